@@ -1,0 +1,33 @@
+"""Time as a value handed in, so that decisions can be replayed and tests need not sleep."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where a program reads time from."""
+
+    def now(self) -> float:
+        """Wall-clock time in Unix seconds. May step; use it only for time stamps that others read."""
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary origin. Never steps back; use it for every duration."""
+
+    def sleep(self, duration_s: float) -> None:
+        """Wait for `duration_s` seconds."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        """Return Unix time in seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return monotonic time in seconds."""
+        return time.monotonic()
+
+    def sleep(self, duration_s: float) -> None:
+        """Block the calling thread."""
+        time.sleep(duration_s)

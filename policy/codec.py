@@ -1,0 +1,64 @@
+"""JSON in, checked values out, and back: the one way in which documents cross between programs.
+
+Unknown fields are faults, not ignored, so that a typing error in a policy cannot pass silently. Every fault
+of a document is reported, each with the path of its field.
+"""
+
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from policy.errors import Fault, InvalidDocumentError
+
+T = TypeVar("T")
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+def decode(kind: type[T], data: bytes | str) -> T:
+    """Return the value of type `kind` that the JSON text `data` states.
+
+    Raises `InvalidDocumentError` with every fault found.
+    """
+    try:
+        return _adapter(kind).validate_json(data)
+    except ValidationError as error:
+        raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
+
+
+def from_plain(kind: type[T], data: Any) -> T:  # noqa: ANN401 - whatever a JSON parser or form gave
+    """Return the value of type `kind` that plain JSON-like `data` states; errors as `decode`."""
+    try:
+        return _adapter(kind).validate_python(data)
+    except ValidationError as error:
+        raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
+
+
+def encode(value: object) -> bytes:
+    """Return `value` as compact JSON."""
+    return _adapter(type(value)).dump_json(value)
+
+
+def to_plain(value: object) -> Any:  # noqa: ANN401 - JSON-like: dict, list, str, number, bool or None
+    """Return `value` as plain JSON-like data."""
+    return _adapter(type(value)).dump_python(value, mode="json")
+
+
+def schema(kind: type[object]) -> dict[str, Any]:
+    """Return the JSON schema of `kind`, for the API's documentation."""
+    return _adapter(kind).json_schema()
+
+
+def faults_of(error: ValidationError) -> tuple[Fault, ...]:
+    """Return pydantic's findings as faults: dotted path and plain words."""
+    return tuple(
+        Fault(
+            field=".".join(str(part) for part in item["loc"]),
+            problem=item["msg"].removeprefix("Value error, "),
+        )
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
+    )

@@ -1,0 +1,40 @@
+"""Every Redis key and channel of SpecPilot. Nothing else in the code spells one.
+
+| key                                   | type   | holds                                              | written by       |
+|---------------------------------------|--------|----------------------------------------------------|------------------|
+| `specpilot:policies`                  | hash   | model -> VersionedPolicy                           | admin API        |
+| `specpilot:schedules`                 | hash   | model and pool -> Schedule                         | leading controller |
+| `specpilot:engines`                   | set    | engine ids                                         | engine adapter   |
+| `specpilot:engine:<id>`               | string | EngineRecord; expires when the engine falls silent | engine adapter   |
+| `specpilot:decisions:<model>:<pool>`  | stream | Decision, newest last, about `DECISIONS_KEPT` kept | leading controller |
+| `specpilot:api_keys`                  | hash   | SHA-256 of the key -> ApiKey                       | admin API        |
+| `specpilot:lease`                     | string | `<fence>:<holder>` of the leading controller       | controllers      |
+| `specpilot:fence`                     | string | counter of leaderships                             | controllers      |
+
+Every write, but for decisions and the lease, is announced on `CHANGES`, with the name of the key as the message.
+"""
+
+PREFIX = "specpilot:"
+POLICIES = PREFIX + "policies"
+SCHEDULES = PREFIX + "schedules"
+ENGINES = PREFIX + "engines"
+API_KEYS = PREFIX + "api_keys"
+LEASE = PREFIX + "lease"
+FENCE = PREFIX + "fence"
+CHANGES = PREFIX + "changes"
+DECISIONS_KEPT = 5000
+
+
+def schedule_field(model: str, pool: str) -> str:
+    """The field of `SCHEDULES` for one pool of one model."""
+    return f"{model} {pool}"
+
+
+def decisions(model: str, pool: str) -> str:
+    """The stream of decisions of one pool of one model."""
+    return f"{PREFIX}decisions:{model}:{pool}"
+
+
+def engine(engine_id: str) -> str:
+    """The record of one engine."""
+    return f"{PREFIX}engine:{engine_id}"

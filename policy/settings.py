@@ -1,0 +1,56 @@
+"""How a program reads its settings: flags first, then environment, then defaults, checked all at once.
+
+Each program has exactly one class derived from `ProgramSettings` and reads it once, at its start; nothing else
+reads the environment. A fault prints one line a setting, with the remedy, and ends the program with status 2.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
+
+from policy.codec import faults_of
+
+
+class ProgramSettings(BaseSettings):
+    """Base of every program's settings: flags in kebab case, environment variables in upper case."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        env_ignore_empty=True,
+        populate_by_name=True,
+    )
+
+
+S = TypeVar("S", bound=ProgramSettings)
+
+
+def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
+    """Return the settings that `arguments` and the environment state.
+
+    Ends the process with status 0 after `--help` and with status 2, and a line per fault, on bad settings.
+    """
+    try:
+        source: CliSettingsSource[S] = CliSettingsSource(kind, cli_prog_name=program, cli_parse_args=list(arguments))
+        return kind(_cli_settings_source=source)
+    except ValidationError as error:
+        fail(program, *(f"{_flag(fault.field)}: {fault.problem}" for fault in faults_of(error)))
+    except SettingsError as error:
+        fail(program, str(error.__cause__ or error))
+
+
+def fail(program: str, *lines: str) -> NoReturn:
+    """Print what is wrong with the start of `program`, one line each, and end it with status 2."""
+    for line in lines:
+        sys.stderr.write(f"{program}: {line}\n")
+    sys.exit(2)
+
+
+def _flag(field: str) -> str:
+    return "--" + field.split(".", maxsplit=1)[0].replace("_", "-")

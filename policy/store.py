@@ -1,0 +1,82 @@
+"""What the programs ask of the shared state, without saying that it is Redis.
+
+All calls block for at most the store's time-out (100 ms on a request path is never spent here: the gateway and
+the engines read from a snapshot that a background thread keeps). Every call may raise `StoreUnavailableError`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from policy.types import ApiKey, Decision, EngineRecord, Lease, Policy, Schedule, VersionedPolicy
+
+
+class Store(Protocol):
+    """The shared policy state."""
+
+    def policy(self, model: str) -> VersionedPolicy | None:
+        """Return the policy of `model`; `None` when nobody wrote one."""
+
+    def policies(self) -> Sequence[VersionedPolicy]:
+        """Return every policy, in order of model."""
+
+    def put_policy(self, policy: Policy, expected_version: int | None, now: float) -> VersionedPolicy:
+        """Write `policy` if the stored version is `expected_version` (0: none yet; `None`: whatever it is).
+
+        Raises `VersionConflictError` when somebody else wrote in between.
+        """
+
+    def delete_policy(self, model: str, expected_version: int | None) -> bool:
+        """Remove the policy of `model`; `False` when there is none. Conflicts as in `put_policy`."""
+
+    def schedule(self, model: str, pool: str) -> Schedule | None:
+        """Return the schedule in force for a pool; `None` before the first."""
+
+    def schedules(self) -> Sequence[Schedule]:
+        """Return every pool's schedule."""
+
+    def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
+        """Write and announce `schedule`.
+
+        Raises `FencedError` when another controller has led since `lease`, `VersionConflictError` when a newer
+        version is there already.
+        """
+
+    def engines(self) -> Sequence[EngineRecord]:
+        """Return the engines whose heartbeat is fresh, in order of id."""
+
+    def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
+        """Register an engine or renew it for `ttl_s` seconds."""
+
+    def remove_engine(self, engine_id: str) -> None:
+        """Take an engine off the list at once."""
+
+    def append_decision(self, decision: Decision) -> None:
+        """Add `decision` to its pool's record."""
+
+    def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
+        """Return a pool's latest `limit` decisions, newest first; with `before`, those made before that time."""
+
+    def api_keys(self) -> Sequence[ApiKey]:
+        """Return every client key (hashes only)."""
+
+    def put_api_key(self, key: ApiKey) -> None:
+        """Add or replace a client key."""
+
+    def delete_api_key(self, key_id: str) -> bool:
+        """Revoke a client key; `False` when there is none of that id."""
+
+    def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
+        """Become or stay leader for `ttl_s` seconds; `None` while another controller holds the lease."""
+
+    def release_lease(self, lease: Lease) -> None:
+        """Give leadership up at once, if it is still ours."""
+
+    def changes(self, poll_s: float) -> Iterator[str | None]:
+        """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.
+
+        The first value is `None`, once the subscription stands: read everything then. Never ends; raises when
+        the connection breaks.
+        """
+
+    def ping(self) -> None:
+        """Raise if the store does not answer."""

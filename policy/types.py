@@ -1,0 +1,340 @@
+"""The documents that the gateway, the controller and the engine adapter share.
+
+All are frozen and checked at birth: a value of these types is valid. `__post_init__` gathers every fault
+of an object before it raises, so that an operator sees all of them at once. Standard library only; the
+`__pydantic_config__` attributes are plain dictionaries that the codec's validator reads.
+
+Words: K is the number of draft tokens verified per request per step; K = 0 means no speculation. A pool is
+the set of engines of one model on one kind of hardware in one configuration.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+DEFAULT_CLASS = "default"
+"""The traffic class of a request that no rule names, and of every request an engine cannot place."""
+
+OTHER = "other"
+"""The label value that stands for every model or class that is not known (bounds cardinality)."""
+
+CLASS_LIMIT = 16
+"""How many traffic classes one model may have, `default` included."""
+
+K_LIMIT = 64
+"""An upper bound on K that no drafter of today reaches; it bounds memory and catches typing errors."""
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}"
+_NAME = re.compile(NAME_PATTERN)
+_CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
+
+
+class Mode(StrEnum):
+    """How far the controller may go for one model."""
+
+    OFF = "off"  # publish the static K
+    ADVISE = "advise"  # decide and record, publish the static K
+    ACT = "act"  # publish what was decided
+
+
+class Objective(StrEnum):
+    """What the control law maximises."""
+
+    GOODPUT = "goodput"  # tokens per second of the engine
+    LATENCY = "latency"  # tokens per second of one request
+
+
+def is_class_name(name: str) -> bool:
+    """Whether `name` may name a traffic class: lower case, at most 32 characters."""
+    return _CLASS_NAME.fullmatch(name) is not None
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` may name a model, a pool or an engine: at most 128 characters, no white space."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _raise(faults: list[str]) -> None:
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _name_faults(**names: str) -> list[str]:
+    return [
+        f"{label} {name!r} must be 1 to 128 letters, digits or . _ / : - and begin with a letter or digit"
+        for label, name in names.items()
+        if not is_name(name)
+    ]
+
+
+class KRange(NamedTuple):
+    """K for every number of running decode requests from `lo` to `hi`, both included.
+
+    Written `[lo, hi, k]` in JSON, the shape of vLLM's own `num_speculative_tokens_per_batch_size`.
+    """
+
+    lo: int
+    hi: int
+    k: int
+
+
+def range_faults(ranges: tuple[KRange, ...]) -> list[str]:
+    """Why `ranges` is no schedule for one class: they begin at 1 and follow on without gap or overlap."""
+    if not ranges:
+        return ["has no range; give at least [[1, 1, K]]"]
+    faults = []
+    for lo, hi, k in ranges:
+        if hi < lo:
+            faults.append(f"[{lo}, {hi}, {k}] ends before it begins")
+        if not 0 <= k <= K_LIMIT:
+            faults.append(f"[{lo}, {hi}, {k}] has K {k}; it must be between 0 and {K_LIMIT}")
+    if ranges[0].lo != 1:
+        faults.append(f"the first range begins at {ranges[0].lo}; running decodes count from 1")
+    for before, after in pairwise(ranges):
+        if after.lo <= before.hi:
+            faults.append(
+                f"[{after.lo}, {after.hi}] overlaps or precedes [{before.lo}, {before.hi}]; begin it at {before.hi + 1}"
+            )
+        elif after.lo > before.hi + 1:
+            faults.append(f"nothing covers {before.hi + 1} to {after.lo - 1}; close the gap")
+    return faults
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the engines of one (model, pool) apply: K by traffic class and running decode requests.
+
+    `classes` maps a class to its ranges; above the last range its K holds. A class that is missing uses
+    `default`, which must be there. `version` grows with every publication and an engine never goes back.
+    `issued_at` is Unix seconds; `valid_for_s` seconds after an engine received it the schedule is stale and
+    the engine falls back to its static K. `probe_ratio` (0..1) is the share of drafts verified to K_max.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    model: str
+    pool: str
+    version: int
+    issued_at: float
+    valid_for_s: float
+    probe_ratio: float
+    classes: Mapping[str, tuple[KRange, ...]]
+
+    def __post_init__(self) -> None:
+        faults = _name_faults(model=self.model, pool=self.pool)
+        if self.version < 0:
+            faults.append(f"version is {self.version}; it must not be negative")
+        if not 0 < self.valid_for_s <= 86_400:  # noqa: PLR2004 - a day
+            faults.append(f"valid_for_s is {self.valid_for_s}; it must be above 0 and at most 86400")
+        if not 0 <= self.probe_ratio <= 1:
+            faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 1")
+        if DEFAULT_CLASS not in self.classes:
+            faults.append("classes has no 'default'; requests of unknown classes need it")
+        if len(self.classes) > CLASS_LIMIT:
+            faults.append(f"classes has {len(self.classes)} entries; at most {CLASS_LIMIT}")
+        for name, ranges in self.classes.items():
+            if not is_class_name(name):
+                faults.append(f"classes.{name} is not a class name (lower case, at most 32 characters)")
+            faults.extend(f"classes.{name}: {fault}" for fault in range_faults(ranges))
+        _raise(faults)
+
+    @property
+    def deepest_k(self) -> int:
+        """The largest K anywhere in the schedule."""
+        return max(item.k for ranges in self.classes.values() for item in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPolicy:
+    """What an operator wants for one traffic class of one model.
+
+    `weight` scales the class's tokens in the objective. `pin` fixes K. `k_min` and `k_max` bound it; `None`
+    leaves the model's bound. `itl_slo_ms` is the largest mean inter-token latency, in milliseconds, that the
+    law may predict for the class.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    weight: float = 1.0
+    k_min: int | None = None
+    k_max: int | None = None
+    pin: int | None = None
+    itl_slo_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not 0 < self.weight <= 1000:  # noqa: PLR2004 - a bound that only catches nonsense
+            faults.append(f"weight is {self.weight}; it must be above 0 and at most 1000")
+        for label in ("k_min", "k_max", "pin"):
+            value = getattr(self, label)
+            if value is not None and not 0 <= value <= K_LIMIT:
+                faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
+        if self.k_min is not None and self.k_max is not None and self.k_min > self.k_max:
+            faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
+        if self.itl_slo_ms is not None and self.itl_slo_ms <= 0:
+            faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0")
+        _raise(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRule:
+    """Gives `traffic_class` to a request of which every named fact is as stated. The first rule that fits wins.
+
+    `path` is the request path; `stream` whether it streams; `has_tools` and `has_response_format` whether the
+    body names tools or a response format; `max_tokens_at_most` and `prompt_chars_at_least` bound the sizes.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    traffic_class: str
+    path: str | None = None
+    stream: bool | None = None
+    has_tools: bool | None = None
+    has_response_format: bool | None = None
+    max_tokens_at_most: int | None = None
+    prompt_chars_at_least: int | None = None
+
+    def __post_init__(self) -> None:
+        if not is_class_name(self.traffic_class):
+            raise ValueError(f"traffic_class {self.traffic_class!r} is not a class name")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator wants for one model. Written by people, through the admin API.
+
+    `static_k` is K when the mode is `off`, when nothing is known and when a schedule has expired; `None`
+    leaves it to each engine's own setting. `minimum_gain_ratio` (0..1) is the predicted gain below which a
+    schedule is not changed; `dwell_s` the least time in seconds between two changes of one class.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    model: str
+    mode: Mode = Mode.ACT
+    objective: Objective = Objective.GOODPUT
+    static_k: int | None = None
+    k_min: int = 0
+    k_max: int | None = None
+    probe_ratio: float = 0.02
+    minimum_gain_ratio: float = 0.03
+    dwell_s: float = 2.0
+    classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
+    match: tuple[MatchRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        faults = _name_faults(model=self.model)
+        for label, value in (("static_k", self.static_k), ("k_min", self.k_min), ("k_max", self.k_max)):
+            if value is not None and not 0 <= value <= K_LIMIT:
+                faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
+        if self.k_max is not None and self.k_min > self.k_max:
+            faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
+        if not 0 <= self.probe_ratio <= 0.5:  # noqa: PLR2004 - more is no probe
+            faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 0.5")
+        if not 0 <= self.minimum_gain_ratio <= 1:
+            faults.append(f"minimum_gain_ratio is {self.minimum_gain_ratio}; it must be between 0 and 1")
+        if not 0 <= self.dwell_s <= 3600:  # noqa: PLR2004 - an hour
+            faults.append(f"dwell_s is {self.dwell_s}; it must be between 0 and 3600")
+        named = set(self.classes) | {DEFAULT_CLASS}
+        if len(named) > CLASS_LIMIT:
+            faults.append(f"classes names {len(named)} classes, default included; at most {CLASS_LIMIT}")
+        faults.extend(
+            f"classes.{name} is not a class name (lower case, at most 32 characters)"
+            for name in self.classes
+            if not is_class_name(name)
+        )
+        faults.extend(
+            f"match[{index}].traffic_class {rule.traffic_class!r} is not one of the policy's classes"
+            for index, rule in enumerate(self.match)
+            if rule.traffic_class not in named
+        )
+        _raise(faults)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Every class of the model, `default` first."""
+        return (DEFAULT_CLASS, *sorted(set(self.classes) - {DEFAULT_CLASS}))
+
+    def of_class(self, name: str) -> ClassPolicy:
+        """What the operator wants for class `name`; the plain defaults where nothing is said."""
+        return self.classes.get(name) or ClassPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedPolicy:
+    """A policy as it is stored: `version` is the ETag, `updated_at` Unix seconds."""
+
+    version: int
+    updated_at: float
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A client's key as it is stored: only its SHA-256, never the key.
+
+    `traffic_class` is the class of its requests that ask for none; `allowed_classes` those a request may ask
+    for by header, `None` meaning every class of the model.
+    """
+
+    key_id: str
+    sha256: str
+    traffic_class: str | None = None
+    allowed_classes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """What an engine says of itself with every heartbeat.
+
+    `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` what it applies when
+    it has no valid schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the
+    drafter, `schedule_version` the version in force (0: none). Times are Unix seconds.
+    """
+
+    engine_id: str
+    url: str
+    model: str
+    pool: str
+    k_max: int
+    static_k: int
+    max_num_seqs: int
+    method: str
+    vllm_version: str
+    adapter_version: str
+    started_at: float
+    heartbeat_at: float
+    schedule_version: int = 0
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        _raise(_name_faults(engine_id=self.engine_id, model=self.model, pool=self.pool))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One controller tick for one (model, pool): what it saw, what it chose and why.
+
+    `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law looked at,
+    `schedule` what it would have the engines do, `published` whether that was sent. `predicted_gain_ratio` is
+    the predicted goodput over that of the schedule in force, minus 1; `None` when it could not be predicted.
+    """
+
+    at: float
+    model: str
+    pool: str
+    mode: Mode
+    reason: str
+    published: bool
+    version: int
+    schedule: Schedule | None
+    predicted_gain_ratio: float | None
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leadership of one controller: `fence` grows with every change of leader and goes with each write."""
+
+    holder: str
+    fence: int
