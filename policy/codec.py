@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
@@ -25,17 +25,19 @@ def decode(kind: type[T], data: bytes | str) -> T:
     Raises `InvalidDocumentError` with every fault found.
     """
     try:
-        return _adapter(kind).validate_json(data)
+        value: T = _adapter(kind).validate_json(data)
     except ValidationError as error:
         raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
+    return value
 
 
-def from_plain(kind: type[T], data: Any) -> T:  # noqa: ANN401 - whatever a JSON parser or form gave
+def from_plain(kind: type[T], data: Any) -> T:
     """Return the value of type `kind` that plain JSON-like `data` states; errors as `decode`."""
     try:
-        return _adapter(kind).validate_python(data)
+        value: T = _adapter(kind).validate_python(data)
     except ValidationError as error:
         raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
+    return value
 
 
 def encode(value: object) -> bytes:
@@ -43,7 +45,7 @@ def encode(value: object) -> bytes:
     return _adapter(type(value)).dump_json(value)
 
 
-def to_plain(value: object) -> Any:  # noqa: ANN401 - JSON-like: dict, list, str, number, bool or None
+def to_plain(value: object) -> Any:
     """Return `value` as plain JSON-like data."""
     return _adapter(type(value)).dump_python(value, mode="json")
 

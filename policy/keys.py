@@ -1,15 +1,15 @@
 """Every Redis key and channel of SpecPilot. Nothing else in the code spells one.
 
-| key                                   | type   | holds                                              | written by       |
-|---------------------------------------|--------|----------------------------------------------------|------------------|
-| `specpilot:policies`                  | hash   | model -> VersionedPolicy                           | admin API        |
-| `specpilot:schedules`                 | hash   | model and pool -> Schedule                         | leading controller |
-| `specpilot:engines`                   | set    | engine ids                                         | engine adapter   |
-| `specpilot:engine:<id>`               | string | EngineRecord; expires when the engine falls silent | engine adapter   |
-| `specpilot:decisions:<model>:<pool>`  | stream | Decision, newest last, about `DECISIONS_KEPT` kept | leading controller |
-| `specpilot:api_keys`                  | hash   | SHA-256 of the key -> ApiKey                       | admin API        |
-| `specpilot:lease`                     | string | `<fence>:<holder>` of the leading controller       | controllers      |
-| `specpilot:fence`                     | string | counter of leaderships                             | controllers      |
+| key                                  | type   | holds                             | written by         |
+|--------------------------------------|--------|-----------------------------------|--------------------|
+| `specpilot:policies`                 | hash   | model -> VersionedPolicy          | admin API          |
+| `specpilot:schedules`                | hash   | model and pool -> Schedule        | leading controller |
+| `specpilot:engines`                  | set    | engine ids                        | engine adapter     |
+| `specpilot:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
+| `specpilot:decisions:<model>:<pool>` | stream | Decision, newest last             | leading controller |
+| `specpilot:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
+| `specpilot:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
+| `specpilot:fence`                    | string | counter of leaderships            | controllers        |
 
 Every write, but for decisions and the lease, is announced on `CHANGES`, with the name of the key as the message.
 """

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -20,8 +20,8 @@ from policy.codec import decode, encode
 from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from policy.types import ApiKey, Decision, EngineRecord, Lease, Policy, Schedule, VersionedPolicy
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _PUT_IF_VERSION = """
 local found = redis.call('HGET', KEYS[1], ARGV[1])
@@ -76,15 +76,15 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailableError(f"Redis refused a command: {error}") from error
 
 
-def _guarded(
-    method: Callable[Concatenate["RedisStore", P], R],
-) -> Callable[Concatenate["RedisStore", P], R]:
-    @wraps(method)
-    def call(self: "RedisStore", *args: P.args, **kwargs: P.kwargs) -> R:
-        with _translated():
-            return method(self, *args, **kwargs)
+def _guarded(method: F) -> F:
+    """Make every failure of the server, in any call that `method` makes, a `StoreUnavailableError`."""
 
-    return call
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _translated():
+            return method(*args, **kwargs)
+
+    return cast("F", call)
 
 
 class RedisStore:
@@ -96,7 +96,7 @@ class RedisStore:
         `timeout_s` bounds connecting and every answer. Raises `InvalidDocumentError` for a malformed URL.
         """
         try:
-            self._redis = redis.Redis.from_url(
+            self._redis: Any = redis.Redis.from_url(  # its answers are typed for two protocols at once
                 url,
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
@@ -264,5 +264,5 @@ class RedisStore:
                     due = time.monotonic() + poll_s
 
 
-def _decoded(kind: type[Any], text: Any) -> Any:  # noqa: ANN401 - redis-py's answers are untyped
+def _decoded(kind: type[T], text: bytes | None) -> T | None:
     return None if text is None else decode(kind, text)

@@ -38,7 +38,7 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
     """
     try:
         source: CliSettingsSource[S] = CliSettingsSource(kind, cli_prog_name=program, cli_parse_args=list(arguments))
-        return kind(_cli_settings_source=source)
+        return kind(_cli_settings_source=source)  # type: ignore[call-arg] # an argument of BaseSettings
     except ValidationError as error:
         fail(program, *(f"{_flag(fault.field)}: {fault.problem}" for fault in faults_of(error)))
     except SettingsError as error:

@@ -1,0 +1,140 @@
+"""`specpilot engine`: vLLM's OpenAI server with the adapter in it; every flag that is not ours goes to vLLM.
+
+Checks what can be checked before vLLM spends half a minute on loading, sets the environment that the adapter
+reads in vLLM's processes, and becomes vLLM (`exec`), so signals and exit status are vLLM's own.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine_adapter import compat
+from engine_adapter.errors import UnsupportedEngineError
+from engine_adapter.settings import PREFIX
+from policy.settings import fail
+
+PROGRAM = "specpilot engine"
+SYNC_SCHEDULER = "engine_adapter.scheduler.SpecPilotScheduler"
+ASYNC_SCHEDULER = "engine_adapter.scheduler.SpecPilotAsyncScheduler"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Start vLLM with the adapter; does not return."""
+    ours, passed = _parser().parse_known_args(list(arguments))
+    try:
+        compat.check_version(compat.vllm_version(), any_version=ours.any_vllm)
+    except UnsupportedEngineError as error:
+        fail(PROGRAM, str(error))
+    _check_model("--model", ours.model)
+    speculative = _speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
+    _check_port(ours.host, ours.port)
+    environment = os.environ | _environment(ours)
+    command = [
+        sys.executable,
+        *compat.server_command(),
+        *("--model", ours.model, "--host", ours.host, "--port", str(ours.port)),
+        *("--scheduler-cls", ASYNC_SCHEDULER if _is_async(passed) else SYNC_SCHEDULER),
+        *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
+        *passed,
+    ]
+    if "--per-request-spec-decode-metrics" not in " ".join(passed):
+        command += ["--per-request-spec-decode-metrics", "summary"]
+    os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="vLLM with live K. Every other flag is passed on to vLLM.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, help="target model: a folder, or a name that vLLM can load")
+    parser.add_argument("--drafter", help="P-EAGLE head: a folder or a name (short for --speculative-config)")
+    parser.add_argument("--k-max", type=int, default=7, help="draft tokens per request with --drafter (7)")
+    parser.add_argument("--speculative-config", help="vLLM's own JSON, in place of --drafter and --k-max")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--redis-url", default=os.environ.get("REDIS_URL"), help="shared state; none: K by PUT only")
+    parser.add_argument("--advertise-url", help="where the gateway reaches this engine (http://host:port)")
+    parser.add_argument("--engine-id", help="name of this engine (from its URL)")
+    parser.add_argument("--pool", default="default", help="engines alike in model, hardware and configuration")
+    parser.add_argument("--static-k", type=int, help="K while there is no valid schedule (K_max)")
+    parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
+    parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM version that was not tested")
+    return parser
+
+
+def _environment(ours: argparse.Namespace) -> dict[str, str]:
+    """Return what the adapter and vLLM read from the environment."""
+    host = "127.0.0.1" if ours.host in ("0.0.0.0", "::") else ours.host  # noqa: S104 - compared, not bound
+    values = {
+        "REDIS_URL": ours.redis_url,
+        "URL": ours.advertise_url or f"http://{host}:{ours.port}",
+        "ID": ours.engine_id,
+        "POOL": ours.pool,
+        "STATIC_K": ours.static_k,
+        "CONTROL_TOKEN": ours.control_token,
+        "ANY_VLLM": "1" if ours.any_vllm else None,
+    }
+    return {
+        **{PREFIX + name: str(value) for name, value in values.items() if value is not None},
+        "VLLM_PLUGINS": ",".join(
+            dict.fromkeys([*filter(None, os.environ.get("VLLM_PLUGINS", "").split(",")), "specpilot"])
+        ),
+        "PROMETHEUS_MULTIPROC_DIR": tempfile.mkdtemp(prefix="specpilot-metrics-"),
+    }
+
+
+def _speculative_config(text: str | None, drafter: str | None, k_max: int) -> dict[str, object] | None:
+    if text is None and drafter is None:
+        return None
+    if text is not None:
+        try:
+            config = json.loads(text)
+        except json.JSONDecodeError as error:
+            fail(PROGRAM, f"--speculative-config: not JSON ({error})")
+        if not isinstance(config, dict):
+            fail(PROGRAM, "--speculative-config: must be a JSON object")
+    else:
+        if k_max < 1:
+            fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
+        config = {"method": "eagle3", "model": drafter, "num_speculative_tokens": k_max, "parallel_drafting": True}
+    if isinstance(config.get("model"), str):
+        _check_model("--drafter" if text is None else "--speculative-config: model", config["model"])
+    return config
+
+
+def _check_model(flag: str, name: str) -> None:
+    """End the program when `name` is clearly a path and no model lies there."""
+    path = Path(name)
+    if (path.is_absolute() or name.startswith((".", "~"))) and not (path / "config.json").is_file():
+        fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            fail(PROGRAM, f"--port: {host}:{port} cannot be used ({error.strerror}); choose another with --port")
+
+
+def _is_async(passed: Sequence[str]) -> bool:
+    """Whether vLLM will schedule asynchronously: its own default, which is no on CPUs, unless a flag says so."""
+    if "--no-async-scheduling" in passed:
+        return False
+    if "--async-scheduling" in passed:
+        return True
+    import torch  # noqa: PLC0415 - seconds to import, and needed only here
+
+    return bool(torch.cuda.is_available())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,170 @@
+"""The engine's link to the rest: registers it, keeps its heartbeat, brings its schedule, exports its evidence.
+
+Two daemon threads in the EngineCore process, neither of which the model ever waits for. The *exporter* empties the
+meter into Prometheus metrics. The *link* follows the store's announcements (a poll is the net), offers schedules
+to the control and renews the engine's record.
+
+Failures, by name: Redis gone or frozen -> the schedule in force stays until it expires, the link tries again every
+`RETRY_S`; Redis back, also emptied -> the engine registers anew with its next heartbeat; a schedule that does not
+fit -> refused, logged once per version, the running one stays.
+"""
+
+import logging
+import threading
+from dataclasses import replace
+from importlib import metadata
+from typing import Any
+
+from engine_adapter import compat
+from engine_adapter.apply import SpeculationControl
+from engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
+from engine_adapter.export import MetricsExporter
+from engine_adapter.settings import AdapterSettings
+from policy import keys
+from policy.clock import Clock
+from policy.errors import PolicyError, StoreUnavailableError
+from policy.redis_store import RedisStore
+from policy.store import Store
+from policy.types import DEFAULT_CLASS, EngineRecord
+
+logger = logging.getLogger("vllm.specpilot")
+
+HEARTBEAT_S = 1.0
+TTL_S = 4.0
+POLL_S = 0.5
+RETRY_S = 0.5
+EXPORT_S = 0.25
+
+
+class EngineLink:
+    """Keeps one engine and the store in step. `run` blocks; it belongs in a thread of its own."""
+
+    def __init__(self, store: Store, control: SpeculationControl, record: EngineRecord, clock: Clock) -> None:
+        self._store = store
+        self._control = control
+        self._record = record
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._refused_version = 0
+        self._beat_at = float("-inf")
+        self._is_connected = True
+
+    def run(self) -> None:
+        """Follow the store until `stop`."""
+        while not self._stopped.is_set():
+            try:
+                for change in self._store.changes(POLL_S):
+                    if self._stopped.is_set():
+                        return
+                    self._beat()
+                    if change in (None, keys.SCHEDULES):
+                        self._follow()
+                    self._say_connected()
+            except StoreUnavailableError as error:
+                if self._is_connected:
+                    logger.warning("SpecPilot: %s; the schedule in force stays until it expires", error)
+                self._is_connected = False
+                self._stopped.wait(RETRY_S)
+            except PolicyError:
+                logger.exception("SpecPilot: a document in Redis cannot be read")
+                self._stopped.wait(RETRY_S)
+
+    def stop(self) -> None:
+        """End `run` and take the engine off the list."""
+        self._stopped.set()
+        try:
+            self._store.remove_engine(self._record.engine_id)
+        except StoreUnavailableError as error:
+            logger.warning("SpecPilot: could not deregister (%s); the record expires in %.0f s", error, TTL_S)
+
+    def _say_connected(self) -> None:
+        if not self._is_connected:
+            logger.info("SpecPilot: Redis answers again")
+        self._is_connected = True
+
+    def _beat(self) -> None:
+        if self._clock.monotonic() - self._beat_at < HEARTBEAT_S:
+            return
+        record = replace(self._record, heartbeat_at=self._clock.now(), schedule_version=self._control.version)
+        self._store.heartbeat(record, TTL_S)
+        self._beat_at = self._clock.monotonic()
+
+    def _follow(self) -> None:
+        schedule = self._store.schedule(self._control.model, self._control.pool)
+        if schedule is None or schedule.version <= self._control.version:
+            return
+        try:
+            self._control.offer(schedule, self._clock.monotonic())
+        except StaleScheduleError:
+            return  # the control route applied a newer one in between
+        except ScheduleRefusedError as error:
+            if schedule.version != self._refused_version:
+                logger.warning("SpecPilot: schedule %d refused, the running one stays: %s", schedule.version, error)
+            self._refused_version = schedule.version
+
+
+class Agent:
+    """The threads of one engine."""
+
+    def __init__(self, scheduler: Any, exporter: MetricsExporter, link: EngineLink | None, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._exporter = exporter
+        self._link = link
+        self._clock = clock
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the threads."""
+        threading.Thread(target=self._export, name="specpilot-export", daemon=True).start()
+        if self._link is not None:
+            threading.Thread(target=self._link.run, name="specpilot-link", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop both threads and deregister."""
+        self._stopped.set()
+        if self._link is not None:
+            self._link.stop()
+
+    def _export(self) -> None:
+        seen: set[str] = {DEFAULT_CLASS}
+        while not self._stopped.wait(EXPORT_S):
+            scheduler = self._scheduler
+            self._exporter.add(scheduler.meter.take())
+            now = self._clock.monotonic()
+            table = scheduler.control.table(now)
+            running = dict(scheduler.running_decodes) if scheduler.has_unfinished_requests() else {}
+            total = max(1, sum(running.values()))
+            seen |= set(table.rows)
+            self._exporter.show(
+                running={name: running.get(name, 0) for name in seen},
+                active_k={name: table.k(name, total) for name in seen},
+                holed=scheduler.holed_requests if running else 0,
+                version=scheduler.control.version,
+                age_s=scheduler.control.age_s(now),
+            )
+
+
+def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock) -> Agent:
+    """Start the agent of the engine that `scheduler` belongs to; without a Redis URL it only exports."""
+    control: SpeculationControl = scheduler.control
+    speculative = scheduler.vllm_config.speculative_config
+    link = None
+    if settings.redis_url:
+        record = EngineRecord(
+            engine_id=settings.engine_id,
+            url=settings.url,
+            model=control.model,
+            pool=control.pool,
+            k_max=control.k_max,
+            static_k=control.static_k,
+            max_num_seqs=control.max_running,
+            method=speculative.method if speculative is not None else "none",
+            vllm_version=compat.vllm_version(),
+            adapter_version=metadata.version("specpilot"),
+            started_at=clock.now(),
+            heartbeat_at=clock.now(),
+        )
+        link = EngineLink(RedisStore(settings.redis_url), control, record, clock)
+    agent = Agent(scheduler, MetricsExporter(control.model), link, clock)
+    agent.start()
+    return agent

@@ -1,0 +1,32 @@
+"""What can go wrong in the engine adapter, and what whoever caused it should do."""
+
+
+class AdapterError(Exception):
+    """Root of the adapter's errors. `status` is the HTTP status the control route answers with."""
+
+    status = 500
+    code = "adapter_error"
+
+
+class UnsupportedEngineError(AdapterError):
+    """The engine is one that the adapter cannot steer: refused at start, in one sentence."""
+
+    code = "unsupported_engine"
+
+
+class ScheduleRefusedError(AdapterError):
+    """A schedule that this engine must not apply; the running one stays as it is."""
+
+    status = 422
+    code = "schedule_refused"
+
+    def __init__(self, field: str, problem: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {problem}")
+
+
+class StaleScheduleError(ScheduleRefusedError):
+    """A schedule that is not newer than the one in force."""
+
+    status = 409
+    code = "schedule_not_newer"

@@ -1,0 +1,204 @@
+"""The adapter's place in vLLM's scheduler: K per request, draft width per step, evidence of each step.
+
+One mixin over vLLM's two schedulers, and no copy of their code. It acts at four of their methods:
+
+- `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
+  The width goes to the drafter as `num_spec_tokens_to_schedule`; the asynchronous scheduler has just given every
+  request K_max placeholders, which are cut to its K.
+- `update_draft_token_ids` brings the drafts to the synchronous scheduler: each is cut to its K.
+- `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
+- `update_from_output` ends a step: it is timed, and counted whole.
+
+A step's duration is the time from the previous step's end to its own, because under load that is the time a
+running request waits; after idleness it is the time since the step was scheduled.
+"""
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from engine_adapter import compat
+from engine_adapter.agent import start_agent
+from engine_adapter.apply import KTable, SpeculationControl
+from engine_adapter.measure import Draft, Meter, StepShape
+from engine_adapter.plan import DraftState, Planner
+from engine_adapter.settings import AdapterSettings
+from policy.clock import SystemClock
+from policy.types import DEFAULT_CLASS, is_class_name
+
+CLASS_ARGUMENT = "traffic_class"
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step between its scheduling and its end."""
+
+    output: Any
+    shape: StepShape
+    scheduled_at: float
+    plain: tuple[str, ...]  # requests that decoded without speculation
+    probes: frozenset[str]
+    drafts: list[Draft] = field(default_factory=list)
+
+
+class _SpecPilotScheduler:
+    """Mixin over `Scheduler` and `AsyncScheduler`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        vllm_config = self.vllm_config  # type: ignore[attr-defined]
+        settings = AdapterSettings()
+        compat.check_version(compat.vllm_version(), any_version=settings.any_vllm)
+        compat.check_config(vllm_config)
+        k_max = vllm_config.num_speculative_tokens
+        self.control = SpeculationControl(
+            model=_served_name(vllm_config),
+            pool=settings.pool,
+            k_max=k_max,
+            static_k=k_max if settings.static_k is None else settings.static_k,
+            max_running=vllm_config.scheduler_config.max_num_seqs,
+        )
+        self.meter = Meter()
+        self.running_decodes: Counter[str] = Counter()
+        self.holed_requests = 0
+        self._planner = Planner(k_max)
+        self._full_width = not settings.draft_width
+        self._states: dict[str, DraftState] = {}
+        self._steps: deque[_Step] = deque()
+        self._ended_at: float | None = None
+        self._table: KTable = self.control.table(time.monotonic())
+        self._agent = start_agent(self, settings, SystemClock())
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+        now = time.monotonic()
+        spec_tokens = scheduler_output.scheduled_spec_decode_tokens
+        for request_id in scheduler_output.finished_req_ids:
+            self._states.pop(request_id, None)
+        decodes: list[str] = []
+        probes: list[str] = []
+        verified = 0
+        has_prefill = False
+        next_requests: list[Any] = []
+        next_states: list[DraftState] = []
+        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests[request_id]  # type: ignore[attr-defined]
+            state = self._states.get(request_id)
+            if state is None:
+                state = self._states[request_id] = DraftState(_class_of(request))
+            if state.decoding:
+                decodes.append(request_id)
+                verified += scheduled
+                if state.probing:
+                    probes.append(request_id)
+            else:
+                has_prefill = True
+            if not request.is_prefill_chunk:
+                state.decoding = True
+                next_requests.append(request)
+                next_states.append(state)
+        self._table = table = self.control.table(now)
+        plan = self._planner.plan(next_states, table, is_prefilling=has_prefill)
+        width = self.control.k_max if self._full_width else plan.width
+        scheduler_output.num_spec_tokens_to_schedule = width
+        self._place(next_requests, next_states)
+        if scheduler_output.num_scheduled_tokens:
+            self.running_decodes = Counter(self._label(state) for state in next_states)
+            self.holed_requests = sum(state.holed for state in next_states)
+            shape = StepShape(len(decodes), verified, width, has_prefill)
+            plain = tuple(request_id for request_id in decodes if not spec_tokens.get(request_id))
+            self._steps.append(_Step(scheduler_output, shape, now, plain, frozenset(probes)))
+
+    def _place(self, requests: list[Any], states: list[DraftState]) -> None:
+        """Prepare the requests' drafts of the next step; the synchronous scheduler has none yet."""
+
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: Any,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> Any:
+        """Note the outcome of one verified draft, then let vLLM count it too."""
+        if self._steps and num_draft_tokens:
+            step = self._steps[0]
+            state = self._states.get(request_id)
+            if state is not None:
+                k = num_draft_tokens - (num_invalid_spec_tokens or {}).get(request_id, 0)
+                step.drafts.append(Draft(self._label(state), k, num_accepted_tokens, request_id in step.probes))
+        return super().make_spec_decoding_stats(  # type: ignore[misc]
+            spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
+        )
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Let vLLM take the step's outcome in, then count the step."""
+        while self._steps and self._steps[0].output is not scheduler_output and scheduler_output.num_scheduled_tokens:
+            self._steps.popleft()  # a step whose outcome vLLM dropped
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if self._steps and self._steps[0].output is scheduler_output:
+            self._count(self._steps.popleft())
+        return outputs
+
+    def _count(self, step: _Step) -> None:
+        now = time.monotonic()
+        since = step.scheduled_at if self._ended_at is None else self._ended_at
+        for request_id in step.plain:
+            state = self._states.get(request_id)
+            if state is not None:
+                step.drafts.append(Draft(self._label(state), 0, 0, is_probe=False))
+        self.meter.commit(step.shape, now - since, step.drafts)
+        self._ended_at = now if self.has_unfinished_requests() else None  # type: ignore[attr-defined]
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        state = self._states.get(request.request_id)
+        if state is not None:
+            state.restart()
+
+    def _label(self, state: DraftState) -> str:
+        """The class that the request's evidence counts for: its own if the schedule knows it."""
+        return state.traffic_class if state.traffic_class in self._table.rows else DEFAULT_CLASS
+
+    def shutdown(self) -> None:
+        """Take the engine off the list, then shut vLLM's scheduler down."""
+        self._agent.stop()
+        super().shutdown()  # type: ignore[misc]
+
+
+class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
+    """vLLM's synchronous scheduler with K per request."""
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Cut each request's draft to its K, then hand the drafts to vLLM."""
+        for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False):
+            state = self._states.get(request_id)
+            if state is not None:
+                del tokens[state.k :]
+        super().update_draft_token_ids(draft_token_ids)
+
+
+class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
+    """vLLM's asynchronous scheduler with K per request."""
+
+    def _place(self, requests: list[Any], states: list[DraftState]) -> None:
+        for request, state in zip(requests, states, strict=True):
+            request.spec_token_ids = [-1] * state.k
+
+
+def _served_name(vllm_config: Any) -> str:
+    """The first name under which vLLM serves the model, as on its metrics."""
+    name = vllm_config.model_config.served_model_name
+    return str(name[0] if isinstance(name, list) else name)
+
+
+def _class_of(request: Any) -> str:
+    """The class that the gateway put on the request; `default` when there is none, or nonsense."""
+    parameters = request.sampling_params
+    extra = parameters.extra_args if parameters is not None else None
+    name = (extra or {}).get(CLASS_ARGUMENT)
+    return name if isinstance(name, str) and is_class_name(name) else DEFAULT_CLASS

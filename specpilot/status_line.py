@@ -1,0 +1,83 @@
+"""One live line about the running system: requests, output tokens per second, and for each class K and acceptance.
+
+On a terminal the line is rewritten in place once a second; elsewhere it is printed every `PRINT_EVERY_S` seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TextIO
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from policy import engine_metrics as names
+from policy.clock import Clock
+
+PRINT_EVERY_S = 10.0
+Sample = dict[tuple[str, str], float]
+"""(metric, traffic class) -> value summed over engines and other labels."""
+
+
+class StatusLine:
+    """Reads the programs' metrics and words them."""
+
+    def __init__(self, gateway_url: str, engine_urls: Sequence[str], clock: Clock) -> None:
+        self._gateway_url = gateway_url
+        self._engine_urls = engine_urls
+        self._clock = clock
+        self._before: tuple[float, Sample] | None = None
+        self._printed_at = float("-inf")
+
+    def show(self, out: TextIO) -> None:
+        """Write the line as it is now."""
+        if not out.isatty() and self._clock.monotonic() - self._printed_at < PRINT_EVERY_S:
+            return
+        self._printed_at = self._clock.monotonic()
+        now, sample = self._clock.monotonic(), self._read()
+        before = self._before
+        self._before = (now, sample)
+        if before is not None:
+            line = worded(before[1], sample, now - before[0])
+            out.write(f"\r\033[K{line[:160]}" if out.isatty() else line + "\n")
+            out.flush()
+
+    def _read(self) -> Sample:
+        sample: Sample = defaultdict(float)
+        for url in (self._gateway_url, *self._engine_urls):
+            try:
+                with urlopen(f"{url}/metrics", timeout=2.0) as reply:  # noqa: S310 - an address of our own
+                    text = reply.read().decode()
+            except OSError:
+                continue
+            for family in text_string_to_metric_families(text):
+                if not family.name.startswith("specpilot_"):
+                    continue
+                for item in family.samples:
+                    key = (item.name, item.labels.get(names.LABEL_CLASS, ""))
+                    if item.name == names.ACTIVE_K:
+                        sample[key] = max(sample[key], item.value)
+                    else:
+                        sample[key] += item.value
+        return sample
+
+
+def worded(before: Sample, now: Sample, seconds: float) -> str:
+    """Return the line for the `seconds` between two samples. Acceptance length is tokens per draft."""
+
+    def rise(name: str, traffic_class: str | None = None) -> float:
+        return sum(
+            max(0.0, value - before.get(key, 0.0))
+            for key, value in now.items()
+            if key[0] == name and traffic_class in (None, key[1])
+        )
+
+    classes = sorted({key[1] for key in now if key[0] == names.ACTIVE_K})
+    busy = [name for name in classes if rise(names.DRAFTS, name)]
+    by_class = "  ".join(
+        f"{name} K={now[names.ACTIVE_K, name]:.0f} AL={rise(names.DECODE_TOKENS, name) / rise(names.DRAFTS, name):.2f}"
+        for name in busy
+    )
+    requests = rise("specpilot_gateway_requests_total") / seconds
+    running = sum(value for key, value in now.items() if key[0] == names.RUNNING_DECODES)
+    otps = rise(names.DECODE_TOKENS) / seconds
+    return f"{requests:5.1f} req/s  {running:3.0f} running  {otps:6.0f} tok/s  {by_class or 'idle'}"

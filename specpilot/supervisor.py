@@ -1,0 +1,153 @@
+"""Keeps a set of programs running: starts them in order, restarts what dies, stops them in reverse.
+
+Each part's output goes to a log file of its own. A part that dies before it was ever ready ends the start, because
+that is a wrong setting, and the end of its log says which; a part that dies later is reported and restarted, after
+a pause that doubles up to `PAUSE_LIMIT_S`. Children do not outlive the supervisor, however it ends.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PAUSE_LIMIT_S = 30.0
+STOP_S = 15.0
+HEALTHY_S = 60.0
+_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+
+
+class PartFailedError(Exception):
+    """A part ended before it was ready. Carries the end of its log."""
+
+
+@dataclass
+class Part:
+    """One program: its command, what its environment adds, the test that it is ready, and the cores it may use."""
+
+    name: str
+    command: Sequence[str]
+    is_ready: Callable[[], bool]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: frozenset[int] | None = None
+
+
+class _Running:
+    """A part and its process."""
+
+    def __init__(self, part: Part, log_path: Path) -> None:
+        self.part = part
+        self.log_path = log_path
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started_at = 0.0
+        self.pause_s = 1.0
+        self.was_ready = False
+
+    def start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(  # noqa: S603 - the command is ours
+                list(self.part.command),
+                env=os.environ | dict(self.part.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the parts in order
+                preexec_fn=self._before_exec,  # noqa: PLW1509 - runs two system calls and no Python locks
+            )
+        self.started_at = time.monotonic()
+
+    def _before_exec(self) -> None:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+            if self.part.cores:
+                os.sched_setaffinity(0, self.part.cores)
+
+    def log_tail(self, lines: int = 15) -> str:
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Supervisor:
+    """Runs parts until stopped. `say` receives each line meant for a person."""
+
+    def __init__(self, log_folder: Path, say: Callable[[str], None]) -> None:
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._log_folder = log_folder
+        self._say = say
+        self._running: list[_Running] = []
+        self._stopping = threading.Event()
+
+    def start(self, parts: Sequence[Part], ready_within_s: float) -> None:
+        """Start `parts` together and return when all are ready.
+
+        Raises `PartFailedError` when one ends first, or is not ready in time.
+        """
+        batch = []
+        for part in parts:
+            log_path = self._log_folder / f"{part.name}.log"
+            log_path.unlink(missing_ok=True)
+            running = _Running(part, log_path)
+            running.start()
+            self._running.append(running)
+            batch.append(running)
+        deadline = time.monotonic() + ready_within_s
+        waiting = batch
+        while waiting and not self._stopping.is_set():
+            time.sleep(0.1)
+            for running in list(waiting):
+                self._await_ready(running, deadline)
+            waiting = [running for running in waiting if not running.was_ready]
+
+    def _await_ready(self, running: _Running, deadline: float) -> None:
+        name = running.part.name
+        assert running.process is not None
+        if (status := running.process.poll()) is not None:
+            raise PartFailedError(f"{name} ended with status {status} before it was ready:\n{running.log_tail()}")
+        if running.part.is_ready():
+            running.was_ready = True
+            self._say(f"{name}: ready after {time.monotonic() - running.started_at:.0f} s")
+        elif time.monotonic() > deadline:
+            raise PartFailedError(f"{name} is not ready in time; its log is {running.log_path}:\n{running.log_tail()}")
+
+    def watch(self) -> None:
+        """Restart what died. Call it about once a second."""
+        for running in self._running:
+            if running.process is None:
+                if time.monotonic() >= running.started_at + running.pause_s:
+                    running.start()
+                continue
+            status = running.process.poll()
+            if status is None:
+                continue
+            lived_s = time.monotonic() - running.started_at
+            running.pause_s = 1.0 if lived_s > HEALTHY_S else min(PAUSE_LIMIT_S, running.pause_s * 2)
+            self._say(
+                f"{running.part.name} died with status {status} after {lived_s:.0f} s; "
+                f"restarting in {running.pause_s:.0f} s (log: {running.log_path})"
+            )
+            running.process = None
+            running.started_at = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop every part, the last started first, and wait for each."""
+        self._stopping.set()
+        for running in reversed(self._running):
+            process = running.process
+            if process is None or process.poll() is not None:
+                continue
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._say(f"{running.part.name} does not stop; killing it")
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._running.clear()
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the process id of each part that runs."""
+        return {item.part.name: item.process.pid for item in self._running if item.process is not None}
