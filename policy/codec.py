@@ -14,8 +14,12 @@ from policy.errors import Fault, InvalidDocumentError
 T = TypeVar("T")
 
 
-@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return _built(kind)
+
+
+@cache
+def _built(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
