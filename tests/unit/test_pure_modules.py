@@ -1,0 +1,24 @@
+"""Each pure module, imported in a fresh interpreter, brings in nothing that reads a clock, a socket or a framework."""
+
+import subprocess
+import sys
+
+import pytest
+
+FORBIDDEN = ("redis", "fastapi", "aiohttp", "vllm", "torch", "uvicorn", "prometheus_client")
+PURE = (
+    "policy.types",
+    "policy.codec",
+    "policy.keys",
+    "policy.engine_metrics",
+    "engine_adapter.apply",
+    "engine_adapter.plan",
+    "engine_adapter.measure",
+)
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_a_pure_module_imports_no_framework(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {FORBIDDEN!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
