@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
         *passed,
     ]
-    if "--per-request-spec-decode-metrics" not in " ".join(passed):
+    if speculative and "--per-request-spec-decode-metrics" not in " ".join(passed):
         command += ["--per-request-spec-decode-metrics", "summary"]
     os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
 

@@ -1,0 +1,22 @@
+"""`specpilot bench`: a table of measurements, each the `main(arguments)` of its module."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+MEASUREMENTS = {
+    "demo": ("bench.demo", "a shifting load against the running system: adaptive K beside every static K"),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the measurement that the first argument names."""
+    if not arguments or arguments[0] not in MEASUREMENTS:
+        rows = "\n".join(f"  {name:<10}{text}" for name, (_, text) in MEASUREMENTS.items())
+        sys.stderr.write(f"usage: specpilot bench MEASUREMENT [FLAG ...]\n\n{rows}\n")
+        sys.exit(0 if arguments and arguments[0] in ("-h", "--help") else 2)
+    import_module(MEASUREMENTS[arguments[0]][0]).main(arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""A closed-loop load: a set number of requests of each class in flight, through the official `openai` client.
+
+Replies are not streamed and run to their full length (`ignore_eos`), so that every arm of a comparison delivers the
+same text and the generator's own work stays small beside the engine's.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from openai import APIError, AsyncOpenAI
+
+from bench.trace import Phase
+
+REPLY_TOKENS = 128
+
+
+class Load:
+    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error."""
+
+    def __init__(self, base_url: str, model: str, prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        self._client = AsyncOpenAI(base_url=base_url, api_key="bench", max_retries=0, timeout=120.0)
+        self._model = model
+        self._prompts = prompts
+        self._turn = count()
+        self._workers: dict[str, list[asyncio.Task[None]]] = {}
+        self.sent = 0
+        self.failed: Counter[str] = Counter()
+
+    async def shift_to(self, phase: Phase) -> None:
+        """Start and stop workers until the demand is the phase's. Stopped workers drop their request."""
+        ended = []
+        for name in set(self._workers) | set(phase.demand):
+            workers = self._workers.setdefault(name, [])
+            wanted = phase.demand.get(name, 0)
+            while len(workers) > wanted:
+                worker = workers.pop()
+                worker.cancel()
+                ended.append(worker)
+            while len(workers) < wanted:
+                workers.append(asyncio.create_task(self._work(name, phase.temperature)))
+        for worker in ended:
+            with suppress(asyncio.CancelledError):
+                await worker
+
+    async def close(self) -> None:
+        """Stop every worker."""
+        for worker in [item for workers in self._workers.values() for item in workers]:
+            worker.cancel()
+            with suppress(asyncio.CancelledError):
+                await worker
+        await self._client.close()
+
+    async def _work(self, traffic_class: str, temperature: float) -> None:
+        prompts = self._prompts[traffic_class]
+        while True:
+            turn = next(self._turn)
+            self.sent += 1
+            try:
+                await self._client.chat.completions.create(
+                    model=self._model,
+                    messages=prompts[turn % len(prompts)]["messages"],
+                    max_tokens=REPLY_TOKENS,
+                    temperature=temperature,
+                    seed=turn,
+                    extra_headers={"X-Traffic-Class": traffic_class},
+                    extra_body={"ignore_eos": True},
+                )
+            except APIError as error:
+                self.failed[type(error).__name__] += 1
+                await asyncio.sleep(0.2)

@@ -1,0 +1,120 @@
+"""The running system as a measurement sees it: its admin API, its engines' counters, and how to start one."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from policy import engine_metrics as names
+from policy.settings import fail
+
+GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no number here depends on our counters
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The engines' counters at one moment: generated tokens, and K and acceptance counts by class."""
+
+    at: float
+    tokens: float
+    active_k: Mapping[str, int]
+    drafts: Mapping[str, float]
+    draft_tokens: Mapping[str, float]
+
+
+class System:
+    """Speaks to the gateway and the controller of one running system."""
+
+    def __init__(self, gateway_url: str, admin_url: str, admin_token: str | None) -> None:
+        self.gateway_url = gateway_url
+        self.admin_url = admin_url
+        self._token = admin_token
+
+    def is_up(self) -> bool:
+        """Whether gateway and controller answer."""
+        try:
+            with urlopen(f"{self.gateway_url}/ready", timeout=2.0), urlopen(f"{self.admin_url}/health", timeout=2.0):  # noqa: S310
+                return True
+        except (OSError, HTTPException):
+            return False
+
+    def engines(self) -> list[dict[str, Any]]:
+        """Return the registered engines."""
+        return _items(self._admin("GET", "/admin/engines")[0])
+
+    def policy(self, model: str) -> dict[str, Any]:
+        """Return the model's policy document."""
+        body, _ = self._admin("GET", f"/admin/policies/{model}")
+        return dict(body.get("policy", body))
+
+    def put_policy(self, policy: Mapping[str, Any]) -> None:
+        """Replace the model's policy."""
+        path = f"/admin/policies/{policy['model']}"
+        _, etag = self._admin("GET", path)
+        self._admin("PUT", path, policy, {"If-Match": etag})
+
+    def read(self) -> Reading:
+        """Return the sum of the engines' counters."""
+        tokens = 0.0
+        active: dict[str, int] = {}
+        drafts: dict[str, float] = {}
+        delivered: dict[str, float] = {}
+        for engine in self.engines():
+            with urlopen(f"{engine['url']}/metrics", timeout=5.0) as reply:  # noqa: S310 - an engine of the system
+                text = reply.read().decode()
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    traffic_class = sample.labels.get(names.LABEL_CLASS, "")
+                    if sample.name == GENERATED:
+                        tokens += sample.value
+                    elif sample.name == names.ACTIVE_K:
+                        active[traffic_class] = max(active.get(traffic_class, 0), int(sample.value))
+                    elif sample.name == names.DRAFTS:
+                        drafts[traffic_class] = drafts.get(traffic_class, 0.0) + sample.value
+                    elif sample.name == names.DECODE_TOKENS:
+                        delivered[traffic_class] = delivered.get(traffic_class, 0.0) + sample.value
+        return Reading(time.monotonic(), tokens, active, drafts, delivered)
+
+    def _admin(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[Any, str]:
+        request = Request(  # noqa: S310 - the address that the user gave
+            self.admin_url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", **(headers or {})},
+        )
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            with urlopen(request, timeout=10.0) as reply:  # noqa: S310
+                return json.load(reply), reply.headers.get("ETag", "")
+        except HTTPError as error:
+            fail("specpilot bench", f"{method} {path}: {error.code} {error.read().decode(errors='replace')}")
+
+
+def start_own(arguments: list[str]) -> subprocess.Popen[bytes]:
+    """Start `specpilot up` as a child, its output shown; the caller stops it."""
+    return subprocess.Popen([sys.executable, "-m", "specpilot.cli", "up", *arguments])
+
+
+def stop_own(process: subprocess.Popen[bytes]) -> None:
+    """Stop what `start_own` started and wait for it."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(60.0)
+
+
+def _items(body: Any) -> list[dict[str, Any]]:
+    if isinstance(body, dict):
+        return list(next(value for value in body.values() if isinstance(value, list)))
+    return list(body)

@@ -1,0 +1,287 @@
+"""The product as a user meets it: `specpilot up` on real vLLM, a real P-EAGLE pair, a real Redis, the real client."""
+
+import asyncio
+import random
+import signal
+import threading
+import time
+from os import kill
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from policy import engine_metrics as names
+from tests.e2e.conftest import Reply, greedy_replies
+from tests.support.stack import Stack, call, counters, free_port, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MESSAGES: Any = [{"role": "user", "content": "Write a function that adds two numbers."}]
+
+
+@pytest.fixture
+def client(stack: Stack) -> Any:
+    with OpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as subject:
+        yield subject
+
+
+def put_policy(stack: Stack, **changes: Any) -> None:
+    """Change the demo model's policy through the admin API."""
+    _, body, headers = call(f"{stack.admin}/admin/policies/demo")
+    policy = body.get("policy", body) | changes
+    status, answer, _ = call(
+        f"{stack.admin}/admin/policies/demo", "PUT", policy, {"If-Match": headers.get("etag") or headers["ETag"]}
+    )
+    assert status == 200, answer
+
+
+def chat(client: OpenAI, **arguments: Any) -> Any:
+    return client.chat.completions.create(model="demo", messages=MESSAGES, **({"max_tokens": 48} | arguments))
+
+
+def test_the_gateway_lists_the_model(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+
+
+def test_chat_answers_and_reports_usage(client: OpenAI) -> None:
+    done = chat(client, temperature=0)
+    assert done.choices[0].message.content
+    assert done.usage.completion_tokens <= 48
+
+
+def test_a_stream_gives_the_same_text_as_the_whole_answer(client: OpenAI) -> None:
+    whole = chat(client, temperature=0).choices[0].message.content
+    parts = [chunk.choices[0].delta.content or "" for chunk in chat(client, temperature=0, stream=True)]
+    assert "".join(parts) == whole
+
+
+def test_a_stream_reports_usage_only_to_who_asked(client: OpenAI) -> None:
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens > 0
+    assert all(chunk.usage is None for chunk in chat(client, stream=True))
+
+
+def test_n_logprobs_stop_and_seed(client: OpenAI) -> None:
+    two = chat(client, n=2, temperature=1.0, seed=5)
+    assert [choice.index for choice in two.choices] == [0, 1]
+    again = chat(client, n=2, temperature=1.0, seed=5)
+    assert [c.message.content for c in two.choices] == [c.message.content for c in again.choices]
+    detailed = chat(client, logprobs=True, top_logprobs=2, max_tokens=8)
+    assert len(detailed.choices[0].logprobs.content) == detailed.usage.completion_tokens
+    text = chat(client, temperature=0).choices[0].message.content
+    word = text.split()[1]
+    stopped = chat(client, temperature=0, stop=[word]).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.message.content == text.split(word)[0]
+
+
+def test_completions_work_too(client: OpenAI) -> None:
+    assert client.completions.create(model="demo", prompt="import os", max_tokens=8).choices[0].text
+
+
+async def test_32_in_parallel(stack: Stack) -> None:
+    async with AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+        replies = await asyncio.gather(
+            *(client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=32) for _ in range(32))
+        )
+    assert all(reply.choices[0].message.content is not None for reply in replies)
+
+
+def test_every_address_that_up_prints_answers(stack: Stack) -> None:
+    for url in (f"{stack.admin}/", f"{stack.admin}/docs", f"{stack.admin}/metrics", f"{stack.gateway}/metrics"):
+        assert call(url)[0] == 200, url
+        assert url.removesuffix("/docs").removesuffix("/metrics").removesuffix("/") in stack.said()
+    assert counters(stack.engine, names.SCHEDULE_VERSION)
+
+
+def test_a_put_changes_k_on_the_running_engine_within_a_second(stack: Stack, client: OpenAI) -> None:
+    put_policy(stack, mode="off", static_k=2)
+    until(lambda: call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]["default"][0][2] == 2, 10.0)
+    began = time.monotonic()
+    put_policy(stack, mode="off", static_k=6)
+    until(lambda: call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]["default"][0][2] == 6, 10.0, 0.02)
+    assert time.monotonic() - began < 3.0  # one controller tick and the way to the engine
+    version = call(f"{stack.engine}/speculation")[1]["version"]
+    began = time.monotonic()
+    schedule = {"version": version + 1000, "classes": {"default": [[1, 32, 4]]}}
+    status, state, _ = call(f"{stack.engine}/speculation", "PUT", schedule)
+    assert time.monotonic() - began < 1.0
+    assert (status, state["version"]) == (200, version + 1000)
+    until(lambda: call(f"{stack.engine}/speculation")[1]["version"] > version + 1000, 10.0)
+    chat(client, max_tokens=64)
+
+
+def test_two_classes_in_one_batch_get_different_k(stack: Stack) -> None:
+    put_policy(stack, mode="act", probe_ratio=0.0, classes={"code": {"pin": 5}, "chat": {"pin": 1}, "json": {}})
+    wanted = [[1, 1, 5], [1, 1, 1]]
+
+    def pinned() -> bool:
+        classes = call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]
+        return [classes["code"][0][2], classes["chat"][0][2]] == [item[2] for item in wanted]
+
+    until(pinned, 10.0)
+    before = counters(stack.engine, names.DRAFTS, "traffic_class", "k")
+
+    async def both() -> None:
+        async with AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+            await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model="demo",
+                        messages=MESSAGES,
+                        max_tokens=96,
+                        extra_headers={"X-Traffic-Class": name},
+                        extra_body={"ignore_eos": True},
+                    )
+                    for name in ("code", "chat") * 4
+                )
+            )
+
+    asyncio.run(both())
+    time.sleep(1.0)
+    after = counters(stack.engine, names.DRAFTS, "traffic_class", "k")
+    rise = {key: count - before.get(key, 0.0) for key, count in after.items() if count > before.get(key, 0.0)}
+    assert rise["code", "5"] > 10 * sum(v for (name, k), v in rise.items() if name == "code" and k not in "05")
+    assert rise["chat", "1"] > 10 * sum(v for (name, k), v in rise.items() if name == "chat" and k not in "01")
+    put_policy(stack, mode="act", probe_ratio=0.02, classes={"code": {}, "chat": {}, "json": {}})
+
+
+def test_output_is_that_of_an_engine_without_speculation_while_k_changes(stack: Stack, reference: list[Reply]) -> None:
+    rng = random.Random(11)
+    done = threading.Event()
+    changes = []
+
+    def thrash() -> None:
+        while not done.is_set():
+            state = call(f"{stack.engine}/speculation")[1]
+            classes = {
+                name: [[1, 4, rng.randint(0, 7)], [5, 32, rng.randint(0, 7)]]
+                for name in ("default", "code", "chat", "json")
+            }
+            schedule = {"version": state["version"] + 1, "classes": classes, "probe_ratio": rng.choice([0, 0.02, 0.3])}
+            changes.append(call(f"{stack.engine}/speculation", "PUT", schedule)[0])
+            done.wait(rng.uniform(0, 0.05))
+
+    thread = threading.Thread(target=thrash)
+    thread.start()
+    try:
+        replies = asyncio.run(greedy_replies(stack.gateway, 100))
+    finally:
+        done.set()
+        thread.join()
+    assert changes.count(200) > 50
+    mismatches = [i for i, (mine, theirs) in enumerate(zip(replies, reference, strict=True)) if mine != theirs]
+    assert mismatches == []
+
+
+class Traffic:
+    """Requests without a pause from several threads, each outcome kept."""
+
+    def __init__(self, stack: Stack, threads: int = 4) -> None:
+        self._stack = stack
+        self._done = threading.Event()
+        self.statuses: list[int] = []
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    def __enter__(self) -> "Traffic":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        body = {"model": "demo", "messages": MESSAGES, "max_tokens": 24}
+        while not self._done.is_set():
+            self.statuses.append(call(f"{self._stack.gateway}/v1/chat/completions", "POST", body)[0])
+
+
+@pytest.mark.parametrize("part", ["redis-server", "controller"])
+def test_a_killed_part_fails_no_request_and_comes_back(stack: Stack, part: str) -> None:
+    before = call(f"{stack.engine}/speculation")[1]
+    assert before["source"] == "schedule"
+    with Traffic(stack) as traffic:
+        time.sleep(1.0)
+        victim = stack.children()[part]
+        kill(victim, signal.SIGKILL)
+        time.sleep(1.5)
+        assert call(f"{stack.engine}/speculation")[1]["source"] == "schedule"
+        until(lambda: stack.children().get(part, victim) != victim, 30.0)
+        version = call(f"{stack.engine}/speculation")[1]["version"]
+        until(lambda: call(f"{stack.engine}/speculation")[1]["version"] > version, 30.0)
+    assert len(traffic.statuses) > 10
+    assert set(traffic.statuses) == {200}
+    assert f"{part.removesuffix('-server')} died" in stack.said()
+
+
+def test_a_frozen_redis_fails_no_request(stack: Stack) -> None:
+    redis = stack.children()["redis-server"]
+    with Traffic(stack) as traffic:
+        kill(redis, signal.SIGSTOP)
+        time.sleep(5.0)
+        assert call(f"{stack.engine}/speculation")[1]["source"] == "schedule"
+        kill(redis, signal.SIGCONT)
+        version = call(f"{stack.engine}/speculation")[1]["version"]
+        until(lambda: call(f"{stack.engine}/speculation")[1]["version"] > version, 20.0)
+    assert set(traffic.statuses) == {200}
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"{", "JSON"),
+        ({"classes": {"default": [[1, 4, 9]]}}, "K_max is 7"),
+        ({"classes": {"default": [[1, 4, 3], [3, 8, 2]]}}, "overlaps"),
+        ({"classes": {"default": [[1, 4, -1]]}}, "K -1"),
+        ({"classes": {"code": [[1, 4, 3]]}}, "default"),
+        ({"classes": {"default": [[1, 4, 3]]}, "model": "other"}, "model"),
+        ({"classes": {"default": [[1, 4, 3]]}, "version": 0}, "version"),
+        ({"classes": {"default": [[1, 4, 3]]}, "depth": 3}, "depth"),
+    ],
+)
+def test_a_bad_schedule_is_refused_and_the_running_one_stays(stack: Stack, body: Any, word: str) -> None:
+    status, answer, _ = call(f"{stack.engine}/speculation", "PUT", body)
+    assert 400 <= status < 500
+    assert word in answer["error"]["message"]
+    assert call(f"{stack.engine}/speculation")[1]["source"] == "schedule"
+
+
+def test_the_engines_control_route_is_not_reachable_through_the_gateway(stack: Stack) -> None:
+    assert call(f"{stack.gateway}/speculation")[0] == 404
+    assert call(f"{stack.gateway}/speculation", "PUT", {"classes": {}})[0] == 404
+
+
+def test_the_policy_api_guards_versions(stack: Stack) -> None:
+    url = f"{stack.admin}/admin/policies/demo"
+    _, body, headers = call(url)
+    policy = body.get("policy", body)
+    assert call(url, "PUT", policy)[0] == 428
+    assert call(url, "PUT", policy, {"If-Match": '"999999"'})[0] == 412
+    etag = {name.lower(): value for name, value in headers.items()}["etag"]
+    status, answer, _ = call(url, "PUT", policy | {"k_min": 9, "k_max": 1}, {"If-Match": etag})
+    assert status == 422
+    assert "k_min" in str(answer)
+
+
+def test_the_controller_records_why(stack: Stack) -> None:
+    _, body, _ = call(f"{stack.admin}/admin/decisions?model=demo&pool=default&limit=5")
+    decisions = body if isinstance(body, list) else next(v for v in body.values() if isinstance(v, list))
+    assert decisions
+    assert all(item["reason"] and item["evidence"] for item in decisions)
+
+
+def test_a_second_up_on_a_busy_port_says_so(stack: Stack) -> None:
+    import subprocess
+    import sys
+
+    port = stack.gateway.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "specpilot.cli", "up", "--port", port, "--admin-port", str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stack.folder)
+    assert done.returncode == 2
+    assert f"--port: 127.0.0.1:{port}" in done.stderr
+    assert "choose another port" in done.stderr

@@ -1,0 +1,151 @@
+"""The whole product as a user starts it, `specpilot up`, on ports and in a folder of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_MODEL = ROOT / "deploy" / "demo_model"
+CLASSES = ("chat", "code", "json")
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def prompts(count: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return about `count` held-out chat requests with their class, all classes alike."""
+    every = []
+    for name in CLASSES:
+        lines = (DEMO_MODEL / "prompts" / f"{name}.jsonl").read_text().splitlines()
+        every += [(name, json.loads(line)) for line in lines[: -(-count // len(CLASSES))]]
+    return every
+
+
+def call(
+    url: str, method: str = "GET", body: object = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, Any, Mapping[str, str]]:
+    """Return status, JSON body (or text) and headers."""
+    data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+    request = Request(url, method=method, data=data, headers={"Content-Type": "application/json", **(headers or {})})
+    try:
+        with urlopen(request, timeout=10.0) as reply:
+            status, text, got = reply.status, reply.read(), reply.headers
+    except HTTPError as error:
+        with error:
+            status, text, got = error.code, error.read(), error.headers
+    try:
+        return status, json.loads(text), dict(got)
+    except ValueError:
+        return status, text.decode(), dict(got)
+
+
+def counters(url: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """Return the values of the metric `name` at `url`, summed by the given labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(call(f"{url}/metrics")[1]):
+        for sample in family.samples:
+            if sample.name == name:
+                key = tuple(sample.labels.get(label, "") for label in labels)
+                found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+class Engine:
+    """An engine without the rest: `specpilot engine` with the flags given."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = (folder / f"engine-{self.port}.log").open("wb")
+        command = [sys.executable, "-m", "specpilot.cli", "engine", "--model", str(DEMO_MODEL / "target")]
+        command += ["--port", str(self.port), "--served-model-name", "demo", "--enforce-eager"]
+        command += ["--max-num-seqs", "32", "--max-model-len", "2048", *flags]
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        wait_for(f"{self.url}/health", self.process, 180.0)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60.0)
+        self._log.close()
+
+
+class Stack:
+    """`specpilot up`, ready."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        ports = {name: free_port() for name in ("port", "admin-port", "engine-port")}
+        self.gateway = f"http://127.0.0.1:{ports['port']}"
+        self.admin = f"http://127.0.0.1:{ports['admin-port']}"
+        self.engine = f"http://127.0.0.1:{ports['engine-port']}"
+        command = [sys.executable, "-m", "specpilot.cli", "up", "--state-dir", str(folder / "state"), *flags]
+        command += [item for name, port in ports.items() for item in (f"--{name}", str(port))]
+        self._output = (folder / "up.log").open("wb")
+        self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True)
+        wait_for(f"{self.gateway}/ready", self.process, 300.0)
+        wait_for(f"{self.engine}/health", self.process, 10.0)
+        until(lambda: "SpecPilot is up" in self.said(), 60.0)
+
+    def said(self) -> str:
+        return (self.folder / "up.log").read_text(errors="replace")
+
+    def children(self) -> dict[str, int]:
+        """Return the process ids of the parts by what their command line names."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            if parent == self.process.pid:
+                line = b" ".join(words).decode(errors="replace")
+                for name in ("redis-server", "controller", "gateway", "api_server"):
+                    if name in line:
+                        found[name] = int(folder.name)
+                        break
+        return found
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        status = self.process.wait(90.0)
+        self._output.close()
+        return status
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float) -> None:
+    def answers() -> bool:
+        assert process.poll() is None, f"the process behind {url} ended with {process.returncode}"
+        try:
+            return call(url)[0] == 200
+        except OSError:
+            return False
+
+    until(answers, seconds)
+
+
+def until(condition: Any, seconds: float, every: float = 0.1) -> float:
+    """Wait until `condition()` holds; return how many seconds it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s"
+        time.sleep(every)
+    return time.monotonic() - began
