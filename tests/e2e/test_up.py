@@ -3,10 +3,12 @@
 import asyncio
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from os import kill
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -185,7 +187,7 @@ class Traffic:
         self.statuses: list[int] = []
         self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
 
-    def __enter__(self) -> "Traffic":
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -276,9 +278,6 @@ def test_the_controller_records_why(stack: Stack) -> None:
 
 
 def test_a_second_up_on_a_busy_port_says_so(stack: Stack) -> None:
-    import subprocess
-    import sys
-
     port = stack.gateway.rsplit(":", 1)[1]
     command = [sys.executable, "-m", "specpilot.cli", "up", "--port", port, "--admin-port", str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stack.folder)

@@ -14,6 +14,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from prometheus_client.parser import text_string_to_metric_families
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "deploy" / "demo_model"
 CLASSES = ("chat", "code", "json")
@@ -54,8 +56,6 @@ def call(
 
 def counters(url: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:
     """Return the values of the metric `name` at `url`, summed by the given labels."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     found: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(call(f"{url}/metrics")[1]):
         for sample in family.samples:
