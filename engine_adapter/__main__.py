@@ -7,6 +7,7 @@ reads in vLLM's processes, and becomes vLLM (`exec`), so signals and exit status
 import argparse
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -86,8 +87,22 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "VLLM_PLUGINS": ",".join(
             dict.fromkeys([*filter(None, os.environ.get("VLLM_PLUGINS", "").split(",")), "specpilot"])
         ),
-        "PROMETHEUS_MULTIPROC_DIR": tempfile.mkdtemp(prefix="specpilot-metrics-"),
+        "PROMETHEUS_MULTIPROC_DIR": str(_metrics_folder(ours.port)),
     }
+
+
+def _metrics_folder(port: int) -> Path:
+    """Return an empty folder, ours alone, for the metrics that vLLM's processes share.
+
+    Named after the port, so that an engine that starts again finds and empties its old one.
+    """
+    folder = Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{port}"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        fail(PROGRAM, f"{folder} cannot be made anew ({error.strerror}); remove it, or set TMPDIR to another folder")
+    return folder
 
 
 def _speculative_config(text: str | None, drafter: str | None, k_max: int) -> dict[str, object] | None:

@@ -11,7 +11,7 @@ from policy.redis_store import RedisStore
 from specpilot.embedded_redis import executable
 
 EMBEDDED = executable()
-SYSTEM = shutil.which("redis-server")
+SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")  # not the one of a virtual environment
 
 
 class RedisServer:

@@ -1,0 +1,181 @@
+"""An engine pool in virtual time: it applies a schedule and counts what a real one counts.
+
+Truth: conditional acceptances by class and a step time function. A tick of virtual time is simulated in bulk: so many
+steps as fit, drafts cut at K, accepted lengths drawn one by one from the truth, step times with noise. Deterministic
+for a given seed.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+
+from controller.observation import Observation, Series
+from controller.rows import k_at
+from policy import engine_metrics as names
+from policy.types import DEFAULT_CLASS, Schedule
+
+K_MAX = 7
+MODEL, POOL = "demo", "cpu"
+CODE = (0.88, 0.76, 0.76, 0.75, 0.75, 0.74, 0.73)
+CHAT = (0.58, 0.50, 0.45, 0.42, 0.40, 0.40, 0.40)
+JSON = (0.95, 0.92, 0.92, 0.91, 0.90, 0.90, 0.90)
+StepTime = Callable[[float, float, int], float]
+
+
+def cpu_step_s(n: float, m: float, width: int) -> float:
+    """The demo pair on two CPU cores: verification costs from the first token on."""
+    drafter = (0.6 + 0.25 * n + 0.03 * n * width) if width else 0.0
+    return (2.2 + 0.06 * n + 0.1 * m + drafter) / 1000
+
+
+def gpu_step_s(n: float, m: float, width: int) -> float:
+    """A GPU: verification is nearly free until the batch fills it, then linear; the drafter is a small model."""
+    drafter = (0.9 + 0.012 * n * width) if width else 0.0
+    return (9.0 + 0.02 * n + 0.004 * m + 0.06 * max(0.0, m - 96) + drafter) / 1000
+
+
+def concave_step_s(n: float, m: float, width: int) -> float:
+    """A processor that becomes more efficient with more rows."""
+    drafter = (0.8 + 0.2 * n + 0.02 * n * width) if width else 0.0
+    return (2.0 + 0.3 * m**0.8 + drafter) / 1000
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Traffic for a while: running decodes by class, acceptance by class where it differs from before."""
+
+    seconds: int
+    load: Mapping[str, int]
+    acceptance: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    slowdown: float = 1.0
+
+
+@dataclass
+class Engine:
+    """One engine of the plant; `values` are its cumulative counters."""
+
+    engine_id: str
+    rng: np.random.Generator
+    step_s: StepTime = cpu_step_s
+    noise: float = 0.03
+    max_num_seqs: int = 64
+    static_k: int = 3
+    started_at: float = 0.0
+    frozen: Observation | None = None
+    is_lying: bool = False
+    values: dict[Series, float] = field(default_factory=lambda: defaultdict(float))
+
+    def restart(self, at: float) -> None:
+        self.values = defaultdict(float)
+        self.started_at = at
+
+    def run(
+        self,
+        seconds: float,
+        load: Mapping[str, int],
+        truth: Mapping[str, Sequence[float]],
+        schedule: Schedule | None,
+        slowdown: float,
+    ) -> None:
+        running = {name: count for name, count in load.items() if count > 0}
+        n = sum(running.values())
+        for name in {*load, *truth}:
+            self.values[Series(names.RUNNING_DECODES, (name,))] = float(running.get(name, 0))
+        self.values[Series(names.HOLED_REQUESTS, ())] = 0.0
+        if not n:
+            return
+        k = {name: self.k_of(schedule, name, n) for name in running}
+        probing = schedule.probe_ratio if schedule and min(k.values()) < K_MAX else 0.0
+        plain_s = seconds * (1 - probing)
+        self._steps(plain_s, running, k, truth, slowdown)
+        if probing:
+            deep_s = seconds * probing * 1.5
+            self._steps(deep_s, running, dict.fromkeys(running, K_MAX), truth, slowdown)
+
+    def k_of(self, schedule: Schedule | None, name: str, n: int) -> int:
+        if schedule is None:
+            return self.static_k
+        return k_at(schedule.classes.get(name, schedule.classes[DEFAULT_CLASS]), n)
+
+    def _steps(
+        self,
+        seconds: float,
+        running: Mapping[str, int],
+        k: Mapping[str, int],
+        truth: Mapping[str, Sequence[float]],
+        slowdown: float,
+    ) -> None:
+        n = sum(running.values())
+        verified = sum(count * (1 + k[name]) for name, count in running.items())
+        width = max(k.values())
+        mean_s = self.step_s(n, verified, width) * slowdown
+        steps = int(self.rng.poisson(seconds / mean_s))
+        if not steps:
+            return
+        times = mean_s * np.exp(self.rng.normal(0, self.noise) + self.rng.normal(0, 3 * self.noise, steps))
+        cell = (str(rounded(n)), str(rounded(verified)), str(width))
+        for metric, value in (
+            (names.STEPS, steps), (names.STEP_SECONDS, float(times.sum())),
+            (names.STEP_DECODES, n * steps), (names.STEP_VERIFIED, verified * steps),
+        ):  # fmt: skip
+            self.values[Series(metric, cell)] += value
+        for name, count in running.items():
+            self._drafts(name, count * steps, k[name], truth[name])
+
+    def _drafts(self, name: str, drafts: int, k: int, hazards: Sequence[float]) -> None:
+        self.values[Series(names.DRAFTS, (name, str(k)))] += drafts
+        alive = drafts
+        tokens = drafts
+        for position in range(1, k + 1):
+            accepted = int(self.rng.binomial(alive, hazards[position - 1]))
+            self.values[Series(names.TRIALS, (name, str(position)))] += alive
+            self.values[Series(names.ACCEPTS, (name, str(position)))] += accepted
+            alive = accepted
+            tokens += accepted
+        self.values[Series(names.DECODE_TOKENS, (name,))] += tokens
+
+    def observe(self, at: float) -> Observation:
+        seen = Observation(self.engine_id, MODEL, POOL, at, self.started_at, dict(self.values))
+        if self.is_lying:
+            self.frozen = self.frozen or seen
+            return replace(self.frozen, at=at)
+        self.frozen = None
+        return seen
+
+
+def rounded(count: int) -> int:
+    if count <= 8:
+        return count
+    octave = 1 << (count.bit_length() - 1)
+    return octave + (count - octave) * 4 // octave * octave // 4
+
+
+def survival_length(hazards: Sequence[float], k: int) -> float:
+    return 1.0 + float(np.cumprod(hazards[:k]).sum())
+
+
+def true_goodput(
+    load: Mapping[str, int], truth: Mapping[str, Sequence[float]], k: Mapping[str, int], step_s: StepTime
+) -> float:
+    """Expected tokens per second of one engine at fixed K by class."""
+    n = sum(load.values())
+    running = {name: count for name, count in load.items() if count}
+    verified = sum(count * (1 + k[name]) for name, count in running.items())
+    tokens = sum(count * survival_length(truth[name], k[name]) for name, count in running.items())
+    return tokens / step_s(n, verified, max(k[name] for name in running))
+
+
+def oracle(
+    load: Mapping[str, int], truth: Mapping[str, Sequence[float]], step_s: StepTime
+) -> tuple[float, dict[str, int]]:
+    """The best goodput of any fixed K by class, and that K."""
+    running = [name for name, count in load.items() if count]
+    best = max(
+        product(range(K_MAX + 1), repeat=len(running)),
+        key=lambda ks: true_goodput(load, truth, dict(zip(running, ks, strict=True)), step_s),
+    )
+    k = dict(zip(running, best, strict=True))
+    return true_goodput(load, truth, k, step_s), k

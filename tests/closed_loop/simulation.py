@@ -1,0 +1,117 @@
+"""Closes the loop: plant, observations, the controller's own law, schedule, and back, in virtual time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controller.guard import Reason
+from controller.facts import Facts, Verdict
+from controller.pilot import Pilot
+from controller.tuning import Tuning
+from policy.types import DEFAULT_CLASS, Policy, Schedule
+from tests.closed_loop.plant import (
+    CHAT,
+    CODE,
+    JSON,
+    K_MAX,
+    MODEL,
+    POOL,
+    Engine,
+    Phase,
+    StepTime,
+    cpu_step_s,
+    oracle,
+    true_goodput,
+)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One virtual second: what ran, what it yielded and what the law said at its end."""
+
+    at: float
+    phase: int
+    load: dict[str, int]
+    k: dict[str, int]
+    goodput: float
+    best: float
+    best_k: dict[str, int]
+    verdict: Verdict
+
+
+@dataclass
+class Run:
+    """The outcome of a simulation."""
+
+    ticks: list[Tick] = field(default_factory=list)
+
+    def of_phase(self, phase: int) -> list[Tick]:
+        return [tick for tick in self.ticks if tick.phase == phase]
+
+    def regret(self, phase: int, settle_s: int = 5) -> float:
+        settled = self.of_phase(phase)[settle_s:]
+        return 1 - sum(tick.goodput for tick in settled) / sum(tick.best for tick in settled)
+
+    def settled_after_s(self, phase: int, within: float = 0.05) -> int:
+        """Seconds until the goodput reached its best but for `within`, and stayed there on average."""
+        ticks = self.of_phase(phase)
+        good = [tick.goodput >= (1 - within) * tick.best for tick in ticks]
+        return next((second for second in range(len(good)) if np.mean(good[second:]) > 0.9 and good[second]), len(good))
+
+    def switches(self, phase: int, settle_s: int = 5) -> int:
+        ticks = self.of_phase(phase)[settle_s:]
+        return sum(a.k != b.k for a, b in zip(ticks, ticks[1:], strict=False))
+
+    @property
+    def reasons(self) -> set[Reason]:
+        return {tick.verdict.reason for tick in self.ticks}
+
+
+def simulate(
+    phases: Sequence[Phase],
+    *,
+    policy: Policy | None = None,
+    seed: int = 0,
+    step_s: StepTime = cpu_step_s,
+    engines: int = 1,
+    tuning: Tuning | None = None,
+    disturb: Callable[[int, list[Engine]], None] | None = None,
+    pilot: Pilot | None = None,
+    start: Schedule | None = None,
+    static_k: int = 3,
+    is_scraped: Callable[[int], bool] = lambda _: True,
+    noise: float = 0.03,
+    max_num_seqs: int = 64,
+) -> Run:
+    policy = policy or Policy(model=MODEL)
+    fleet = [
+        Engine(f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, static_k=static_k, noise=noise)
+        for index in range(engines)
+    ]
+    pilot = pilot or Pilot(tuning)
+    truth = {"code": CODE, "chat": CHAT, "json": JSON, DEFAULT_CLASS: CHAT}
+    schedule = start
+    run = Run()
+    second = 0
+    pilot.observe(engine.observe(0.0) for engine in fleet)
+    for index, phase in enumerate(phases):
+        truth = {**truth, **phase.acceptance}
+        load = {name: count for name, count in phase.load.items() if count}
+        best, best_k = oracle(load, truth, step_s) if load else (0.0, {})
+        for _ in range(phase.seconds):
+            if disturb:
+                disturb(second, fleet)
+            n = sum(load.values())
+            k = {name: fleet[0].k_of(schedule, name, n) for name in load}
+            for engine in fleet:
+                engine.run(1.0, load, truth, schedule, phase.slowdown)
+            second += 1
+            if is_scraped(second):
+                pilot.observe(engine.observe(float(second)) for engine in fleet)
+            facts = Facts(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule)
+            verdict = pilot.steer(facts, float(second))
+            goodput = true_goodput(load, truth, k, step_s) / phase.slowdown if load else 0.0
+            run.ticks.append(Tick(second, index, load, k, goodput, best / phase.slowdown, best_k, verdict))
+            schedule = Schedule(MODEL, POOL, second, float(second), 15.0, verdict.probe_ratio, verdict.publish)
+    return run
