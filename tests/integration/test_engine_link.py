@@ -1,0 +1,114 @@
+"""The engine's link on a real Redis: registration, schedules, and what happens when the server goes and comes."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from engine_adapter.agent import EngineLink
+from engine_adapter.apply import SpeculationControl
+from policy.clock import SystemClock
+from policy.redis_store import RedisStore
+from policy.types import EngineRecord, KRange, Lease, Schedule
+from tests.support.redis_server import RedisServer
+
+RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    running = RedisServer()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def control(server: RedisServer) -> Iterator[SpeculationControl]:
+    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    yield subject
+    link.stop()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+def lead(server: RedisServer) -> tuple[RedisStore, Lease]:
+    store = RedisStore(server.url)
+    lease = store.acquire_lease("controller", 30.0)
+    assert lease is not None
+    return store, lease
+
+
+def schedule(version: int, k: int, pool: str = "p") -> Schedule:
+    return Schedule("m", pool, version, time.time(), 60.0, 0.0, {"default": (KRange(1, 32, k),)})
+
+
+def until(condition: Callable[[], bool], seconds: float) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def test_an_engine_registers_follows_and_reports_its_version(server: RedisServer, control: SpeculationControl) -> None:
+    store, lease = lead(server)
+    until(lambda: len(store.engines()) == 1, 3.0)
+    store.publish_schedule(schedule(1, 5), lease)
+    assert until(lambda: control.version == 1, 3.0) < 1.0
+    assert control.table(time.monotonic()).k("code", 4) == 5
+    until(lambda: store.engines()[0].schedule_version == 1, 3.0)
+
+
+def test_a_schedule_that_does_not_fit_leaves_the_running_one(server: RedisServer, control: SpeculationControl) -> None:
+    store, lease = lead(server)
+    store.publish_schedule(schedule(1, 5), lease)
+    until(lambda: control.version == 1, 3.0)
+    store.publish_schedule(schedule(2, 8), lease)
+    time.sleep(1.0)
+    assert control.version == 1
+    store.publish_schedule(schedule(3, 2), lease)
+    until(lambda: control.version == 3, 3.0)
+
+
+def test_another_pools_schedule_is_not_ours(server: RedisServer, control: SpeculationControl) -> None:
+    store, lease = lead(server)
+    store.publish_schedule(schedule(1, 5, pool="other"), lease)
+    time.sleep(1.0)
+    assert control.version == 0
+
+
+def test_a_restarted_and_emptied_server_loses_nothing_that_matters(
+    server: RedisServer, control: SpeculationControl
+) -> None:
+    store, lease = lead(server)
+    store.publish_schedule(schedule(4, 5), lease)
+    until(lambda: control.version == 4, 3.0)
+    server.stop()
+    time.sleep(1.0)
+    assert control.table(time.monotonic()).k("default", 1) == 5
+    server.start()
+    until(lambda: len(store.engines()) == 1, 5.0)
+    assert store.engines()[0].schedule_version == 4
+    _, lease = lead(server)
+    store.publish_schedule(schedule(3, 1), lease)
+    time.sleep(1.0)
+    assert control.version == 4
+    store.publish_schedule(schedule(5, 6), lease)
+    until(lambda: control.version == 5, 3.0)
+
+
+def test_a_stopped_engine_leaves_the_list_at_once(server: RedisServer) -> None:
+    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
+    link = EngineLink(RedisStore(server.url), subject, replace(RECORD, engine_id="e2"), SystemClock())
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    store = RedisStore(server.url)
+    until(lambda: len(store.engines()) == 1, 3.0)
+    link.stop()
+    assert store.engines() == []
+    thread.join(10.0)

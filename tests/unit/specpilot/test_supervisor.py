@@ -1,0 +1,103 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specpilot.supervisor import Part, PartFailedError, Supervisor
+
+SLEEPER = "import time; print('hello', flush=True); time.sleep(60)"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, said: list[str]) -> Iterator[Supervisor]:
+    subject = Supervisor(tmp_path / "logs", said.append)
+    yield subject
+    subject.stop()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_parts_start_log_and_stop(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
+    log = tmp_path / "logs" / "one.log"
+    supervisor.start([Part("one", python(SLEEPER), lambda: "hello" in log.read_text())], ready_within_s=10.0)
+    assert said == ["one: ready after 0 s"]
+    pid = supervisor.process_ids()["one"]
+    supervisor.stop()
+    assert not alive(pid)
+
+
+def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_log(supervisor: Supervisor) -> None:
+    part = Part("bad", python("import sys; print('no such model'); sys.exit(3)"), lambda: False)
+    with pytest.raises(PartFailedError, match=r"bad ended with status 3 before it was ready:\nno such model"):
+        supervisor.start([part], ready_within_s=10.0)
+
+
+def test_a_part_that_is_never_ready_is_named(supervisor: Supervisor) -> None:
+    with pytest.raises(PartFailedError, match="slow is not ready in time"):
+        supervisor.start([Part("slow", python(SLEEPER), lambda: False)], ready_within_s=0.5)
+
+
+def test_a_part_that_dies_later_is_reported_and_restarted(supervisor: Supervisor, said: list[str]) -> None:
+    supervisor.start([Part("one", python(SLEEPER), lambda: True)], ready_within_s=10.0)
+    victim = supervisor.process_ids()["one"]
+    os.kill(victim, signal.SIGKILL)
+    deadline = time.monotonic() + 10.0
+    while supervisor.process_ids().get("one", victim) == victim and time.monotonic() < deadline:
+        supervisor.watch()
+        time.sleep(0.05)
+    assert alive(supervisor.process_ids()["one"])
+    assert any("one died with status -9" in line for line in said)
+
+
+def test_a_part_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpilot.supervisor.STOP_S", 0.3)
+    said: list[str] = []
+    supervisor = Supervisor(tmp_path, said.append)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    supervisor.start([Part("deaf", python(deaf), lambda: "deaf" in (tmp_path / "deaf.log").read_text())], 10.0)
+    pid = supervisor.process_ids()["deaf"]
+    supervisor.stop()
+    assert not alive(pid)
+    assert said[-1] == "deaf does not stop; killing it"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_parts_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from specpilot.supervisor import Part, Supervisor\n"
+        "supervisor = Supervisor(Path(sys.argv[1]), lambda line: None)\n"
+        "supervisor.start([Part('one', [sys.executable, '-c', 'import time; time.sleep(60)'], lambda: True)], 10.0)\n"
+        "print(supervisor.process_ids()['one'], flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([*python(code), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5.0
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(child)
