@@ -58,7 +58,7 @@ class SpeculationEndpoint:
         return json.loads(await self._engine_client.engine_core.call_utility_async(method, *arguments))
 
     def _answer(self, outcome: Any) -> JSONResponse:
-        if outcome is None:
+        if not outcome:
             return _error(501, "adapter_missing", "start vLLM with specpilot's --scheduler-cls to steer K")
         if "error" in outcome:
             error = outcome["error"]

@@ -1,6 +1,6 @@
 """The adapter's place in vLLM's scheduler: K per request, draft width per step, evidence of each step.
 
-One mixin over vLLM's two schedulers, and no copy of their code. It acts at four of their methods:
+One mixin over vLLM's two schedulers, and no copy of their code. It acts at these of their methods:
 
 - `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
   The width goes to the drafter as `num_spec_tokens_to_schedule`; the asynchronous scheduler has just given every
@@ -8,6 +8,7 @@ One mixin over vLLM's two schedulers, and no copy of their code. It acts at four
 - `update_draft_token_ids` brings the drafts to the synchronous scheduler: each is cut to its K.
 - `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
 - `update_from_output` ends a step: it is timed, and counted whole.
+- `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: holes must not outlive it.
 
 A step's duration is the time from the previous step's end to its own, because under load that is the time a
 running request waits; after idleness it is the time since the step was scheduled.
@@ -159,6 +160,17 @@ class _SpecPilotScheduler:
         state = self._states.get(request.request_id)
         if state is not None:
             state.restart()
+
+    def _free_request_blocks(self, request: Any) -> None:
+        """Free the blocks, after taking those with a hole off the prefix cache: who needs them prefills them whole."""
+        state = self._states.get(request.request_id)
+        if state is not None and state.holed:
+            cache = self.kv_cache_manager  # type: ignore[attr-defined]
+            groups = zip(cache.get_block_ids(request.request_id), cache.coordinator.single_type_managers, strict=True)
+            cache.evict_blocks(
+                {block for blocks, kind in groups for block in blocks[request.num_prompt_tokens // kind.block_size :]}
+            )
+        super()._free_request_blocks(request)  # type: ignore[misc]
 
     def _label(self, state: DraftState) -> str:
         """The class that the request's evidence counts for: its own if the schedule knows it."""

@@ -1,0 +1,149 @@
+"""The adapter alone in a real engine: `specpilot engine`, K by `PUT`, no Redis, no gateway."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from policy import engine_metrics as names
+from tests.support.stack import DEMO_MODEL, Engine, call, counters, prompts, until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+CLASSES = ("default", "code", "chat", "json")
+EXPORTED_S = 0.6
+"""Evidence is on `/metrics` this long after the step that it counts."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    flags = ("--drafter", str(DEMO_MODEL / "peagle"), "--k-max", "7", "--static-k", "3", "--dtype", "float32")
+    running = Engine(tmp_path_factory.mktemp("engine"), *flags)
+    yield running
+    running.stop()
+
+
+def set_k(engine: Engine, k: int, probe_ratio: float = 0.0) -> None:
+    schedule = {"classes": {name: [[1, 32, k]] for name in CLASSES}, "probe_ratio": probe_ratio}
+    status, answer, _ = call(f"{engine.url}/speculation", "PUT", schedule)
+    assert status == 200, answer
+
+
+def chat(engine: Engine, messages: Any, traffic_class: str = "chat", **arguments: Any) -> Any:
+    body = {"model": "demo", "messages": messages, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+    extra = {"vllm_xargs": {"traffic_class": traffic_class}}
+    status, answer, _ = call(f"{engine.url}/v1/chat/completions", "POST", body | extra | arguments)
+    assert status == 200, answer
+    return answer
+
+
+def crowd(engine: Engine, count: int, **arguments: Any) -> list[Any]:
+    with ThreadPoolExecutor(16) as pool:
+        jobs = [pool.submit(chat, engine, item["messages"], name, **arguments) for name, item in prompts(count)]
+        return [job.result() for job in jobs]
+
+
+def total(engine: Engine, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    time.sleep(EXPORTED_S)
+    return counters(engine.url, name, *labels)
+
+
+def test_before_any_schedule_the_static_k_holds(engine: Engine) -> None:
+    state = call(f"{engine.url}/speculation")[1]
+    assert (state["source"], state["static_k"], state["k_max"], state["version"]) == ("static", 3, 7, 0)
+    chat(engine, prompts(3)[0][1]["messages"])
+    assert {k for (k,), count in total(engine, names.DRAFTS, "k").items() if count} <= {"3", "2", "1", "0"}
+
+
+def test_the_evidence_equals_vllms_own_counts(engine: Engine) -> None:
+    for k in (5, 2, 7):
+        set_k(engine, k, probe_ratio=0.1)
+        crowd(engine, 24)
+    accepts = total(engine, names.ACCEPTS, "position")
+    theirs = counters(engine.url, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
+    assert {int(pos): count for (pos,), count in accepts.items()} == {
+        int(pos) + 1: count for (pos,), count in theirs.items()
+    }
+    drafts = {int(k): count for (k,), count in counters(engine.url, names.DRAFTS, "k").items()}
+    assert sum(count for k, count in drafts.items() if k) == _vllm(engine, "num_drafts")
+    assert sum(k * count for k, count in drafts.items()) == _vllm(engine, "num_draft_tokens")
+    trials = counters(engine.url, names.TRIALS, "position")
+    assert trials["1",] == _vllm(engine, "num_drafts")
+    assert all(trials[position] >= accepts[position] for position in accepts)
+    assert sum(counters(engine.url, names.PROBES).values()) > 0
+
+
+def _vllm(engine: Engine, name: str) -> float:
+    return sum(counters(engine.url, f"vllm:spec_decode_{name}_total").values())
+
+
+def test_at_k_0_the_drafter_is_off_and_new_requests_speculate_again(engine: Engine) -> None:
+    set_k(engine, 0)
+    before = total(engine, names.STEPS, "width")
+    crowd(engine, 12)
+    after = total(engine, names.STEPS, "width")
+    off = after["0",] - before.get(("0",), 0.0)
+    assert off > 0.5 * (sum(after.values()) - sum(before.values()))
+    set_k(engine, 4)
+    reply = chat(engine, prompts(3)[0][1]["messages"])
+    assert reply["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    assert total(engine, names.HOLED_REQUESTS)[()] == 0
+
+
+def test_a_conversation_that_decoded_without_drafter_speculates_in_its_next_turn(engine: Engine) -> None:
+    """The blocks with a hole leave the prefix cache, so the next turn prefills, and drafts as if nothing had been."""
+    question = [{"role": "user", "content": "Tell me what a dictionary is, and name the methods that it has. " * 8}]
+
+    def second_turn_acceptance(first_k: int, opening: str) -> float:
+        first = [{"role": "system", "content": opening}, *question]
+        set_k(engine, first_k)
+        said = chat(engine, first, max_tokens=160)["choices"][0]["message"]["content"]
+        set_k(engine, 7)
+        turn = [*first, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+        found = chat(engine, turn, max_tokens=160)["metrics"]["speculative_decoding"]
+        assert found["num_draft_tokens"] > 0
+        return float(found["mean_acceptance_length"])
+
+    whole = second_turn_acceptance(7, "You answer in full.")
+    holed = second_turn_acceptance(0, "You answer in  full.")
+    same = second_turn_acceptance(0, "You answer in full.")
+    assert same == pytest.approx(whole, rel=0.02)
+    assert holed > 1.0
+
+
+def test_running_requests_with_a_hole_stay_at_k_0_and_are_counted(engine: Engine) -> None:
+    set_k(engine, 0)
+    with ThreadPoolExecutor(2) as pool:
+        long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1200)
+        until(lambda: counters(engine.url, names.HOLED_REQUESTS).get((), 0) == 1, 30.0)
+        set_k(engine, 5)
+        fresh = chat(engine, prompts(3)[1][1]["messages"], "code")
+        held = long.result()
+    assert fresh["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    spent = held["metrics"]["speculative_decoding"]
+    assert spent is None or spent["num_draft_tokens"] < 200
+
+
+def test_structured_output_stays_valid_while_k_changes(engine: Engine) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "maximum": 99}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "item", "schema": schema}}
+    for k in (7, 0, 3):
+        set_k(engine, k, probe_ratio=0.2)
+        for reply in crowd(engine, 6, response_format=form, ignore_eos=False, max_tokens=200):
+            choice = reply["choices"][0]
+            if choice["finish_reason"] == "stop":
+                found = json.loads(choice["message"]["content"])
+                assert set(found) == {"name", "count"}
+
+
+def test_without_a_token_this_machine_is_let_in_and_a_body_is_bounded(engine: Engine) -> None:
+    assert call(f"{engine.url}/speculation", headers={"Authorization": "Bearer whatever"})[0] == 200
+    assert call(f"{engine.url}/speculation", "PUT", b'"' + b"x" * (1 << 20) + b'"')[0] == 413
