@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup up demo test test-fast lint format clean
+.PHONY: setup up demo bench-adapter test test-fast lint format clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -18,6 +18,9 @@ up: setup  ## Run Redis, engine, controller and gateway on this machine
 
 demo: setup  ## Drive a shifting load against a running `make up` (or one of its own) and print a table
 	$(BIN)/specpilot bench demo $(ARGS)
+
+bench-adapter: setup  ## What the adapter costs and gains inside the engine
+	$(BIN)/specpilot bench adapter $(ARGS)
 
 lint: setup  ## Style, types and architecture
 	$(BIN)/ruff check .

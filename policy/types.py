@@ -27,8 +27,7 @@ CLASS_LIMIT = 16
 K_LIMIT = 64
 """An upper bound on K that no drafter of today reaches; it bounds memory and catches typing errors."""
 
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}"
-_NAME = re.compile(NAME_PATTERN)
+_NAME = re.compile(r"[!-~]{1,256}")
 _CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
@@ -54,7 +53,7 @@ def is_class_name(name: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` may name a model, a pool or an engine: at most 128 characters, no white space."""
+    """Whether `name` may name a model, a pool or an engine: 1 to 256 printable ASCII characters, no space."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -65,7 +64,7 @@ def _raise(faults: list[str]) -> None:
 
 def _name_faults(**names: str) -> list[str]:
     return [
-        f"{label} {name!r} must be 1 to 128 letters, digits or . _ / : - and begin with a letter or digit"
+        f"{label} {name!r} must be 1 to 256 printable ASCII characters without a space"
         for label, name in names.items()
         if not is_name(name)
     ]

@@ -1,0 +1,127 @@
+"""`specpilot bench adapter`: what the adapter costs and gains inside the engine, each arm paired with its alternative.
+
+Engines with and without the adapter run in processes of their own, one at a time, in turns A B A B; every figure is
+the median of the ratios of neighbouring turns, with its spread.
+
+- `k0_vs_no_spec`: throughput at K = 0 with the adapter over that of an engine without speculation.
+- `constant_k_vs_stock`: throughput at K = K_max with the adapter over stock vLLM with the same drafter.
+- `width_gain`: throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
+- `lossless_mismatches`: replies that differ from an engine without speculation, while K changes at random.
+"""
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from bench.engine_worker import EngineWorker, prompt_texts
+from policy.settings import ProgramSettings, load
+
+PROGRAM = "specpilot bench adapter"
+DEMO_MODEL = Path(__file__).resolve().parent.parent / "deploy" / "demo_model"
+SCHEDULER = "engine_adapter.scheduler.SpecPilotScheduler"
+
+
+class AdapterBenchSettings(ProgramSettings):
+    """Measure the adapter in a real engine, on this machine."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ADAPTER_")
+
+    model: Path = Field(default=DEMO_MODEL / "target", description="target model")
+    drafter: Path = Field(default=DEMO_MODEL / "peagle", description="P-EAGLE head")
+    prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
+    k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
+    tokens: int = Field(default=128, ge=16, description="tokens a reply")
+    rounds: int = Field(default=5, ge=1, description="turns of each arm")
+    replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object."""
+    settings = load(AdapterBenchSettings, PROGRAM, arguments)
+    texts = prompt_texts(settings.prompts, max(32, settings.replies))
+    cores = sorted(os.sched_getaffinity(0))
+    base = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(cores[0])}
+    speculative = {
+        "speculative_config": {
+            "method": "eagle3",
+            "model": str(settings.drafter),
+            "num_speculative_tokens": settings.k_max,
+            "parallel_drafting": True,
+        }
+    }
+    plain: dict[str, Any] = {"model": str(settings.model)}
+    adapter = plain | speculative | {"scheduler_cls": SCHEDULER}
+    found: dict[str, Any] = {}
+    workers = {
+        "no speculation": EngineWorker("no speculation", plain, base),
+        "stock": EngineWorker("stock", plain | speculative, base),
+        "adapter": EngineWorker("adapter", adapter, base),
+        "full width": EngineWorker("full width", adapter, base | {"SPECPILOT_ENGINE_DRAFT_WIDTH": "0"}),
+    }
+    try:
+        for running in (1, 8, 32):
+            pairs = [("k0_vs_no_spec", 0, "no speculation"), ("constant_k_vs_stock", settings.k_max, "stock")]
+            for name, k, other in pairs:
+                found[f"{name}_{running}"] = _ratio(settings, workers, texts[:running], k, other)
+        for k in (1, 3):
+            found[f"width_gain_k{k}_32"] = _ratio(settings, workers, texts[:32], k, "full width")
+    finally:
+        for worker in workers.values():
+            worker.close()
+    if settings.replies:
+        exact = {"dtype": "float32"}
+        found["lossless_mismatches"] = _mismatches(
+            EngineWorker("no speculation", plain | exact, base),
+            EngineWorker("adapter", adapter | exact, base),
+            texts[: settings.replies],
+        )
+    _say(json.dumps(found))
+
+
+def _ratio(
+    settings: AdapterBenchSettings, workers: dict[str, EngineWorker], texts: Sequence[str], k: int, other: str
+) -> float:
+    """Return the median ratio of throughputs, the adapter's at `k` over the other's, of neighbouring turns."""
+    ratios: list[float] = []
+    for turn in range(settings.rounds + 1):
+        mine = workers["adapter"].run(texts, settings.tokens, k=k)
+        options = {"k": k} if other == "full width" else {}
+        theirs = workers[other].run(texts, settings.tokens, **options)
+        if turn:  # the first turn warms both up
+            ratios.append((mine["tokens"] / mine["seconds"]) / (theirs["tokens"] / theirs["seconds"]))
+    median = statistics.median(ratios)
+    _say(
+        f"K={k} with {len(texts):2d} running, adapter / {other:<15} "
+        f"median {median:.3f}   spread {min(ratios):.3f} to {max(ratios):.3f}"
+    )
+    return round(median, 3)
+
+
+def _mismatches(plain: EngineWorker, adapter: EngineWorker, texts: Sequence[str]) -> int:
+    """Return how many of the replies differ, 32 at a time, K changing at random every few steps in the second."""
+    count = 0
+    try:
+        for begin in range(0, len(texts), 32):
+            batch = texts[begin : begin + 32]
+            expected = plain.run(batch, 96, ids=True)["ids"]
+            got = adapter.run(batch, 96, ids=True, thrash_seed=begin)["ids"]
+            count += sum(a != b for a, b in zip(expected, got, strict=True))
+            if sys.stdout.isatty():
+                _say(f"\rlossless: {begin + len(batch)} replies compared, {count} differ", end="")
+    finally:
+        plain.close()
+        adapter.close()
+    _say(f"\rlossless: {len(texts)} replies compared, {count} differ")
+    return count
+
+
+def _say(text: str, end: str = "\n") -> None:
+    sys.stdout.write(text + end)
+    sys.stdout.flush()

@@ -1,0 +1,131 @@
+"""A vLLM engine in a process of its own, driven over a pipe: what the adapter's measurement compares.
+
+The parent sends one JSON object a line and reads one a line back. The engine's core runs in the worker's own process
+(no API server, no client), so that only the engine is timed.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_RUNNING = 32
+
+
+class EngineWorker:
+    """The parent's end: an engine with the given speculation, with or without the adapter's scheduler."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the engine fails, gone with it
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.engine_worker", json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"} | dict(environment),
+        )
+        self._answer()
+
+    def run(self, prompts: Sequence[str], tokens: int, **options: Any) -> dict[str, Any]:
+        """Generate `tokens` tokens for each prompt, all at once; return seconds, tokens and (if asked) the ids."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": list(prompts), "tokens": tokens} | options) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the engine."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30.0)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        status = self._process.wait()
+        self._log.seek(0)
+        raise RuntimeError(f"the engine {self.name!r} ended with status {status}:\n{self._log.read()[-3000:]}")
+
+
+def main(options: dict[str, Any]) -> None:
+    """The worker's end."""
+    from vllm import LLM, SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
+
+    llm = LLM(
+        enforce_eager=True,
+        max_num_seqs=MAX_RUNNING,
+        max_model_len=2048,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        seed=0,
+        **options,
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    sys.stdout.write("{}\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        job = json.loads(line)
+        sampling = SamplingParams(temperature=job.get("temperature", 0.0), max_tokens=job["tokens"], ignore_eos=True)
+        done = threading.Event()
+        thread = None
+        if "k" in job:
+            _offer(scheduler.control, job["k"], 0.0)
+        if job.get("thrash_seed") is not None:
+            thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], done))
+            thread.start()
+        began = time.perf_counter()
+        outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        done.set()
+        if thread is not None:
+            thread.join()
+        answer: dict[str, Any] = {"seconds": seconds, "tokens": sum(len(item.outputs[0].token_ids) for item in outputs)}
+        if job.get("ids"):
+            answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _offer(control: Any, k: int, probe_ratio: float) -> None:
+    from policy.types import KRange, Schedule  # noqa: PLC0415 - beside vLLM's, at first use
+
+    schedule = Schedule(
+        control.model,
+        control.pool,
+        control.version + 1,
+        time.time(),
+        3600.0,
+        probe_ratio,
+        {"default": (KRange(1, MAX_RUNNING, k),)},
+    )
+    control.offer(schedule, time.monotonic())
+
+
+def _thrash(control: Any, seed: int, done: threading.Event) -> None:
+    rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
+    while not done.wait(rng.uniform(0.0, 0.01)):
+        _offer(control, rng.choice([0, 0, *range(control.k_max + 1)]), rng.choice([0.0, 0.02, 0.3]))
+
+
+def prompt_texts(folder: Path, count: int) -> list[str]:
+    """Return `count` prompts of all classes, in turn."""
+    classes = [
+        [json.loads(line)["messages"][-1]["content"] for line in path.read_text().splitlines()]
+        for path in sorted(folder.glob("*.jsonl"))
+    ]
+    return [classes[i % len(classes)][(i // len(classes)) % len(classes[i % len(classes)])] for i in range(count)]
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
