@@ -153,14 +153,15 @@ class ScriptedEngine:
 
     async def wait_seen(self, count: int, timeout_s: float = 5.0) -> None:
         async with asyncio.timeout(timeout_s):
-            while len(self.seen) < count:
+            while len(self.seen) < count:  # noqa: ASYNC110 - simpler than an event for each count
                 await asyncio.sleep(0.002)
 
 
 class _Connection(asyncio.Protocol):
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._needed = 0
         self._current: Seen | None = None
         self._task: asyncio.Task[None] | None = None
         self._can_write = asyncio.Event()
@@ -194,23 +195,27 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        self._next()
+        if len(self._buffer) >= self._needed:
+            self._next()
 
     def _next(self) -> None:
         if self._task is not None:
             return
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
             return
-        line, *fields = head.split(b"\r\n")
+        line, *fields = bytes(self._buffer[:end]).split(b"\r\n")
         headers = {
             name.decode("latin-1").lower(): value.strip().decode("latin-1")
             for name, _, value in (item.partition(b":") for item in fields)
         }
         length = int(headers.get("content-length", "0"))
-        if len(rest) < length:
+        self._needed = end + 4 + length
+        if len(self._buffer) < self._needed:
             return
-        body, self._buffer = rest[:length], rest[length:]
+        body = bytes(self._buffer[end + 4 : self._needed])
+        del self._buffer[: self._needed]
+        self._needed = 0
         seen = Seen(line, headers, body, self._number)
         if line.startswith(b"GET /v1/models "):
             self._engine.model_calls += 1

@@ -1,0 +1,203 @@
+"""The only file that wires the gateway: settings in, a running server out."""
+
+import asyncio
+import gc
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, cast
+
+import orjson
+import uvicorn
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from gateway.access_log import AccessLog
+from gateway.discovery import Discovery
+from gateway.fleet import Fleet
+from gateway.front import FrontProtocol
+from gateway.limits import Limits
+from gateway.metrics import GatewayMetrics
+from gateway.plane import Plane
+from gateway.routes import create_routes
+from gateway.routing import RetryBudget
+from gateway.server import GatewayServer
+from gateway.settings import GatewaySettings
+from gateway.snapshot import Snapshot, by_hash, keys_of
+from gateway.watch import Watcher
+from policy.clock import Clock, SystemClock
+from policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
+from policy.redis_store import RedisStore
+from policy.settings import fail
+from policy.types import ApiKey
+
+PROGRAM = "specpilot gateway"
+FIRST_LOOK_S = 1.0
+BACKLOG = 4096
+
+_log = logging.getLogger("gateway")
+
+
+class StartError(Exception):
+    """The gateway cannot start; each line names a setting and the remedy."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+        super().__init__("; ".join(lines))
+
+
+def create_app(settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None) -> tuple[FastAPI, Plane]:
+    """Return the app and the data plane that it shares with the relayed routes. Raises `StartError`."""
+    own_keys = _own_keys(settings)
+    snapshot = Snapshot(keys=by_hash(own_keys), needs_key=bool(own_keys) or settings.require_api_key)
+    plane = Plane(
+        fleet=Fleet(settings.engine, settings.engine_keep_alive_s, _secret(settings.engine_api_key)),
+        snapshot=snapshot,
+        limits=Limits(
+            max_body_bytes=settings.max_body_bytes,
+            connect_timeout_s=settings.connect_timeout_s,
+            first_byte_timeout_s=settings.first_byte_timeout_s,
+            idle_timeout_s=settings.idle_timeout_s,
+            total_timeout_s=settings.total_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+            keep_alive_s=settings.keep_alive_s,
+        ),
+        budget=RetryBudget(settings.retry_ratio),
+        metrics=GatewayMetrics(),
+        log=AccessLog(log_stream),
+        clock=clock,
+        marks_class=settings.mark_class,
+    )
+    watcher = None if settings.redis_url is None else _watcher(settings, settings.redis_url, own_keys, plane, clock)
+    app = create_routes(plane, _secret(settings.admin_token), _shown(settings))
+    app.router.lifespan_context = partial(_lifespan, plane, watcher)
+    return app, plane
+
+
+def create_server(
+    settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None
+) -> tuple[GatewayServer, socket.socket]:
+    """Return a server ready to run on the returned socket, which listens already. Raises `StartError`."""
+    app, plane = create_app(settings, clock, log_stream)
+    config = uvicorn.Config(
+        app,
+        http=cast("Any", partial(FrontProtocol, plane)),
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=1,
+    )
+    server = GatewayServer(config, plane, settings.drain_grace_s, settings.drain_timeout_s)
+    return server, _listen(settings.host, settings.port)
+
+
+def run(settings: GatewaySettings) -> None:
+    """Serve until a signal; ends the process with status 2 when that cannot even begin."""
+    level = settings.log_level.upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    has_access_log = settings.access_log and settings.log_level in ("debug", "info")
+    try:
+        server, listener = create_server(settings, SystemClock(), sys.stderr.buffer if has_access_log else None)
+    except StartError as error:
+        fail(PROGRAM, *error.lines)
+    gc.collect()
+    gc.freeze()
+    server.run(sockets=[listener])  # says where it listens, once it does
+
+
+@asynccontextmanager
+async def _lifespan(plane: Plane, watcher: Watcher | None, app: FastAPI) -> AsyncIterator[None]:
+    del app
+    plane.bind(asyncio.get_running_loop())
+    discovery = Discovery(plane)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_LOOK_S):
+            await discovery.once()
+    task = plane.spawn(asyncio.get_running_loop().create_task(discovery.run()))
+    if watcher is not None:
+        watcher.start()
+    try:
+        yield
+    finally:
+        task.cancel()
+        if watcher is not None:
+            watcher.stop()
+        plane.fleet.close()
+        plane.log.close()
+
+
+def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
+    if settings.api_keys_file is None:
+        return ()
+    flag = "--api-keys-file"
+    try:
+        return keys_of(orjson.loads(Path(settings.api_keys_file).read_bytes()))
+    except OSError as error:
+        raise StartError(f"{flag}: cannot read {settings.api_keys_file}: {error.strerror}; check the path") from error
+    except orjson.JSONDecodeError as error:
+        raise StartError(f"{flag}: {settings.api_keys_file} is not JSON: {error}; correct it") from error
+    except InvalidDocumentError as error:
+        raise StartError(*(f"{flag}: {fault}" for fault in error.faults)) from error
+
+
+def _watcher(settings: GatewaySettings, url: str, own_keys: tuple[ApiKey, ...], plane: Plane, clock: Clock) -> Watcher:
+    try:
+        store = RedisStore(url)
+    except InvalidDocumentError as error:
+        raise StartError(f"--redis-url: {Fault('', 'not a Redis URL')}; write e.g. redis://127.0.0.1:6379/0") from error
+    watcher = Watcher(
+        store=store,
+        own_keys=own_keys,
+        first=plane.snapshot,
+        publish=plane.offer,
+        clock=clock,
+        poll_s=settings.redis_poll_s,
+    )
+    try:
+        store.ping()
+        plane.adopt(watcher.read())
+    except StoreUnavailableError as error:
+        if not settings.engine:
+            raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
+        _log.warning("Redis does not answer yet; serving the engines of --engine: %s", error)
+    return watcher
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise StartError(f"--host: {host} is no address of this machine: {error.strerror}; try 127.0.0.1") from error
+    listener = socket.socket(family, kind, proto)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        said = f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or choose another port"
+        raise StartError(f"--port: {said}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return None if value is None else value.get_secret_value()
+
+
+def _shown(settings: GatewaySettings) -> dict[str, Any]:
+    shown = settings.model_dump(mode="json")
+    if settings.redis_url is not None and "@" in settings.redis_url:
+        scheme, _, rest = settings.redis_url.partition("://")
+        shown["redis_url"] = f"{scheme}://***@{rest.rpartition('@')[2]}"
+    return shown

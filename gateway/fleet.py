@@ -1,0 +1,144 @@
+"""The engines as this gateway sees them now: where they are, what they serve, what they are busy with.
+
+Fed from two sides: the snapshot (engines that registered in Redis) and the static list. An engine of the list that also
+registered is one engine, under its registered id. Outstanding work is this gateway's own count, exact for what it
+sent; it is unknown for an engine that never answered, so such an engine ranks last. Requests under way on an engine
+that left the fleet end in peace.
+
+Owned by the event loop: nothing here may be called from another thread.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from gateway.routing import Standing, choose
+from gateway.upstream import Address, Pool
+from policy.types import EngineRecord
+
+
+class Engine:
+    """One engine. `cards` are its entries of `/v1/models`, `None` until it was asked."""
+
+    def __init__(self, engine_id: str, url: str, pool: Pool, address: Address, api_key: str | None) -> None:
+        self.engine_id = engine_id
+        self.url = url
+        self.pool = pool
+        self.standing = Standing()
+        self.is_draining = False
+        self.registered_model: str | None = None
+        self.cards: tuple[Mapping[str, Any], ...] | None = None
+        self.outstanding_requests = 0
+        self.outstanding_tokens = 0
+        self.asked_at: float | None = None
+        self.complaint: str | None = None
+        self._address = address
+        self._authorization = b"" if api_key is None else b"authorization: Bearer " + api_key.encode() + b"\r\n"
+        self._heads: dict[tuple[bytes, bytes], bytes] = {}
+
+    @property
+    def work_tokens(self) -> float | None:
+        """See `gateway.routing.Candidate`."""
+        return None if self.cards is None and not self.outstanding_requests else float(self.outstanding_tokens)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The names under which the engine serves."""
+        named = {str(card["id"]) for card in self.cards or ()}
+        if self.registered_model is not None:
+            named.add(self.registered_model)
+        return frozenset(named)
+
+    def head(self, method: bytes, path: bytes) -> bytes:
+        """Return the first lines of a request: request line, host, the engine's own authorization."""
+        found = self._heads.get((method, path))
+        if found is None:
+            target = self._address.prefix + path
+            host = self._address.host_header
+            found = method + b" " + target + b" HTTP/1.1\r\nhost: " + host + b"\r\n" + self._authorization
+            if len(self._heads) < 64:  # noqa: PLR2004 - queries make paths many; the usual ones come first
+                self._heads[method, path] = found
+        return found
+
+
+class Fleet:
+    """Every engine, and which of them serves a model."""
+
+    def __init__(self, urls: Iterable[str], engine_keep_alive_s: float, api_key: str | None) -> None:
+        """`urls` is the static list."""
+        self._keep_alive_s = engine_keep_alive_s
+        self._api_key = api_key
+        self._static = tuple(urls)
+        self._turn = 0
+        self.engines: dict[str, Engine] = {}
+        self.by_model: dict[str, tuple[Engine, ...]] = {}
+        self.apply(())
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether some engine can be given a request."""
+        return any(
+            not engine.is_draining and not engine.standing.is_ejected
+            for engines in self.by_model.values()
+            for engine in engines
+        )
+
+    def apply(self, records: Collection[EngineRecord]) -> None:
+        """Make the fleet what `records` and the static list say."""
+        wanted: dict[str, tuple[str, EngineRecord | None]] = {}
+        for record in records:
+            wanted[record.engine_id] = (record.url.rstrip("/"), record)
+        taken = {url for url, _ in wanted.values()}
+        for url in self._static:
+            if url not in taken:
+                wanted[url.split("://", 1)[1]] = (url, None)
+        for engine_id in [*self.engines]:
+            if engine_id not in wanted or wanted[engine_id][0] != self.engines[engine_id].url:
+                self.engines.pop(engine_id).pool.close()
+        for engine_id, (url, found) in wanted.items():
+            engine = self.engines.get(engine_id)
+            if engine is None:
+                address = Address(url)
+                engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
+                self.engines[engine_id] = engine
+            engine.is_draining = found is not None and found.draining
+            engine.registered_model = None if found is None else found.model
+        self.index()
+
+    def index(self) -> None:
+        """Find anew which engines serve which model."""
+        by_model: dict[str, list[Engine]] = {}
+        for engine in self.engines.values():
+            for model in engine.models:
+                by_model.setdefault(model, []).append(engine)
+        self.by_model = {model: tuple(engines) for model, engines in by_model.items()}
+
+    def pick(self, model: str, now: float, avoid: Collection[Engine] = ()) -> Engine | None:
+        """Return the engine for the next request on `model`; `None` when there is none but those to `avoid`."""
+        candidates = self.by_model.get(model, ())
+        if avoid:
+            candidates = tuple(engine for engine in candidates if engine not in avoid)
+        elif len(candidates) == 1:
+            return None if candidates[0].is_draining else candidates[0]
+        self._turn += 1
+        return choose(candidates, now, self._turn)
+
+    def cards(self) -> list[Mapping[str, Any]]:
+        """Return `/v1/models` over all engines: one entry per model, those not yet asked as registered."""
+        cards: dict[str, Mapping[str, Any]] = {}
+        for engine in self.engines.values():
+            for card in engine.cards or ():
+                cards.setdefault(str(card["id"]), card)
+            name = engine.registered_model
+            if name is not None:
+                cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
+        return [cards[name] for name in sorted(cards)]
+
+    def sweep(self, now: float) -> None:
+        """Close idle connections that are too old."""
+        for engine in self.engines.values():
+            engine.pool.sweep(now)
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        for engine in self.engines.values():
+            engine.pool.close()

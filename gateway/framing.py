@@ -1,0 +1,246 @@
+"""An engine's HTTP/1.1 response: its head, and where its body ends.
+
+Strict, because an end of a message that one side sees and the other does not is how responses get smuggled.
+
+`parse_head` checks the whole head before it believes any of it. A framer then follows the body: `feed` returns how
+many of the given bytes belong to this message, and leaves the body itself, without chunk framing, in `payload`. So the
+relay can pass the engine's bytes on as they are and still know the end, the content and whether it stands between two
+chunks (only there can an event of the gateway's own be added to a broken stream). Pure.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+HEAD_BYTES = 65_536
+LENGTH_DIGITS = 15
+
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
+_FIELDS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*")
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
+_TRAILERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
+_LINE_BYTES = 4096
+_TRAILER_BYTES = 16_384
+_BODILESS = (204, 304)
+_PER_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"proxy-authenticate")
+)
+
+
+class FramingError(ValueError):
+    """The engine's bytes are not a response as HTTP/1.1 has it."""
+
+
+class Framer(Protocol):
+    """Follows one body. `is_done`: it is whole. `is_between_chunks`: something could be added here."""
+
+    payload: list[bytes]
+    is_done: bool
+    is_between_chunks: bool
+
+    def feed(self, data: bytes) -> int:
+        """Read `data`; return how many of its bytes belong to the body. Raises `FramingError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status and end-to-end headers as they came (names in lower case), and how the body is delimited.
+
+    `length` is `None` when the body is chunked or ends with the connection; the two length headers themselves are not
+    in `headers`.
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    length: int | None
+    is_chunked: bool
+    is_kept_alive: bool
+    content_type: bytes
+
+    def framer(self) -> "Framer":
+        """Return what follows this response's body."""
+        if self.is_chunked:
+            return ChunkedFramer()
+        if self.length is not None:
+            return LengthFramer(self.length)
+        return OpenFramer()
+
+
+def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
+    """Return what a response's head says; `text` runs from the status line to the last header's CRLF.
+
+    Raises `FramingError` for anything that HTTP/1.1 does not allow, for both length headers at once and for a
+    coding other than chunked.
+    """
+    line = _STATUS_LINE.match(text)
+    if line is None or _FIELDS.fullmatch(text, line.end()) is None:
+        raise FramingError("the head is not HTTP/1.1")
+    status = int(line[2])
+    is_kept_alive = line[1] == b"1"
+    length: int | None = None
+    is_chunked = False
+    content_type = b""
+    dropped: frozenset[bytes] = _PER_HOP
+    headers: list[tuple[bytes, bytes]] = []
+    for field in text[line.end() : -2].split(b"\r\n") if len(text) > line.end() else ():
+        name, _, value = field.partition(b":")
+        name = name.lower()
+        value = value.strip(b" \t")
+        if name == b"content-length":
+            if not value.isdigit() or len(value) > LENGTH_DIGITS or length not in (None, int(value)):
+                raise FramingError("content-length is not one number")
+            length = int(value)
+        elif name == b"transfer-encoding":
+            if is_chunked or value.lower() != b"chunked":
+                raise FramingError("transfer-encoding is not chunked")
+            is_chunked = True
+        elif name == b"connection":
+            tokens = {token.strip().lower() for token in value.split(b",")}
+            is_kept_alive = (is_kept_alive or b"keep-alive" in tokens) and b"close" not in tokens
+            dropped |= tokens - {b"close"}
+        else:
+            if name == b"content-type":
+                content_type = value.lower()
+            headers.append((name, value))
+    if is_chunked and length is not None:
+        raise FramingError("both content-length and transfer-encoding")
+    if status in _BODILESS:
+        is_chunked, length = False, 0
+    kept = tuple(header for header in headers if header[0] not in dropped)
+    return ResponseHead(status, kept, length, is_chunked, is_kept_alive, content_type)
+
+
+class LengthFramer:
+    """A body of a stated length."""
+
+    __slots__ = ("is_between_chunks", "is_done", "left", "payload")
+
+    def __init__(self, length: int) -> None:
+        """`length` is in bytes."""
+        self.left = length
+        self.payload: list[bytes] = []
+        self.is_done = length == 0
+        self.is_between_chunks = False
+
+    def feed(self, data: bytes) -> int:
+        """See `Framer`."""
+        taken = min(len(data), self.left)
+        self.left -= taken
+        self.is_done = self.left == 0
+        self.payload = [data if taken == len(data) else data[:taken]] if taken else []
+        return taken
+
+
+class OpenFramer:
+    """A body that ends with its connection. Whether it was whole, nobody can tell."""
+
+    __slots__ = ("is_between_chunks", "is_done", "payload")
+
+    def __init__(self) -> None:
+        self.payload: list[bytes] = []
+        self.is_done = False
+        self.is_between_chunks = False
+
+    def feed(self, data: bytes) -> int:
+        """See `Framer`."""
+        self.payload = [data] if data else []
+        return len(data)
+
+
+class ChunkedFramer:
+    """A chunked body."""
+
+    __slots__ = ("_left", "_line", "_state", "is_between_chunks", "is_done", "payload")
+
+    SIZE, DATA, AFTER, TRAILERS = range(4)
+
+    def __init__(self) -> None:
+        self.payload: list[bytes] = []
+        self.is_done = False
+        self.is_between_chunks = True
+        self._state = self.SIZE
+        self._left = 0
+        self._line = b""  # the part of a size line, of a chunk's closing CRLF or of trailers read so far
+
+    def feed(self, data: bytes) -> int:
+        """See `Framer`."""
+        payload = self.payload = []
+        position, end = 0, len(data)
+        while position < end and not self.is_done:
+            if self._state == self.SIZE:
+                position = self._size(data, position)
+            elif self._state == self.DATA:
+                taken = min(self._left, end - position)
+                payload.append(data[position : position + taken])
+                position += taken
+                self._left -= taken
+                if self._left == 0:
+                    self._state = self.AFTER
+            elif self._state == self.AFTER:
+                position = self._after(data, position)
+            else:
+                position = self._trailers(data, position)
+        self.is_between_chunks = self._state == self.SIZE and not self._line
+        return position
+
+    def _size(self, data: bytes, position: int) -> int:
+        whole = None if self._line else _CHUNK_SIZE.match(data, position)
+        if whole is not None:
+            self._left = int(whole[1], 16)
+            self._state = self.DATA if self._left else self.TRAILERS
+            return whole.end()
+        line, position = self._upto(data, position, b"\r\n", _LINE_BYTES)
+        if line is None:
+            return position
+        found = _CHUNK_SIZE.fullmatch(line)
+        if found is None:
+            raise FramingError("a chunk's size is not a hexadecimal number")
+        self._left = int(found[1], 16)
+        self._state = self.DATA if self._left else self.TRAILERS
+        return position
+
+    def _after(self, data: bytes, position: int) -> int:
+        wanted = b"\r\n"[len(self._line) :]
+        found = data[position : position + len(wanted)]
+        if not wanted.startswith(found):
+            raise FramingError("a chunk is longer than its size says")
+        if len(found) == len(wanted):
+            self._line = b""
+            self._state = self.SIZE
+        else:
+            self._line += found
+        return position + len(found)
+
+    def _trailers(self, data: bytes, position: int) -> int:
+        if not self._line and data.startswith(b"\r\n", position):
+            self.is_done = True
+            return position + 2
+        held = len(self._line)
+        text = self._line + data[position : position + _TRAILER_BYTES]
+        is_empty = text.startswith(b"\r\n")
+        found = 0 if is_empty else text.find(b"\r\n\r\n")
+        end = found + (2 if is_empty else 4)
+        if found < 0:
+            if len(text) >= _TRAILER_BYTES:
+                raise FramingError("the trailers are too long")
+            self._line = text
+            return len(data)
+        if _TRAILERS.fullmatch(text, 0, end) is None:
+            raise FramingError("the trailers are not headers")
+        self._line = b""
+        self.is_done = True
+        return position + end - held
+
+    def _upto(self, data: bytes, position: int, mark: bytes, limit: int) -> tuple[bytes | None, int]:
+        """Return the text that ends with `mark`, if it is complete, and the position after what was read."""
+        held = len(self._line)
+        text = self._line + data[position : position + limit]
+        end = text.find(mark)
+        if end < 0:
+            if len(text) >= limit:
+                raise FramingError("a chunk's size line is too long")
+            self._line = text
+            return None, len(data)
+        end += len(mark)
+        self._line = b""
+        return text[:end], position + end - held

@@ -1,0 +1,303 @@
+"""The client's side of a connection: uvicorn's HTTP protocol, with the proxied routes taken out before ASGI.
+
+Every request is parsed by the same strict parser. A proxied route becomes an `Exchange`, which relays bytes; every
+other route becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds wait in uvicorn's one queue, so requests
+on one connection are answered in the order in which they came. Reading never pauses while an exchange is under way:
+a client that leaves is noticed in every phase. So what a client may send ahead is bounded instead: at most
+`PIPELINED` requests, beyond which the rest of the connection is ignored and closed after the answers.
+
+A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, ...) gets
+a 400 and the connection ends.
+"""
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from gateway.errors import (
+    BadHeadError,
+    GatewayError,
+    HeadTooLargeError,
+    InternalError,
+    MethodNotAllowedError,
+    RequestTimeoutError,
+)
+from gateway.exchange import Exchange
+from gateway.heads import error_reply, read_request_head
+from gateway.intake import PROXIED
+from gateway.plane import Plane
+
+HEAD_BYTES = 65_536
+PIPELINED = 16
+PIPELINED_BODY_BYTES = 1_048_576
+LINGER_S = 5.0
+
+_ROUTES = {path.encode(): path for path in PROXIED}
+_log = logging.getLogger(__name__)
+
+
+class FrontProtocol(HttpToolsProtocol):
+    """One client connection."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._plane = plane
+        self._active: Exchange | None = None
+        self._idle_since: float | None = plane.monotonic()
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._head_since = 0.0
+        self._is_upgrading = False
+        self._is_deaf = False
+        self._last_words: bytes | None = None
+
+    # Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._plane.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._plane.connections.discard(self)
+        self._is_deaf = True
+        active, self._active = self._active, None
+        self.pipeline.clear()
+        if active is not None:
+            active.client_left()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._is_deaf:
+            return
+        self._idle_since = None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            self._go_on_without_upgrade(data[stop.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, (httptools.HttpParserError, UnicodeError)):
+                self._refuse_rest(BadHeadError("the request target is not a path"))
+            else:
+                _log.exception("a request could not be read")
+                self._refuse_rest(InternalError("the gateway failed; its log says why"))
+        except httptools.HttpParserError as error:
+            self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
+        else:
+            if self._is_in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > HEAD_BYTES:
+                    self._refuse_rest(_head_too_large())
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        if self._active is not None:
+            self._active.pause()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        if self._active is not None:
+            self._active.resume()
+
+    # Parser
+
+    def on_message_begin(self) -> None:
+        """A request begins. Only a request for the app needs what uvicorn prepares here."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._is_in_head = True
+        self._head_since = self._plane.monotonic()
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """The head is whole: take the request, or leave it to uvicorn."""
+        self._is_in_head = False
+        if self._is_deaf:
+            return
+        parser = self.parser
+        if parser.should_upgrade():
+            self._is_upgrading = True
+            return
+        headers = self.headers
+        if len(self.pipeline) >= PIPELINED:
+            self._is_deaf = True
+            return
+        size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
+        path = _ROUTES.get(self.url.partition(b"?")[0])
+        if size > HEAD_BYTES:
+            self._refuse_rest(_head_too_large())
+        elif path is None:
+            self._leave_to_uvicorn()
+        else:
+            self._take(path)
+
+    def on_body(self, body: bytes) -> None:
+        """Part of a body arrived."""
+        cycle: object = self.cycle
+        if not isinstance(cycle, Exchange):
+            if not self._is_deaf and not self._is_upgrading:
+                super().on_body(body)
+            return
+        if not self._is_deaf:
+            cycle.feed(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._is_deaf or self._is_upgrading:
+            return
+        cycle: object = self.cycle
+        if not isinstance(cycle, Exchange):
+            super().on_message_complete()
+            return
+        cycle.received()
+        if cycle.response_complete and not self.pipeline:
+            self._idle_since = self._plane.monotonic()
+
+    # Order on the connection
+
+    def _take(self, path: str) -> None:
+        parser = self.parser
+        method = parser.get_method()
+        head = read_request_head(self.headers)
+        head.is_modern = parser.get_http_version() == "1.1"
+        exchange = Exchange(self._plane, self, method, path, head)
+        exchange.keep_alive = head.is_modern and parser.should_keep_alive()
+        if method != b"POST":
+            exchange.refusal = MethodNotAllowedError(f"{path} takes POST")
+        previous: RequestResponseCycle | None = self.cycle
+        self.cycle = cast("RequestResponseCycle", exchange)
+        if previous is None or previous.response_complete:
+            self._active = exchange
+            exchange.start()
+        else:
+            exchange.limit(PIPELINED_BODY_BYTES)
+            self.pipeline.appendleft((self.cycle, cast("Any", None)))
+
+    def _leave_to_uvicorn(self) -> None:
+        url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url = url
+        self.headers.extend(headers)
+        self.expect_100_continue = is_expecting
+        super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if isinstance(cycle, Exchange):
+            self._active = cycle
+            cycle.start()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """A response of either kind is over: begin the next."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        elif self._last_words is not None:
+            self.transport.write(self._last_words)
+            self._close_gently()
+        elif self._is_deaf:
+            self._close_gently()
+        else:
+            self.flow.resume_reading()
+            self._idle_since = self._plane.monotonic()
+
+    # What an exchange asks for: `gateway.exchange.Front`
+
+    @property
+    def is_stalled(self) -> bool:
+        """See `Front`."""
+        return bool(self.flow.write_paused)
+
+    def write(self, data: bytes) -> None:
+        """See `Front`."""
+        self.transport.write(data)
+
+    def cut(self) -> None:
+        """See `Front`."""
+        self.transport.abort()
+
+    def finished(self, exchange: Exchange) -> None:
+        """See `Front`."""
+        self._active = None
+        if exchange.disconnected or self.transport.is_closing():
+            return
+        if not exchange.keep_alive:
+            self.pipeline.clear()
+            self.server_state.total_requests += 1
+            self._is_deaf = True
+            if exchange.is_received:
+                self.transport.close()
+            else:
+                self._close_gently()
+            return
+        self.on_response_complete()
+
+    # Ends
+
+    def sweep(self, now: float) -> None:
+        """Close a connection that has been idle, or stuck in a head, for too long."""
+        limits = self._plane.limits
+        if self._idle_since is not None and now - self._idle_since > limits.keep_alive_s:
+            self.transport.close()
+        elif self._is_in_head and not self._is_deaf and now - self._head_since > limits.request_timeout_s:
+            said = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
+            self._refuse_rest(RequestTimeoutError(said))
+
+    def _refuse_rest(self, error: GatewayError) -> None:
+        """Nothing more can be read from this connection: say so, after what is under way."""
+        self._is_deaf = True
+        active = self._active
+        if active is not None and active is cast("object", self.cycle) and not active.is_received:
+            active.keep_alive = False
+            active.refuse(error)
+            return
+        words = error_reply(error, b"", keep_alive=False)
+        cycle: RequestResponseCycle | None = self.cycle
+        if (cycle is None or cycle.response_complete) and not self.pipeline:
+            self.transport.write(words)
+            self._close_gently()
+        else:
+            self._last_words = words
+
+    def _close_gently(self) -> None:
+        """Close, but let the client read first: closing on unread bytes would reset the connection under it."""
+        self._is_deaf = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read the request again as if it asked for no upgrade, which is a server's right."""
+        self._is_upgrading = False
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        lines += [b": ".join(item) for item in self.headers if item[0] not in (b"upgrade", b"connection")]
+        self.parser = httptools.HttpRequestParser(self)
+        if lines[0].startswith(b"CONNECT "):
+            self._refuse_rest(MethodNotAllowedError("this is not a proxy; CONNECT is not served"))
+        else:
+            self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+
+def _head_too_large() -> HeadTooLargeError:
+    return HeadTooLargeError(f"the request's line and headers are larger than {HEAD_BYTES} bytes; send fewer")

@@ -1,0 +1,135 @@
+"""Heads that the gateway writes: the request to an engine, the response to a client.
+
+What a client sends reaches the engine header by header, but for what concerns only this hop, what would let a client
+in (`Authorization`, `x-api-key`, cookies), what the gateway decides itself (host, length, class, request id) and
+`accept-encoding`: the tap reads along, so engines answer uncompressed. What an engine answers reaches the client the
+same way, with the gateway's `x-` headers in place of any of that name. Pure.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from gateway.errors import GatewayError, body_of
+from gateway.framing import ResponseHead
+
+_HELD_BACK = frozenset(
+    (
+        b"host",
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"http2-settings",
+        b"expect",
+        b"authorization",
+        b"x-api-key",
+        b"api-key",
+        b"cookie",
+        b"accept-encoding",
+        b"x-request-id",
+        b"x-traffic-class",
+    )
+)
+_OWN = frozenset(
+    (
+        b"x-request-id",
+        b"x-specpilot-class",
+        b"x-specpilot-engine",
+        b"x-specpilot-policy-version",
+        b"x-specpilot-overhead-ms",
+    )
+)
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_STATUS = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in HTTPStatus
+    if status >= 200  # noqa: PLR2004
+}
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """What the gateway reads of a request's headers. `forwarded` are those for the engine, as bytes.
+
+    `is_modern`: the client speaks HTTP/1.1, and so understands chunks and keeps its connection.
+    """
+
+    forwarded: bytes
+    api_key: bytes | None = None
+    traffic_class: str | None = None
+    request_id: bytes | None = None
+    length: int | None = None
+    is_chunked: bool = False
+    is_expecting: bool = False
+    is_modern: bool = True
+
+
+def read_request_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:  # noqa: C901 - one branch a header
+    """Return what `headers` (names in lower case) say. The HTTP parser has checked lengths and characters."""
+    head = RequestHead(b"")
+    kept: list[bytes] = []
+    dropped: set[bytes] | None = None
+    for name, value in headers:
+        if name not in _HELD_BACK:
+            kept += (name, b": ", value, b"\r\n")
+        elif name == b"authorization":
+            scheme, _, secret = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                head.api_key = secret.strip()
+        elif name == b"content-length":
+            head.length = int(value)
+        elif name == b"x-request-id":
+            head.request_id = value if _REQUEST_ID.fullmatch(value) else None
+        elif name == b"x-traffic-class":
+            head.traffic_class = value.decode("latin-1").strip() or None
+        elif name == b"connection":
+            tokens = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
+            dropped = (dropped or set()) | tokens
+        elif name in (b"x-api-key", b"api-key"):
+            head.api_key = head.api_key or value
+        elif name == b"transfer-encoding":
+            head.is_chunked = True
+        elif name == b"expect":
+            head.is_expecting = value.lower() == b"100-continue"
+    if dropped:
+        kept = [part for at in range(0, len(kept), 4) if kept[at] not in dropped for part in kept[at : at + 4]]
+    head.forwarded = b"".join(kept)
+    return head
+
+
+def client_head(head: ResponseHead, own: bytes, *, is_chunked: bool, length: int | None, keep_alive: bool) -> bytes:
+    """Return the head of the response to a client; `own` are the gateway's header lines."""
+    parts = [_STATUS.get(head.status) or b"HTTP/1.1 %d \r\n" % head.status]
+    for name, value in head.headers:
+        if name not in _OWN:
+            parts += (name, b": ", value, b"\r\n")
+    parts.append(own)
+    if is_chunked:
+        parts.append(b"transfer-encoding: chunked\r\n")
+    elif length is not None and head.status not in (204, 304):
+        parts.append(b"content-length: %d\r\n" % length)
+    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    return b"".join(parts)
+
+
+def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False) -> bytes:
+    """Return a whole response that tells of `error`; without its body when `is_head`."""
+    body = body_of(error)
+    parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), own]
+    if error.retry_after_s is not None:
+        parts.append(b"retry-after: %d\r\n" % max(1, round(error.retry_after_s)))
+    if error.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        parts.append(b"allow: POST\r\n")
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        parts.append(b"www-authenticate: Bearer\r\n")
+    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    if not is_head:
+        parts.append(body)
+    return b"".join(parts)

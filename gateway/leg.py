@@ -1,0 +1,102 @@
+"""One attempt of one request at one engine: what it holds of the engine, and how it lets go.
+
+The engine's outstanding work counts from `begin` to `drop`, and `drop` closes whatever is still open, so that an
+engine never works for somebody who has gone.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from gateway.fleet import Engine
+from gateway.plane import Plane
+from gateway.upstream import EngineConnection, Reader
+
+
+class Traveller(Reader, Protocol):
+    """Whose attempt it is."""
+
+    def connected(self) -> None:
+        """A connection stands; now is the time to `send`."""
+
+    def unconnected(self, reason: str) -> None:
+        """There will be no connection: `connect` refused or unreachable, `connect_timeout`."""
+
+
+class Leg:
+    """An attempt at `engine`, worth `work_tokens`."""
+
+    __slots__ = ("_connection", "_is_dropped", "_plane", "_task", "_traveller", "_work_tokens", "engine")
+
+    def __init__(self, plane: Plane, engine: Engine, work_tokens: int, traveller: Traveller) -> None:
+        self._plane = plane
+        self._traveller = traveller
+        self._work_tokens = work_tokens
+        self._connection: EngineConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_dropped = False
+        self.engine = engine
+
+    def begin(self, *, is_fresh: bool) -> None:
+        """Get a connection: a kept one at once, unless `is_fresh`; else a new one."""
+        engine = self.engine
+        engine.outstanding_requests += 1
+        engine.outstanding_tokens += self._work_tokens
+        if not is_fresh:
+            self._connection = engine.pool.take(self._plane.monotonic())
+            if self._connection is not None:
+                self._traveller.connected()
+                return
+        self._task = self._plane.spawn(asyncio.get_running_loop().create_task(self._connect()))
+
+    def send(self, request: Iterable[bytes | memoryview]) -> None:
+        """Send the whole request."""
+        assert self._connection is not None
+        self._connection.send(self._traveller, request)
+
+    def pause(self) -> None:
+        """The client is slower than the engine."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self._connection is not None:
+            self._connection.resume()
+
+    def over(self) -> None:
+        """The connection is no longer this request's: its response is whole, or it is gone."""
+        self._connection = None
+
+    def drop(self) -> None:
+        """Let go of the engine; close what is still open."""
+        if self._is_dropped:
+            return
+        self._is_dropped = True
+        self.engine.outstanding_requests -= 1
+        self.engine.outstanding_tokens -= self._work_tokens
+        if self._connection is not None:
+            self._connection.release(self._traveller)
+            self._connection = None
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _connect(self) -> None:
+        standing = self.engine.standing
+        try:
+            async with asyncio.timeout(self._plane.limits.connect_timeout_s):
+                connection = await self.engine.pool.connect()
+        except OSError as error:  # TimeoutError is one
+            self._task = None
+            reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
+            self._plane.metrics.count_upstream_error(reason)
+            standing.fail(self._plane.monotonic(), is_connect=True)
+            self._traveller.unconnected(reason)
+            return
+        self._task = None
+        if self._is_dropped:
+            connection.abort()
+            return
+        standing.restore(self._plane.monotonic())
+        self._connection = connection
+        self._traveller.connected()

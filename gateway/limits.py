@@ -1,0 +1,48 @@
+"""Bounds on one request, and which of its time-outs is over. Pure: `now` and all times are monotonic seconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes and seconds, as the settings of the same names."""
+
+    max_body_bytes: int
+    connect_timeout_s: float
+    first_byte_timeout_s: float
+    idle_timeout_s: float
+    total_timeout_s: float
+    request_timeout_s: float
+    keep_alive_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A time-out that is over: `name` as in `--<name>-timeout-s`, and how long it was."""
+
+    name: str
+    limit_s: float
+
+    def __str__(self) -> str:
+        shown, flag = self.name.replace("_", " "), self.name.replace("_", "-")
+        return f"the {shown} time-out of {self.limit_s:g} s is over (--{flag}-timeout-s)"
+
+
+def overdue(  # noqa: PLR0913 - a phase, the clock and three times
+    limits: Limits, phase: str, now: float, *, last_at: float, received_at: float, sent_at: float
+) -> Overdue | None:
+    """Return which time-out of a request in `phase` is over, `None` while none is.
+
+    `last_at` is when the client or engine last moved, `received_at` when the request was whole, `sent_at` when it went
+    out to the engine. The time-out for connecting is kept by whoever connects.
+    """
+    if phase == "request":
+        is_over = now - last_at > limits.request_timeout_s
+        return Overdue("request", limits.request_timeout_s) if is_over else None
+    if now - received_at > limits.total_timeout_s:
+        return Overdue("total", limits.total_timeout_s)
+    if phase == "wait" and now - sent_at > limits.first_byte_timeout_s:
+        return Overdue("first_byte", limits.first_byte_timeout_s)
+    if phase == "response" and now - last_at > limits.idle_timeout_s:
+        return Overdue("idle", limits.idle_timeout_s)
+    return None

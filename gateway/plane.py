@@ -1,0 +1,168 @@
+"""What every request of this process shares: snapshot, fleet, limits, counts, the clock.
+
+And the sweep, the one timer that enforces every time-out, closes what is idle and writes the log out.
+
+Owned by the event loop. Other threads hand over snapshots through `offer`.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from gateway.access_log import AccessLog
+from gateway.errors import GatewayError, InvalidApiKeyError
+from gateway.fleet import Fleet
+from gateway.limits import Limits
+from gateway.metrics import GatewayMetrics
+from gateway.routing import RetryBudget
+from gateway.snapshot import Snapshot, hash_of
+from policy.clock import Clock
+from policy.types import OTHER, ApiKey
+
+SWEEP_S = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+class Swept(Protocol):
+    """Something with time-outs."""
+
+    def sweep(self, now: float) -> None:
+        """Look whether one is over; `now` is monotonic seconds."""
+
+
+class Running(Swept, Protocol):
+    """A request under way."""
+
+    def give_up(self, error: GatewayError) -> None:
+        """End with `error`, as clearly as is still possible."""
+
+
+class Plane:
+    """The data plane's shared state."""
+
+    def __init__(  # noqa: PLR0913 - the collaborators of a whole program
+        self,
+        *,
+        fleet: Fleet,
+        snapshot: Snapshot,
+        limits: Limits,
+        budget: RetryBudget,
+        metrics: GatewayMetrics,
+        log: AccessLog,
+        clock: Clock,
+        marks_class: bool,
+    ) -> None:
+        self.fleet = fleet
+        self.snapshot = snapshot
+        self.limits = limits
+        self.budget = budget
+        self.metrics = metrics
+        self.log = log
+        self.clock = clock
+        self.monotonic: Callable[[], float] = clock.monotonic
+        self.marks_class = marks_class
+        self.is_draining = False
+        self.is_refusing = False
+        self.exchanges: set[Running] = set()
+        self.connections: set[Swept] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._classes: dict[str, frozenset[str]] = {}
+        self._id_prefix = secrets.token_hex(8)
+        self._id_count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sweeps = 0
+        fleet.apply(snapshot.engines)
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Belong to `loop` from now on, and begin to sweep."""
+        self._loop = loop
+        loop.call_later(SWEEP_S, self._sweep)
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Take over `snapshot`. From any thread; raises `RuntimeError` when the loop is closed."""
+        if self._loop is None:
+            raise RuntimeError("the plane is not bound to a loop")
+        self._loop.call_soon_threadsafe(self.adopt, snapshot)
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Serve by `snapshot` from now on. On the loop only, or before it runs."""
+        self.snapshot = snapshot
+        self._classes.clear()
+        self.fleet.apply(snapshot.engines)
+
+    def known_classes(self, model: str) -> frozenset[str]:
+        """Return the classes of `model`; remembered until the next snapshot."""
+        found = self._classes.get(model)
+        if found is None:
+            found = self.snapshot.known_classes(model)
+            if model in self.fleet.by_model:
+                self._classes[model] = found
+        return found
+
+    def model_label(self, model: str) -> str:
+        """Return `model` if an engine serves it, else `other`."""
+        return model if model in self.fleet.by_model else OTHER
+
+    def key_of(self, secret: bytes | None) -> ApiKey | None:
+        """Return the API key that `secret` is; `None` when none is needed and none is known by it.
+
+        Raises `InvalidApiKeyError` when one is needed.
+        """
+        snapshot = self.snapshot
+        if secret is not None and snapshot.keys:
+            found = snapshot.keys.get(hash_of(secret))
+            if found is not None:
+                return found
+        if not snapshot.needs_key:
+            return None
+        if secret is None:
+            raise InvalidApiKeyError("no API key was sent; send the header `Authorization: Bearer <key>`")
+        raise InvalidApiKeyError("the API key is not known here; check it, or ask your administrator for one")
+
+    def new_request_id(self) -> bytes:
+        """Return an identifier that no other request has."""
+        self._id_count += 1
+        return b"req-%s-%d" % (self._id_prefix.encode(), self._id_count)
+
+    def spawn(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Keep `task` alive until it ends."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    @property
+    def snapshot_age_s(self) -> float | None:
+        """Seconds since Redis was last read; `None` without Redis."""
+        taken_at = self.snapshot.taken_at
+        return None if taken_at is None else self.monotonic() - taken_at
+
+    def note(self, fields: Mapping[str, Any]) -> None:
+        """Write `fields` to the access log, with the time."""
+        self.log.add({"at": round(self.clock.now(), 3), **fields})
+
+    def refresh_metrics(self) -> None:
+        """Set the gauges that are looked up rather than counted."""
+        metrics = self.metrics
+        metrics.policy_versions = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
+        metrics.snapshot_age_s = self.snapshot_age_s
+        metrics.ejected = {name: engine.standing.is_ejected for name, engine in self.fleet.engines.items()}
+        metrics.log_lines_dropped = self.log.dropped
+
+    def _sweep(self) -> None:
+        assert self._loop is not None
+        now = self.monotonic()
+        self._sweeps += 1
+        for item in [*self.exchanges]:
+            try:
+                item.sweep(now)
+            except Exception:  # noqa: BLE001 - one request's fault must not stop the clock of all
+                _log.exception("a time-out could not be enforced")
+        if self._sweeps % 10 == 0:
+            for connection in [*self.connections]:
+                connection.sweep(now)
+            self.fleet.sweep(now)
+        self.log.flush()
+        self._loop.call_later(SWEEP_S, self._sweep)

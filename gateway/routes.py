@@ -1,0 +1,142 @@
+"""Everything that is not relayed: an ordinary FastAPI app, answered from memory.
+
+Errors have the same envelope as everywhere. What is not a route here and is not relayed is a 404: engines' control
+routes (`/speculation`, `/sleep`, `/collective_rpc`, `/load_lora_adapter`, ...) can be reached through no spelling.
+"""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+
+from gateway.errors import (
+    GatewayError,
+    InvalidApiKeyError,
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    RouteNotFoundError,
+    body_of,
+)
+from gateway.intake import PROXIED
+from gateway.plane import Plane
+from policy.codec import to_plain
+
+_METHOD_NOT_ALLOWED = 405
+
+
+def create_routes(plane: Plane, admin_token: str | None, shown_settings: Mapping[str, Any]) -> FastAPI:  # noqa: C901 - one small function a route
+    """Return the app. `shown_settings` holds no secret; `admin_token` opens `GET /admin/config`."""
+    app = FastAPI(title="SpecPilot gateway", openapi_url=None, docs_url=None, redoc_url=None)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(plane.metrics)
+
+    @app.get("/health")
+    @app.get("/ping")
+    async def health() -> dict[str, str]:
+        """Whether the process lives."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready(response: Response) -> dict[str, str]:
+        """Whether new requests should come here."""
+        said = "ready"
+        if plane.is_draining:
+            said = "draining"
+        elif not plane.fleet.is_serving:
+            said = "no engine"
+        if said != "ready":
+            response.status_code = 503
+        return {"status": said}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics, from memory."""
+        plane.refresh_metrics()
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """Every model of every engine, as last heard."""
+        plane.key_of(_bearer(request))
+        return {"object": "list", "data": plane.fleet.cards()}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Any:
+        """One model."""
+        plane.key_of(_bearer(request))
+        for card in plane.fleet.cards():
+            if card["id"] == name:
+                return card
+        raise ModelNotFoundError(f"the model `{name[:128]}` does not exist here; GET /v1/models lists those that do")
+
+    @app.get("/admin/config")
+    async def config(request: Request) -> dict[str, Any]:
+        """What this replica runs: settings, engines, policies and key ids, without secrets."""
+        sent = _bearer(request)
+        if admin_token is None or sent is None or not secrets.compare_digest(sent, admin_token.encode()):
+            raise InvalidApiKeyError("send `Authorization: Bearer <token>` with the token of --admin-token")
+        return _config_of(plane, shown_settings)
+
+    @app.exception_handler(GatewayError)
+    async def gateway_error(request: Request, error: GatewayError) -> Response:
+        """Put an error of ours into the envelope."""
+        del request
+        return _error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        """Put Starlette's own errors into the envelope."""
+        if error.status_code == _METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "GET")
+            response = _error_response(MethodNotAllowedError(f"{request.url.path} takes {allowed}"))
+            response.headers["allow"] = allowed
+            return response
+        known = ", ".join(sorted(PROXIED))
+        return _error_response(RouteNotFoundError(f"there is no {request.url.path[:128]} here; relayed are {known}"))
+
+    return app
+
+
+def _bearer(request: Request) -> bytes | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip().encode("latin-1")
+    other = request.headers.get("x-api-key") or request.headers.get("api-key")
+    return None if other is None else other.encode("latin-1")
+
+
+def _error_response(error: GatewayError) -> Response:
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, InvalidApiKeyError) else None
+    return Response(body_of(error), error.status, headers, "application/json")
+
+
+def _config_of(plane: Plane, shown_settings: Mapping[str, Any]) -> dict[str, Any]:
+    now = plane.monotonic()
+    snapshot = plane.snapshot
+    return {
+        "settings": dict(shown_settings),
+        "is_draining": plane.is_draining,
+        "snapshot_age_s": plane.snapshot_age_s,
+        "requires_api_key": snapshot.needs_key,
+        "api_keys": [
+            {"key_id": key.key_id, "traffic_class": key.traffic_class, "allowed_classes": key.allowed_classes}
+            for key in snapshot.keys.values()
+        ],
+        "policies": {model: to_plain(policy) for model, policy in sorted(snapshot.policies.items())},
+        "engines": [
+            {
+                "engine_id": engine.engine_id,
+                "url": engine.url,
+                "models": sorted(engine.models),
+                "is_draining": engine.is_draining,
+                "is_ejected": engine.standing.is_ejected,
+                "share": round(engine.standing.share(now), 3),
+                "outstanding_requests": engine.outstanding_requests,
+                "outstanding_tokens": engine.outstanding_tokens,
+            }
+            for engine in plane.fleet.engines.values()
+        ],
+    }

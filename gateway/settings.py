@@ -1,0 +1,102 @@
+"""What an operator can set on a gateway: flags, then environment, then these defaults."""
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from policy.settings import ProgramSettings
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class GatewaySettings(ProgramSettings):
+    """Settings of `specpilot gateway`."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_GATEWAY_")
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    port: Port = Field(8080, description="port to listen on; 0 picks a free one and logs it")
+    engine: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis"
+    )
+    redis_url: str | None = Field(
+        None,
+        validate_default=True,
+        validation_alias=AliasChoices("redis_url", "REDIS_URL"),
+        description="Redis that holds engines, policies and API keys: redis://, rediss:// or unix://",
+    )
+    redis_poll_s: Seconds = Field(2.0, description="seconds between two full reads of Redis without an announcement")
+    api_keys_file: str | None = Field(
+        None, description="JSON list of {key_id, key, traffic_class, allowed_classes}; added to the keys in Redis"
+    )
+    require_api_key: bool = Field(default=False, description="refuse requests without a key even while no key exists")
+    admin_token: SecretStr | None = Field(None, description="bearer token of GET /admin/config; without it: closed")
+    engine_api_key: SecretStr | None = Field(None, description="bearer token to send to engines; the client's never is")
+    mark_class: bool = Field(
+        default=True, description="add vllm_xargs.traffic_class to bodies; off for engines that refuse unknown fields"
+    )
+    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest request body")
+    connect_timeout_s: Seconds = Field(2.0, description="seconds to connect to an engine")
+    first_byte_timeout_s: Seconds = Field(
+        600.0, description="seconds from the whole request to the engine's first byte of body; queueing counts"
+    )
+    idle_timeout_s: Seconds = Field(
+        120.0, description="seconds between two reads of a response, or that a client may block one"
+    )
+    total_timeout_s: Seconds = Field(3600.0, description="seconds from the whole request to the end of its response")
+    request_timeout_s: Seconds = Field(60.0, description="seconds a client may pause while it sends a request")
+    keep_alive_s: Seconds = Field(75.0, description="seconds an idle client connection stays open")
+    engine_keep_alive_s: float = Field(
+        4.0, ge=0, le=86_400, description="seconds an idle engine connection is kept; below the engine's own (vLLM: 5)"
+    )
+    drain_grace_s: float = Field(
+        0.0, ge=0, le=3600, description="seconds after SIGTERM in which new requests are still served"
+    )
+    drain_timeout_s: Seconds = Field(30.0, description="seconds that requests in flight get to finish after SIGTERM")
+    retry_ratio: float = Field(
+        0.1, ge=0, le=1, description="retries allowed, as a share of requests (plus one a second)"
+    )
+    access_log: bool = Field(default=True, description="one JSON line per request on standard error")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged; above info there is no access log"
+    )
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple)):
+            return value
+        return tuple(url.strip() for text in texts for url in str(text).split(",") if url.strip())
+
+    @field_validator("engine")
+    @classmethod
+    def _check_engines(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            _check_url(url, ("http", "https"), "http://127.0.0.1:8100")
+        return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is not None:
+            _check_url(url, ("redis", "rediss", "unix"), "redis://127.0.0.1:6379/0")
+        elif info.data.get("engine") == ():
+            raise ValueError("missing; give it (or REDIS_URL) to find engines in Redis, or name them with --engine URL")
+        return url
+
+
+def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "unix") and parts.port != 0
+        is_good = is_good and not any(char.isspace() for char in url)
+        is_good = is_good and not (parts.scheme.startswith("http") and (parts.query or parts.fragment))
+    except ValueError:
+        is_good = False
+    if not is_good:
+        shown = url if "@" not in url else "the URL"
+        raise ValueError(f"{shown!r} is not one of {', '.join(f'{item}://' for item in schemes)}; write e.g. {example}")

@@ -1,0 +1,130 @@
+"""The side tap: reads along with a response to count and to learn, and never touches its bytes.
+
+Events: a stream of server-sent events, split anywhere. Lines end in LF or CRLF, comments do not count, `[DONE]` ends
+the stream, an `error` event is noticed. Nothing is decoded: UTF-8 that is split in the middle stays bytes. Of each
+frame only three things are looked for, by plain byte search: JSON keys cannot be imitated by text in a JSON
+string, because there a quote is escaped.
+
+Usage: the last frame (or the last `TAIL_BYTES` of a JSON body) that holds `usage` gives the number of output
+tokens and, from `metrics.speculative_decoding`, the mean acceptance length. Both are `None` when the engine did not
+say. Memory is bounded: of a frame longer than `FRAME_BYTES` only the end is kept. Pure.
+"""
+
+import re
+
+TAIL_BYTES = 16_384
+FRAME_BYTES = 65_536
+
+_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+_SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
+_BREAK = re.compile(rb"\r?\n\r?\n")
+
+
+class Usage:
+    """What a response said of itself: output tokens and mean acceptance length (bonus token included)."""
+
+    __slots__ = ("acceptance_length", "output_tokens")
+
+    def __init__(self) -> None:
+        self.output_tokens: int | None = None
+        self.acceptance_length: float | None = None
+
+    def read(self, text: bytes) -> None:
+        """Learn from JSON that may hold usage; later sayings replace earlier ones."""
+        said = _TOKENS.findall(text)
+        if said:
+            self.output_tokens = int(said[-1])
+        speculation = _SPECULATION.search(text)
+        if speculation is not None:
+            try:
+                self.acceptance_length = float(speculation[1])
+            except ValueError:
+                self.acceptance_length = None
+
+
+class SseTap:
+    """Reads along with a stream of server-sent events.
+
+    `deltas` counts events that carry data, the end marker excluded; `is_done` tells whether that was seen,
+    `has_error` whether an error event was, `is_between_events` whether the stream stands at a frame's border.
+    """
+
+    __slots__ = ("_rest", "_usage_frame", "deltas", "has_error", "is_done")
+
+    def __init__(self) -> None:
+        self.deltas = 0
+        self.is_done = False
+        self.has_error = False
+        self._rest = b""
+        self._usage_frame = b""
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether no part of a frame is waiting for its end."""
+        return not self._rest.strip(b"\r\n")
+
+    def feed(self, data: bytes) -> int:
+        """Read `data`; return how many events with data ended in it."""
+        before = self.deltas
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        if b"\r" in data:
+            *frames, rest = _BREAK.split(data)
+        elif data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
+            self._frame(data)
+            return self.deltas - before
+        else:
+            *frames, rest = data.split(b"\n\n")
+        for frame in frames:
+            self._frame(frame)
+        self._rest = rest if len(rest) <= FRAME_BYTES else rest[:16] + rest[16 - FRAME_BYTES :]
+        return self.deltas - before
+
+    def _frame(self, frame: bytes) -> None:
+        if not frame.startswith(b"data:"):
+            # A blank line or comment or another field first: look for a line of data further down.
+            at = frame.find(b"\ndata:") + 1
+            if at == 0:
+                return
+            frame = frame[at:]
+        if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
+            self.is_done = True
+            return
+        self.deltas += 1
+        if b'"usage"' in frame and b'"usage":null' not in frame:
+            self._usage_frame = frame
+        if frame.startswith((b'data: {"error"', b'data:{"error"')):
+            self.has_error = True
+
+    def finish(self, usage: Usage) -> None:
+        """The stream is over: put what it said of itself into `usage`."""
+        if self._usage_frame:
+            usage.read(self._usage_frame)
+
+
+class JsonTap:
+    """Reads along with a JSON body; keeps its end, where usage stands."""
+
+    __slots__ = ("_length", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def feed(self, data: bytes) -> int:
+        """Keep the end of what has come; return 0, since a body has no events."""
+        self._parts.append(data)
+        self._length += len(data)
+        if self._length > 2 * TAIL_BYTES:
+            tail = b"".join(self._parts)[-TAIL_BYTES:]
+            self._parts = [tail]
+            self._length = len(tail)
+        return 0
+
+    def finish(self, usage: Usage) -> None:
+        """The body is whole: put what it said of itself into `usage`."""
+        text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        at = text.rfind(b'"usage"')
+        if at >= 0:
+            usage.read(text[at:])

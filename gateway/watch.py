@@ -1,0 +1,104 @@
+"""Keeps the snapshot fresh from Redis, on a thread of its own: no request ever waits for Redis.
+
+The thread follows announcements and reads everything again after `poll_s` without one. When Redis does not answer it
+keeps trying; whoever reads the snapshot notices nothing but its age. A document that cannot be read is logged and
+leaves the last good ones of its kind in place.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from gateway.snapshot import SETTLE_S, Snapshot, by_hash, follow
+from policy.clock import Clock
+from policy.errors import InvalidDocumentError, PolicyError
+from policy.keys import SCHEDULES
+from policy.store import Store
+from policy.types import ApiKey
+
+RETRY_S = 0.5
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Watcher:
+    """Reads the shared state and hands each new snapshot to `publish`, from its own thread.
+
+    `own_keys` are the keys that did not come from Redis.
+    """
+
+    def __init__(  # noqa: PLR0913 - the collaborators of a thread
+        self,
+        *,
+        store: Store,
+        own_keys: Sequence[ApiKey],
+        first: Snapshot,
+        publish: Callable[[Snapshot], None],
+        clock: Clock,
+        poll_s: float,
+    ) -> None:
+        self._store = store
+        self._own_keys = own_keys
+        self._last = first
+        self._publish = publish
+        self._clock = clock
+        self._poll_s = poll_s
+        self._stopped = threading.Event()
+        self._settled_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hand over no further snapshot. The thread ends with its next look at Redis, or with the process."""
+        self._stopped.set()
+
+    def read(self) -> Snapshot:
+        """Read everything once and return the snapshot that follows the last. Raises `StoreUnavailableError`."""
+        last = self._last
+        found = Snapshot(
+            engines=tuple(_readable(self._store.engines, last.engines)),
+            policies={
+                item.policy.model: item for item in _readable(self._store.policies, tuple(last.policies.values()))
+            },
+            keys=by_hash([*_readable(self._store.api_keys, tuple(last.keys.values())), *self._own_keys]),
+            taken_at=self._clock.monotonic(),
+        )
+        self._last = follow(last, found, is_settling=self._clock.monotonic() < self._settled_at)
+        return self._last
+
+    def _run(self) -> None:
+        is_lost = False
+        while not self._stopped.is_set():
+            try:
+                for changed in self._store.changes(self._poll_s):
+                    if self._stopped.is_set():
+                        return
+                    if changed == SCHEDULES and not is_lost:
+                        continue  # the engines' business
+                    if is_lost:
+                        is_lost = False
+                        self._settled_at = self._clock.monotonic() + SETTLE_S
+                        _log.warning("Redis answers again")
+                    self._publish(self.read())
+            except PolicyError as error:
+                if not is_lost:
+                    is_lost = True
+                    _log.warning("serving from the last snapshot: %s", error)
+            except Exception:  # noqa: BLE001 - nothing may end this thread but the program
+                if self._stopped.is_set():
+                    return
+                _log.exception("the snapshot could not be refreshed; serving from the last one")
+            self._stopped.wait(RETRY_S)
+
+
+def _readable(read: Callable[[], Sequence[T]], last: Sequence[T]) -> Sequence[T]:
+    try:
+        return read()
+    except InvalidDocumentError as error:
+        _log.error("keeping the last good one: %s", error)
+        return last

@@ -1,0 +1,49 @@
+"""Gateways and scripted engines, started on demand and gone after each test."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.gateway_server import GatewayThread
+from tests.support.scripted_engine import ScriptedEngine
+
+StartGateway = Callable[..., Awaitable[GatewayThread]]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    started = await ScriptedEngine().start()
+    yield started
+    await started.stop()
+
+
+@pytest.fixture
+async def other_engine() -> AsyncIterator[ScriptedEngine]:
+    started = await ScriptedEngine().start()
+    yield started
+    await started.stop()
+
+
+@pytest.fixture(scope="session")
+def leaving() -> Iterator[list[GatewayThread]]:
+    """Gateways that stop while the next tests run; each takes a fifth of a second."""
+    gateways: list[GatewayThread] = []
+    yield gateways
+    for gateway in gateways:
+        gateway.join()
+
+
+@pytest.fixture
+async def start_gateway(leaving: list[GatewayThread]) -> AsyncIterator[StartGateway]:
+    running: list[GatewayThread] = []
+
+    async def start(*engines: ScriptedEngine, **settings: Any) -> GatewayThread:
+        gateway = GatewayThread(**{"engine": tuple(engine.url for engine in engines), **settings})
+        running.append(gateway)
+        return await gateway.start()
+
+    yield start
+    for gateway in running:
+        gateway.leave()
+    leaving += running

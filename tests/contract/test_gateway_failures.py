@@ -1,0 +1,463 @@
+"""What goes wrong: engines that break, hang or lie; clients that leave; and what each costs whom."""
+
+import asyncio
+import time
+
+import pytest
+
+from gateway import routing
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, Answer, Client, call, request
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.scripted_engine import (
+    CLOSE,
+    DONE,
+    HANG,
+    LAST_CHUNK,
+    RESET,
+    SSE_HEAD,
+    Script,
+    ScriptedEngine,
+    Step,
+    chunk,
+    completion,
+    event,
+    reply,
+    stream,
+)
+
+FREED_WITHIN_S = 0.25
+OVERLOADED = reply(
+    b'{"error":{"message":"full","type":"overloaded","param":null,"code":503}}', "503 Service Unavailable"
+)
+
+
+def error_event(answer: Answer) -> str:
+    """The code of the error event that ends the answer."""
+    frames = answer.body.decode().strip().split("\n\n")
+    assert frames[-1].startswith('data: {"error":{"message":')
+    return frames[-1].split('"code":"')[1].split('"')[0]
+
+
+def serves_twice(first: ScriptedEngine, second: ScriptedEngine) -> int:
+    return len(first.seen) + len(second.seen)
+
+
+# Disconnects
+
+
+async def assert_freed(engine: ScriptedEngine, leave: float) -> None:
+    async with asyncio.timeout(3):
+        await engine.seen[0].closed.wait()
+    closed_at = engine.seen[0].closed_at
+    assert closed_at is not None
+    assert closed_at - leave < FREED_WITHIN_S
+
+
+@pytest.mark.parametrize(
+    ("script", "body"),
+    [
+        ([HANG], None),
+        ([HANG], STREAM),
+        ([SSE_HEAD, HANG], STREAM),
+        ([SSE_HEAD, chunk(event("a")), HANG], STREAM),
+        ([SSE_HEAD, chunk(event("a"))[:-9], HANG], STREAM),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", HANG], None),
+        ([b"HTTP/1.1 400 Bad Request\r\ncontent-length: 99\r\n\r\n{", HANG], None),
+    ],
+    ids=["wait", "wait stream", "head", "stream", "mid chunk", "mid json", "mid error"],
+)
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closes", "resets"])
+async def test_a_client_that_leaves_frees_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway, script: Script, body: dict[str, object] | None, is_reset: bool
+) -> None:
+    engine.script = script
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(body))
+        await engine.wait_seen(1)
+        await asyncio.sleep(0.05)
+        leave = asyncio.get_running_loop().time()
+        if is_reset:
+            client.abort()
+        else:
+            client.close()
+    await assert_freed(engine, leave)
+    await eventually(lambda: not gateway.plane.exchanges)
+    [one] = gateway.plane.fleet.engines.values()
+    assert (one.outstanding_requests, one.outstanding_tokens) == (0, 0)
+    assert sum(gateway.plane.metrics.disconnects.values()) == 1
+    assert gateway.plane.metrics.cells["tiny", "default"].requests == {499: 1}
+
+
+async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request()[:-5])
+        await eventually(lambda: gateway.plane.exchanges)
+    await eventually(lambda: gateway.plane.metrics.disconnects == {"request": 1})
+    assert engine.seen == []
+
+
+async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() * 3)
+        await engine.wait_seen(1)
+        leave = asyncio.get_running_loop().time()
+    await assert_freed(engine, leave)
+    assert len(engine.seen) == 1
+
+
+async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine=("http://127.0.0.1:1",))
+    # An address of the documentation range: nobody answers there.
+    plane = gateway.plane
+    [one] = plane.fleet.engines.values()
+    one.cards = ({"id": "tiny"},)
+    plane.fleet.index()
+
+    async def never() -> None:
+        await asyncio.sleep(60)
+
+    one.pool.connect = never
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        await eventually(lambda: one.outstanding_requests == 1)
+    await eventually(lambda: one.outstanding_requests == 0)
+    assert plane.metrics.disconnects == {"connect": 1}
+
+
+# Time-outs
+
+
+async def test_the_first_byte_time_out(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [SSE_HEAD, HANG]  # a head is no byte of body
+    gateway = await start_gateway(engine, first_byte_timeout_s=0.3)
+    answer = await call(gateway.port, request(STREAM))
+    assert (answer.status, answer.code) == (504, "engine_timeout")
+    assert "--first-byte-timeout-s" in answer.json["error"]["message"]
+    async with asyncio.timeout(1):
+        await engine.seen[0].closed.wait()
+
+
+async def test_the_idle_time_out(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [SSE_HEAD, chunk(event("a")), HANG]
+    gateway = await start_gateway(engine, idle_timeout_s=0.3)
+    answer = await call(gateway.port, request(STREAM))
+    assert answer.status == 200
+    assert answer.body.startswith(event("a"))
+    assert error_event(answer) == "engine_timeout"
+    assert answer.is_whole
+    async with asyncio.timeout(1):
+        await engine.seen[0].closed.wait()
+
+
+async def test_the_total_time_out(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    pause: list[Step] = [chunk(event("a")), 0.1]
+    engine.script = [SSE_HEAD, *pause * 50]
+    gateway = await start_gateway(engine, total_timeout_s=0.5)
+    answer = await call(gateway.port, request(STREAM))
+    assert error_event(answer) == "engine_timeout"
+    assert b"--total-timeout-s" in answer.body
+
+
+async def test_the_idle_time_out_cuts_a_json_body_off(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", HANG]
+    gateway = await start_gateway(engine, idle_timeout_s=0.3)
+    answer = await call(gateway.port)
+    assert not answer.is_whole
+
+
+async def test_the_connect_time_out(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine=("http://127.0.0.1:1",), connect_timeout_s=0.2)
+    [one] = gateway.plane.fleet.engines.values()
+    one.cards = ({"id": "tiny"},)
+    gateway.plane.fleet.index()
+
+    async def never() -> None:
+        await asyncio.sleep(60)
+
+    one.pool.connect = never
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert gateway.plane.metrics.upstream_errors["connect_timeout"] >= 1
+
+
+async def test_a_request_that_does_not_arrive_times_out(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, request_timeout_s=0.3)
+    answer = await call(gateway.port, request()[:-5])
+    assert (answer.status, answer.code) == (408, "request_timeout")
+    answer = await call(gateway.port, request()[:30])
+    assert (answer.status, answer.code) == (408, "request_timeout")
+
+
+async def test_a_client_that_stops_reading_loses_its_stream(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [SSE_HEAD, *[chunk(event("x" * 60_000))] * 400, HANG]
+    gateway = await start_gateway(engine, idle_timeout_s=0.4)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**10)
+    writer.write(request(STREAM))
+    await reader.readuntil(b"\r\n\r\n")
+    async with asyncio.timeout(5):
+        await engine.seen[0].closed.wait()
+    assert gateway.plane.metrics.disconnects == {"stalled": 1}
+    writer.close()
+
+
+# Broken answers
+
+
+BROKEN: dict[str, Script] = {
+    "closes": [CLOSE],
+    "resets": [RESET],
+    "half a head": [b"HTTP/1.1 200 OK\r\ncontent-", CLOSE],
+    "no HTTP": [b"hello\r\n\r\n", CLOSE],
+    "both lengths": [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}"],
+    "two lengths": [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{} "],
+    "signed length": [b"HTTP/1.1 200 OK\r\ncontent-length: +2\r\n\r\n{}"],
+    "unknown coding": [b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n{}"],
+    "bad chunk": [SSE_HEAD + b"zz\r\n"],
+    "switching": [b"HTTP/1.1 101 Switching Protocols\r\n\r\n"],
+    "endless head": [b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000],
+    "head only": [SSE_HEAD, CLOSE],
+    "error cut off": [b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 99\r\n\r\n{", CLOSE],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_an_engine_that_gives_no_answer_is_one_clear_error(
+    engine: ScriptedEngine, start_gateway: StartGateway, name: str
+) -> None:
+    engine.script = BROKEN[name]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(STREAM))
+    assert (answer.status, answer.code) == (502, "bad_engine_response")
+    assert answer.headers["retry-after"] == "1"
+    assert sum(gateway.plane.metrics.upstream_errors.values()) >= 1
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_and_with_another_engine_none_at_all(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, name: str
+) -> None:
+    engine.script = BROKEN[name]
+    other_engine.script = stream("ok")
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(4):
+        answer = await call(gateway.port, request(STREAM))
+        assert answer.status == 200
+        assert answer.body.endswith(DONE)
+    assert engine.seen
+    assert gateway.plane.metrics.retries == len(engine.seen)
+
+
+@pytest.mark.parametrize(
+    ("script", "event_ends"),
+    [
+        ([SSE_HEAD, chunk(event("a")), 0.02, CLOSE], True),
+        ([SSE_HEAD, chunk(event("a")), 0.02, RESET], True),
+        ([SSE_HEAD, chunk(event("a")), 0.02, b"zz\r\n"], True),
+        ([SSE_HEAD, chunk(event("a")), chunk(event("b")[:20]), 0.02, CLOSE], True),
+        ([SSE_HEAD, chunk(event("a")), chunk(event("b"))[:20], 0.02, CLOSE], False),
+        ([SSE_HEAD, chunk(event("a")), b"1", 0.02, CLOSE], False),
+        ([SSE_HEAD.replace(b"transfer-encoding: chunked", b"x: y"), event("a"), 0.02, CLOSE], True),
+    ],
+    ids=["close", "reset", "bad chunk", "mid event", "mid chunk", "mid size", "unframed"],
+)
+async def test_a_stream_that_breaks_says_so(
+    engine: ScriptedEngine, start_gateway: StartGateway, script: Script, event_ends: bool
+) -> None:
+    engine.script = script
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(STREAM))
+        answer = await client.answer()
+        assert answer.body.startswith(event("a"))
+        assert b"[DONE]" not in answer.body
+        assert answer.is_whole == event_ends
+        if event_ends:
+            assert error_event(answer) == "stream_broken"
+        assert await client.is_closed()
+
+
+@pytest.mark.parametrize("end", [CLOSE, RESET])
+async def test_a_json_body_that_breaks_is_cut_off(
+    engine: ScriptedEngine, start_gateway: StartGateway, end: object
+) -> None:
+    engine.script = [reply(completion())[:-9], 0.02, end]  # type: ignore[list-item]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        assert not (await client.answer()).is_whole
+
+
+async def test_bytes_beyond_the_end_reach_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    evil = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
+    engine.scripts = [[reply(completion()) + evil], [*stream("a")[:-1], LAST_CHUNK + evil], [reply(completion())]]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        assert (await client.answer()).body == completion()
+        client.send(request(STREAM))
+        assert (await client.answer()).body.endswith(DONE)
+        client.send(request())
+        assert (await client.answer()).body == completion()
+
+
+# Retries, standing, errors of engines
+
+
+async def test_a_refused_request_goes_to_another_engine(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [OVERLOADED]
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(6):
+        assert (await call(gateway.port)).status == 200
+    assert len(other_engine.seen) == 6
+    assert gateway.plane.metrics.upstream_errors["status_503"] == len(engine.seen)
+
+
+async def test_when_all_engines_refuse_their_answer_is_passed_on(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = [OVERLOADED]
+    gateway = await start_gateway(engine, other_engine)
+    answer = await call(gateway.port)
+    assert answer.status == 503
+    assert answer.json["error"]["message"] == "full"
+    assert answer.headers["retry-after"] == "1"
+    assert serves_twice(engine, other_engine) == 2
+
+
+async def test_retries_have_a_budget(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = [OVERLOADED]
+    gateway = await start_gateway(engine, other_engine, retry_ratio=0.1)
+    async with await Client.connect(gateway.port) as client:
+        for _ in range(100):
+            client.send(request())
+            assert (await client.answer()).status == 503
+    assert gateway.plane.metrics.retries <= 10 + 0.1 * 100 + 5
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable Entity", "429 Too Many"])
+async def test_a_clients_error_passes_untouched_and_is_not_retried(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, status: str
+) -> None:
+    body = b'{"error": {"message": "no",  "type": "BadRequestError", "param": null, "code": 400}}'
+    engine.script = other_engine.script = [reply(body, status)]
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(10):
+        answer = await call(gateway.port)
+        assert answer.status == int(status[:3])
+        assert answer.body == body
+    assert serves_twice(engine, other_engine) == 10
+    assert not any(one.standing.is_ejected for one in gateway.plane.fleet.engines.values())
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        (b"Internal Server Error", "text/plain", "Internal Server Error"),
+        (b'{"detail":"Not Found"}', "application/json", "Not Found"),
+        (b'{"object":"error","message":"too long","code":400}', "application/json", "too long"),
+        (b'{"error":"plain"}', "application/json", "plain"),
+        (b"", "text/plain", "the engine answered 500 without a reason"),
+    ],
+)
+async def test_an_engines_error_gets_the_envelope(
+    engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, kind: str, message: str
+) -> None:
+    engine.script = [reply(body, "500 Internal Server Error", kind)]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (500, "engine_error")
+    assert answer.json["error"]["message"] == message
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_a_dead_engine_costs_nothing_while_another_lives(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, other_engine)
+    await engine.stop()
+    for _ in range(20):
+        assert (await call(gateway.port)).status == 200
+    assert gateway.plane.metrics.retries <= 2
+    assert gateway.plane.fleet.engines[f"127.0.0.1:{engine.port}"].standing.is_ejected
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 200
+
+
+async def test_a_dead_engine_alone_is_a_clear_error_and_comes_back(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    await engine.stop()
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
+    await engine.start()
+    [one] = gateway.plane.fleet.engines.values()
+    await eventually(lambda: not one.standing.is_ejected)
+    assert (await call(gateway.port)).status == 200
+    assert one.standing.share(time.monotonic()) < 1.0
+
+
+async def test_an_engine_of_server_errors_is_ejected(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [reply(b"{}", "500 Internal Server Error")]
+    gateway = await start_gateway(engine, other_engine)
+    statuses = [(await call(gateway.port)).status for _ in range(30)]
+    assert statuses.count(500) <= routing.FAILURES_ALLOWED
+    assert gateway.plane.metrics.retries == 0
+
+
+async def test_a_kept_connection_that_the_engine_closed_is_replaced(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, engine_keep_alive_s=60)
+    engine.scripts = [[reply(completion())], [CLOSE], [reply(completion("again"))]]
+    assert (await call(gateway.port)).status == 200
+    # The second request goes out on the kept connection, which the engine closes without an answer.
+    answer = await call(gateway.port)
+    assert answer.body == completion("again")
+    assert not gateway.plane.metrics.upstream_errors
+
+
+async def test_work_goes_where_least_is_outstanding(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = [HANG]
+    gateway = await start_gateway(engine, other_engine)
+    clients = [await Client.connect(gateway.port) for _ in range(10)]
+    for at, client in enumerate(clients):
+        client.send(request())
+        await eventually(lambda at=at: serves_twice(engine, other_engine) == at + 1)
+    assert len(engine.seen) == len(other_engine.seen) == 5
+    for client in clients:
+        client.close()
+
+
+async def assert_memory_of_requests_is_gone(gateway: GatewayThread) -> None:
+    await eventually(lambda: not gateway.plane.exchanges and not gateway.plane.connections)
+
+
+async def test_nothing_stays_behind(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.choose = lambda seen: stream("a") if seen.json.get("stream") else [reply(completion())]
+    gateway = await start_gateway(engine)
+    for body in (None, STREAM, b"{", None):
+        await call(gateway.port, request(body))
+    await assert_memory_of_requests_is_gone(gateway)
+    assert gateway.plane.metrics.cells["tiny", "default"].in_flight == 0

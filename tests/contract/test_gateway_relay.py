@@ -1,0 +1,330 @@
+"""What goes through: bytes in equal bytes out, whatever the shape of the stream."""
+
+import asyncio
+import hashlib
+import json
+import random
+
+import pytest
+
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, Client, call, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import (
+    CLOSE,
+    DONE,
+    LAST_CHUNK,
+    SSE_HEAD,
+    ScriptedEngine,
+    Step,
+    chunk,
+    completion,
+    event,
+    reply,
+    stream,
+    usage_event,
+)
+
+
+async def test_a_json_reply_passes_and_is_counted(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [reply(completion(output_tokens=7, acceptance_length=2.5), extra="x-engine-says: hi\r\n")]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert answer.status == 200
+    assert answer.body == completion(output_tokens=7, acceptance_length=2.5)
+    assert answer.headers["x-engine-says"] == "hi"
+    assert answer.headers["x-specpilot-class"] == "default"
+    assert answer.headers["x-specpilot-engine"] == f"127.0.0.1:{engine.port}"
+    assert answer.headers["x-specpilot-policy-version"] == "0"
+    assert float(answer.headers["x-specpilot-overhead-ms"]) < 1000
+    cell = gateway.plane.metrics.cells["tiny", "default"]
+    assert (cell.tokens_by_usage, cell.tokens_by_events, cell.requests) == (7, 0, {200: 1})
+    assert cell.acceptance_length.total == 2.5
+    assert cell.in_flight == 0
+
+
+async def test_the_engine_gets_the_clients_own_bytes_and_the_class(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    body = (
+        b'{ "model":"tiny",\n"odd"  : [1.50, 1e3, "\\u00e9\xc3\xa9"], "priority": 0, "cache_salt":"s","messages":[] }'
+    )
+    await call(gateway.port, request(body))
+    assert engine.seen[0].body == b'{"vllm_xargs":{"traffic_class":"default"},' + body[1:]
+
+
+async def test_the_class_field_can_be_left_out(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, mark_class=False)
+    body = b'{"model":"tiny" ,"messages":[]}'
+    await call(gateway.port, request(body))
+    assert engine.seen[0].body == body
+
+
+async def test_headers_of_the_hop_and_secrets_stay_behind(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    sent = (
+        "Authorization: Bearer secret\r\nx-api-key: secret\r\ncookie: secret\r\nConnection: keep-alive, x-hop\r\n"
+        "x-hop: secret\r\nTE: trailers\r\naccept-encoding: gzip\r\nx-traffic-class: secret\r\n"
+        "traceparent: 00-1-2-3\r\nX-Request-Id: mine-1\r\nuser-agent: test\r\n"
+    )
+    answer = await call(gateway.port, request(headers=sent))
+    seen = engine.seen[0]
+    assert set(seen.headers) == {
+        "host", "content-type", "content-length", "traceparent", "x-request-id", "user-agent",
+    }  # fmt: skip
+    assert seen.headers["host"] == f"127.0.0.1:{engine.port}"
+    assert seen.headers["x-request-id"] == answer.headers["x-request-id"] == "mine-1"
+    assert "secret" not in str(seen.headers)
+
+
+async def test_the_engine_gets_its_own_key_when_one_is_set(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, engine_api_key="for-the-engine")
+    await call(gateway.port, request(headers="authorization: Bearer mine\r\n"))
+    assert engine.seen[0].headers["authorization"] == "Bearer for-the-engine"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize", "/detokenize"],
+)
+async def test_every_relayed_route_reaches_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+) -> None:
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(path=path + "?x=1"))).status == 200
+    assert engine.seen[0].path == path
+    is_marked = b"vllm_xargs" in engine.seen[0].body
+    assert is_marked == path.startswith(("/v1/c", "/v1/r", "/v1/m"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/speculation", "/sleep", "/collective_rpc", "/reset_prefix_cache", "/v1/load_lora_adapter",
+        "/v1/chat/completions/../../speculation", "//speculation", "/v1/%63hat/completions", "/metrics/x",
+    ],
+)  # fmt: skip
+async def test_no_other_route_reaches_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+) -> None:
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(path=path))
+    assert answer.status == 404
+    assert answer.code == "route_not_found"
+    assert engine.seen == []
+
+
+FRAMES = [event("Hé"), event("llo 🙂"), b": ping\n\n", event("", finish="stop"), usage_event(9, 3.25), DONE]
+
+
+async def test_a_stream_split_at_every_byte_arrives_as_it_was(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    whole = SSE_HEAD + b"".join(chunk(frame) for frame in FRAMES) + LAST_CHUNK
+    engine.script = [step for byte in whole for step in (bytes([byte]), 0.001)]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(STREAM))
+    assert answer.body == b"".join(FRAMES)
+    cell = gateway.plane.metrics.cells["tiny", "default"]
+    assert cell.tokens_by_usage == 9
+    assert cell.acceptance_length.total == 3.25
+    assert sum(cell.itl.counts) == 3  # between the four events with data
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+async def test_chunks_that_cut_events_and_characters_arrive_as_they_were(
+    engine: ScriptedEngine, start_gateway: StartGateway, size: int
+) -> None:
+    text = b"".join(FRAMES)
+    parts = [chunk(text[at : at + size]) for at in range(0, len(text), size)]
+    engine.script = [SSE_HEAD, b"".join(parts[:50]), 0.01, b"".join(parts[50:]) + LAST_CHUNK]
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(STREAM))).body == text
+
+
+async def test_crlf_streams_are_understood(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    frames = [frame.replace(b"\n", b"\r\n") for frame in FRAMES]
+    engine.script = [SSE_HEAD, *(chunk(frame) for frame in frames), LAST_CHUNK]
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(STREAM))).body == b"".join(frames)
+    assert gateway.plane.metrics.cells["tiny", "default"].tokens_by_usage == 9
+
+
+async def test_chunk_extensions_and_trailers_pass(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.scripts = [[SSE_HEAD + b"5;x=y\r\nabcde\r\n0\r\nx-trailer: 1\r\n\r\n"], [reply(completion())]]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(STREAM))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head
+        assert await client.reader.readuntil(b"x-trailer: 1\r\n\r\n") == b"5;x=y\r\nabcde\r\n0\r\nx-trailer: 1\r\n\r\n"
+        client.send(request())
+        assert (await client.answer()).status == 200
+
+
+async def test_random_streams_are_equal_by_hash(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    seed = random.Random(7)
+    gateway = await start_gateway(engine)
+    for _ in range(100):
+        payload = seed.randbytes(seed.randrange(1, 5000))
+        steps: list[Step] = [SSE_HEAD]
+        framed = b""
+        at = 0
+        while at < len(payload):
+            size = seed.randrange(1, 900)
+            framed += chunk(payload[at : at + size])
+            at += size
+        framed += LAST_CHUNK
+        at = 0
+        while at < len(framed):
+            size = seed.randrange(1, 2000)
+            steps += [framed[at : at + size], 0]
+            at += size
+        engine.scripts.append(steps)
+        answer = await call(gateway.port, request(STREAM))
+        assert hashlib.sha256(answer.body).digest() == hashlib.sha256(payload).digest()
+
+
+async def test_a_json_body_for_a_stream_request_passes(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(STREAM))
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.body == completion()
+
+
+async def test_a_missing_done_is_passed_on_as_it_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [SSE_HEAD, chunk(event("a")), LAST_CHUNK]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(STREAM))
+    assert answer.body == event("a")
+    assert answer.is_whole
+
+
+async def test_an_error_event_of_the_engine_passes(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    frame = b'data: {"error": {"message": "out of memory", "type": "server_error", "code": 500}}\n\n'
+    engine.script = [SSE_HEAD, chunk(event("a")), chunk(frame), chunk(DONE), LAST_CHUNK]
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(STREAM))).body == event("a") + frame + DONE
+    assert gateway.plane.metrics.upstream_errors == {"error_event": 1}
+
+
+async def test_a_body_that_ends_with_its_connection_passes(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
+    engine.script = [head, completion(), CLOSE]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert answer.headers["connection"] == "close"
+    assert answer.body == completion()
+
+
+async def test_interim_responses_are_dropped(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n", reply(completion())]
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port)).body == completion()
+
+
+async def test_an_empty_answer_passes(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [b"HTTP/1.1 204 No Content\r\n\r\n"]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 204 No Content\r\n")
+        assert b"content-length" not in head
+        client.send(request())
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = stream("a", "b")
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(STREAM).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert "transfer-encoding" not in answer.headers
+    assert answer.body == event("a") + event("b") + event("", finish="stop") + DONE
+
+
+async def test_connections_are_kept_on_both_sides(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    before = engine.connections
+    async with await Client.connect(gateway.port) as client:
+        for _ in range(5):
+            client.send(request())
+            assert (await client.answer()).status == 200
+        client.send(request(path="/health", method="GET"))
+        assert (await client.answer()).json == {"status": "ok"}
+        client.send(request())
+        assert (await client.answer()).status == 200
+    assert engine.connections <= before + 1
+
+
+async def test_pipelined_requests_are_answered_in_order(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.choose = lambda seen: [0.05 if b"slow" in seen.body else 0, reply(seen.json["user"].encode())]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        users = ["slow 1", "2", "slow 3", "4"]
+        calls = [request({"model": "tiny", "user": user}) for user in users]
+        health = request(path="/health", method="GET")
+        client.send(calls[0] + health + calls[1] + request(b"{") + calls[2] + calls[3])
+        answers = [(await client.answer()).body for _ in range(6)]
+    assert [answers[at].decode() for at in (0, 2, 4, 5)] == users
+    assert json.loads(answers[1]) == {"status": "ok"}
+    assert json.loads(answers[3])["error"]["code"] == "invalid_json"
+
+
+async def test_too_many_pipelined_requests_end_the_connection(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.05, reply(b"x")]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() * 40)
+        answered = 0
+        try:
+            while True:
+                await client.answer()
+                answered += 1
+        except asyncio.IncompleteReadError:
+            pass
+    assert 1 <= answered <= 18
+
+
+async def test_a_slow_reader_holds_the_engine_back_and_gets_everything(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    part = event("x" * 60_000)
+    engine.script = [SSE_HEAD, *[chunk(part)] * 400, LAST_CHUNK]  # 24 MB
+    gateway = await start_gateway(engine)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**16)
+    writer.write(request(STREAM))
+    await reader.readuntil(b"\r\n\r\n")
+    await asyncio.sleep(0.5)
+    held = next(iter(gateway.plane.connections)).transport.get_write_buffer_size()
+    assert held < 1_000_000
+    size = 0
+    last = b""
+    while not last.endswith(LAST_CHUNK):
+        data = await reader.read(2**20)
+        size += len(data)
+        last = (last + data)[-8:]
+    writer.close()
+    assert size == 400 * len(chunk(part)) + len(LAST_CHUNK)
+
+
+async def test_an_upgrade_is_not_taken_but_the_request_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        headers = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+        client.send(request(headers=headers))
+        assert (await client.answer()).body == completion()
+        client.send(request())
+        assert (await client.answer()).status == 200
+
+
+async def test_usage_of_a_stream_without_it_counts_events(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = stream("a", "b", "c")
+    gateway = await start_gateway(engine)
+    await call(gateway.port, request(STREAM))
+    cell = await eventually(lambda: gateway.plane.metrics.cells.get(("tiny", "default")))
+    await eventually(lambda: cell.tokens_by_events == 4)
+    assert cell.tokens_by_usage == 0

@@ -1,0 +1,333 @@
+"""What a client may send, and the one clear error for everything else."""
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+
+import pytest
+
+from gateway.errors import all_errors
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Client, call, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "invalid_json", None),
+        (b"", 400, "invalid_json", None),
+        (b"[]", 400, "invalid_json", None),
+        (b"null", 400, "invalid_json", None),
+        (b'"tiny"', 400, "invalid_json", None),
+        (b"\xff\xfe", 400, "invalid_json", None),
+        (b'{"model":"tiny"} x', 400, "invalid_json", None),
+        (b"[" * 100_000, 400, "invalid_json", None),
+        (b"{}", 400, "invalid_field", "model"),
+        (b'{"model":null}', 400, "invalid_field", "model"),
+        (b'{"model":7}', 400, "invalid_field", "model"),
+        (b'{"model":""}', 400, "invalid_field", "model"),
+        (b'{"model":["tiny"]}', 400, "invalid_field", "model"),
+        (b'{"model":"tiny","stream":"yes"}', 400, "invalid_field", "stream"),
+        (b'{"model":"tiny","stream":1}', 400, "invalid_field", "stream"),
+        (b'{"model":"huge"}', 404, "model_not_found", "model"),
+    ],
+)
+async def test_a_bad_body_is_named(
+    engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, status: int, code: str, param: str | None
+) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(body))
+        answer = await client.answer()
+        assert (answer.status, answer.code, answer.json["error"]["param"]) == (status, code, param)
+        assert answer.headers["x-request-id"]
+        client.send(request())
+        assert (await client.answer()).status == 200  # the connection is still good
+    assert len(engine.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabcd",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: -3\r\n\r\nabc",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: +3\r\n\r\nabc",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0x3\r\n\r\nabc",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999999\r\n\r\nabc",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length : 3\r\n\r\nabc",
+        "POST {path} HTTP/1.1\r\nhost: x\r\na: b\r\n c\r\ncontent-length: 3\r\n\r\nabc",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        "POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFFF\r\n",
+        "POST {path} HTTP/1.1\nhost: x\n\n",
+        "POST {path} HTTP/1.1\r\na\0b: c\r\n\r\n",
+        "POST {path} HTTP/3.9\r\nhost: x\r\n\r\n",
+        "hello\r\n\r\n",
+        "GET nonsense HTTP/1.1\r\nhost: x\r\n\r\n",
+        "GET /\xe9 HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/health"])
+async def test_a_message_that_could_be_read_in_two_ways_is_refused(
+    engine: ScriptedEngine, start_gateway: StartGateway, head: str, path: str
+) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(head.replace("{path}", path).encode("latin-1") + request())
+        answer = await client.answer()
+        if path == "/health" and answer.status == 405:
+            answer = await client.answer()  # the app had answered before the bad body came
+        assert (answer.status, answer.code) == (400, "bad_request")
+        assert await client.is_closed()
+    assert engine.seen == []
+
+
+async def test_a_bad_second_request_does_not_spoil_the_first(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.05, reply(completion())]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n")
+        assert (await client.answer()).body == completion()
+        assert (await client.answer()).code == "bad_request"
+        assert await client.is_closed()
+
+
+async def test_chunked_bodies_are_taken_and_forwarded_with_a_length(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b'{"model":"tiny","prompt":"x"}'
+    parts = b"".join(b"1;e=1\r\n%c\r\n" % byte for byte in body)
+    async with await Client.connect(gateway.port) as client:
+        client.send(head + parts + b"0\r\nx-t: 1\r\n\r\n")
+        assert (await client.answer()).status == 200
+    assert engine.seen[0].body == body
+    assert engine.seen[0].headers["content-length"] == str(len(body))
+    assert "transfer-encoding" not in engine.seen[0].headers
+
+
+async def test_a_request_split_at_every_byte_is_understood(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        for byte in request():
+            client.send(bytes([byte]))
+            await asyncio.sleep(0.001)
+        assert (await client.answer()).status == 200
+
+
+async def test_100_continue(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    whole = request(headers="expect: 100-continue\r\n")
+    head, _, body = whole.partition(b"\r\n\r\n")
+    async with await Client.connect(gateway.port) as client:
+        client.send(head + b"\r\n\r\n")
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.send(body)
+        assert (await client.answer()).status == 200
+    assert "expect" not in engine.seen[0].headers
+
+
+async def test_100_continue_is_not_sent_for_what_will_be_refused(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, max_body_bytes=1024)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2000\r\n\r\n"
+    async with await Client.connect(gateway.port) as client:
+        client.send(head)
+        assert (await client.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
+async def test_a_wrong_method_is_named(engine: ScriptedEngine, start_gateway: StartGateway, method: str) -> None:
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(method=method))
+    assert (answer.status, answer.code) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+    answer = await call(gateway.port, request(method=method if method != "GET" else "POST", path="/v1/models"))
+    assert (answer.status, answer.code) == (405, "method_not_allowed")
+    assert engine.seen == []
+
+
+async def test_head_has_no_body(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(method="HEAD"))
+        assert (await client.answer(is_head=True)).status == 405
+        client.send(request(path="/health", method="GET"))
+        assert (await client.answer()).json == {"status": "ok"}
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_20_mb_are_refused_and_the_client_can_read_why(
+    engine: ScriptedEngine, start_gateway: StartGateway, is_chunked: bool
+) -> None:
+    gateway = await start_gateway(engine)
+    body = b'{"model":"tiny","messages":"' + b"x" * 20_000_000 + b'"}'
+    sent = request(body)
+    if is_chunked:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        sent = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    answer = await call(gateway.port, sent)
+    assert (answer.status, answer.code) == (413, "body_too_large")
+    assert engine.seen == []
+
+
+async def test_16_mb_pass_and_stall_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    body = b'{"model":"tiny","messages":"' + b"x" * 16_000_000 + b'","vllm_xargs":{"a":"b"}}'
+    waits: list[float] = []
+    is_over = threading.Event()
+
+    def others() -> None:  # on a thread: this loop is busy with 16 MB itself
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port)
+        while not is_over.is_set():
+            began = time.monotonic()
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            waits.append(time.monotonic() - began)
+        connection.close()
+
+    task = asyncio.create_task(asyncio.to_thread(others))
+    answer = await call(gateway.port, request(body))
+    is_over.set()
+    await task
+    assert answer.status == 200
+    assert engine.seen[0].body == body.replace(b'{"a":', b'{"traffic_class":"default","a":')
+    assert max(waits) < 1.0
+
+
+async def test_huge_heads_are_refused(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    for headers in (f"x-big: {'y' * 200_000}\r\n", "x: y\r\n" * 40_000):
+        answer = await call(gateway.port, request(headers=headers))
+        assert (answer.status, answer.code) == (431, "head_too_large")
+    async with await Client.connect(gateway.port) as client:  # one that never ends
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nx: " + b"y" * 300_000)
+        assert (await client.answer()).status == 431
+    answer = await call(gateway.port, request(headers=f"x-big: {'y' * 30_000}\r\n"))
+    assert answer.status == 200
+    assert len(engine.seen[0].headers["x-big"]) == 30_000
+
+
+async def test_a_bad_request_id_is_replaced(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    for sent in ("", "x-request-id: \r\n", f"x-request-id: {'a' * 300}\r\n", "x-request-id: a b\r\n"):
+        answer = await call(gateway.port, request(headers=sent))
+        assert answer.headers["x-request-id"].startswith("req-")
+    assert len({seen.headers["x-request-id"] for seen in engine.seen}) == 4
+
+
+async def test_health_ready_models_and_metrics(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.models = ["tiny", "adapter"]
+    gateway = await start_gateway(engine)
+    for path, found in (("/health", "ok"), ("/ping", "ok"), ("/ready", "ready")):
+        assert (await call(gateway.port, request(path=path, method="GET"))).json == {"status": found}
+    models = (await call(gateway.port, request(path="/v1/models", method="GET"))).json
+    assert [card["id"] for card in models["data"]] == ["adapter", "tiny"]
+    one = await call(gateway.port, request(path="/v1/models/tiny", method="GET"))
+    assert one.json["id"] == "tiny"
+    none = await call(gateway.port, request(path="/v1/models/none", method="GET"))
+    assert (none.status, none.code) == (404, "model_not_found")
+    assert (await call(gateway.port, request({"model": "adapter"}))).status == 200
+    text = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    assert 'specpilot_gateway_requests_total{model="adapter",status="200",traffic_class="default"} 1.0' in text
+
+
+async def test_models_are_merged_over_engines(start_gateway: StartGateway) -> None:
+    engines = [await ScriptedEngine(names).start() for names in (("a", "shared"), ("b", "shared"))]
+    gateway = await start_gateway(*engines)
+    models = (await call(gateway.port, request(path="/v1/models", method="GET"))).json["data"]
+    assert [card["id"] for card in models] == ["a", "b", "shared"]
+    assert (await call(gateway.port, request({"model": "b"}))).status == 200
+    assert len(engines[1].seen) == 1
+    for engine in engines:
+        await engine.stop()
+
+
+async def test_before_any_engine_is_known(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine=("http://127.0.0.1:1",))
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    ready = await call(gateway.port, request(path="/ready", method="GET"))
+    assert (ready.status, ready.json) == (503, {"status": "no engine"})
+    assert (await call(gateway.port, request(path="/health", method="GET"))).status == 200
+
+
+async def test_an_engine_that_starts_later_is_found(start_gateway: StartGateway) -> None:
+    engine = await ScriptedEngine().start()
+    await engine.stop()
+    gateway = await start_gateway(engine)
+    await engine.start()
+    await eventually(lambda: gateway.plane.fleet.by_model)
+    assert (await call(gateway.port)).status == 200
+    await engine.stop()
+
+
+async def test_the_access_log_has_a_line_a_request_and_no_secret(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    await call(gateway.port, request({"model": "tiny", "user": "private"}, headers="authorization: Bearer private\r\n"))
+    await call(gateway.port, request(b"{"))
+    lines = await eventually(lambda: found if len(found := gateway.log_lines()) == 2 else None)
+    assert [line["status"] for line in lines] == [200, 400]
+    assert lines[0]["model"] == "tiny"
+    assert lines[0]["output_tokens"] == 2
+    assert lines[0]["engine"] == f"127.0.0.1:{engine.port}"
+    assert "private" not in json.dumps(lines)
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [1.5, reply(completion())]
+    gateway = await start_gateway(engine, keep_alive_s=0.3)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        assert (await client.answer()).status == 200
+        assert await client.is_closed()
+
+
+async def test_admin_config_needs_its_token_and_shows_no_secret(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, admin_token="open-sesame", engine_api_key="hush")
+    path = "/admin/config"
+    for headers in ("", "authorization: Bearer wrong\r\n", "authorization: Basic open-sesame\r\n"):
+        answer = await call(gateway.port, request(path=path, method="GET", headers=headers))
+        assert (answer.status, answer.code) == (401, "invalid_api_key")
+    answer = await call(gateway.port, request(path=path, method="GET", headers="authorization: Bearer open-sesame\r\n"))
+    assert answer.status == 200
+    assert answer.json["engines"][0]["models"] == ["tiny"]
+    assert answer.json["settings"]["max_body_bytes"] == 16 * 1024 * 1024
+    assert b"sesame" not in answer.body
+    assert b"hush" not in answer.body
+    closed = await start_gateway(engine)
+    answer = await call(closed.port, request(path=path, method="GET", headers="authorization: Bearer None\r\n"))
+    assert answer.status == 401
+
+
+async def test_in_flight_is_seen_while_it_lasts(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        await engine.wait_seen(1)
+        text = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    assert 'specpilot_gateway_in_flight{model="tiny",traffic_class="default"} 1.0' in text
+
+
+def test_every_error_has_its_own_code() -> None:
+    codes = [error.code for error in all_errors()]
+    assert len(codes) == len(set(codes)) > 15
+    assert all(400 <= error.status <= 599 for error in all_errors())

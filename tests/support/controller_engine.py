@@ -1,0 +1,88 @@
+"""A plant of the closed loop behind a real HTTP server and a real registration: an engine as a controller sees it."""
+
+import asyncio
+from contextlib import suppress
+from typing import Self
+
+import numpy as np
+from aiohttp import web
+
+from controller.observation import LABELS
+from policy.errors import StoreUnavailableError
+from policy.store import Store
+from policy.types import EngineRecord, Schedule
+from tests.closed_loop.plant import CHAT, CODE, JSON, K_MAX, MODEL, POOL, Engine
+
+
+class HttpEngine:
+    """Registers in `store`, follows its schedule and serves `/metrics`; virtual traffic runs in real time."""
+
+    def __init__(self, store: Store, engine_id: str = "engine-0", seed: int = 0, beat_s: float = 0.1) -> None:
+        self.plant = Engine(engine_id, np.random.default_rng(seed))
+        self.load: dict[str, int] = {"code": 8}
+        self.applied: list[Schedule] = []
+        self.is_slow = False
+        self.ignores_names = False
+        self._store = store
+        self._beat_s = beat_s
+        self._runner: web.AppRunner | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        self._task = asyncio.create_task(self._live())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        assert self._runner is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._runner.cleanup()
+
+    async def _live(self) -> None:
+        truth = {"code": CODE, "chat": CHAT, "json": JSON, "default": CHAT}
+        while True:
+            schedule = self.applied[-1] if self.applied else None
+            self.plant.run(self._beat_s, self.load, truth, schedule, 1.0)
+            with suppress(StoreUnavailableError):
+                await asyncio.to_thread(self._sync)
+            await asyncio.sleep(self._beat_s)
+
+    def _sync(self) -> None:
+        version = self.applied[-1].version if self.applied else 0
+        self._store.heartbeat(
+            EngineRecord(
+                self.plant.engine_id, self.url, MODEL, POOL, K_MAX, 3, 64, "eagle3", "0", "0", 1.0, 1.0, version
+            ),
+            5.0,
+        )
+        found = self._store.schedule(MODEL, POOL)
+        if found is not None and found.version > version:
+            self.applied.append(found)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if self.is_slow:
+            await asyncio.sleep(5.0)
+        wanted = request.query.getall("name[]", [])
+        if wanted and self.ignores_names:
+            return web.Response(text="")
+        return web.Response(text=self.page())
+
+    def page(self) -> str:
+        lines = []
+        for series, value in self.plant.values.items():
+            labels = ",".join(
+                f'{name}="{text}"' for name, text in zip(LABELS[series.metric], series.labels, strict=True)
+            )
+            lines.append(f'{series.metric}{{model_name="{MODEL}",{labels}}} {value}')
+        return "\n".join(["# HELP other", "vllm:other 1", *lines]) + "\n"

@@ -1,0 +1,104 @@
+"""The shared state in memory, for tests that need no Redis; it can be told to fall silent."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from policy.errors import FencedError, StoreUnavailableError, VersionConflictError
+from policy.types import ApiKey, Decision, EngineRecord, Lease, Policy, Schedule, VersionedPolicy
+
+
+@dataclass
+class MemoryStore:
+    """`policy.store.Store` in a dictionary."""
+
+    is_down: bool = False
+    stored: dict[str, VersionedPolicy] = field(default_factory=dict)
+    published: dict[tuple[str, str], Schedule] = field(default_factory=dict)
+    records: dict[str, EngineRecord] = field(default_factory=dict)
+    log: list[Decision] = field(default_factory=list)
+    keys: dict[str, ApiKey] = field(default_factory=dict)
+    leader: Lease | None = None
+    fence: int = 0
+
+    def ping(self) -> None:
+        if self.is_down:
+            raise StoreUnavailableError("Redis does not answer: it was told not to")
+
+    def policy(self, model: str) -> VersionedPolicy | None:
+        self.ping()
+        return self.stored.get(model)
+
+    def policies(self) -> Sequence[VersionedPolicy]:
+        self.ping()
+        return [self.stored[model] for model in sorted(self.stored)]
+
+    def put_policy(self, policy: Policy, expected_version: int | None, now: float) -> VersionedPolicy:
+        self.ping()
+        found = self.stored[policy.model].version if policy.model in self.stored else 0
+        if expected_version is not None and expected_version != found:
+            raise VersionConflictError(policy.model, expected_version, found)
+        self.stored[policy.model] = VersionedPolicy(found + 1, now, policy)
+        return self.stored[policy.model]
+
+    def delete_policy(self, model: str, expected_version: int | None) -> bool:
+        self.ping()
+        return self.stored.pop(model, None) is not None
+
+    def schedule(self, model: str, pool: str) -> Schedule | None:
+        self.ping()
+        return self.published.get((model, pool))
+
+    def schedules(self) -> Sequence[Schedule]:
+        self.ping()
+        return list(self.published.values())
+
+    def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
+        self.ping()
+        if lease.fence != self.fence:
+            raise FencedError("another controller has led since")
+        self.published[schedule.model, schedule.pool] = schedule
+
+    def engines(self) -> Sequence[EngineRecord]:
+        self.ping()
+        return list(self.records.values())
+
+    def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
+        self.records[record.engine_id] = record
+
+    def remove_engine(self, engine_id: str) -> None:
+        self.records.pop(engine_id, None)
+
+    def append_decision(self, decision: Decision) -> None:
+        self.ping()
+        self.log.append(decision)
+
+    def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
+        self.ping()
+        found = [item for item in self.log if (item.model, item.pool) == (model, pool)]
+        return [item for item in reversed(found) if before is None or item.at < before][:limit]
+
+    def api_keys(self) -> Sequence[ApiKey]:
+        self.ping()
+        return list(self.keys.values())
+
+    def put_api_key(self, key: ApiKey) -> None:
+        self.ping()
+        self.keys[key.key_id] = key
+
+    def delete_api_key(self, key_id: str) -> bool:
+        self.ping()
+        return self.keys.pop(key_id, None) is not None
+
+    def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
+        self.ping()
+        if self.leader is None:
+            self.fence += 1
+            self.leader = Lease(holder, self.fence)
+        return self.leader if self.leader.holder == holder else None
+
+    def release_lease(self, lease: Lease) -> None:
+        if self.leader == lease:
+            self.leader = None
+
+    def changes(self, poll_s: float) -> Iterator[str | None]:
+        yield None

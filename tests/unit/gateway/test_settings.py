@@ -1,0 +1,30 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.settings import GatewaySettings
+
+
+def read(**settings: Any) -> GatewaySettings:
+    return GatewaySettings(**settings)
+
+
+def test_engines_can_be_given_in_many_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    found = read(engine=("http://a:1/", "http://b:2/v1,http://c:3/base/v1/", "http://a:1"))
+    assert found.engine == ("http://a:1", "http://b:2", "http://c:3/base")
+    monkeypatch.setenv("SPECPILOT_GATEWAY_ENGINE", "http://d:4, http://e:5")
+    assert read().engine == ("http://d:4", "http://e:5")
+
+
+def test_redis_comes_from_its_usual_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://r:6379/0")
+    assert read().redis_url == "redis://r:6379/0"
+
+
+def test_a_password_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "http://user:hush@r")
+    with pytest.raises(ValidationError) as caught:
+        read()
+    assert "hush" not in caught.value.errors()[0]["msg"]

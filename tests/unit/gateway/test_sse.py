@@ -1,0 +1,121 @@
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap, Usage
+from tests.support.scripted_engine import DONE, completion, event, usage_event
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    at = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[start:end] for start, end in pairwise(at)]
+
+
+def read(tap: SseTap | JsonTap, *parts: bytes) -> Usage:
+    for part in parts:
+        tap.feed(part)
+    usage = Usage()
+    tap.finish(usage)
+    return usage
+
+
+frames = st.lists(
+    st.one_of(
+        st.text(max_size=20).map(lambda text: (event(text), True)),
+        st.just((b": keep-alive\n\n", False)),
+        st.just((b"event: delta\ndata: {}\n\n", True)),
+        st.just((b"id: 1\n\n", False)),
+        st.just((b"data:{}\n\n", True)),
+        st.just((b"\n\n", False)),
+    ),
+    max_size=8,
+)
+
+
+@given(frames=frames, cuts=st.lists(st.integers(0, 10_000), max_size=30), ends_in_crlf=st.booleans())
+def test_events_are_counted_however_they_are_split(
+    frames: list[tuple[bytes, bool]], cuts: list[int], ends_in_crlf: bool
+) -> None:
+    data = b"".join(frame for frame, _ in frames) + usage_event(11, 2.75) + DONE
+    if ends_in_crlf:
+        data = data.replace(b"\n", b"\r\n")
+    tap = SseTap()
+    usage = read(tap, *pieces(data, cuts))
+    assert tap.deltas == sum(has_data for _, has_data in frames) + 1
+    assert tap.is_done
+    assert tap.is_between_events
+    assert not tap.has_error
+    assert usage.output_tokens == 11
+    assert usage.acceptance_length == 2.75
+
+
+@given(st.lists(st.binary(max_size=50), max_size=20))
+def test_no_bytes_are_too_odd(parts: list[bytes]) -> None:
+    read(SseTap(), *parts)
+    read(JsonTap(), *parts)
+
+
+def test_feed_says_how_many_events_ended() -> None:
+    tap = SseTap()
+    assert tap.feed(event("a")[:10]) == 0
+    assert not tap.is_between_events
+    assert tap.feed(event("a")[10:] + event("b")) == 2
+    assert tap.feed(DONE) == 0
+    assert tap.is_between_events
+
+
+def test_text_cannot_imitate_usage() -> None:
+    lie = '"usage":{"completion_tokens":99},"speculative_decoding":{"mean_acceptance_length":9}'
+    assert read(SseTap(), event(lie)).output_tokens is None
+    found = read(JsonTap(), completion(lie, output_tokens=3, acceptance_length=1.5))
+    assert (found.output_tokens, found.acceptance_length) == (3, 1.5)
+
+
+def test_null_usage_is_unknown_and_does_not_replace_what_was_said() -> None:
+    null = b'data: {"choices":[],"usage":null}\n\n'
+    assert read(SseTap(), null).output_tokens is None
+    assert read(SseTap(), usage_event(4), null).output_tokens == 4
+
+
+def test_other_apis_say_it_otherwise() -> None:
+    responses = b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":5,"output_tokens":6}}}\n\n'
+    assert read(SseTap(), responses).output_tokens == 6
+    messages = b'event: message_delta\ndata: {"type":"message_delta","usage": {"output_tokens": 15}}\n\n'
+    assert read(SseTap(), messages).output_tokens == 15
+    assert read(JsonTap(), b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5}}').output_tokens is None
+
+
+@pytest.mark.parametrize("length", ["null", '"x"', "--", "1e", "{}"])
+def test_an_odd_acceptance_length_is_unknown(length: str) -> None:
+    text = (
+        '{"usage":{"completion_tokens":1},"metrics":{"speculative_decoding":{"mean_acceptance_length":' + length + "}}}"
+    )
+    found = read(JsonTap(), text.encode())
+    assert (found.output_tokens, found.acceptance_length) == (1, None)
+
+
+def test_an_error_event_is_noticed() -> None:
+    tap = SseTap()
+    read(tap, b'data: {"error": {"message": "x"}}\n\n')
+    assert tap.has_error
+
+
+def test_memory_is_bounded() -> None:
+    tap = SseTap()
+    for _ in range(200):
+        tap.feed(b"data: " + b"x" * 10_000)
+    assert len(tap._rest) <= FRAME_BYTES + 10_006
+    tap.feed(b"\n\n")
+    assert tap.deltas == 1
+    body = JsonTap()
+    for _ in range(200):
+        body.feed(b"x" * 10_000)
+    assert sum(map(len, body._parts)) <= 2 * TAIL_BYTES + 10_000
+
+
+def test_usage_at_the_end_of_a_long_body_is_found() -> None:
+    body = json.dumps({"choices": ["x" * 200_000], "usage": {"completion_tokens": 42}}).encode()
+    assert read(JsonTap(), *pieces(body, list(range(0, 200_000, 1009)))).output_tokens == 42
