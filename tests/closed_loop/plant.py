@@ -89,11 +89,16 @@ class Engine:
             return
         k = {name: self.k_of(schedule, name, n) for name in running}
         probing = schedule.probe_ratio if schedule and min(k.values()) < K_MAX else 0.0
-        plain_s = seconds * (1 - probing)
-        self._steps(plain_s, running, k, truth, slowdown)
+        # A share of the steps, not of the time: a probe step is the longer one.
+        plain = (1 - probing) * self._mean_s(running, k)
+        deep = probing * self._mean_s(running, dict.fromkeys(running, K_MAX))
+        self._steps(seconds * plain / (plain + deep), running, k, truth, slowdown)
         if probing:
-            deep_s = seconds * probing * 1.5
-            self._steps(deep_s, running, dict.fromkeys(running, K_MAX), truth, slowdown)
+            self._steps(seconds * deep / (plain + deep), running, dict.fromkeys(running, K_MAX), truth, slowdown)
+
+    def _mean_s(self, running: Mapping[str, int], k: Mapping[str, int]) -> float:
+        verified = sum(count * (1 + k[name]) for name, count in running.items())
+        return self.step_s(sum(running.values()), verified, max(k.values()))
 
     def k_of(self, schedule: Schedule | None, name: str, n: int) -> int:
         if schedule is None:

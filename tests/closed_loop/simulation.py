@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from controller.guard import Reason
 from controller.facts import Facts, Verdict
+from controller.guard import Reason
 from controller.pilot import Pilot
 from controller.tuning import Tuning
 from policy.types import DEFAULT_CLASS, Policy, Schedule
@@ -61,7 +62,7 @@ class Run:
 
     def switches(self, phase: int, settle_s: int = 5) -> int:
         ticks = self.of_phase(phase)[settle_s:]
-        return sum(a.k != b.k for a, b in zip(ticks, ticks[1:], strict=False))
+        return sum(a.k != b.k for a, b in pairwise(ticks))
 
     @property
     def reasons(self) -> set[Reason]:
