@@ -45,8 +45,11 @@ class EngineWorker:
     def close(self) -> None:
         """End the engine."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(30.0)
+        self._process.stdout.close()
+        self._log.close()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

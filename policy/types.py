@@ -216,7 +216,7 @@ class Policy:
     k_min: int = 0
     k_max: int | None = None
     probe_ratio: float = 0.02
-    minimum_gain_ratio: float = 0.03
+    minimum_gain_ratio: float = 0.015
     dwell_s: float = 2.0
     classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
     match: tuple[MatchRule, ...] = ()

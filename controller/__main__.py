@@ -1,0 +1,78 @@
+"""`specpilot controller`: starts the controller, or says in one line why it cannot."""
+
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+
+from controller.app import create_app
+from controller.settings import ControllerSettings
+from policy.clock import SystemClock
+from policy.errors import InvalidDocumentError, PolicyError
+from policy.redis_store import RedisStore
+from policy.settings import fail, load
+
+PROGRAM = "specpilot controller"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run until stopped. Ends the process with status 2 when it cannot start."""
+    settings = load(ControllerSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        store = RedisStore(settings.redis_url)
+        store.ping()
+    except InvalidDocumentError:
+        fail(PROGRAM, f"--redis-url: {settings.redis_url!r} must begin with redis://, rediss:// or unix://")
+    except PolicyError as error:
+        fail(
+            PROGRAM,
+            f"--redis-url: {_without_password(settings.redis_url)} cannot be used: {error}; "
+            "start Redis there or give another URL",
+        )
+    if settings.record is not None:
+        try:
+            settings.record.open("a").close()
+        except OSError as error:
+            fail(PROGRAM, f"--record: {settings.record} cannot be written: {error.strerror}")
+    listener = _listen(settings.host, settings.port)
+    log = logging.getLogger("controller")
+    host, port = listener.getsockname()[:2]
+    log.info("admin API and console on http://%s:%d, leader's lease as %s", host, port, settings.holder)
+    if settings.admin_token is None:
+        log.warning("no --admin-token: the admin API serves callers on this machine only")
+    config = uvicorn.Config(
+        create_app(settings, store, SystemClock()), log_config=None, access_log=False, timeout_graceful_shutdown=3
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+    store.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        fail(
+            PROGRAM,
+            f"--port: cannot listen on {host}:{port}: {error.strerror}; stop what listens there or give another --port",
+        )
+    return listener
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('://', 1)[0]}://***@{tail}" if at else url
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The admin API: what operators write (policies, client keys) and what the controller has to show.
+
+Reads and writes go straight to Redis, so that every controller, leading or not, answers the same.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import JSONResponse
+
+from controller.access import Access
+from controller.admin_keys import key_routes
+from controller.admin_policies import policy_routes
+from controller.narrate import explain
+from controller.problems import ApiError
+from policy.clock import Clock
+from policy.codec import to_plain
+from policy.store import Store
+from policy.types import Decision
+
+_DECISIONS_TO_EXPLAIN = 60
+_AT_ONCE_S = 1e-6
+_ARRIVES_WITHIN_S = 2.0
+_ARRIVING = 30
+
+
+def routes(store: Store, access: Access, clock: Clock, on_change: Callable[[], None]) -> APIRouter:
+    """Return the admin API over `store`; `on_change` is told of every new policy."""
+    router = APIRouter(prefix="/admin", dependencies=[Depends(access)], tags=["admin"])
+    router.include_router(policy_routes(store, clock, on_change))
+    router.include_router(key_routes(store))
+
+    @router.get("/schedules")
+    async def list_schedules() -> JSONResponse:
+        """The schedules in force."""
+        return JSONResponse({"schedules": [to_plain(item) for item in await asyncio.to_thread(store.schedules)]})
+
+    @router.get("/engines")
+    async def list_engines() -> JSONResponse:
+        """The engines whose heartbeat is fresh."""
+        found = await asyncio.to_thread(store.engines)
+        return JSONResponse({"engines": [to_plain(item) for item in found], "now": clock.now()})
+
+    @router.get("/decisions")
+    async def list_decisions(
+        model: str,
+        pool: str = "default",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+        before: Annotated[float | None, Query(gt=0)] = None,
+    ) -> JSONResponse:
+        """A pool's decisions, newest first; `before` (Unix seconds) pages back."""
+        found = await _decisions(store, model, pool, limit, before)
+        return JSONResponse({"decisions": [to_plain(item) for item in found]})
+
+    @router.get("/explain")
+    async def explain_moment(
+        model: str, pool: str = "default", at: Annotated[float | None, Query(gt=0)] = None
+    ) -> JSONResponse:
+        """Which K held at a moment (default: now), why, from which evidence, with what predicted and measured gain."""
+        found = await _decisions(store, model, pool, _DECISIONS_TO_EXPLAIN, None if at is None else at + _AT_ONCE_S)
+        if not found:
+            raise ApiError(
+                404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
+            )
+        return JSONResponse(explain(found))
+
+    return router
+
+
+async def _decisions(store: Store, model: str, pool: str, limit: int, before: float | None) -> list[Decision]:
+    """Return the decisions made before `before`, newest first.
+
+    Redis files a decision when it arrives, a moment after it was made: so a little more is asked for and cut exactly.
+    """
+    if before is None:
+        return list(await asyncio.to_thread(store.decisions, model, pool, limit))
+    found = await asyncio.to_thread(store.decisions, model, pool, limit + _ARRIVING, before + _ARRIVES_WITHIN_S)
+    return [item for item in found if item.at < before][:limit]

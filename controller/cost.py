@@ -1,0 +1,262 @@
+"""How long a decode-only step takes in one pool, learned from the steps that its engines measured.
+
+    T(n, m, W) = s [ c0 + c1 n + g(m) + [W > 0] (c2 + c3 n) + c4 n W ]      seconds
+
+n: running decodes; m: verified tokens, one for each decode and one for each draft token; W: the drafter's width in
+slots a request, 0 when it did not run. g is piecewise linear and not decreasing, with knots at powers of two and
+halfway between: a processor that fills up, a kernel that pads and one that runs ever more efficiently all fit. No
+coefficient is negative, so T never falls with m, n or W.
+
+Fit: non-negative least squares on the means of the cells that the engines count, errors relative to the measured
+time, every cell with a weight that saturates with its steps and halves every `cost_half_life_s` of traffic after
+its last visit, down to a floor. Two mild penalties make it unique: neighbouring slopes of g are alike, and of two
+ways to say the same the flatter one counts, where time is rather put down to the base and to m than to n or W. So
+where the three only ever moved together a small K looks cheaper than it may be; taking it settles the matter, whereas
+the opposite mistake would never be found out (a large K is probed all the time).
+
+`lacking` names the depths that were never seen: their cost is unknown, and the caller explores or holds instead of
+believing an extrapolation. `is_measured` tells measured from extrapolated at a given load.
+
+s follows drift that strikes all K alike (a noisy neighbour, longer contexts): it moves with the ratio of each look's
+measurements to their own cells' means, at once when they differ by more than 15 %, so that the cells of a K that was
+not tried lately keep their relation to those that were.
+
+Limits: T is a mean; one look may move a cell's mean by at most a factor of two, so that a pause of some seconds
+in one step does not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller import nnls
+from controller.observation import Cell, CellSums
+from controller.tuning import Tuning
+
+Vector = NDArray[np.float64]
+KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
+_EDGES = np.append(KNOTS, 1e7)
+_SHORTEST_S = 1e-9
+_SMOOTHNESS = 0.05
+_RIDGE = 1e-4
+_DOUBT = np.array([0.1, 5.0, 1.0, 5.0, 5.0] + [1.0] * len(KNOTS))  # of c0 to c4, then of g's slopes
+_SATURATION_STEPS = 20.0
+_ESTABLISHED_STEPS = 50.0
+_DRIFT_GAIN = 0.3
+_DRIFT_JUMP = 0.15
+_HISTORY_STEPS = 50.0
+_LARGEST_MOVE = 2.0
+_NEAR_DECODES = 1.5
+_NEAR_DEPTH = 1.35
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A fitted T: a value that answers at once for whole arrays."""
+
+    base_s: float
+    per_decode_s: float
+    drafter_s: float
+    drafter_per_decode_s: float
+    per_slot_s: float
+    verify_s: Vector  # g at KNOTS, then far beyond
+    drift_ratio: float = 1.0
+
+    def step_s(self, decodes: Vector | float, verified: Vector | float, width: Vector | float) -> Vector:
+        """Seconds of a step; the arguments are broadcast against one another."""
+        n, w = np.asarray(decodes, dtype=np.float64), np.asarray(width, dtype=np.float64)
+        verify = np.interp(verified, _EDGES, self.verify_s)
+        drafter = (w > 0) * (self.drafter_s + self.drafter_per_decode_s * n) + self.per_slot_s * n * w
+        total: Vector = self.drift_ratio * (self.base_s + self.per_decode_s * n + verify + drafter)
+        return np.maximum(total, _SHORTEST_S)
+
+    def described(self) -> dict[str, Any]:
+        """Return the coefficients as plain data."""
+        return {
+            "base_s": self.base_s,
+            "per_decode_s": self.per_decode_s,
+            "drafter_s": self.drafter_s,
+            "drafter_per_decode_s": self.drafter_per_decode_s,
+            "per_slot_s": self.per_slot_s,
+            "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
+            "drift_ratio": self.drift_ratio,
+        }
+
+
+@dataclass(slots=True)
+class _CellMemory:
+    steps: float
+    decodes: float
+    verified: float
+    seconds: float  # with the drift taken out
+    seen_s: float
+
+
+class PoolCost:
+    """What is remembered of one pool's steps."""
+
+    def __init__(self, tuning: Tuning | None = None) -> None:
+        self._tuning = tuning or Tuning()
+        self._cells: dict[Cell, _CellMemory] = {}
+        self._traffic_s = 0.0
+        self._drift = 1.0
+        self._fit: StepCost | None = None
+        self._is_fresh = False
+        self.surprise_ratio: float | None = None
+        """Recent relative error of predictions made before the steps were taken in (median of a look, smoothed)."""
+
+    def learn(self, cells: Mapping[Cell, CellSums], elapsed_s: float, *, is_history: bool = False) -> None:
+        """Take in the steps of the last `elapsed_s` seconds; `is_history`: of the engine's whole life."""
+        if not cells or (self._tuning.freeze_cost and self._fit is not None and not self.lacking(_deepest(cells))):
+            return
+        self._traffic_s += elapsed_s
+        means = {cell: _mean(sums) for cell, sums in cells.items()}
+        if not is_history:
+            self._follow_drift(cells, means)
+        for cell, (decodes, verified, seconds) in means.items():
+            steps = min(cells[cell].steps, _HISTORY_STEPS) if is_history else cells[cell].steps
+            settled = seconds / self._drift
+            known = self._cells.get(cell)
+            if known is None:
+                self._cells[cell] = _CellMemory(steps, decodes, verified, settled, self._traffic_s)
+                continue
+            settled = min(max(settled, known.seconds / _LARGEST_MOVE), known.seconds * _LARGEST_MOVE)
+            kept = known.steps * float(np.exp(-steps / self._tuning.cost_memory_steps))
+            share = steps / (kept + steps)
+            known.steps = kept + steps
+            known.decodes += share * (decodes - known.decodes)
+            known.verified += share * (verified - known.verified)
+            known.seconds += share * (settled - known.seconds)
+            known.seen_s = self._traffic_s
+        self._is_fresh = False
+
+    def lacking(self, k_max: int) -> tuple[int, ...]:
+        """Depths K that must be tried, of each of three bands one, before the cost is known at all.
+
+        The bands are no drafting, shallow and deep: with a point in each, T is interpolated between them.
+        """
+        bands = {0: (0, 0)}
+        if k_max > 0:
+            bands[k_max] = (max(1, -(-2 * k_max // 3)), k_max)
+        if k_max > 2:  # noqa: PLR2004 - two depths have no middle
+            bands[max(1, k_max // 3)] = (1, max(1, k_max // 3))
+        return tuple(
+            k
+            for k, (low, high) in bands.items()
+            if sum(memory.steps for cell, memory in self._cells.items() if low <= cell.width <= high)
+            < self._tuning.cost_band_steps
+        )
+
+    def is_measured(self, decodes: float, k: int) -> bool:
+        """Whether steps like those of `decodes` requests at a uniform K of `k` were measured, or only extrapolated.
+
+        A measurement counts for `explore_again_s` of traffic, at K = 0 for `explore_off_again_s`.
+        """
+        limit_s = self._tuning.explore_again_s if k else self._tuning.explore_off_again_s
+        steps = sum(
+            memory.steps
+            for cell, memory in self._cells.items()
+            if (cell.width > 0) == (k > 0)
+            and self._traffic_s - memory.seen_s <= limit_s
+            and _is_near(memory.decodes, decodes, _NEAR_DECODES)
+            and _is_near(memory.verified / memory.decodes, 1.0 + k, _NEAR_DEPTH)
+        )
+        return steps >= self._tuning.cost_band_steps
+
+    def fit(self) -> StepCost | None:
+        """Return the cost by all that is remembered; `None` before the first step."""
+        if not self._is_fresh and self._cells:
+            self._fit = self._solve()
+            self._is_fresh = True
+        return self._fit
+
+    def _solve(self) -> StepCost:
+        cells = list(self._cells.items())
+        n = np.array([memory.decodes for _, memory in cells])
+        m = np.array([memory.verified for _, memory in cells])
+        w = np.array([float(cell.width) for cell, _ in cells])
+        seconds = np.array([memory.seconds for _, memory in cells])
+        steps = np.array([memory.steps for _, memory in cells])
+        age = np.array([self._traffic_s - memory.seen_s for _, memory in cells])
+        fading = np.maximum(0.5 ** (age / self._tuning.cost_half_life_s), self._tuning.cost_floor_ratio)
+        weight = np.sqrt(steps / (steps + _SATURATION_STEPS) * fading)
+        on = (w > 0).astype(np.float64)
+        features = np.column_stack([np.ones_like(n), n, on, on * n, n * w, _ramps(m)])
+        typical_s = float(np.average(seconds, weights=weight))
+        scale = np.maximum(features.max(axis=0), 1e-12)
+        plain = features.shape[1] - len(KNOTS)
+        widths = np.minimum(np.diff(_EDGES), max(float(m.max()), 1.0))
+        smooth = np.zeros((len(KNOTS) - 1, features.shape[1]))
+        for index in range(len(KNOTS) - 1):
+            size = np.sqrt(_SMOOTHNESS) * widths[index] / typical_s
+            smooth[index, plain + index], smooth[index, plain + index + 1] = size, -size
+        ridge = np.diag(np.sqrt(_RIDGE) * scale / typical_s)
+        ridge *= _DOUBT[:, None]
+        rows = np.vstack([features * (weight / seconds)[:, None], smooth, ridge])
+        target = np.concatenate([weight, np.zeros(len(rows) - len(weight))])
+        # Columns of one size: the tolerance of the solver then means the same for each coefficient.
+        size_of = np.linalg.norm(rows, axis=0)
+        found = nnls.solve(rows / size_of, target) / size_of
+        heights = np.cumsum(found[plain:] * np.diff(_EDGES))
+        base, per_decode, drafter, drafter_per_decode, per_slot = (float(value) for value in found[:plain])
+        return StepCost(
+            base_s=base,
+            per_decode_s=per_decode,
+            drafter_s=drafter,
+            drafter_per_decode_s=drafter_per_decode,
+            per_slot_s=per_slot,
+            verify_s=np.concatenate([[0.0], heights]),
+            drift_ratio=self._drift,
+        )
+
+    def _follow_drift(self, cells: Mapping[Cell, CellSums], means: Mapping[Cell, tuple[float, float, float]]) -> None:
+        fit = self.fit()
+        if fit is None:
+            return
+        ratios: list[tuple[float, float]] = []
+        surprises: list[tuple[float, float]] = []
+        for cell, (decodes, verified, seconds) in means.items():
+            predicted = float(fit.step_s(decodes, verified, cell.width))
+            surprises.append((abs(predicted / seconds - 1), cells[cell].steps))
+            known = self._cells.get(cell)
+            if known is not None and known.steps >= _ESTABLISHED_STEPS:
+                shape = predicted / float(fit.step_s(known.decodes, known.verified, cell.width))
+                ratios.append((seconds / (known.seconds * self._drift * shape), cells[cell].steps))
+        surprise = _weighted_median(surprises)
+        self.surprise_ratio = surprise if self.surprise_ratio is None else 0.8 * self.surprise_ratio + 0.2 * surprise
+        if ratios and not self._tuning.freeze_cost:
+            move = min(max(_weighted_median(ratios), 1 / _LARGEST_MOVE), _LARGEST_MOVE)
+            self._drift *= move if abs(np.log(move)) > _DRIFT_JUMP else move**_DRIFT_GAIN
+
+
+def _deepest(cells: Mapping[Cell, CellSums]) -> int:
+    return max(cell.width for cell in cells)
+
+
+def _is_near(value: float, wanted: float, factor: float) -> bool:
+    return max(value, wanted) <= factor * min(value, wanted)
+
+
+def _mean(sums: CellSums) -> tuple[float, float, float]:
+    decodes = max(sums.decodes / sums.steps, 1.0)
+    return decodes, max(sums.verified / sums.steps, decodes), sums.seconds / sums.steps
+
+
+def _ramps(verified: Vector) -> Vector:
+    """How far each m has come in every segment of g: [cells, segments] tokens."""
+    widths = np.diff(_EDGES)
+    ramps: Vector = np.clip(verified[:, None] - KNOTS[None, :], 0.0, widths[None, :])
+    return ramps
+
+
+def _weighted_median(items: list[tuple[float, float]]) -> float:
+    ordered = sorted(items)
+    half = sum(weight for _, weight in ordered) / 2
+    for value, weight in ordered:
+        half -= weight
+        if half <= 0:
+            return value
+    return ordered[-1][0]

@@ -1,0 +1,57 @@
+"""What the law is told of a pool besides its evidence, and what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.guard import Reason
+from policy.types import KRange, Policy, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A pool as registered: `k_max`, `static_k` and `max_num_seqs` are its engines'.
+
+    `in_force` is the schedule published last, `None` before the first.
+    """
+
+    model: str
+    pool: str
+    policy: Policy
+    k_max: int
+    static_k: int
+    max_num_seqs: int
+    in_force: Schedule | None
+
+    @property
+    def fallback_k(self) -> int:
+        """The operator's static K, as far as the engines can follow it."""
+        wanted = self.static_k if self.policy.static_k is None else self.policy.static_k
+        return max(0, min(wanted, self.k_max))
+
+    def bounds(self, name: str) -> tuple[int, int]:
+        """Return the smallest and largest K that class `name` may have; a pin makes them equal."""
+        wanted = self.policy.of_class(name)
+        low = self.policy.k_min if wanted.k_min is None else wanted.k_min
+        high = self.policy.k_max if wanted.k_max is None else wanted.k_max
+        if wanted.pin is not None:
+            low = high = wanted.pin
+        high = self.k_max if high is None else max(0, min(high, self.k_max))
+        return min(max(0, low), high), high
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one tick decided for one pool.
+
+    `wanted` is the law's schedule, `publish` what the engines shall have (they differ in the modes `off` and
+    `advise`). `gain_ratio` is the predicted goodput of the best schedule over that of the one in force, minus 1, at
+    the present load; `None` when unknown. `evidence` holds every number that was looked at, ready for JSON.
+    """
+
+    reason: Reason
+    wanted: Mapping[str, tuple[KRange, ...]]
+    publish: Mapping[str, tuple[KRange, ...]]
+    probe_ratio: float
+    gain_ratio: float | None
+    evidence: Mapping[str, Any]

@@ -1,0 +1,211 @@
+"""The last word over the law: whether a better-looking schedule may replace the one in force.
+
+A row of the schedule changes when its predicted gain reaches the policy's minimum and its last change is at least
+the dwell time ago. After a change in a row that traffic uses, the measured goodput is compared, for some ticks, with
+what the *previous* schedule would yield now: the model's prediction for it, times the ratio of measured to predicted
+that held before the change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken
+for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time.
+
+Every tick ends with exactly one `Reason`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.tuning import Tuning
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.int64]
+_ACTIVE_SHARE = 0.05
+_FEW_SAMPLES = 3
+
+
+class Reason(StrEnum):
+    """Why the schedule is what it is: a metric label, a field of every decision and a row in the documentation."""
+
+    OFF = "off"
+    NO_DRAFTER = "no_drafter"
+    STALE = "stale"
+    IDLE = "idle"
+    EXPLORE = "explore"
+    COST_UNKNOWN = "cost_unknown"
+    ACCEPTANCE_UNKNOWN = "acceptance_unknown"
+    BOUNDS = "bounds"
+    GAIN = "gain"
+    AHEAD = "ahead"
+    OPTIMAL = "optimal"
+    MINIMUM_GAIN = "minimum_gain"
+    DWELL = "dwell"
+    ROLLBACK = "rollback"
+    BACK_OFF = "back_off"
+
+
+MEANING: dict[Reason, str] = {
+    Reason.OFF: "the policy's mode is off: the static K is published",
+    Reason.NO_DRAFTER: "the engines cannot speculate (k_max is 0)",
+    Reason.STALE: "no engine of the pool gave fresh evidence: the schedule in force is held",
+    Reason.IDLE: "nothing is running: the schedule in force is held",
+    Reason.EXPLORE: "a depth whose cost or acceptance nobody knows is tried for a moment",
+    Reason.COST_UNKNOWN: "the cost of some depths is unknown and may not be explored now: held",
+    Reason.ACCEPTANCE_UNKNOWN: "too few drafts were verified to know the acceptance: held",
+    Reason.BOUNDS: "the schedule in force broke the policy's bounds or pins and was moved inside",
+    Reason.GAIN: "changed: the predicted gain at the present load reached the minimum",
+    Reason.AHEAD: "changed for loads that are not present: nothing running is affected",
+    Reason.OPTIMAL: "the schedule in force is the best one known",
+    Reason.MINIMUM_GAIN: "held: a better schedule is known, but its predicted gain is below the minimum",
+    Reason.DWELL: "held: a better schedule is known, but the last change is too recent",
+    Reason.ROLLBACK: "changed back: the measured goodput fell short of the previous schedule's",
+    Reason.BACK_OFF: "held: a roll-back was made recently",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A better-looking choice for some columns in some rows, to be taken or left row by row.
+
+    `gain` [rows] is the predicted relative gain over the schedule in force; `rows` a mask; `columns` indices.
+    `is_present` tells whether the columns' classes have traffic now.
+    """
+
+    columns: tuple[int, ...]
+    rows: NDArray[np.bool_]
+    k: Matrix
+    gain: Vector
+    is_present: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The schedule in force: class `names` by column, `k` [rows, columns], and the share of steps each row served."""
+
+    names: Sequence[str]
+    k: Matrix
+    active: Vector
+
+
+@dataclass(slots=True)
+class _Watch:
+    previous: Matrix
+    log_ratio: float
+    shortfalls: list[float] = field(default_factory=list)
+    skip: int = 1
+
+
+class Guard:
+    """What the guard remembers of one pool: recent changes, the running comparison, the pause after a roll-back."""
+
+    def __init__(self, tuning: Tuning | None = None) -> None:
+        self._tuning = tuning or Tuning()
+        self._changed_at: dict[str, Vector] = {}
+        self._log_ratio: float | None = None
+        self._noise = 0.02
+        self._watch: _Watch | None = None
+        self._back_off_s = self._tuning.back_off_s
+        self._paused_until = -np.inf
+
+    @property
+    def previous(self) -> Matrix | None:
+        """The schedule that the latest change is being compared with; `None` when nothing is being compared."""
+        return self._watch.previous if self._watch else None
+
+    def is_paused(self, now: float) -> bool:
+        """Whether a roll-back forbids changes at `now`."""
+        return now < self._paused_until
+
+    def gate(
+        self,
+        standing: Standing,
+        proposals: Sequence[Proposal],
+        *,
+        minimum_gain_ratio: float,
+        dwell_s: float,
+        now: float,
+    ) -> tuple[Matrix, Reason]:
+        """Return the schedule to have and why."""
+        names, in_force, active = standing.names, standing.k, standing.active
+        if not self._tuning.guard:
+            minimum_gain_ratio, dwell_s = 1e-9, 0.0
+        chosen = in_force.copy()
+        held: Reason = Reason.OPTIMAL
+        changed_active = changed_any = False
+        for proposal in proposals:
+            columns = list(proposal.columns)
+            in_use = (active >= _ACTIVE_SHARE) & proposal.is_present
+            differs = (proposal.k[:, columns] != in_force[:, columns]).any(axis=1) & proposal.rows
+            worth = differs & (proposal.gain >= minimum_gain_ratio)
+            last = np.max([self._last_change(names[column], len(active)) for column in columns], axis=0)
+            ready = worth & (now - last >= dwell_s)
+            for column in columns:
+                moved = ready & (proposal.k[:, column] != in_force[:, column])
+                chosen[moved, column] = proposal.k[moved, column]
+                self._changed_at[names[column]][moved] = now
+            changed_any |= bool(ready.any())
+            changed_active |= bool((ready & in_use).any())
+            if (worth & ~ready & in_use).any():
+                held = Reason.DWELL
+            elif (differs & ~worth & in_use).any() and held is Reason.OPTIMAL:
+                held = Reason.MINIMUM_GAIN
+        if changed_active:
+            if self._tuning.guard and self._log_ratio is not None:
+                self._watch = _Watch(in_force.copy(), self._log_ratio)
+            return chosen, Reason.GAIN
+        return chosen, Reason.AHEAD if changed_any else held
+
+    def compare(self, measured: float, predicted: float, predicted_previous: float | None, now: float) -> Matrix | None:
+        """Take in one tick's goodput; return the schedule to go back to when the latest change proved bad.
+
+        `predicted` and `predicted_previous` are the model's goodput now under the schedule in force and under the
+        one before the latest change. Call it only for ticks that ran wholly under the schedule in force.
+        """
+        if measured <= 0 or predicted <= 0:
+            return None
+        log_ratio = float(np.clip(np.log(measured / predicted), -1.0, 1.0))
+        watch = self._watch
+        if watch is None or predicted_previous is None or predicted_previous <= 0:
+            self._follow(log_ratio)
+            return None
+        if watch.skip > 0:
+            watch.skip -= 1
+            return None
+        watch.shortfalls.append(float(np.log(measured / predicted_previous)) - watch.log_ratio)
+        count = len(watch.shortfalls)
+        mean = float(np.mean(watch.shortfalls))
+        allowed = max(self._tuning.check_tolerance_ratio, 2.0 * self._noise)
+        if count >= _FEW_SAMPLES and mean < -allowed:
+            self._watch = None
+            self._paused_until = now + self._back_off_s
+            self._back_off_s = min(self._back_off_s * 2, self._tuning.back_off_limit_s)
+            return watch.previous
+        if count >= self._tuning.check_ticks:
+            self._watch = None
+            self._log_ratio = log_ratio
+            if mean > 0:
+                self._back_off_s = self._tuning.back_off_s
+        return None
+
+    def forget_watch(self) -> None:
+        """Stop comparing: something else than the law's choice changed what engines do."""
+        self._watch = None
+
+    def mark_changed(self, names: Sequence[str], rows: int, now: float) -> None:
+        """Note that every row of `names` changed at `now` by a way around the gate."""
+        for name in names:
+            self._changed_at[name] = np.full(rows, now)
+
+    def _follow(self, log_ratio: float) -> None:
+        if self._log_ratio is None:
+            self._log_ratio = log_ratio
+            return
+        surprise = log_ratio - self._log_ratio
+        self._log_ratio += 0.3 * surprise
+        self._noise = float(np.sqrt(0.8 * self._noise**2 + 0.2 * min(abs(surprise), 0.3) ** 2))
+
+    def _last_change(self, name: str, rows: int) -> Vector:
+        found = self._changed_at.get(name)
+        if found is None or len(found) != rows:
+            found = self._changed_at[name] = np.full(rows, -np.inf)
+        return found

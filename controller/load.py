@@ -1,0 +1,108 @@
+"""The present load: which classes run, how many decodes at a time, and what a schedule yields at that.
+
+The class mix is the share of each class in the drafts, fading with `mix_time_s`; the decodes are those of the last
+look's decode-only steps, with the share of steps that each number had.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.decide import Cost, Demand, Matrix, Vector, Yield, evaluate
+from controller.observation import Evidence
+from controller.rows import row_of
+from policy.types import Objective
+
+PRESENT_SHARE = 0.005
+
+
+@dataclass(slots=True)
+class Load:
+    """Who ran lately. `points` are running decodes, `weights` their shares of the steps."""
+
+    mix: dict[str, float] = field(default_factory=dict)
+    points: Vector = field(default_factory=lambda: np.ones(1))
+    weights: Vector = field(default_factory=lambda: np.ones(1))
+
+    def take(self, evidence: Evidence, elapsed_s: float, mix_time_s: float) -> None:
+        """Take in what ran in the last `elapsed_s` seconds."""
+        drafts = evidence.class_drafts
+        if drafts:
+            keep = float(np.exp(-elapsed_s / mix_time_s))
+            self.mix = {name: self.mix.get(name, 0.0) * keep + drafts.get(name, 0.0) for name in {*self.mix, *drafts}}
+        if evidence.cells:
+            sums = evidence.cells.values()
+            self.points = np.array([max(1.0, item.decodes / item.steps) for item in sums])
+            self.weights = np.array([item.steps for item in sums]) / evidence.steps
+
+    @property
+    def decodes(self) -> float:
+        """Mean running decodes of a step."""
+        return float((self.points * self.weights).sum())
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each class that is present, together 1."""
+        total = sum(self.mix.values())
+        present = {name: count for name, count in self.mix.items() if total and count / total >= PRESENT_SHARE}
+        whole = sum(present.values())
+        return {name: count / whole for name, count in present.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """The present load with all that is needed to evaluate schedules at it.
+
+    `columns` are the columns of `demands` in the schedules' matrices, `rows` the row that serves each of `points`.
+    """
+
+    demands: Sequence[Demand]
+    columns: Sequence[int]
+    points: Vector
+    weights: Vector
+    rows: NDArray[np.int64]
+    cost: Cost
+    objective: Objective
+
+    @classmethod
+    def at(cls, load: Load, n: Vector, demands: Mapping[int, Demand], cost: Cost, objective: Objective) -> "Operation":
+        """Return the operation of `demands`, by column, under `load`, on the grid `n`."""
+        rows = np.array([row_of(n, decodes) for decodes in load.points], dtype=np.int64)
+        return cls(list(demands.values()), list(demands), load.points, load.weights, rows, cost, objective)
+
+    def here(self, k: Matrix) -> Matrix:
+        """Return the part of a schedule [rows, all classes] that serves the load: [points, present classes]."""
+        part: Matrix = k[self.rows][:, list(self.columns)]
+        return part
+
+    def activity(self, rows: int) -> Vector:
+        """Return the share of steps that each of the schedule's rows serves."""
+        active = np.zeros(rows)
+        np.add.at(active, self.rows, self.weights)
+        return active
+
+    def goodput(self, k: Matrix) -> float:
+        """Predicted weighted tokens per second under the schedule `k`."""
+        found = self._yield(k)
+        return float((self.weights * found.goodput * found.step_s).sum() / (self.weights * found.step_s).sum())
+
+    def step_s(self, k: Matrix) -> float:
+        """Predicted mean seconds of a step under `k`."""
+        return float((self.weights * self._yield(k).step_s).sum())
+
+    def measured(self, evidence: Evidence) -> float | None:
+        """Measured weighted tokens per second of decode-only steps; `None` without such steps.
+
+        Tokens per draft come from all steps, decodes per second from decode-only ones: prefills do not disturb it.
+        """
+        drafts = evidence.class_drafts
+        total = sum(drafts.get(demand.name, 0.0) for demand in self.demands)
+        decodes = sum(item.decodes for item in evidence.cells.values())
+        if not total or not decodes:
+            return None
+        tokens = sum(demand.weight * evidence.decode_tokens.get(demand.name, 0.0) for demand in self.demands)
+        return tokens / total * decodes / evidence.step_seconds
+
+    def _yield(self, k: Matrix) -> Yield:
+        return evaluate(self.demands, self.points, self.here(k), self.cost, self.objective)

@@ -1,0 +1,68 @@
+"""What the law remembers of one pool between ticks."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.cost import PoolCost
+from controller.explore import Explorer
+from controller.guard import Guard
+from controller.load import Load
+from controller.observation import NO_EVIDENCE, Evidence
+from controller.tuning import Tuning
+
+
+@dataclass(slots=True)
+class PoolMemory:
+    """One pool: learned cost, guard, load, the newest look, and when which kind of look came last.
+
+    `seen_at` is the latest scrape, `busy_at` the latest one with drafts, `frozen_since` the first of a row of scrapes
+    in which requests ran but no counter moved. `advised` is the schedule that was last advised and not published.
+    """
+
+    tuning: Tuning
+    cost: PoolCost
+    guard: Guard
+    explorer: Explorer
+    load: Load = field(default_factory=Load)
+    evidence: Evidence = NO_EVIDENCE
+    seen_at: float | None = None
+    busy_at: float | None = None
+    frozen_since: float | None = None
+    advised: NDArray[np.int64] | None = None
+
+    @classmethod
+    def new(cls, tuning: Tuning) -> "PoolMemory":
+        """Return the memory of a pool that nothing is known of."""
+        return cls(tuning, PoolCost(tuning), Guard(tuning), Explorer(tuning))
+
+    def take(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
+        """Take in one look at the whole pool."""
+        self.seen_at = at
+        self.evidence = evidence
+        if evidence.drafts:
+            self.busy_at = at
+        is_frozen = bool(evidence.running) and not evidence.drafts
+        self.frozen_since = (at if self.frozen_since is None else self.frozen_since) if is_frozen else None
+        self.load.take(evidence, elapsed_s, self.tuning.mix_time_s)
+        self.cost.learn(evidence.cells, elapsed_s)
+
+    def is_stale(self, now: float) -> bool:
+        """Whether the evidence is too old to act on: no scrape, or counters that stand still while requests run."""
+        if self.seen_at is None or now - self.seen_at > self.tuning.stale_s:
+            return True
+        return self.frozen_since is not None and now - self.frozen_since >= self.tuning.stale_s
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing has been drafted lately."""
+        return self.busy_at is None or now - self.busy_at > self.tuning.idle_s
+
+    def ages(self, now: float) -> dict[str, Any]:
+        """How old the evidence is, in seconds."""
+        return {
+            "scrape_age_s": None if self.seen_at is None else now - self.seen_at,
+            "traffic_age_s": None if self.busy_at is None else now - self.busy_at,
+            "counters_stand_still_s": None if self.frozen_since is None else now - self.frozen_since,
+        }

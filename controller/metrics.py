@@ -1,0 +1,96 @@
+"""What the controller tells Prometheus: one gauge for each variable of the law, one counter by reason.
+
+Labels are models, pools and classes that the controller itself publishes; no value comes from a client.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from controller.facts import Verdict
+from controller.guard import Reason
+
+PREFIX = "specpilot_controller_"
+_POOL = ("model_name", "pool")
+_CLASS = (*_POOL, "traffic_class")
+
+
+class ControllerMetrics:
+    """The registry of one controller. `render` gives the page of `/metrics`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(PREFIX + name, text, labels, registry=self.registry)
+
+        self._acceptance = gauge("acceptance_ratio", "Conditional acceptance a_i", (*_CLASS, "position"))
+        self._survival = gauge("survival_ratio", "Survival S_i", (*_CLASS, "position"))
+        self._k = gauge("k", "K that the schedule gives at the present load", _CLASS)
+        self._predicted = gauge("predicted_goodput_tokens_per_second", "Predicted, by schedule", (*_POOL, "schedule"))
+        self._measured = gauge("measured_goodput_tokens_per_second", "Measured in decode-only steps", _POOL)
+        self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step under the schedule in force", _POOL)
+        self._measured_step = gauge("measured_step_seconds", "Measured mean decode-only step", _POOL)
+        self._surprise = gauge("cost_surprise_ratio", "Relative error of step times before they were learned", _POOL)
+        self._gain = gauge(
+            "predicted_gain_ratio", "Predicted goodput of the best schedule over the one in force", _POOL
+        )
+        self._probe = gauge("probe_ratio", "Share of probe steps that is published", _POOL)
+        self._version = gauge("schedule_version", "Version published last", _POOL)
+        self._lease = gauge("lease_held", "1 while this controller leads")
+        self._store = gauge("store_up", "1 while Redis answers")
+        self._age = gauge("scrape_age_seconds", "Age of the last successful scrape", ("engine_id",))
+        self._ticks = Histogram(
+            PREFIX + "tick_seconds", "Duration of one tick", registry=self.registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+        )  # fmt: skip
+        self._decisions = Counter(
+            PREFIX + "decisions_total", "Decisions by reason", (*_POOL, "reason"), registry=self.registry
+        )
+        self._errors = Counter(PREFIX + "tick_errors_total", "Ticks that failed unexpectedly", registry=self.registry)
+
+    def render(self) -> bytes:
+        """Return the page."""
+        return generate_latest(self.registry)
+
+    def show_tick(self, duration_s: float, *, leads: bool, store_up: bool, ages_s: Iterable[tuple[str, float]]) -> None:
+        """Show the state after one tick."""
+        self._ticks.observe(duration_s)
+        self._lease.set(leads)
+        self._store.set(store_up)
+        self._age.clear()
+        for engine_id, age_s in ages_s:
+            self._age.labels(engine_id).set(age_s)
+
+    def count_error(self) -> None:
+        """Count a tick that failed for a reason nobody foresaw."""
+        self._errors.inc()
+
+    def show_version(self, model: str, pool: str, version: int) -> None:
+        """Show the version that was published last."""
+        self._version.labels(model, pool).set(version)
+
+    def show_decision(self, model: str, pool: str, reason: Reason, verdict: Verdict, k: dict[str, int]) -> None:
+        """Show what was decided for one pool; `k` is K by class at the present load."""
+        self._decisions.labels(model, pool, reason.value).inc()
+        self._probe.labels(model, pool).set(verdict.probe_ratio)
+        for name, value in k.items():
+            self._k.labels(model, pool, name).set(value)
+        _set(self._gain.labels(model, pool), verdict.gain_ratio)
+        evidence = verdict.evidence
+        _set(self._surprise.labels(model, pool), evidence.get("cost_surprise_ratio"))
+        goodput: dict[str, Any] = evidence.get("goodput", {})
+        for schedule in ("in_force", "best", "static"):
+            _set(self._predicted.labels(model, pool, schedule), goodput.get(f"predicted_{schedule}"))
+        _set(self._measured.labels(model, pool), goodput.get("measured"))
+        _set(self._predicted_step.labels(model, pool), evidence.get("step_s", {}).get("predicted"))
+        _set(self._measured_step.labels(model, pool), evidence.get("step_s", {}).get("measured"))
+        for name, found in evidence.get("classes", {}).items():
+            for gauge, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
+                for index, value in enumerate(found.get(key) or ()):
+                    gauge.labels(model, pool, name, str(index + 1)).set(value)
+
+
+def _set(gauge: Gauge, value: float | None) -> None:
+    gauge.set(float("nan") if value is None else value)

@@ -1,0 +1,179 @@
+"""What one scrape of one engine said, and what happened between two scrapes.
+
+Counters only ever grow while an engine lives. When any of an engine's counters fell or vanished, or its start
+time changed, it was started anew: everything it counts now happened since then, which is what Prometheus'
+`rate` assumes too. The first scrape of an engine is a starting line and no evidence, but for its table of step
+times: those do not age as traffic does, and they let a new controller know the cost of every K that its
+predecessor tried.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from policy import engine_metrics as names
+
+
+class Series(NamedTuple):
+    """One time series: the metric's name and its label values in the order of `LABELS`."""
+
+    metric: str
+    labels: tuple[str, ...]
+
+
+class Cell(NamedTuple):
+    """The labels of one cell of the table of decode-only steps, rounded by the engine; see `engine_metrics`."""
+
+    decodes: int
+    verified: int
+    width: int
+
+
+class CellSums(NamedTuple):
+    """What a cell holds: steps, their seconds, and the exact sums of running decodes and verified tokens."""
+
+    steps: float
+    seconds: float
+    decodes: float
+    verified: float
+
+
+_CLASS = (names.LABEL_CLASS,)
+_POSITION = (names.LABEL_CLASS, names.LABEL_POSITION)
+LABELS: Mapping[str, tuple[str, ...]] = {
+    names.TRIALS: _POSITION,
+    names.ACCEPTS: _POSITION,
+    names.DRAFTS: (names.LABEL_CLASS, names.LABEL_K),
+    names.PROBES: _CLASS,
+    names.DECODE_TOKENS: _CLASS,
+    names.STEPS: names.CELL_LABELS,
+    names.STEP_SECONDS: names.CELL_LABELS,
+    names.STEP_DECODES: names.CELL_LABELS,
+    names.STEP_VERIFIED: names.CELL_LABELS,
+    names.PREFILL_STEPS: (),
+    names.PREFILL_STEP_SECONDS: (),
+    names.RUNNING_DECODES: _CLASS,
+    names.HOLED_REQUESTS: (),
+}
+"""The metrics that the law reads, and the labels that tell their series apart."""
+
+_GAUGES = frozenset({names.RUNNING_DECODES, names.HOLED_REQUESTS})
+_CELL_METRICS = (names.STEPS, names.STEP_SECONDS, names.STEP_DECODES, names.STEP_VERIFIED)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One successful scrape: cumulative `values` of an engine at `at` (monotonic seconds of the reader)."""
+
+    engine_id: str
+    model: str
+    pool: str
+    at: float
+    started_at: float
+    values: Mapping[Series, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What happened in a pool between two readings, all its engines together.
+
+    `trials` and `accepts` are keyed by (class, position), positions from 1; `drafts` by (class, K). `running` and
+    `holed` are the requests running and those that cannot speculate now, `None` when no engine said.
+    """
+
+    trials: Mapping[tuple[str, int], float]
+    accepts: Mapping[tuple[str, int], float]
+    drafts: Mapping[tuple[str, int], float]
+    probes: Mapping[str, float]
+    decode_tokens: Mapping[str, float]
+    cells: Mapping[Cell, CellSums]
+    running: float | None = None
+    holed: float | None = None
+
+    @property
+    def class_drafts(self) -> dict[str, float]:
+        """Decodes times steps by class: the class mix of the running requests."""
+        totals: dict[str, float] = {}
+        for (name, _), count in self.drafts.items():
+            totals[name] = totals.get(name, 0.0) + count
+        return totals
+
+    @property
+    def steps(self) -> float:
+        """Decode-only steps."""
+        return sum(cell.steps for cell in self.cells.values())
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds spent in decode-only steps."""
+        return sum(cell.seconds for cell in self.cells.values())
+
+
+NO_EVIDENCE = Evidence({}, {}, {}, {}, {}, {})
+
+
+def is_restart(before: Observation, after: Observation) -> bool:
+    """Whether the engine was started anew between two of its observations."""
+    if after.started_at != before.started_at:
+        return True
+    return any(
+        after.values.get(series, -1.0) < value
+        for series, value in before.values.items()
+        if series.metric not in _GAUGES
+    )
+
+
+def changes(before: Observation | None, after: Observation) -> dict[Series, float]:
+    """Return what each counter gained since `before`, and each gauge as it is.
+
+    With `before` unknown only the table of step times counts (see the module's text). Series that gained nothing
+    are left out. A repeated scrape gives nothing.
+    """
+    if before is None:
+        return {series: value for series, value in after.values.items() if series.metric in _CELL_METRICS}
+    earlier = {} if is_restart(before, after) else before.values
+    gained: dict[Series, float] = {}
+    for series, value in after.values.items():
+        if series.metric in _GAUGES:
+            gained[series] = value
+        elif (gain := value - earlier.get(series, 0.0)) > 0:
+            gained[series] = gain
+    return gained
+
+
+def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
+    """Return the changes of several engines as one `Evidence`; malformed label values are skipped."""
+    totals: dict[Series, float] = {}
+    for part in parts:
+        for series, value in part.items():
+            totals[series] = totals.get(series, 0.0) + value
+    keyed: dict[str, dict[tuple[str, int], float]] = {names.TRIALS: {}, names.ACCEPTS: {}, names.DRAFTS: {}}
+    classed: dict[str, dict[str, float]] = {names.PROBES: {}, names.DECODE_TOKENS: {}}
+    cells: dict[Cell, dict[str, float]] = {}
+    running: float | None = None
+    holed: float | None = None
+    for (metric, labels), value in totals.items():
+        if metric in keyed and labels[1].isdecimal():
+            keyed[metric][labels[0], int(labels[1])] = value
+        elif metric in classed:
+            classed[metric][labels[0]] = value
+        elif metric in _CELL_METRICS and all(label.isdecimal() for label in labels):
+            cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
+        elif metric == names.RUNNING_DECODES:
+            running = (running or 0.0) + value
+        elif metric == names.HOLED_REQUESTS:
+            holed = value
+    return Evidence(
+        trials=keyed[names.TRIALS],
+        accepts=keyed[names.ACCEPTS],
+        drafts=keyed[names.DRAFTS],
+        probes=classed[names.PROBES],
+        decode_tokens=classed[names.DECODE_TOKENS],
+        cells={
+            cell: CellSums(*(sums.get(metric, 0.0) for metric in _CELL_METRICS))
+            for cell, sums in cells.items()
+            if sums.get(names.STEPS, 0.0) > 0 and sums.get(names.STEP_SECONDS, 0.0) > 0
+        },
+        running=running,
+        holed=holed,
+    )

@@ -1,0 +1,68 @@
+"""One tick as one line of JSON: what `--record` writes and `replay` reads.
+
+A line holds everything that the law was given: the time, the engines' registrations, the policies, the schedules in
+force and every counter of every engine. Nothing else decides, so a replay decides the same.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.observation import Observation, Series
+from policy.codec import from_plain, to_plain
+from policy.types import EngineRecord, Policy, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds."""
+
+    at: float
+    now: float
+    engines: tuple[EngineRecord, ...]
+    policies: Mapping[str, Policy]
+    schedules: tuple[Schedule, ...]
+    observations: tuple[Observation, ...]
+
+
+def to_line(tick: Recorded) -> str:
+    """Return `tick` as one line of JSON without the line's end."""
+    plain: dict[str, Any] = {
+        "at": tick.at,
+        "now": tick.now,
+        "engines": [to_plain(engine) for engine in tick.engines],
+        "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
+        "schedules": [to_plain(schedule) for schedule in tick.schedules],
+        "observations": [
+            {
+                "engine_id": seen.engine_id,
+                "model": seen.model,
+                "pool": seen.pool,
+                "at": seen.at,
+                "started_at": seen.started_at,
+                "values": [[series.metric, list(series.labels), value] for series, value in seen.values.items()],
+            }
+            for seen in tick.observations
+        ],
+    }
+    return json.dumps(plain, separators=(",", ":"))
+
+
+def from_line(line: str) -> Recorded:
+    """Return the tick that `line` states; `InvalidDocumentError`, `ValueError` or `KeyError` if it states none."""
+    plain = json.loads(line)
+    return Recorded(
+        at=plain["at"],
+        now=plain["now"],
+        engines=tuple(from_plain(EngineRecord, item) for item in plain["engines"]),
+        policies={model: from_plain(Policy, item) for model, item in plain["policies"].items()},
+        schedules=tuple(from_plain(Schedule, item) for item in plain["schedules"]),
+        observations=tuple(
+            Observation(
+                item["engine_id"], item["model"], item["pool"], item["at"], item["started_at"],
+                {Series(metric, tuple(labels)): value for metric, labels, value in item["values"]},
+            )
+            for item in plain["observations"]
+        ),
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""`specpilot replay`: runs recorded observations through the control law again, with another policy if wanted.
+
+The law sees what it saw then. With the policy as recorded, the schedules in force are the recorded ones, so that every
+decision can be checked; with another policy the replay's own schedules are in force instead. The observations remain
+those of the traffic as it ran: they show what the law would have chosen, not what the traffic would then have done.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from controller.facts import Facts, Verdict
+from controller.pilot import Pilot
+from controller.pools import facts_of
+from controller.record import Recorded, from_line
+from controller.rows import k_at
+from policy.codec import decode
+from policy.errors import InvalidDocumentError
+from policy.settings import ProgramSettings, fail, load
+from policy.types import Mode, Policy, Schedule
+
+PROGRAM = "specpilot replay"
+_VALID_FOR_S = 15.0
+
+
+class ReplaySettings(ProgramSettings):
+    """Runs recorded observations through the control law again."""
+
+    file: CliPositionalArg[Path]
+    policy: Annotated[Path | None, Field(description="JSON file with a policy to use instead")] = None
+    as_json: Annotated[bool, Field(description="print one JSON object per decision", alias="json")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One decision of a replay: when (Unix seconds), about which pool, and what."""
+
+    at: float
+    facts: Facts
+    verdict: Verdict
+
+
+def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[Replayed]:
+    """Yield every decision that the law makes on `ticks`, in order."""
+    pilot = Pilot()
+    own: dict[tuple[str, str], Schedule] = {}
+    for tick in ticks:
+        pilot.forget_engines(engine.engine_id for engine in tick.engines)
+        pilot.observe(tick.observations)
+        policies = {**tick.policies, **({other.model: other} if other else {})}
+        for recorded in facts_of(tick.engines, policies, tick.schedules, Mode.ACT):
+            key = (recorded.model, recorded.pool)
+            is_other = other is not None and recorded.model == other.model
+            facts = replace(recorded, in_force=own.get(key, recorded.in_force)) if is_other else recorded
+            verdict = pilot.steer(facts, tick.now)
+            version = (facts.in_force.version if facts.in_force else 0) + 1
+            own[key] = Schedule(*key, version, tick.at, _VALID_FOR_S, verdict.probe_ratio, verdict.publish)
+            yield Replayed(tick.at, facts, verdict)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print every decision; status 2 when a file cannot be read."""
+    settings = load(ReplaySettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    other = _policy(settings.policy) if settings.policy else None
+    try:
+        with settings.file.open(encoding="utf-8") as lines:
+            for item in replay((from_line(line) for line in lines if line.strip()), other):
+                sys.stdout.write(_json(item) if settings.as_json else _line(item))
+    except OSError as error:
+        fail(PROGRAM, f"{settings.file} cannot be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError, InvalidDocumentError) as error:
+        fail(PROGRAM, f"{settings.file} is no recording of `specpilot controller --record`: {error}")
+
+
+def _policy(path: Path) -> Policy:
+    try:
+        return decode(Policy, path.read_bytes())
+    except OSError as error:
+        fail(PROGRAM, f"--policy: {path} cannot be read: {error.strerror}")
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(f"--policy: {fault}" for fault in error.faults))
+
+
+def _line(item: Replayed) -> str:
+    decodes = max(1, round(item.verdict.evidence.get("decodes", 1)))
+    k = " ".join(f"{name}={k_at(ranges, decodes)}" for name, ranges in sorted(item.verdict.wanted.items()))
+    gain = "" if item.verdict.gain_ratio is None else f"  gain {item.verdict.gain_ratio:+.1%}"
+    where = f"{item.facts.model} {item.facts.pool}"
+    return f"{item.at:.1f}  {where}  n={decodes}  {item.verdict.reason.value:<18}  {k}{gain}\n"
+
+
+def _json(item: Replayed) -> str:
+    plain: dict[str, Any] = {
+        "at": item.at,
+        "model": item.facts.model,
+        "pool": item.facts.pool,
+        "reason": item.verdict.reason.value,
+        "classes": item.verdict.wanted,
+        "probe_ratio": item.verdict.probe_ratio,
+        "predicted_gain_ratio": item.verdict.gain_ratio,
+        "evidence": item.verdict.evidence,
+    }
+    return json.dumps(plain) + "\n"
+
+
+if __name__ == "__main__":
+    main()

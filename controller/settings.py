@@ -1,0 +1,44 @@
+"""What an operator can set at the controller's start: flags, or `SPECPILOT_CONTROLLER_*` in the environment."""
+
+import socket
+import uuid
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from policy.settings import ProgramSettings
+
+
+def _holder() -> str:
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+
+class ControllerSettings(ProgramSettings):
+    """Steers K for every engine that is registered in Redis, and serves the admin API and the console."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_CONTROLLER_")
+
+    redis_url: Annotated[
+        str,
+        Field(
+            description="Redis that the gateway and the engines use too, e.g. redis://127.0.0.1:6379/0",
+            validation_alias=AliasChoices("redis_url", "SPECPILOT_CONTROLLER_REDIS_URL", "REDIS_URL"),
+        ),
+    ]
+    host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Field(description="port of the admin API, the console and /metrics", ge=0, le=65535)] = 8081
+    admin_token: Annotated[
+        SecretStr | None,
+        Field(description="bearer token of the admin API; unset: only callers on this machine are served"),
+    ] = None
+    interval_s: Annotated[float, Field(description="seconds between two decisions", ge=0.1, le=5)] = 1.0
+    holder: Annotated[str, Field(description="name of this controller in the leader's lease", min_length=1)] = Field(
+        default_factory=_holder
+    )
+    default_mode: Annotated[Literal["off", "advise", "act"], Field(description="mode without a policy")] = "act"
+    record: Annotated[Path | None, Field(description="append every tick's observations to this file")] = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least severe log line")] = (
+        "info"
+    )

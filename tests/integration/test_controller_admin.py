@@ -1,0 +1,306 @@
+"""The admin API of a real controller process on a real Redis, over HTTP and through the command line."""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from policy.redis_store import RedisStore
+from policy.types import Decision, EngineRecord, KRange, Mode, Schedule
+from tests.support.redis_server import RedisServer
+
+TOKEN = "let me in"
+
+
+@dataclass
+class Controller:
+    url: str
+    redis: RedisServer
+    process: subprocess.Popen[bytes]
+
+    def call(
+        self, path: str, method: str = "GET", body: Any = None, token: str | None = TOKEN, **headers: str
+    ) -> tuple[int, Any, dict[str, str]]:
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        request = Request(self.url + path, data=data, method=method)
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        for name, value in headers.items():
+            request.add_header(name.replace("_", "-"), value)
+        try:
+            with urlopen(request, timeout=10) as response:
+                return response.status, _plain(response.read()), {k.lower(): v for k, v in response.headers.items()}
+        except HTTPError as error:
+            with error:
+                return error.code, _plain(error.read()), {k.lower(): v for k, v in error.headers.items()}
+
+    def command(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        program = [
+            sys.executable,
+            "-m",
+            f"controller.{words[0]}",
+            *words[1:],
+            "--admin-url",
+            self.url,
+            "--token",
+            TOKEN,
+        ]
+        return subprocess.run(program, capture_output=True, text=True, check=False, input=text, timeout=30)
+
+
+def _plain(text: bytes) -> Any:
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text.decode()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    redis = RedisServer()
+    port = free_port()
+    environment = {**os.environ, "SPECPILOT_CONTROLLER_ADMIN_TOKEN": TOKEN, "REDIS_URL": redis.url}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "controller", "--port", str(port), "--log-level", "warning"], env=environment
+    )
+    found = Controller(f"http://127.0.0.1:{port}", redis, process)
+    for _ in range(100):
+        try:
+            if found.call("/ready")[0] == 200:
+                break
+        except OSError:
+            pass
+        time.sleep(0.1)
+    yield found
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) in (0, -signal.SIGTERM)
+    redis.close()
+
+
+def test_health_ready_metrics_console_and_docs_need_no_token(controller: Controller) -> None:
+    for path in ("/health", "/ready", "/metrics", "/", "/docs", "/openapi.json"):
+        assert controller.call(path, token=None)[0] == 200, path
+    assert "specpilot_controller_lease_held 1.0" in controller.call("/metrics")[1]
+
+
+@pytest.mark.parametrize("token", [None, "wrong", ""])
+def test_admin_needs_the_token(controller: Controller, token: str | None) -> None:
+    status, body, headers = controller.call("/admin/policies", token=token)
+    assert status == 401
+    assert body["error"]["code"] == "invalid_admin_token"
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert headers["www-authenticate"] == "Bearer"
+
+
+def test_a_policy_lives_by_its_etag(controller: Controller) -> None:
+    path = "/admin/policies/org/model-1"
+    assert controller.call(path)[0] == 404
+    status, body, headers = controller.call(path, "PUT", {"classes": {"code": {"weight": 2}}}, If_None_Match="*")
+    assert (status, body["version"], headers["etag"]) == (201, 1, '"1"')
+    assert controller.call(path, "PUT", {}, If_None_Match="*")[0] == 412
+    status, body, _ = controller.call(path, "PUT", {"k_min": 1})
+    assert status == 428
+    assert 'If-Match (now "1")' in body["error"]["message"]
+    assert controller.call(path, "PUT", {"k_min": 1}, If_Match='"7"')[0] == 412
+    assert controller.call(path, "PUT", {"k_min": 1}, If_Match="nonsense")[0] == 412
+    status, body, _ = controller.call(path, "PUT", {"k_min": 1}, If_Match='"1"')
+    assert (status, body["version"], body["policy"]["k_min"]) == (200, 2, 1)
+    status, body, headers = controller.call(path, "PATCH", {"mode": "advise", "k_min": None}, If_Match=headers["etag"])
+    assert status == 412
+    status, body, headers = controller.call(path, "PATCH", {"mode": "advise", "k_min": None})
+    assert (status, body["policy"]["mode"], body["policy"]["k_min"]) == (200, "advise", 0)
+    assert any(item["policy"]["model"] == "org/model-1" for item in controller.call("/admin/policies")[1]["policies"])
+    assert controller.call(path, "DELETE", If_Match='"1"')[0] == 412
+    assert controller.call(path, "DELETE", If_Match=headers["etag"])[0] == 204
+    assert controller.call(path, "DELETE")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", ["Invalid JSON"]),
+        (b"[1]", ["an object"]),
+        ({"k_min": 9, "k_max": 1, "probe_ratio": 2}, ["k_min 9 is above k_max 1", "probe_ratio"]),
+        ({"k_min": "many", "mode": "fast", "surprise": 1}, ["k_min", "mode", "surprise"]),
+        ({"classes": {"code": {"weight": 0, "pin": -1}}}, ["classes.code", "weight", "pin"]),
+        ({"model": "another"}, ["model", "the path names"]),
+    ],
+    ids=["no JSON", "no object", "range", "types", "class", "model"],
+)
+def test_every_fault_of_a_policy_is_told_at_once(controller: Controller, body: Any, words: list[str]) -> None:
+    status, answer, _ = controller.call("/admin/policies/m", "PUT", body)
+    assert status == 422
+    assert answer["error"]["code"] == "invalid_document"
+    for word in words:
+        assert word in answer["error"]["message"]
+    assert controller.call("/admin/policies/m")[0] == 404
+
+
+def test_a_body_of_20_megabytes_is_refused(controller: Controller) -> None:
+    try:
+        status, answer, _ = controller.call("/admin/policies/m", "PUT", b" " * (20 << 20))
+    except OSError:
+        return  # the connection was closed on us, which is a refusal too
+    assert status == 413
+    assert answer["error"]["code"] == "body_too_large"
+
+
+def test_a_client_key_is_shown_once_and_stored_as_its_hash(controller: Controller) -> None:
+    status, made, _ = controller.call("/admin/keys", "POST", {"traffic_class": "code", "allowed_classes": ["code"]})
+    assert status == 201
+    stored = RedisStore(controller.redis.url).api_keys()
+    assert [item.sha256 for item in stored] == [hashlib.sha256(made["key"].encode()).hexdigest()]
+    listed = controller.call("/admin/keys")[1]["keys"]
+    assert listed == [{"key_id": made["key_id"], "traffic_class": "code", "allowed_classes": ["code"]}]
+    assert controller.call("/admin/keys", "POST", {"traffic_class": "No!", "colour": 1})[0] == 422
+    assert controller.call(f"/admin/keys/{made['key_id']}", "DELETE")[0] == 204
+    assert controller.call(f"/admin/keys/{made['key_id']}", "DELETE")[0] == 404
+
+
+def test_unknown_paths_methods_and_queries_are_told_in_the_envelope(controller: Controller) -> None:
+    for path, method, status in (
+        ("/admin/nothing", "GET", 404),
+        ("/admin/engines", "POST", 405),
+        ("/admin/decisions", "GET", 422),
+        ("/admin/decisions?model=m&limit=0", "GET", 422),
+        ("/admin/explain?model=m", "GET", 404),
+    ):
+        found, body, _ = controller.call(path, method)
+        assert found == status, path
+        assert set(body["error"]) >= {"message", "type", "param", "code"}
+
+
+def decision(at: float, reason: str, measured: float) -> Decision:
+    schedule = Schedule("demo", "cpu", 5, at, 15.0, 0.02, {"default": (KRange(1, 64, 3),)})
+    goodput = {
+        "measured": measured,
+        "predicted_in_force": measured,
+        "predicted_best": measured,
+        "predicted_static": 900.0,
+    }
+    classes = {"default": {"share": 1.0, "survival": [0.9, 0.8], "measured_length": 2.5}}
+    evidence = {
+        "decodes": 8.0,
+        "goodput": goodput,
+        "classes": classes,
+        "step_s": {"measured": 0.01, "predicted": 0.011},
+    }
+    return Decision(at, "demo", "cpu", Mode.ACT, reason, True, 5, schedule, 0.1, evidence)
+
+
+def test_decisions_page_back_and_any_moment_is_explained(controller: Controller) -> None:
+    store = RedisStore(controller.redis.url)
+    for reason, measured in (
+        ("optimal", 1000.0),
+        ("gain", 1000.0),
+        ("optimal", 1500.0),
+        ("optimal", 1500.0),
+        ("optimal", 1500.0),
+    ):
+        store.append_decision(decision(time.time(), reason, measured))
+        time.sleep(0.02)
+    newest = controller.call("/admin/decisions?model=demo&pool=cpu&limit=2")[1]["decisions"]
+    assert len(newest) == 2
+    older = controller.call(f"/admin/decisions?model=demo&pool=cpu&limit=9&before={newest[-1]['at']}")[1]["decisions"]
+    assert len(older) == 3
+    found = controller.call("/admin/explain?model=demo&pool=cpu")[1]
+    assert (found["reason"], found["k"], found["latest_change"]["reason"]) == ("optimal", {"default": 3}, "gain")
+    assert found["latest_change"]["measured_gain_ratio"] == pytest.approx(0.5)
+    then = controller.call(f"/admin/explain?model=demo&pool=cpu&at={older[-1]['at'] + 0.005}")[1]
+    assert then["latest_change"] is None
+    assert controller.call("/admin/explain?model=demo&pool=cpu&at=5")[0] == 404
+    told = controller.command("explain", "--model", "demo", "--pool", "cpu")
+    assert told.returncode == 0, told.stderr
+    assert "default: K = 3, 100% of the traffic, 2.50 tokens a step measured" in told.stdout
+    assert "latest change (gain): predicted +10.0%, measured +50.0%" in told.stdout
+    as_json = controller.command("explain", "--model", "demo", "--pool", "cpu", "--json")
+    assert json.loads(as_json.stdout)["version"] == 5
+    assert controller.command("explain", "--model", "nobody").returncode == 1
+
+
+def test_policies_from_the_command_line(controller: Controller, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text('{"model": "cli", "static_k": 3}')
+    assert controller.command("policy_cli", "put", str(file)).returncode == 0
+    got = controller.command("policy_cli", "get", "cli")
+    document = json.loads(got.stdout)
+    document["policy"]["static_k"] = 4
+    assert controller.command("policy_cli", "put", "-", text=json.dumps(document)).returncode == 0
+    late = controller.command("policy_cli", "put", str(file), "--version", "1")
+    assert late.returncode == 1
+    assert "version 2" in late.stderr
+    assert "cli  version 2" in controller.command("policy_cli", "list").stdout
+    assert controller.command("policy_cli", "delete", "cli").returncode == 0
+    missing = controller.command("policy_cli", "get", "cli")
+    assert missing.returncode == 1
+    assert "has no policy" in missing.stderr
+    assert controller.command("policy_cli", "put", str(tmp_path / "nothing")).returncode == 2
+
+
+def test_engines_and_schedules_are_listed(controller: Controller) -> None:
+    store = RedisStore(controller.redis.url)
+    store.heartbeat(EngineRecord("e", "http://127.0.0.1:9", "listed", "cpu", 7, 3, 8, "eagle3", "0", "0", 1, 1), 30.0)
+    deadline = time.monotonic() + 8
+    while time.monotonic() < deadline:
+        found = [item for item in controller.call("/admin/schedules")[1]["schedules"] if item["model"] == "listed"]
+        if found:
+            break
+        time.sleep(0.1)
+    assert found[0]["classes"]["default"] == [[1, 8, 3]]
+    assert [item["engine_id"] for item in controller.call("/admin/engines")[1]["engines"]] == ["e"]
+    newest = controller.call("/admin/decisions?model=listed&pool=cpu&limit=1")[1]["decisions"][0]
+    assert newest["reason"] == "stale"
+
+
+def test_redis_gone_is_503_with_a_time_to_come_back(controller: Controller) -> None:
+    controller.redis.stop()
+    try:
+        status, body, headers = controller.call("/admin/policies")
+        assert (status, body["error"]["code"]) == (503, "store_unavailable")
+        assert headers["retry-after"]
+        assert controller.call("/ready")[0] == 503
+        assert controller.call("/health")[0] == 200
+    finally:
+        controller.redis.start()
+    assert controller.call("/admin/policies")[0] == 200
+
+
+def test_without_a_token_only_this_machine_and_no_foreign_page_is_served() -> None:
+    redis = RedisServer()
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "controller", "--redis-url", redis.url, "--port", str(port), "--log-level", "error"]
+    )
+    open_controller = Controller(f"http://127.0.0.1:{port}", redis, process)
+    try:
+        for _ in range(100):
+            try:
+                if open_controller.call("/health")[0] == 200:
+                    break
+            except OSError:
+                time.sleep(0.1)
+        assert open_controller.call("/admin/policies", token=None)[0] == 200
+        assert open_controller.call("/admin/policies", token=None, Host="evil.example")[0] == 403
+        assert open_controller.call("/admin/policies", token=None, Origin="http://evil.example")[0] == 403
+    finally:
+        process.terminate()
+        process.wait(10)
+        redis.close()

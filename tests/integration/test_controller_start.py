@@ -1,0 +1,58 @@
+"""What a wrong setting shows when the controller starts: one line that names it and the remedy, and status 2."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.redis_server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    found = RedisServer()
+    yield found
+    found.close()
+
+
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "controller", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("--redis-url", "required")),
+        (("--redis-url", "redis://me:secret@127.0.0.1:1"), ("--redis-url", "***@127.0.0.1:1", "start Redis")),
+        (("--redis-url", "http://x"), ("--redis-url", "redis://")),
+        (("--interval-s", "0"), ("--interval-s",)),
+        (("--default-mode", "fast"), ("--default-mode", "'advise'")),
+        (("--record", "/nowhere/file"), ("--record", "/nowhere/file")),
+        (("--host", "no.such.host.invalid"), ("no.such.host.invalid",)),
+    ],
+    ids=lambda value: " ".join(value[:2]) or "nothing",
+)
+def test_a_wrong_setting_names_itself_and_the_remedy(
+    redis: RedisServer, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    with_redis = arguments if not arguments or "--redis-url" in arguments else ("--redis-url", redis.url, *arguments)
+    done = start(*with_redis)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_busy_port_is_named(redis: RedisServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = start("--redis-url", redis.url, "--port", port)
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "another --port" in done.stderr

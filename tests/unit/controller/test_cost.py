@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller import nnls
+from controller.cost import PoolCost
+from controller.observation import Cell, CellSums
+from controller.tuning import Tuning
+from tests.closed_loop.plant import concave_step_s, cpu_step_s, gpu_step_s, rounded
+
+PLANTS = [cpu_step_s, gpu_step_s, concave_step_s]
+
+
+def cell(n: int, k: int, step_s: float, steps: int = 100) -> tuple[Cell, CellSums]:
+    m = n * (1 + k)
+    return Cell(rounded(n), rounded(m), k), CellSums(steps, step_s * steps, n * steps, m * steps)
+
+
+def teach(cost: PoolCost, truth: object, points: list[tuple[int, int]], seed: int = 0, factor: float = 1.0) -> None:
+    rng = np.random.default_rng(seed)
+    for n, k in points:
+        seconds = truth(n, n * (1 + k), k) * factor * float(np.exp(rng.normal(0, 0.03)))
+        cost.learn(dict([cell(n, k, seconds)]), 1.0)
+
+
+@pytest.mark.parametrize("truth", PLANTS, ids=["cpu", "gpu", "concave"])
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_it_did_not_see_are_predicted_within_a_tenth(truth: object, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    every = [(n, k) for n in (1, 2, 4, 6, 8, 12, 16, 24, 32) for k in range(8)]
+    seen = rng.permutation(len(every))[: len(every) // 3]
+    cost = PoolCost()
+    teach(cost, truth, [every[index] for index in seen], seed)
+    fit = cost.fit()
+    assert fit is not None
+    hidden = [every[index] for index in range(len(every)) if index not in set(seen)]
+    errors = [abs(float(fit.step_s(n, n * (1 + k), k)) / truth(n, n * (1 + k), k) - 1) for n, k in hidden]
+    assert np.median(errors) <= 0.10
+    assert np.median(errors) <= 0.06
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 7), st.floats(1e-4, 1.0)), min_size=1, max_size=20))
+def test_it_is_monotone_whatever_was_measured(points: list[tuple[int, int, float]]) -> None:
+    cost = PoolCost()
+    cost.learn(dict(cell(n, k, seconds) for n, k, seconds in points), 1.0)
+    fit = cost.fit()
+    assert fit is not None
+    m = np.arange(1.0, 600.0)
+    assert (np.diff(fit.step_s(8.0, m, 3.0)) >= -1e-12).all()
+    assert (np.diff(fit.step_s(8.0, 64.0, np.arange(0.0, 8.0))) >= -1e-12).all()
+    assert (fit.step_s(8.0, m, 3.0) > 0).all()
+
+
+def test_one_k_alone_leaves_the_other_depths_unknown() -> None:
+    cost = PoolCost()
+    assert cost.fit() is None
+    assert set(cost.lacking(7)) == {0, 2, 7}
+    teach(cost, cpu_step_s, [(8, 7)] * 3)
+    assert set(cost.lacking(7)) == {0, 2}
+    assert cost.is_measured(8, 7)
+    assert not cost.is_measured(16, 7)
+    teach(cost, cpu_step_s, [(8, 0), (8, 2)])
+    assert cost.lacking(7) == ()
+    assert cost.lacking(0) == ()
+
+
+def test_drift_that_strikes_every_k_alike_keeps_their_relation() -> None:
+    cost = PoolCost()
+    teach(cost, cpu_step_s, [(8, k) for k in (0, 2, 4, 7)] * 3)
+    before = cost.fit()
+    assert before is not None
+    relation = float(before.step_s(8, 8, 0) / before.step_s(8, 40, 4))
+    teach(cost, cpu_step_s, [(8, 4)] * 10, factor=2.0)
+    after = cost.fit()
+    assert after is not None
+    assert float(after.step_s(8, 8, 0) / after.step_s(8, 40, 4)) == pytest.approx(relation, rel=0.1)
+    assert float(after.step_s(8, 40, 4)) == pytest.approx(2 * cpu_step_s(8, 40, 4), rel=0.1)
+
+
+def test_one_long_pause_moves_a_cell_by_a_bounded_factor() -> None:
+    cost = PoolCost()
+    teach(cost, cpu_step_s, [(8, 4)] * 5 + [(8, 0)] * 5)
+    cost.learn(dict([cell(8, 4, 60.0, steps=1)]), 1.0)
+    fit = cost.fit()
+    assert fit is not None
+    assert float(fit.step_s(8, 40, 4)) < 5 * cpu_step_s(8, 40, 4)
+
+
+def test_a_frozen_cost_learns_no_more() -> None:
+    cost = PoolCost(Tuning(freeze_cost=True))
+    teach(cost, cpu_step_s, [(8, k) for k in (0, 2, 7)])
+    first = cost.fit()
+    teach(cost, cpu_step_s, [(8, 7)] * 5, factor=3.0)
+    assert cost.fit() is first
+
+
+@given(st.integers(0, 10_000))
+def test_nnls_meets_the_conditions_of_optimality(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(30, 6))
+    target = rng.normal(size=30)
+    x = nnls.solve(rows, target)
+    gradient = rows.T @ (rows @ x - target)
+    assert (x >= 0).all()
+    assert (gradient >= -1e-6).all()
+    np.testing.assert_allclose(gradient[x > 0], 0, atol=1e-6)

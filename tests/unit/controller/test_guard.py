@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+
+from controller.guard import MEANING, Guard, Proposal, Reason, Standing
+from controller.tuning import Tuning
+
+ROWS = 4
+ALL = np.ones(ROWS, dtype=bool)
+ACTIVE = np.array([0.0, 1.0, 0.0, 0.0])
+
+
+def standing(k: int = 3) -> Standing:
+    return Standing(("default", "code"), np.full((ROWS, 2), k), ACTIVE)
+
+
+def proposal(k: int, gain: float, rows: np.ndarray = ALL, *, is_present: bool = True) -> Proposal:
+    return Proposal((1,), rows, np.full((ROWS, 2), k), np.full(ROWS, gain), is_present)
+
+
+def gate(
+    guard: Guard, found: list[Proposal], now: float = 100.0, at: Standing | None = None
+) -> tuple[np.ndarray, Reason]:
+    return guard.gate(at or standing(), found, minimum_gain_ratio=0.03, dwell_s=2.0, now=now)
+
+
+def test_a_gain_below_the_minimum_changes_nothing() -> None:
+    k, reason = gate(Guard(), [proposal(5, 0.029)])
+    assert reason is Reason.MINIMUM_GAIN
+    assert (k == 3).all()
+
+
+def test_a_gain_changes_only_its_own_columns() -> None:
+    k, reason = gate(Guard(), [proposal(5, 0.03)])
+    assert reason is Reason.GAIN
+    assert (k[:, 1] == 5).all()
+    assert (k[:, 0] == 3).all()
+
+
+def test_a_change_for_another_load_is_ahead() -> None:
+    elsewhere = np.array([True, False, True, True])
+    k, reason = gate(Guard(), [proposal(5, 0.5, elsewhere)])
+    assert reason is Reason.AHEAD
+    assert list(k[:, 1]) == [5, 3, 5, 5]
+    assert gate(Guard(), [proposal(5, 0.5, is_present=False)])[1] is Reason.AHEAD
+
+
+def test_dwell_holds_a_second_change() -> None:
+    guard = Guard()
+    k, _ = gate(guard, [proposal(5, 0.5)], now=100.0)
+    now = Standing(("default", "code"), k, ACTIVE)
+    assert gate(guard, [proposal(1, 0.5)], now=101.9, at=now)[1] is Reason.DWELL
+    assert gate(guard, [proposal(1, 0.5)], now=102.0, at=now)[1] is Reason.GAIN
+
+
+def test_the_same_schedule_is_optimal() -> None:
+    assert gate(Guard(), [proposal(3, 0.0)])[1] is Reason.OPTIMAL
+
+
+def test_without_guard_everything_passes() -> None:
+    guard = Guard(Tuning(guard=False))
+    gate(guard, [proposal(5, 0.001)], now=100.0)
+    assert gate(guard, [proposal(1, 0.001)], now=100.1)[1] is Reason.GAIN
+
+
+def change(guard: Guard) -> None:
+    for second in range(10):
+        assert guard.compare(1000.0, 1000.0, None, float(second)) is None
+    assert gate(guard, [proposal(5, 0.5)])[1] is Reason.GAIN
+
+
+def test_a_shortfall_rolls_back_and_pauses_longer_each_time() -> None:
+    guard = Guard()
+    for pause in (10.0, 20.0):
+        change(guard)
+        found = [guard.compare(800.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(5)]
+        back = next(item for item in found if item is not None)
+        assert (back == 3).all()
+        at = 101.0 + next(index for index, item in enumerate(found) if item is not None)
+        assert guard.is_paused(at + pause - 0.1)
+        assert not guard.is_paused(at + pause)
+        guard._changed_at.clear()
+
+
+def test_a_change_that_delivers_stays_though_the_prediction_was_too_high() -> None:
+    guard = Guard()
+    change(guard)
+    assert [guard.compare(1100.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(8)] == [None] * 8
+    assert guard.previous is None
+    assert not guard.is_paused(110.0)
+
+
+def test_less_traffic_is_not_a_shortfall() -> None:
+    """Half the load halves the goodput, but also what the previous schedule would yield."""
+    guard = Guard()
+    change(guard)
+    assert [guard.compare(520.0, 700.0, 500.0, 101.0 + tick) for tick in range(8)] == [None] * 8
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_a_meaning(reason: Reason) -> None:
+    assert MEANING[reason]

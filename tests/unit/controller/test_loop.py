@@ -1,0 +1,144 @@
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from controller.lease import TTL_S, Leadership
+from controller.loop import ControlLoop
+from controller.metrics import ControllerMetrics
+from controller.observation import Observation
+from controller.pilot import Pilot
+from controller.record import Recorded
+from policy.types import EngineRecord, Lease, Mode, Policy
+from tests.closed_loop.plant import CODE, K_MAX, MODEL, POOL, Engine
+from tests.support.controller_store import MemoryStore
+
+
+@dataclass
+class Clock:
+    at: float = 100.0
+
+    def now(self) -> float:
+        return 1e9 + self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, duration_s: float) -> None:
+        self.at += duration_s
+
+
+@dataclass
+class Plant:
+    """Stands in for the collector: an engine of the closed loop that follows the store's schedule."""
+
+    store: MemoryStore
+    clock: Clock
+    load: dict[str, int] = field(default_factory=lambda: {"code": 8})
+    engine: Engine = field(default_factory=lambda: Engine("one", np.random.default_rng(3)))
+    scraped_at: dict[str, float] = field(default_factory=dict)
+
+    async def scrape(self, engines: tuple[EngineRecord, ...]) -> list[Observation]:
+        schedule = self.store.published.get((MODEL, POOL))
+        self.engine.run(1.0, self.load, {"code": CODE}, schedule, 1.0)
+        return [self.engine.observe(self.clock.at)] if engines else []
+
+
+@dataclass
+class Rig:
+    store: MemoryStore
+    clock: Clock
+    plant: Plant
+    loop: ControlLoop
+    leadership: Leadership
+    recorded: list[Recorded]
+
+    async def tick(self, count: int = 1) -> None:
+        for _ in range(count):
+            await self.loop.tick()
+            self.clock.at += 1.0
+
+
+@pytest.fixture
+def rig() -> Rig:
+    store, clock = MemoryStore(), Clock()
+    store.heartbeat(EngineRecord("one", "http://one", MODEL, POOL, K_MAX, 3, 64, "eagle3", "0", "0", 0.0, 0.0, 41), 5.0)
+    plant = Plant(store, clock)
+    leadership = Leadership(store, "me", clock)
+    recorded: list[Recorded] = []
+    loop = ControlLoop(
+        store=store, leadership=leadership, collector=plant, pilot=Pilot(), metrics=ControllerMetrics(), clock=clock,
+        recorder=recorded.append,
+    )  # fmt: skip
+    return Rig(store, clock, plant, loop, leadership, recorded)
+
+
+async def test_the_first_schedule_is_newer_than_what_engines_report(rig: Rig) -> None:
+    await rig.tick()
+    assert rig.store.published[MODEL, POOL].version == 42
+    assert rig.store.log[-1].version == 42
+    assert rig.store.log[-1].published
+
+
+async def test_every_busy_tick_is_recorded_and_a_quiet_one_now_and_then(rig: Rig) -> None:
+    await rig.tick(10)
+    assert len(rig.store.log) >= 9
+    rig.plant.load = {}
+    await rig.tick(5)
+    count = len(rig.store.log)
+    await rig.tick(20)
+    assert rig.store.log[-1].reason == "idle"
+    assert len(rig.store.log) - count <= 3
+    assert len(rig.recorded) == 35
+
+
+async def test_an_unchanged_schedule_is_published_again_every_two_seconds(rig: Rig) -> None:
+    rig.store.stored = {}
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.OFF), None, 0.0)
+    versions = []
+    for _ in range(10):
+        await rig.tick()
+        versions.append(rig.store.published[MODEL, POOL].version)
+    assert max(versions.count(version) for version in versions[2:]) <= 2
+
+
+async def test_without_redis_it_goes_on_and_says_so_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await rig.tick(8)
+    version = rig.store.published[MODEL, POOL].version
+    rig.store.is_down = True
+    await rig.tick(5)
+    assert rig.store.published[MODEL, POOL].version == version
+    assert rig.loop.ticks == 13
+    rig.store.is_down = False
+    await rig.tick(2)
+    assert rig.store.published[MODEL, POOL].version > version
+    said = [record.message for record in caplog.records]
+    assert sum("going on with the last known state" in line for line in said) == 1
+    assert sum("Redis answers again" in line for line in said) == 1
+
+
+async def test_a_deposed_leader_stands_down(rig: Rig) -> None:
+    await rig.tick()
+    assert rig.leadership.lease is not None
+    rig.store.fence += 1
+    rig.store.leader = Lease("other", rig.store.fence)
+    before = rig.store.published[MODEL, POOL]
+    await rig.tick(3)
+    assert rig.leadership.lease is None
+    assert rig.store.published[MODEL, POOL] == before
+
+
+async def test_a_lease_that_was_not_renewed_in_time_is_not_ours(rig: Rig) -> None:
+    await rig.tick()
+    rig.clock.at += TTL_S
+    assert rig.leadership.lease is None
+
+
+async def test_a_policy_takes_effect_in_the_next_tick(rig: Rig) -> None:
+    await rig.tick(2)
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.OFF, static_k=6), None, 0.0)
+    await rig.tick()
+    assert {item.k for ranges in rig.store.published[MODEL, POOL].classes.values() for item in ranges} == {6}
+    assert rig.store.log[-1].reason == "off"
