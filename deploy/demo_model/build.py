@@ -1,0 +1,106 @@
+"""Makes the whole pair from one seed: corpus, tokenizer, target, generations, both heads, prompts.
+
+Owns: the order of the steps and the sizes chosen. Each step writes its part and `report.json`, and is
+skipped when asked, so a later step can be repeated alone.
+
+    python -m demo_model.build --work /tmp/demo_model             # from deploy/
+    python -m demo_model.build --work /tmp/demo_model --only peagle --only offline
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from pathlib import Path
+
+from . import corpus
+from .generations import generate, load_samples, prompt_jobs, reply_tokens, save_samples, training_jobs
+from .heads import load_head, new_head, save_head
+from .llama import Shape
+from .prompts import write_prompts
+from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from .train_heads import HeadRun, offline_acceptance_length, train_head
+from .train_target import TargetRun, load_target, train_target
+
+STEPS = ("target", "prompts", "samples", "peagle", "eagle3", "offline")
+AUX_LAYERS = (2, 4, 6)
+PROMPTS_PER_CLASS = 192
+SAMPLES_PER_CLASS = 700
+DRAFT_TOKENS = 7
+HEADS = {"peagle": (2, 8, 500), "eagle3": (1, 5, 400)}  # layers, depths, steps
+
+
+def note(folder: Path, key: str, value: object) -> None:
+    """Put one entry into `report.json`."""
+    path = folder / "report.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, key: value}, indent=1) + "\n")
+
+
+def build_target(folder: Path, seed: int) -> None:
+    """Tokenizer and target."""
+    seen = corpus.conversations(seed, held_out=False)
+    texts = [item.text() for name in ("code", "chat") for item in seen[name]]
+    tokenizer = train_tokenizer(texts + corpus.raw_documents(), Shape().vocab_size)
+    save_tokenizer(tokenizer, folder / "target")
+    note(folder, "target", train_target(TargetRun(seed), Shape(), tokenizer, folder / "target"))
+
+
+def build_samples(folder: Path, work: Path, seed: int) -> None:
+    """The heads' training text, and greedy replies to the held-out prompts."""
+    tokenizer = load_tokenizer(folder / "target")
+    jobs = training_jobs(tokenizer, seed, SAMPLES_PER_CLASS)
+    held_out = prompt_jobs(tokenizer, folder / "prompts", per_class=64)
+    samples = generate(folder / "target", jobs + held_out, seed)
+    save_samples(samples[: len(jobs)], work / "samples.jsonl")
+    save_samples(samples[len(jobs) :], work / "held_out.jsonl")
+    note(folder, "samples", reply_tokens(samples[: len(jobs)]))
+
+
+def build_head(folder: Path, work: Path, seed: int, name: str) -> None:
+    """One draft head."""
+    layers, depths, steps = HEADS[name]
+    target = load_target(folder / "target")
+    head = new_head(target, layers, AUX_LAYERS, parallel=name == "peagle")
+    note(folder, name, train_head(head, target, load_samples(work / "samples.jsonl"), HeadRun(seed, steps, depths)))
+    save_head(head, folder / name)
+
+
+def build_offline(folder: Path, work: Path) -> None:
+    """Acceptance length as training's own layout gives it, to hold against vLLM's."""
+    target, samples = load_target(folder / "target"), load_samples(work / "held_out.jsonl")
+    found = {name: offline_acceptance_length(load_head(folder / name), target, samples, DRAFT_TOKENS) for name in HEADS}
+    print(found, flush=True)
+    note(folder, "offline_acceptance_length", found)
+
+
+def main() -> None:
+    """Run the steps asked for, all when none is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the pair goes")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the generated text")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=STEPS)
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore", SyntaxWarning)  # old escapes in library sources that `ast` reads
+    os.nice(5)
+    asked.work.mkdir(parents=True, exist_ok=True)
+    for step in asked.only or STEPS:
+        print(f"== {step}", flush=True)
+        if step == "target":
+            build_target(asked.folder, asked.seed)
+        elif step == "prompts":
+            tokenizer = load_tokenizer(asked.folder / "target")
+            write_prompts(tokenizer, asked.folder / "prompts", asked.seed, PROMPTS_PER_CLASS)
+        elif step == "samples":
+            build_samples(asked.folder, asked.work, asked.seed)
+        elif step == "offline":
+            build_offline(asked.folder, asked.work)
+        else:
+            build_head(asked.folder, asked.work, asked.seed, step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Trains the target and writes it as a Hugging Face checkpoint.
+
+Owns: the mix of the three classes, the schedule, the loss on held-out conversations, `target/`.
+Rows are documents laid end to end, cut at a fixed length; the loss is on every token. Matrices inside the
+layers are trained by Muon, everything else by AdamW; learning rates fall linearly to zero over the last 60 %.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+
+from . import corpus
+from .conversation import CLASSES
+from .llama import BOS_ID, EOS_ID, PAD_ID, Llama, Shape
+from .tokenizer import encode_conversations
+
+LONE_PREFIXES = ("lm_head",)
+
+
+@dataclass(frozen=True)
+class TargetRun:
+    """Settings of one training run; shares are of documents' tokens."""
+
+    seed: int
+    steps: int = 1700
+    rows: int = 8
+    row_tokens: int = 512
+    matrix_lr: float = 0.02
+    other_lr: float = 3e-3
+    raw_code_share: float = 0.25
+    class_shares: tuple[float, float, float] = (0.30, 0.30, 0.15)
+
+
+def token_stream(documents: list[list[int]], random: Random) -> Iterator[int]:
+    """All documents' tokens, reshuffled at every pass, without end."""
+    while True:
+        random.shuffle(documents)
+        for document in documents:
+            yield from document
+
+
+def training_rows(run: TargetRun, tokenizer: Tokenizer) -> Iterator[Tensor]:
+    """Batches [rows, row_tokens + 1]; each row comes from one stream."""
+    random = Random(run.seed)
+    seen = corpus.conversations(run.seed, held_out=False)
+    streams = [token_stream(encode_conversations(tokenizer, seen[name]), random) for name in CLASSES]
+    raw = [[BOS_ID, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.raw_documents())]
+    streams.append(token_stream(raw, random))
+    shares = (*run.class_shares, run.raw_code_share)
+    while True:
+        picks = random.choices(streams, shares, k=run.rows)
+        yield torch.tensor([[next(stream) for _ in range(run.row_tokens + 1)] for stream in picks])
+
+
+def next_token_loss(model: torch.nn.Module, rows: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, _ = model(rows[:, :-1])
+    return functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_losses(model: Llama, tokenizer: Tokenizer, seed: int) -> dict[str, float]:
+    """Loss per class on conversations that training never saw."""
+    losses = {}
+    for name, items in corpus.conversations(seed, held_out=True).items():
+        ids = [token for document in encode_conversations(tokenizer, items[:300]) for token in document]
+        rows = torch.tensor(ids[: len(ids) // 513 * 513]).view(-1, 513)[:48]
+        losses[name] = round(next_token_loss(model, rows).item(), 3)
+    return losses
+
+
+def optimizers(model: Llama, run: TargetRun) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for embedding, output and gains."""
+    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        torch.optim.Muon(matrices, lr=run.matrix_lr, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=run.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Warm up over 40 steps, hold, fall linearly to zero over the last 60 %."""
+    return min(1.0, (step + 1) / 40, (steps - step) / (0.6 * steps))
+
+
+def train_target(run: TargetRun, shape: Shape, tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
+    """Train, save, and return what the card reports."""
+    torch.manual_seed(run.seed)
+    model = Llama(shape)
+    compiled = torch.compile(model)
+    batches, tools = training_rows(run, tokenizer), optimizers(model, run)
+    base = [group["lr"] for tool in tools for group in tool.param_groups]
+    started, smooth = time.monotonic(), 0.0
+    for step in range(run.steps):
+        for tool, lr in zip(tools, base, strict=True):
+            tool.param_groups[0]["lr"] = lr * learning_rate_factor(step, run.steps)
+            tool.zero_grad()
+        loss = next_token_loss(compiled, next(batches))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for tool in tools:
+            tool.step()
+        smooth = loss.item() if step == 0 else 0.98 * smooth + 0.02 * loss.item()
+        if step % 50 == 0 or step == run.steps - 1:
+            print(f"target {step}/{run.steps} loss {smooth:.3f} {time.monotonic() - started:.0f} s", flush=True)
+    seconds = time.monotonic() - started
+    save_target(model, folder)
+    report = {
+        "settings": asdict(run),
+        "tokens": run.steps * run.rows * run.row_tokens,
+        "seconds": round(seconds),
+        "loss": round(smooth, 3),
+        "held_out_loss": held_out_losses(model, tokenizer, run.seed),
+    }
+    print(json.dumps(report), flush=True)
+    return report
+
+
+def save_target(model: Llama, folder: Path) -> None:
+    """Write config, generation config and bf16 weights under Hugging Face's names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"architectures": ["LlamaForCausalLM"], **model.shape.hf_config()}
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, BOS_ID], "pad_token_id": PAD_ID}
+    (folder / "generation_config.json").write_text(json.dumps(generation) + "\n")
+    tensors = {
+        name if name.startswith(LONE_PREFIXES) else f"model.{name}": value.to(torch.bfloat16).contiguous()
+        for name, value in model.state_dict().items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_target(folder: Path) -> Llama:
+    """The saved target, in bf16, as vLLM runs it."""
+    config = json.loads((folder / "config.json").read_text())
+    model = Llama(Shape(**{name: config[name] for name in asdict(Shape())}))
+    tensors = load_file(folder / "model.safetensors")
+    model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+    return model.to(torch.bfloat16).eval().requires_grad_(requires_grad=False)
