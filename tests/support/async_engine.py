@@ -1,8 +1,9 @@
 """vLLM's asynchronous engine loop on a CPU, in this process: its scheduler a step ahead of its model runner.
 
 vLLM switches asynchronous scheduling off on CPUs because it gains nothing there; its code paths need only CUDA's
-streams and events, which order work that a CPU does in order anyway. So they are replaced by ones that do nothing, and
-the real `AsyncScheduler`, batch queue and model runner run. Run as a program it prints the token ids of each reply as JSON.
+streams and events, which order work that a CPU does in order anyway. So they are replaced by ones that do nothing,
+and the real `AsyncScheduler`, batch queue and model runner run. Run as a program it prints the token ids of each
+reply as JSON.
 """
 
 import json

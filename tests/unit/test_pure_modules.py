@@ -14,7 +14,10 @@ PURE = (
     "engine_adapter.apply",
     "engine_adapter.plan",
     "engine_adapter.measure",
-    *(f"gateway.{name}" for name in "wire sse framing heads classify routing limits snapshot errors".split()),
+    *(
+        f"gateway.{name}"
+        for name in ["wire", "sse", "framing", "heads", "classify", "routing", "limits", "snapshot", "errors"]
+    ),
 )
 
 
