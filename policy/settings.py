@@ -4,6 +4,7 @@ Each program has exactly one class derived from `ProgramSettings` and reads it o
 reads the environment. A fault prints one line a setting, with the remedy, and ends the program with status 2.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, TypeVar
@@ -37,7 +38,9 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
     Ends the process with status 0 after `--help` and with status 2, and a line per fault, on bad settings.
     """
     try:
-        source: CliSettingsSource[S] = CliSettingsSource(kind, cli_prog_name=program, cli_parse_args=list(arguments))
+        source: CliSettingsSource[S] = CliSettingsSource(
+            kind, cli_prog_name=program, cli_parse_args=[_one_dash(item) for item in arguments]
+        )
         return kind(_cli_settings_source=source)  # type: ignore[call-arg] # an argument of BaseSettings
     except ValidationError as error:
         fail(program, *(f"{_flag(fault.field)}: {fault.problem}" for fault in faults_of(error)))
@@ -50,6 +53,11 @@ def fail(program: str, *lines: str) -> NoReturn:
     for line in lines:
         sys.stderr.write(f"{program}: {line}\n")
     sys.exit(2)
+
+
+def _one_dash(argument: str) -> str:
+    """Take `--k` for `-k`: the library gives a setting of one letter a flag with one dash, and only that."""
+    return argument[1:] if re.fullmatch(r"--[a-z](=.*)?", argument) else argument
 
 
 def _flag(field: str) -> str:

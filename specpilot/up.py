@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 from urllib.request import urlopen
 
 from pydantic import AliasChoices, Field
@@ -41,7 +42,9 @@ class UpSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_UP_")
 
-    mode: Mode = Field(default=Mode.ACT, description="off: static K; advise: decide, publish static K; act")
+    mode: Literal["off", "advise", "act"] = Field(
+        default="act", description="off: static K; advise: decide, but publish static K; act"
+    )
     k: int | None = Field(default=None, ge=0, le=64, description="static K: with --mode off, and as fall-back")
     engines: int = Field(default=1, ge=1, le=16, description="how many engines")
     host: str = Field(default="127.0.0.1", description="address that gateway and admin API listen on")
@@ -136,7 +139,7 @@ def _write_policy(settings: UpSettings, redis_url: str) -> None:
     given = settings.model_fields_set
     policy = Policy(
         model=settings.served_model_name,
-        mode=settings.mode if found is None or "mode" in given else found.policy.mode,
+        mode=Mode(settings.mode) if found is None or "mode" in given else found.policy.mode,
         static_k=settings.k if found is None or "k" in given else found.policy.static_k,
         classes=classes,
         match=found.policy.match if found else (),
@@ -160,8 +163,16 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
             environment |= {
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in mine),
+                "OMP_NUM_THREADS": str(len(mine)),
             }
-            extra = ["--enforce-eager", "--max-model-len", "2048", "--disable-uvicorn-access-log"]
+            extra = [
+                "--distributed-executor-backend",
+                "uni",
+                "--enforce-eager",
+                "--max-model-len",
+                "2048",
+                "--disable-uvicorn-access-log",
+            ]
         command = [
             *(sys.executable, "-m", "specpilot.cli", "engine"),
             *("--model", settings.model, "--drafter", settings.drafter, "--k-max", str(settings.k_max)),
