@@ -1,9 +1,10 @@
 """`specpilot bench demo`: a shifting load against the running system, adaptive K beside every static K.
 
-Each arm plays the same trace, which nothing announces to the controller; the arms follow one another on one machine
-in one run. A phase's rate counts from its begin, so what adaptive K loses while it adapts is in it. Adaptive K plays
-twice: `first`, when on a new system it knows nothing, and last, when it has seen such traffic before. The table says
-where it wins and where it does not.
+Each arm plays the same trace, which nothing announces to the controller. Every arm plays twice in one run, in mirrored
+order (adaptive, 0, 1, 3, 7, then 7, 3, 1, 0, adaptive), so that a machine that grows slower or faster meanwhile treats
+all arms alike; the table has their means. A phase's rate counts from its begin, so what adaptive K loses while it
+adapts is in it; in its first play, on a new system, it knows nothing. The table says where it wins and where it does
+not.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import Field
@@ -24,7 +26,6 @@ from policy.errors import InvalidDocumentError
 from policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench demo"
-FIRST = "first"
 ADAPTIVE = "adaptive"
 START_WITHIN_S = 300.0
 TAKES_EFFECT_S = 3.0
@@ -82,19 +83,20 @@ async def _compare(
     system: System, model: str, trace: Trace, prompts: dict[str, list[dict[str, Any]]], statics: Sequence[int]
 ) -> None:
     before = await asyncio.to_thread(system.policy, model)
-    arms = [FIRST, *(f"K={k}" for k in statics), ADAPTIVE]
-    rates: dict[str, list[float]] = {}
+    arms = [ADAPTIVE, *(f"K={k}" for k in statics)]
+    plays: dict[str, list[list[float]]] = {arm: [] for arm in arms}
     try:
-        for arm in arms:
-            changes = {"mode": "act"} if arm in (FIRST, ADAPTIVE) else {"mode": "off", "static_k": int(arm[2:])}
+        for number, arm in enumerate([*arms, *reversed(arms)], start=1):
+            changes = {"mode": "act"} if arm == ADAPTIVE else {"mode": "off", "static_k": int(arm[2:])}
             await asyncio.to_thread(system.put_policy, before | changes)
             await asyncio.sleep(TAKES_EFFECT_S)
-            _say(f"\n{arm}")
-            rates[arm] = await _play(system, model, trace, prompts)
+            _say(f"\n{arm}   ({number} of {2 * len(arms)})")
+            plays[arm].append(await _play(system, model, trace, prompts))
     finally:
         await asyncio.to_thread(system.put_policy, before)
+    rates = {arm: [fmean(pair) for pair in zip(*both, strict=True)] for arm, both in plays.items()}
     _say(table(trace, rates))
-    _say(json.dumps(summary(trace, rates)))
+    _say(json.dumps(summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}))
 
 
 async def _play(system: System, model: str, trace: Trace, prompts: dict[str, list[dict[str, Any]]]) -> list[float]:
@@ -140,14 +142,13 @@ def _classes(before: Reading, now: Reading) -> str:
 def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:
     """Return the adaptive arm against the statics: over the trace, against the best single K, and phase by phase."""
     weights = [phase.seconds for phase in trace.phases]
-    total = {arm: sum(rate * weight for rate, weight in zip(row, weights, strict=True)) for arm, row in rates.items()}
-    static = [arm for arm in rates if arm.startswith("K=")]
+    total = {arm: _tokens(trace, row) for arm, row in rates.items()}
+    static = [arm for arm in rates if arm != ADAPTIVE]
     best_static = max(static, key=lambda arm: total[arm])
     oracle = sum(max(rates[arm][i] for arm in static) * weight for i, weight in enumerate(weights))
     return {
         "best_single_k": best_static,
         "adaptive_vs_best_single_k": round(total[ADAPTIVE] / total[best_static], 3),
-        "first_vs_best_single_k": round(total[FIRST] / total[best_static], 3),
         "adaptive_vs_oracle": round(total[ADAPTIVE] / oracle, 3),
         "oracle_vs_best_single_k": round(oracle / total[best_static], 3),
         "phases": {
@@ -157,12 +158,22 @@ def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:
     }
 
 
+def second_vs_first(trace: Trace, plays: Sequence[list[float]]) -> float:
+    """Return how the tokens of the second play compare with those of the first, which began knowing nothing."""
+    first, second = plays
+    return round(_tokens(trace, second) / _tokens(trace, first), 3)
+
+
+def _tokens(trace: Trace, rates: Sequence[float]) -> float:
+    return sum(rate * phase.seconds for rate, phase in zip(rates, trace.phases, strict=True))
+
+
 def table(trace: Trace, rates: dict[str, list[float]]) -> str:
     """Return output tokens per second of each phase and arm, and adaptive over the best static of the phase."""
     arms = list(rates)
     rows = [f"\n{'output tok/s':<18}" + "".join(f"{arm:>10}" for arm in arms) + f"{'adaptive / best static':>26}"]
     for i, phase in enumerate(trace.phases):
-        best = max((arm for arm in arms if arm.startswith("K=")), key=lambda arm: rates[arm][i])
+        best = max((arm for arm in arms if arm != ADAPTIVE), key=lambda arm: rates[arm][i])
         ratio = rates[ADAPTIVE][i] / rates[best][i]
         rows.append(f"{phase.name:<18}" + "".join(f"{rates[arm][i]:10.0f}" for arm in arms) + f"{ratio:17.2f} ({best})")
     return "\n".join(rows)

@@ -1,10 +1,12 @@
 """A closed-loop load: a set number of requests of each class in flight, through the official `openai` client.
 
-Replies are not streamed and run to their full length (`ignore_eos`), so that every arm of a comparison delivers the
-same text and the generator's own work stays small beside the engine's.
+Replies are not streamed and run to a set length (`ignore_eos`), so that every arm of a comparison delivers the same
+text and the generator's own work stays small beside the engine's. Lengths differ from request to request, the same
+way in every run: replies of one length would all end together, and the concurrency would swing.
 """
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +17,7 @@ from openai import APIError, AsyncOpenAI
 
 from bench.trace import Phase
 
-REPLY_TOKENS = 128
+REPLY_TOKENS = (64, 192)
 
 
 class Load:
@@ -63,7 +65,7 @@ class Load:
                 await self._client.chat.completions.create(
                     model=self._model,
                     messages=prompts[turn % len(prompts)]["messages"],
-                    max_tokens=REPLY_TOKENS,
+                    max_tokens=random.Random(turn).randint(*REPLY_TOKENS),  # noqa: S311 - a load, no secret
                     temperature=temperature,
                     seed=turn,
                     extra_headers={"X-Traffic-Class": traffic_class},

@@ -18,11 +18,13 @@ the opposite mistake would never be found out (a large K is probed all the time)
 believing an extrapolation. `is_measured` tells measured from extrapolated at a given load.
 
 s follows drift that strikes all K alike (a noisy neighbour, longer contexts): it moves with the ratio of each look's
-measurements to their own cells' means, at once when they differ by more than 15 %, so that the cells of a K that was
-not tried lately keep their relation to those that were.
+measurements to their own cells' means, so that the cells of a K that was not tried lately keep their relation to those
+that were. It moves gently. A look that is off by more than 15 % is set aside; when the next one is off the same way, s
+moves there at once. A pause in a few steps is no drift, and cells measured under a wrong s would stay wrong for as long
+as they are remembered.
 
 Limits: T is a mean; one look may move a cell's mean by at most a factor of two, so that a pause of some seconds
-in one step does not.
+in one step does not. Looks of fewer than ten steps say nothing of s.
 """
 
 from collections.abc import Mapping
@@ -47,6 +49,7 @@ _SATURATION_STEPS = 20.0
 _ESTABLISHED_STEPS = 50.0
 _DRIFT_GAIN = 0.3
 _DRIFT_JUMP = 0.15
+_DRIFT_STEPS = 10.0
 _HISTORY_STEPS = 50.0
 _LARGEST_MOVE = 2.0
 _NEAR_DECODES = 1.5
@@ -103,6 +106,7 @@ class PoolCost:
         self._cells: dict[Cell, _CellMemory] = {}
         self._traffic_s = 0.0
         self._drift = 1.0
+        self._off_by = 0.0  # logarithm of how far the look that was set aside was off
         self._fit: StepCost | None = None
         self._is_fresh = False
         self.surprise_ratio: float | None = None
@@ -114,8 +118,8 @@ class PoolCost:
             return
         self._traffic_s += elapsed_s
         means = {cell: _mean(sums) for cell, sums in cells.items()}
-        if not is_history:
-            self._follow_drift(cells, means)
+        if not is_history and not self._follow_drift(cells, means):
+            return
         for cell, (decodes, verified, seconds) in means.items():
             steps = min(cells[cell].steps, _HISTORY_STEPS) if is_history else cells[cell].steps
             settled = seconds / self._drift
@@ -212,10 +216,11 @@ class PoolCost:
             drift_ratio=self._drift,
         )
 
-    def _follow_drift(self, cells: Mapping[Cell, CellSums], means: Mapping[Cell, tuple[float, float, float]]) -> None:
+    def _follow_drift(self, cells: Mapping[Cell, CellSums], means: Mapping[Cell, tuple[float, float, float]]) -> bool:
+        """Return whether the look can be believed: it is not off by much, or the one before was off the same way."""
         fit = self.fit()
         if fit is None:
-            return
+            return True
         ratios: list[tuple[float, float]] = []
         surprises: list[tuple[float, float]] = []
         for cell, (decodes, verified, seconds) in means.items():
@@ -227,9 +232,18 @@ class PoolCost:
                 ratios.append((seconds / (known.seconds * self._drift * shape), cells[cell].steps))
         surprise = _weighted_median(surprises)
         self.surprise_ratio = surprise if self.surprise_ratio is None else 0.8 * self.surprise_ratio + 0.2 * surprise
-        if ratios and not self._tuning.freeze_cost:
-            move = min(max(_weighted_median(ratios), 1 / _LARGEST_MOVE), _LARGEST_MOVE)
-            self._drift *= move if abs(np.log(move)) > _DRIFT_JUMP else move**_DRIFT_GAIN
+        if sum(steps for _, steps in ratios) < _DRIFT_STEPS or self._tuning.freeze_cost:
+            return True
+        off_by = float(np.log(_weighted_median(ratios)))
+        before, self._off_by = self._off_by, 0.0
+        if abs(off_by) <= _DRIFT_JUMP:
+            self._drift *= float(np.exp(_DRIFT_GAIN * off_by))
+            return True
+        if before * off_by > 0:
+            self._drift *= float(np.exp(min(before, off_by, key=abs)))
+            return True
+        self._off_by = off_by
+        return False
 
 
 def _deepest(cells: Mapping[Cell, CellSums]) -> int:

@@ -7,14 +7,13 @@ from bench.trace import TRACES, Phase, Trace, read_prompts, read_trace
 from policy.errors import InvalidDocumentError
 
 TRACE = Trace((Phase("calm", 10.0, {"code": 1}), Phase("crowd", 30.0, {"chat": 24})))
-RATES = {"first": [70.0, 190.0], "K=0": [50.0, 200.0], "K=7": [100.0, 120.0], "adaptive": [98.0, 200.0]}
+RATES = {"adaptive": [98.0, 200.0], "K=0": [50.0, 200.0], "K=7": [100.0, 120.0]}
 
 
 def test_the_summary_weighs_phases_by_their_length() -> None:
     found = summary(TRACE, RATES)
     assert found["best_single_k"] == "K=0"
     assert found["adaptive_vs_best_single_k"] == round((980 + 6000) / (500 + 6000), 3)
-    assert found["first_vs_best_single_k"] == round((700 + 5700) / (500 + 6000), 3)
     assert found["adaptive_vs_oracle"] == round((980 + 6000) / (1000 + 6000), 3)
     assert found["phases"] == {"calm": 0.98, "crowd": 1.0}
 

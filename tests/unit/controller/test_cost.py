@@ -79,6 +79,17 @@ def test_drift_that_strikes_every_k_alike_keeps_their_relation() -> None:
     assert float(after.step_s(8, 40, 4)) == pytest.approx(2 * cpu_step_s(8, 40, 4), rel=0.1)
 
 
+def test_a_pause_in_one_look_is_no_drift() -> None:
+    cost = PoolCost()
+    teach(cost, cpu_step_s, [(8, k) for k in (0, 2, 4, 7)] * 3)
+    teach(cost, cpu_step_s, [(8, 4)], factor=3.0)
+    teach(cost, cpu_step_s, [(16, 4)])
+    fit = cost.fit()
+    assert fit is not None
+    for n, k in ((8, 4), (16, 4), (8, 0)):
+        assert float(fit.step_s(n, n * (1 + k), k)) == pytest.approx(cpu_step_s(n, n * (1 + k), k), rel=0.05)
+
+
 def test_one_long_pause_moves_a_cell_by_a_bounded_factor() -> None:
     cost = PoolCost()
     teach(cost, cpu_step_s, [(8, 4)] * 5 + [(8, 0)] * 5)
