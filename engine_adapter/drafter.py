@@ -1,9 +1,9 @@
-"""Draft width: the drafter lays out as many positions as the step's largest K, and does not run at 0.
+"""Draft width: the drafter lays out as many positions as the step's largest K (at 0 it does not run: `undrafted`).
 
 vLLM's P-EAGLE path (`parallel_drafting`) lays out `num_speculative_tokens` masked slots per request whatever K the
 step asks for, and then reshapes by that K, so any other K fails or misassigns drafts. The slots' number is read
 from two attributes at each call; setting them to the step's width before the call makes layout and reshape agree.
-Sequential drafters (EAGLE, EAGLE-3) follow the step's K by themselves, but run one pass even at K = 0.
+Sequential drafters (EAGLE, EAGLE-3) follow the step's K by themselves.
 
 The wrapper is installed in every vLLM process by the `vllm.general_plugins` entry point, because the drafter may
 live in a worker process. It does nothing for an engine whose scheduler always asks for K_max.
@@ -25,10 +25,6 @@ def install() -> None:
 
     def propose_width(self: Any, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Draft `num_speculative_tokens` tokens per request: ids of shape [requests, width]."""
-        if num_speculative_tokens == 0:
-            self._last_draft_probs = None
-            next_token_ids = kwargs["next_token_ids"]
-            return torch.empty((next_token_ids.shape[0], 0), dtype=torch.int64, device=next_token_ids.device)
         if self.parallel_drafting and self.pass_hidden_states_to_model:
             self.extra_slots_per_request = num_speculative_tokens
             self.net_num_new_slots_per_request = num_speculative_tokens - 1

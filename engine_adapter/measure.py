@@ -9,7 +9,7 @@ the product-limit estimate over drafts of different K exact.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _STEPS_PER_OCTAVE = 4
 
 
 class Draft(NamedTuple):
-    """One verified draft: `k` tokens of which the first `accepted` were; k = 0 is a decode without speculation."""
+    """One verified draft: `k` tokens (1 or more) of which the first `accepted` were."""
 
     traffic_class: str
     k: int
@@ -83,14 +83,19 @@ class Meter:
         self._lock = Lock()
         self._evidence = Evidence()
 
-    def commit(self, shape: StepShape, seconds: float | None, drafts: Iterable[Draft]) -> None:
+    def commit(
+        self, shape: StepShape, seconds: float | None, drafts: Iterable[Draft], plain: Mapping[str, int]
+    ) -> None:
         """Count one completed step.
 
         `seconds` is its duration, `None` when it cannot be told (the engine was idle before). `drafts` are the
-        outcomes of its decodes.
+        outcomes of its decodes, `plain` the number of those without speculation by class.
         """
         with self._lock:
             evidence = self._evidence
+            for traffic_class, count in plain.items():
+                evidence.drafts[traffic_class, 0] += count
+                evidence.tokens[traffic_class] += count
             for traffic_class, k, accepted, is_probe in drafts:
                 evidence.drafts[traffic_class, k] += 1
                 evidence.tokens[traffic_class] += accepted + 1

@@ -27,12 +27,15 @@ CREDIT_LIMIT = 8.0
 
 
 class DraftState:
-    """What the adapter keeps about one request: its class, whether it decodes yet, holes, its next K."""
+    """What the adapter keeps about one request: its class, whether it decodes yet, holes, its next K.
 
-    __slots__ = ("decoding", "holed", "k", "probing", "traffic_class")
+    `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
+    """
+
+    __slots__ = ("decoding", "holed", "k", "label", "probing", "traffic_class")
 
     def __init__(self, traffic_class: str) -> None:
-        self.traffic_class = traffic_class
+        self.traffic_class = self.label = traffic_class
         self.restart()
 
     def restart(self) -> None:
@@ -68,12 +71,16 @@ class Planner:
         wanted = 0
         deepest = 0
         has_shallow = False
+        k_of: dict[str, int] = {}
         for state in states:
             state.probing = False
-            state.k = 0
-            k = table.k(state.traffic_class, running)
-            wanted = max(wanted, k)
-            if not state.holed:
+            k = k_of.get(state.traffic_class)
+            if k is None:
+                k = k_of[state.traffic_class] = table.k(state.traffic_class, running)
+                wanted = max(wanted, k)
+            if state.holed:
+                state.k = 0
+            else:
                 has_shallow |= k < self._k_max
                 state.k = k
                 deepest = max(deepest, k)

@@ -1,7 +1,8 @@
 """vLLM's general plugin: what every process of an engine loads.
 
-Installs the drafter's width and a repair that CPUs need, and adds to `EngineCore` the two methods that the control
-route calls. vLLM runs such methods between two steps, so a schedule is applied whole, never in the middle of one.
+Installs the drafter's width, cheap steps without drafts and a repair that CPUs need, and adds to `EngineCore` the two
+methods that the control route calls. vLLM runs such methods between two steps, so a schedule is applied whole, never in
+the middle of one.
 """
 
 import json
@@ -21,10 +22,11 @@ def register() -> None:
     """Entry point `vllm.general_plugins`; harmless when called again."""
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - vLLM imports this module while it starts
 
-    from engine_adapter import cpu_sampling, drafter  # noqa: PLC0415 - import torch
+    from engine_adapter import cpu_sampling, drafter, undrafted  # noqa: PLC0415 - import torch
 
     cpu_sampling.install()
     drafter.install()
+    undrafted.install()
     setattr(EngineCore, STATE_METHOD, _state)
     setattr(EngineCore, APPLY_METHOD, _apply)
 

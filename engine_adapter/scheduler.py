@@ -41,7 +41,7 @@ class _Step:
     output: Any
     shape: StepShape
     scheduled_at: float
-    plain: tuple[str, ...]  # requests that decoded without speculation
+    plain: Counter[str]  # decodes without speculation, by class
     probes: frozenset[str]
     drafts: list[Draft] = field(default_factory=list)
 
@@ -68,6 +68,7 @@ class _SpecPilotScheduler:
         self.holed_requests = 0
         self._planner = Planner(k_max)
         self._full_width = not settings.draft_width
+        self._width = k_max
         self._states: dict[str, DraftState] = {}
         self._steps: deque[_Step] = deque()
         self._ended_at: float | None = None
@@ -80,9 +81,10 @@ class _SpecPilotScheduler:
         spec_tokens = scheduler_output.scheduled_spec_decode_tokens
         for request_id in scheduler_output.finished_req_ids:
             self._states.pop(request_id, None)
-        decodes: list[str] = []
+        self._use_table(self.control.table(now))
+        plain: list[str] = []
         probes: list[str] = []
-        verified = 0
+        decodes = verified = 0
         has_prefill = False
         next_requests: list[Any] = []
         next_states: list[DraftState] = []
@@ -91,10 +93,13 @@ class _SpecPilotScheduler:
             state = self._states.get(request_id)
             if state is None:
                 state = self._states[request_id] = DraftState(_class_of(request))
+                state.label = self._label(state)
             if state.decoding:
-                decodes.append(request_id)
+                decodes += 1
                 verified += scheduled
-                if state.probing:
+                if not spec_tokens.get(request_id):
+                    plain.append(state.label)
+                elif state.probing:
                     probes.append(request_id)
             else:
                 has_prefill = True
@@ -102,17 +107,15 @@ class _SpecPilotScheduler:
                 state.decoding = True
                 next_requests.append(request)
                 next_states.append(state)
-        self._table = table = self.control.table(now)
-        plan = self._planner.plan(next_states, table, is_prefilling=has_prefill)
+        plan = self._planner.plan(next_states, self._table, is_prefilling=has_prefill)
         width = self.control.k_max if self._full_width else plan.width
-        scheduler_output.num_spec_tokens_to_schedule = width
+        scheduler_output.num_spec_tokens_to_schedule = self._width = width
         self._place(next_requests, next_states)
         if scheduler_output.num_scheduled_tokens:
-            self.running_decodes = Counter(self._label(state) for state in next_states)
-            self.holed_requests = sum(state.holed for state in next_states)
-            shape = StepShape(len(decodes), verified, width, has_prefill)
-            plain = tuple(request_id for request_id in decodes if not spec_tokens.get(request_id))
-            self._steps.append(_Step(scheduler_output, shape, now, plain, frozenset(probes)))
+            self.running_decodes = Counter([state.label for state in next_states])
+            self.holed_requests = sum([state.holed for state in next_states])
+            shape = StepShape(decodes, verified, width, has_prefill)
+            self._steps.append(_Step(scheduler_output, shape, now, Counter(plain), frozenset(probes)))
 
     def _place(self, requests: list[Any], states: list[DraftState]) -> None:
         """Prepare the requests' drafts of the next step; the synchronous scheduler has none yet."""
@@ -131,7 +134,7 @@ class _SpecPilotScheduler:
             state = self._states.get(request_id)
             if state is not None:
                 k = num_draft_tokens - (num_invalid_spec_tokens or {}).get(request_id, 0)
-                step.drafts.append(Draft(self._label(state), k, num_accepted_tokens, request_id in step.probes))
+                step.drafts.append(Draft(state.label, k, num_accepted_tokens, request_id in step.probes))
         return super().make_spec_decoding_stats(  # type: ignore[misc]
             spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         )
@@ -148,11 +151,7 @@ class _SpecPilotScheduler:
     def _count(self, step: _Step) -> None:
         now = time.monotonic()
         since = step.scheduled_at if self._ended_at is None else self._ended_at
-        for request_id in step.plain:
-            state = self._states.get(request_id)
-            if state is not None:
-                step.drafts.append(Draft(self._label(state), 0, 0, is_probe=False))
-        self.meter.commit(step.shape, now - since, step.drafts)
+        self.meter.commit(step.shape, now - since, step.drafts, step.plain)
         self._ended_at = now if self.has_unfinished_requests() else None  # type: ignore[attr-defined]
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -172,6 +171,13 @@ class _SpecPilotScheduler:
             )
         super()._free_request_blocks(request)  # type: ignore[misc]
 
+    def _use_table(self, table: KTable) -> None:
+        """Make `table` the one in force; a new one may name other classes."""
+        if table is not self._table:
+            self._table = table
+            for state in self._states.values():
+                state.label = self._label(state)
+
     def _label(self, state: DraftState) -> str:
         """The class that the request's evidence counts for: its own if the schedule knows it."""
         return state.traffic_class if state.traffic_class in self._table.rows else DEFAULT_CLASS
@@ -186,7 +192,9 @@ class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
     """vLLM's synchronous scheduler with K per request."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Cut each request's draft to its K, then hand the drafts to vLLM."""
+        """Cut each request's draft to its K, then hand the drafts to vLLM; there are none after a step of width 0."""
+        if self._width == 0:
+            return
         for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False):
             state = self._states.get(request_id)
             if state is not None:

@@ -18,6 +18,10 @@ PURE = (
         f"gateway.{name}"
         for name in ["wire", "sse", "framing", "heads", "classify", "routing", "limits", "snapshot", "errors"]
     ),
+    "controller.pilot",  # brings in every module that decides
+    "controller.pools",
+    "controller.record",
+    "controller.narrate",
 )
 
 
