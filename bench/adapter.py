@@ -3,9 +3,9 @@
 Engines with and without the adapter run in processes of their own, one at a time, in turns A B A B; every figure is
 the median of the ratios of neighbouring turns, with its spread.
 
-- `k0_vs_no_spec`: throughput at K = 0 with the adapter over that of an engine without speculation.
-- `constant_k_vs_stock`: throughput at K = K_max with the adapter over stock vLLM with the same drafter.
-- `width_gain`: throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
+- `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
+- `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
+- `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
 - `lossless_mismatches`: replies that differ from an engine without speculation, while K changes at random.
 """
 
@@ -37,8 +37,8 @@ class AdapterBenchSettings(ProgramSettings):
     drafter: Path = Field(default=DEMO_MODEL / "peagle", description="P-EAGLE head")
     prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
     k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
-    tokens: int = Field(default=128, ge=16, description="tokens a reply")
-    rounds: int = Field(default=5, ge=1, description="turns of each arm")
+    tokens: int = Field(default=256, ge=16, description="tokens a reply")
+    rounds: int = Field(default=7, ge=1, description="turns of each arm")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
 
 
@@ -95,7 +95,7 @@ def _ratio(
         options = {"k": k} if other == "full width" else {}
         theirs = workers[other].run(texts, settings.tokens, **options)
         if turn:  # the first turn warms both up
-            ratios.append((mine["tokens"] / mine["seconds"]) / (theirs["tokens"] / theirs["seconds"]))
+            ratios.append(mine["decode_rate"] / theirs["decode_rate"])
     median = statistics.median(ratios)
     _say(
         f"K={k} with {len(texts):2d} running, adapter / {other:<15} "

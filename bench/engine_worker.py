@@ -36,7 +36,10 @@ class EngineWorker:
         self._answer()
 
     def run(self, prompts: Sequence[str], tokens: int, **options: Any) -> dict[str, Any]:
-        """Generate `tokens` tokens for each prompt, all at once; return seconds, tokens and (if asked) the ids."""
+        """Generate `tokens` tokens for each prompt, all at once.
+
+        Returns `decode_rate`, the sum of the replies' tokens per second without their prefill, and if asked the `ids`.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": list(prompts), "tokens": tokens} | options) + "\n")
         self._process.stdin.flush()
@@ -87,17 +90,21 @@ def main(options: dict[str, Any]) -> None:
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], done))
             thread.start()
-        began = time.perf_counter()
         outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
-        seconds = time.perf_counter() - began
         done.set()
         if thread is not None:
             thread.join()
-        answer: dict[str, Any] = {"seconds": seconds, "tokens": sum(len(item.outputs[0].token_ids) for item in outputs)}
+        answer: dict[str, Any] = {"decode_rate": sum(_decode_rate(item) for item in outputs)}
         if job.get("ids"):
             answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def _decode_rate(output: Any) -> float:
+    """Tokens per second of one reply, from its first token to its last."""
+    times = output.metrics
+    return float((len(output.outputs[0].token_ids) - 1) / (times.last_token_ts - times.first_token_ts))
 
 
 def _offer(control: Any, k: int, probe_ratio: float) -> None:
