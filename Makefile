@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup up demo bench-adapter test test-fast lint format clean
+.PHONY: setup up demo bench-adapter bench-control test test-fast lint format clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -21,6 +21,9 @@ demo: setup  ## Drive a shifting load against a running `make up` (or one of its
 
 bench-adapter: setup  ## What the adapter costs and gains inside the engine
 	$(BIN)/specpilot bench adapter $(ARGS)
+
+bench-control: setup  ## The control law beside static K and a table tuned by hand; report and plot
+	$(BIN)/specpilot bench control $(ARGS)
 
 lint: setup  ## Style, types and architecture
 	$(BIN)/ruff check .

@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from bench.load import Load
-from bench.system import Reading, System, start_own, stop_own
+from bench.play import play
+from bench.system import System, start_own, stop_own
 from bench.trace import TRACES, Trace, read_prompts, read_trace
 from policy.errors import InvalidDocumentError
 from policy.settings import ProgramSettings, fail, load
@@ -91,52 +91,12 @@ async def _compare(
             await asyncio.to_thread(system.put_policy, before | changes)
             await asyncio.sleep(TAKES_EFFECT_S)
             _say(f"\n{arm}   ({number} of {2 * len(arms)})")
-            plays[arm].append(await _play(system, model, trace, prompts))
+            plays[arm].append((await play(system, model, trace, prompts, _say)).rates)
     finally:
         await asyncio.to_thread(system.put_policy, before)
     rates = {arm: [fmean(pair) for pair in zip(*both, strict=True)] for arm, both in plays.items()}
     _say(table(trace, rates))
     _say(json.dumps(summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}))
-
-
-async def _play(system: System, model: str, trace: Trace, prompts: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """Return the output tokens per second of each phase."""
-    load = Load(f"{system.gateway_url}/v1", model, prompts)
-    rates = []
-    try:
-        for phase in trace.phases:
-            await load.shift_to(phase)
-            first = last = await asyncio.to_thread(system.read)
-            ends_at = time.monotonic() + phase.seconds
-            while (left := ends_at - time.monotonic()) > 0:
-                await asyncio.sleep(min(1.0, left))
-                now = await asyncio.to_thread(system.read)
-                _show(phase.name, last, now)
-                last = now
-            rates.append((last.tokens - first.tokens) / (last.at - first.at))
-            _say(f"  {phase.name:<16}{rates[-1]:7.0f} tok/s   {_classes(first, last)}")
-        if load.failed:
-            _say(f"  failed requests: {dict(load.failed)} of {load.sent}")
-    finally:
-        await load.close()
-    return rates
-
-
-def _show(name: str, before: Reading, now: Reading) -> None:
-    if sys.stdout.isatty():
-        rate = (now.tokens - before.tokens) / (now.at - before.at)
-        sys.stdout.write(f"\r\033[K  {name:<16}{rate:7.0f} tok/s   {_classes(before, now)}")
-        sys.stdout.flush()
-
-
-def _classes(before: Reading, now: Reading) -> str:
-    parts = []
-    for name in sorted(now.drafts):
-        drafts = now.drafts[name] - before.drafts.get(name, 0.0)
-        if drafts > 0:
-            length = (now.draft_tokens[name] - before.draft_tokens.get(name, 0.0)) / drafts
-            parts.append(f"{name} K={now.active_k.get(name, 0)} AL={length:.2f}")
-    return "  ".join(parts)
 
 
 def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:

@@ -21,12 +21,23 @@ REPLY_TOKENS = (64, 192)
 
 
 class Load:
-    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error."""
+    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error.
 
-    def __init__(self, base_url: str, model: str, prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    `names_classes` says whether requests name their class; without it all are of class `default`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        prompts: Mapping[str, Sequence[Mapping[str, Any]]],
+        *,
+        names_classes: bool = True,
+    ) -> None:
         self._client = AsyncOpenAI(base_url=base_url, api_key="bench", max_retries=0, timeout=120.0)
         self._model = model
         self._prompts = prompts
+        self._names_classes = names_classes
         self._turn = count()
         self._workers: dict[str, list[asyncio.Task[None]]] = {}
         self.sent = 0
@@ -68,7 +79,7 @@ class Load:
                     max_tokens=random.Random(turn).randint(*REPLY_TOKENS),  # noqa: S311 - a load, no secret
                     temperature=temperature,
                     seed=turn,
-                    extra_headers={"X-Traffic-Class": traffic_class},
+                    extra_headers={"X-Traffic-Class": traffic_class} if self._names_classes else None,
                     extra_body={"ignore_eos": True},
                 )
             except APIError as error:

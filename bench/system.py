@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -18,26 +18,37 @@ from policy import engine_metrics as names
 from policy.settings import fail
 
 GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no number here depends on our counters
+LATENCY = "vllm:inter_token_latency_seconds_bucket"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The engines' counters at one moment: generated tokens, and K and acceptance counts by class."""
+    """The engines' counters at one moment: generated tokens, K and acceptance counts by class, inter-token latency.
+
+    `latency` counts inter-token latencies up to each of vLLM's bounds, in seconds.
+    """
 
     at: float
     tokens: float
     active_k: Mapping[str, int]
     drafts: Mapping[str, float]
     draft_tokens: Mapping[str, float]
+    latency: Mapping[float, float]
 
 
 class System:
-    """Speaks to the gateway and the controller of one running system."""
+    """Speaks to the gateway, the controller and the engines of one running system.
 
-    def __init__(self, gateway_url: str, admin_url: str, admin_token: str | None) -> None:
+    `engine_urls` are asked of the controller if not given.
+    """
+
+    def __init__(
+        self, gateway_url: str, admin_url: str, admin_token: str | None, engine_urls: Sequence[str] | None = None
+    ) -> None:
         self.gateway_url = gateway_url
         self.admin_url = admin_url
         self._token = admin_token
+        self._engine_urls = engine_urls
 
     def is_up(self) -> bool:
         """Whether gateway and controller answer."""
@@ -47,9 +58,11 @@ class System:
         except (OSError, HTTPException):
             return False
 
-    def engines(self) -> list[dict[str, Any]]:
-        """Return the registered engines."""
-        return _items(self._admin("GET", "/admin/engines")[0])
+    def engine_urls(self) -> Sequence[str]:
+        """Return where the engines are."""
+        if self._engine_urls is not None:
+            return self._engine_urls
+        return [str(engine["url"]) for engine in _items(self._admin("GET", "/admin/engines")[0])]
 
     def policy(self, model: str) -> dict[str, Any]:
         """Return the model's policy document."""
@@ -68,8 +81,9 @@ class System:
         active: dict[str, int] = {}
         drafts: dict[str, float] = {}
         delivered: dict[str, float] = {}
-        for engine in self.engines():
-            with urlopen(f"{engine['url']}/metrics", timeout=5.0) as reply:  # noqa: S310 - an engine of the system
+        latency: dict[float, float] = {}
+        for url in self.engine_urls():
+            with urlopen(f"{url}/metrics", timeout=5.0) as reply:  # noqa: S310 - an engine of the system
                 text = reply.read().decode()
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
@@ -82,7 +96,23 @@ class System:
                         drafts[traffic_class] = drafts.get(traffic_class, 0.0) + sample.value
                     elif sample.name == names.DECODE_TOKENS:
                         delivered[traffic_class] = delivered.get(traffic_class, 0.0) + sample.value
-        return Reading(time.monotonic(), tokens, active, drafts, delivered)
+                    elif sample.name == LATENCY:
+                        bound = float(sample.labels["le"])
+                        latency[bound] = latency.get(bound, 0.0) + sample.value
+        return Reading(time.monotonic(), tokens, active, drafts, delivered, latency)
+
+    def decisions(self, model: str, since: float) -> list[dict[str, Any]]:
+        """Return the decisions made since `since` (Unix seconds), oldest first."""
+        found = _items(self._admin("GET", f"/admin/decisions?model={model}&limit=1000")[0])
+        return [item for item in reversed(found) if item["at"] >= since]
+
+    def put_speculation(self, document: Mapping[str, Any]) -> None:
+        """Give every engine this schedule, past the controller."""
+        for url in self.engine_urls():
+            request = Request(f"{url}/speculation", method="PUT", data=json.dumps(document).encode())  # noqa: S310
+            request.add_header("Content-Type", "application/json")
+            with urlopen(request, timeout=10.0):  # noqa: S310
+                pass
 
     def _admin(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None

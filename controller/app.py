@@ -21,6 +21,7 @@ from controller.metrics import ControllerMetrics
 from controller.pilot import Pilot
 from controller.record import Recorded, to_line
 from controller.settings import ControllerSettings
+from controller.tuning import without
 from policy.clock import Clock
 from policy.errors import StoreUnavailableError
 from policy.store import Store
@@ -47,7 +48,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 store=store,
                 leadership=Leadership(store, settings.holder, clock),
                 collector=Collector(session, clock),
-                pilot=Pilot(),
+                pilot=Pilot(without(filter(None, settings.without.split(",")))),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,

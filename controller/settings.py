@@ -5,9 +5,10 @@ import uuid
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from controller.tuning import ABLATIONS
 from policy.settings import ProgramSettings
 
 
@@ -39,6 +40,17 @@ class ControllerSettings(ProgramSettings):
     )
     default_mode: Annotated[Literal["off", "advise", "act"], Field(description="mode without a policy")] = "act"
     record: Annotated[Path | None, Field(description="append every tick's observations to this file")] = None
+    without: Annotated[
+        str, Field(description=f"ideas of the law to switch off, for measurements: {', '.join(ABLATIONS)}")
+    ] = ""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least severe log line")] = (
         "info"
     )
+
+    @field_validator("without")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        for idea in filter(None, value.split(",")):
+            if idea not in ABLATIONS:
+                raise ValueError(f"{idea!r} is none of {', '.join(ABLATIONS)}; separate several by commas")
+        return value

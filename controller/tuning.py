@@ -4,7 +4,9 @@ An operator never needs these: what depends on a site is in the policy. They are
 simulation can switch one idea off and show what it was worth.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +76,20 @@ class Tuning:
     back_off_s: float = 10.0
     back_off_limit_s: float = 300.0
     guard: bool = True
+
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "probes": {"probe_loss_ratio": 0.0},
+    "change-detection": {"detect_changes": False},
+    "guard": {"guard": False},
+    "cost-learning": {"freeze_cost": True},
+}
+"""Ideas of the law that a measurement may switch off, to show what each is worth."""
+
+
+def without(ideas: Iterable[str]) -> Tuning:
+    """Return the constants with each of `ideas` (keys of `ABLATIONS`) switched off."""
+    tuning = Tuning()
+    for idea in ideas:
+        tuning = replace(tuning, **ABLATIONS[idea])
+    return tuning

@@ -47,9 +47,15 @@ class UpSettings(ProgramSettings):
     )
     k: int | None = Field(default=None, ge=0, le=64, description="static K: with --mode off, and as fall-back")
     engines: int = Field(default=1, ge=1, le=16, description="how many engines")
+    controllers: int = Field(
+        default=1,
+        ge=0,
+        le=4,
+        description="how many controllers: 0 to steer through /speculation, 2 to have one stand by",
+    )
     host: str = Field(default="127.0.0.1", description="address that gateway and admin API listen on")
     port: int = Field(default=8080, ge=1, le=65535, description="gateway's port")
-    admin_port: int = Field(default=8081, ge=1, le=65535, description="controller's port")
+    admin_port: int = Field(default=8081, ge=1, le=65535, description="first controller's port")
     engine_port: int = Field(default=8100, ge=1, le=65535, description="first engine's port")
     model: str = Field(default=str(DEMO_MODEL / "target"), description="target model: a folder or a name")
     drafter: str = Field(default=str(DEMO_MODEL / "peagle"), description="P-EAGLE head: a folder or a name")
@@ -119,7 +125,8 @@ def _check(settings: UpSettings) -> None:
             fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
     if settings.k is not None and settings.k > settings.k_max:
         fail(PROGRAM, f"--k: is {settings.k}; it must be at most --k-max, {settings.k_max}")
-    ports = [("--port", settings.port), ("--admin-port", settings.admin_port)]
+    ports = [("--port", settings.port)]
+    ports += [("--admin-port", settings.admin_port + index) for index in range(settings.controllers)]
     ports += [("--engine-port", settings.engine_port + index) for index in range(settings.engines)]
     for flag, port in ports:
         if (fault := check_port(settings.host, port)) is not None:
@@ -195,12 +202,16 @@ def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
     specpilot = (sys.executable, "-m", "specpilot.cli")
     token = ("--admin-token", settings.admin_token) if settings.admin_token else ()
     shared = ("--host", settings.host, "--redis-url", redis_url, *token)
+    admin_ports = [settings.admin_port + index for index in range(settings.controllers)]
     return [
-        Part(
-            "controller",
-            [*specpilot, "controller", *shared, "--port", str(settings.admin_port)],
-            _answers(f"http://{settings.host}:{settings.admin_port}/health"),
-            cores=last_core,
+        *(
+            Part(
+                "controller" if port == settings.admin_port else f"controller-{port}",
+                [*specpilot, "controller", *shared, "--port", str(port)],
+                _answers(f"http://{settings.host}:{port}/health"),
+                cores=last_core,
+            )
+            for port in admin_ports
         ),
         Part(
             "gateway",

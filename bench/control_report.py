@@ -1,0 +1,205 @@
+"""What the plays of a control measurement say: pure arithmetic, a Markdown report and its plots.
+
+Rates are output tokens per second of a phase, the median over the repetitions of an arm. The oracle takes in every
+phase the rate of the best static K. Totals weigh phases by their length.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.play import Played
+from bench.system import Reading
+from bench.trace import Trace
+
+ADAPTIVE = "adaptive"
+TABLE = "table"
+NEAR = 0.95
+"""Adapted: within 5 % of the oracle."""
+_WINDOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Every play of every arm, and for the adaptive plays how many decisions changed K and how long they lasted."""
+
+    trace: Trace
+    plays: Mapping[str, Sequence[Played]]
+    switches: int
+    adaptive_s: float
+
+    def rates(self, arm: str) -> list[float]:
+        """The median rate of each phase."""
+        return [statistics.median(column) for column in zip(*(play.rates for play in self.plays[arm]), strict=True)]
+
+    def total(self, arm: str) -> float:
+        """Tokens of the whole trace."""
+        return self.tokens(self.rates(arm))
+
+    def tokens(self, rates: Sequence[float]) -> float:
+        """Tokens that `rates`, one a phase, add up to."""
+        return sum(rate * phase.seconds for rate, phase in zip(rates, self.trace.phases, strict=True))
+
+    @property
+    def statics(self) -> list[str]:
+        """The arms of a single K."""
+        return [arm for arm in self.plays if arm.startswith("K=")]
+
+    @property
+    def best_static(self) -> str:
+        """The best single K over the trace."""
+        return max(self.statics, key=self.total)
+
+    def oracle(self, phase: int) -> str:
+        """The best static K of a phase."""
+        return max(self.statics, key=lambda arm: self.rates(arm)[phase])
+
+
+def hand_tuned(trace: Trace, rates: Mapping[int, Sequence[float]], max_running: int) -> list[list[int]]:
+    """Return the best table of K by batch size for `trace`, classes unknown, as ranges `[lo, hi, K]`.
+
+    `rates` are those of each static K by phase. Each concurrency of the trace gets the K with the most tokens over its
+    phases; ranges meet halfway (geometrically) between neighbouring concurrencies.
+    """
+    sizes: dict[int, dict[int, float]] = {}
+    for index, phase in enumerate(trace.phases):
+        by_k = sizes.setdefault(min(sum(phase.demand.values()), max_running), {})
+        for k, row in rates.items():
+            by_k[k] = by_k.get(k, 0.0) + row[index] * phase.seconds
+    ordered = sorted(sizes)
+    table, lo = [], 1
+    for position, size in enumerate(ordered):
+        is_last = position + 1 == len(ordered)
+        hi = max_running if is_last else max(lo, int((size * ordered[position + 1]) ** 0.5))
+        if lo <= hi:
+            table.append([lo, hi, max(sizes[size], key=lambda k, size=size: sizes[size][k])])  # type: ignore[misc]
+            lo = hi + 1
+    return table
+
+
+def adapt_s(looks: Sequence[Reading], steady: float) -> float:
+    """Return the seconds until two seconds in a row deliver `NEAR` of `steady`; the phase's length if they never do."""
+    for start in range(len(looks) - _WINDOW):
+        first, last = looks[start], looks[start + _WINDOW]
+        if (last.tokens - first.tokens) / (last.at - first.at) >= NEAR * steady:
+            return first.at - looks[0].at
+    return looks[-1].at - looks[0].at
+
+
+def steady_rate(looks: Sequence[Reading]) -> float:
+    """Return the rate of a phase's second half."""
+    half = looks[len(looks) // 2 :]
+    return (half[-1].tokens - half[0].tokens) / (half[-1].at - half[0].at) if len(half) > 1 else 0.0
+
+
+def latency_p99(plays: Sequence[Played]) -> float:
+    """Return the 99th percentile of the inter-token latency over whole plays, in seconds, from vLLM's histogram."""
+    counts: dict[float, float] = {}
+    for played in plays:
+        first, last = played.phases[0][0].latency, played.phases[-1][-1].latency
+        for bound, count in last.items():
+            counts[bound] = counts.get(bound, 0.0) + count - first.get(bound, 0.0)
+    bounds = sorted(counts)
+    wanted = 0.99 * counts[bounds[-1]]
+    below, floor = 0.0, 0.0
+    for bound in bounds:
+        if counts[bound] >= wanted:
+            share = (wanted - below) / max(counts[bound] - below, 1e-9)
+            return floor if bound == float("inf") else floor + share * (bound - floor)
+        below, floor = counts[bound], bound
+    return floor
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """Return the figures that the last line of the report gives; see `docs/measurements.md` for their meaning."""
+    phases = result.trace.phases
+    adaptive = result.rates(ADAPTIVE)
+    oracle = [result.rates(result.oracle(index))[index] for index in range(len(phases))]
+    best = result.total(result.best_static)
+    total = result.total(ADAPTIVE)
+    deepest = max(result.statics, key=lambda arm: int(arm[2:]))
+    plain = [
+        max(off, default) for off, default in zip(result.rates("K=0"), result.rates(deepest), strict=True)
+    ] if "K=0" in result.plays else result.rates(deepest)  # fmt: skip
+    times, static_times = [], []
+    for index in range(len(phases)):
+        best_plays = result.plays[result.oracle(index)]
+        steady = statistics.median(steady_rate(played.phases[index]) for played in best_plays)
+        times += [adapt_s(played.phases[index], steady) for played in result.plays[ADAPTIVE]]
+        static_times += [adapt_s(played.phases[index], steady) for played in best_plays]
+    found: dict[str, Any] = {
+        "best_single_k": int(result.best_static[2:]),
+        "headroom": result.tokens(oracle) / best - 1,
+        "regret": 1 - total / result.tokens(oracle),
+        "gain_over_best_static": total / best - 1,
+        "gain_over_table": total / result.total(TABLE) - 1,
+        "worst_phase_vs_best_of_no_spec_and_default": min(
+            mine / theirs for mine, theirs in zip(adaptive, plain, strict=True)
+        ),
+        "adapt_s": statistics.median(times),
+        "adapt_s_of_the_oracles_own_arm": statistics.median(static_times),
+        "switches_per_min": result.switches / result.adaptive_s * 60,
+        "itl_p99_ratio": latency_p99(result.plays[ADAPTIVE]) / latency_p99(result.plays[result.best_static]),
+        "failed_requests": sum(sum(played.failed.values()) for plays in result.plays.values() for played in plays),
+    }
+    for arm in result.plays:
+        if arm.startswith("without "):
+            found[f"tokens_{arm.replace(' ', '_').replace('-', '_')}_ratio"] = result.total(arm) / total
+    if "without probes" in result.plays:
+        found["probe_cost"] = 1 - total / result.total("without probes")
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def markdown(result: Result, table: Sequence[Sequence[int]]) -> str:
+    """Return the report."""
+    arms = list(result.plays)
+    lines = [
+        "# Control measurement",
+        "",
+        f"Output tokens per second; medians of {len(result.plays[ADAPTIVE])} plays, with their range for `adaptive`.",
+        f"The hand-tuned table is {list(table)} (`[lo, hi, K]` over running decodes).",
+        "",
+        "| phase | " + " | ".join(arms) + " | adaptive over the oracle |",
+        "|---" * (len(arms) + 2) + "|",
+    ]
+    for index, phase in enumerate(result.trace.phases):
+        rates = {arm: result.rates(arm)[index] for arm in arms}
+        best = result.oracle(index)
+        spread = [played.rates[index] for played in result.plays[ADAPTIVE]]
+        cells = [
+            f"{rates[arm]:.0f}" + (f" ({min(spread):.0f} to {max(spread):.0f})" if arm == ADAPTIVE else "")
+            for arm in arms
+        ]
+        lines.append(f"| {phase.name} | {' | '.join(cells)} | {rates[ADAPTIVE] / rates[best]:.2f} ({best}) |")
+    totals = [f"{result.total(arm) / result.total(result.best_static):.3f}" for arm in arms]
+    lines.append(f"| tokens, over the best single K | {' | '.join(totals)} | |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(result: Result, path: Path) -> None:
+    """Draw each arm's rate over the oracle's by phase, and below it K by class over time in the last adaptive play."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - takes a second, and is not needed to measure
+
+    figure, (above, below) = plt.subplots(2, 1, figsize=(12, 9))
+    phases = result.trace.phases
+    oracle = [result.rates(result.oracle(index))[index] for index in range(len(phases))]
+    for arm in [*result.statics, TABLE, ADAPTIVE]:
+        ratios = [rate / best for rate, best in zip(result.rates(arm), oracle, strict=True)]
+        above.plot(ratios, marker="o", linewidth=2.5 if arm == ADAPTIVE else 1, label=arm)
+    above.set_xticks(range(len(phases)), [phase.name for phase in phases], rotation=40, ha="right", fontsize=8)
+    above.set_ylabel("rate over the oracle's")
+    above.legend(ncols=4, fontsize=8)
+    looks = [look for phase in result.plays[ADAPTIVE][-1].phases for look in phase]
+    for name in sorted({name for look in looks for name in look.active_k}):
+        times = [look.at - looks[0].at for look in looks if name in look.active_k]
+        below.step(times, [look.active_k[name] for look in looks if name in look.active_k], where="post", label=name)
+    for phase_looks in result.plays[ADAPTIVE][-1].phases:
+        below.axvline(phase_looks[0].at - looks[0].at, color="0.85", zorder=0)
+    below.set_xlabel("seconds")
+    below.set_ylabel("K")
+    below.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,86 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.control_report import Result, adapt_s, hand_tuned, latency_p99, markdown, plot, summary
+from bench.play import Played
+from bench.system import Reading
+from bench.trace import Phase, Trace
+
+TRACE = Trace((Phase("calm", 4.0, {"json": 1}), Phase("crowd", 4.0, {"code": 16})))
+SLOW = {0.01: 0.0, 0.1: 100.0, float("inf"): 100.0}
+
+
+def looks(rates: Sequence[float], latency: dict[float, float] | None = None) -> list[Reading]:
+    """Readings a second apart, `rates` tokens between them."""
+    found, tokens = [Reading(0.0, 0.0, {"json": 3}, {}, {}, {0.01: 0.0, 0.1: 0.0, float("inf"): 0.0})], 0.0
+    for second, rate in enumerate(rates, start=1):
+        tokens += rate
+        found.append(Reading(float(second), tokens, {"json": 3}, {}, {}, latency or SLOW))
+    return found
+
+
+def played(*rates: float, failed: int = 0) -> Played:
+    return Played([looks([rate] * 4) for rate in rates], 10, {"APIError": failed} if failed else {})
+
+
+RESULT = Result(
+    TRACE,
+    {
+        "K=0": [played(100, 1000)],
+        "K=7": [played(400, 500), played(400, 500)],
+        "table": [played(390, 980)],
+        "adaptive": [played(380, 950), played(400, 990, failed=1), played(380, 970)],
+        "without probes": [played(384, 980)],
+    },
+    switches=6,
+    adaptive_s=60.0,
+)
+
+
+def test_the_oracle_takes_the_best_static_k_of_every_phase() -> None:
+    assert [RESULT.oracle(0), RESULT.oracle(1)] == ["K=7", "K=0"]
+    assert RESULT.best_static == "K=0"
+
+
+def test_the_summary_compares_totals_and_the_worst_phase() -> None:
+    found = summary(RESULT)
+    assert found["best_single_k"] == 0
+    assert found["headroom"] == round(1400 / 1100 - 1, 3)
+    assert found["regret"] == round(1 - (380 + 970) / 1400, 3)
+    assert found["gain_over_best_static"] == round(1350 / 1100 - 1, 3)
+    assert found["gain_over_table"] == round(1350 / 1370 - 1, 3)
+    assert found["worst_phase_vs_best_of_no_spec_and_default"] == round(380 / 400, 3)
+    assert found["switches_per_min"] == 6
+    assert found["failed_requests"] == 1
+    assert found["probe_cost"] == round(1 - 1350 / 1364, 3)
+    assert found["itl_p99_ratio"] == 1.0
+
+
+def test_adapting_lasts_until_two_seconds_in_a_row_are_near_the_steady_rate() -> None:
+    assert adapt_s(looks([100, 100, 100]), 100) == 0
+    assert adapt_s(looks([10, 100, 10, 96, 96, 96]), 100) == 3
+    assert adapt_s(looks([10, 10, 10]), 100) == 3
+
+
+def test_a_percentile_is_read_off_the_histogram() -> None:
+    latency = {0.01: 98.0, 0.1: 100.0, float("inf"): 100.0}
+    plays = [Played([looks([1], latency)], 1, {})]
+    assert latency_p99(plays) == pytest.approx(0.01 + 0.09 / 2)
+
+
+def test_a_hand_tuned_table_covers_every_load_once() -> None:
+    trace = Trace(
+        (Phase("a", 1, {"x": 1}), Phase("b", 1, {"x": 16}), Phase("c", 2, {"y": 16}), Phase("d", 1, {"x": 40}))
+    )
+    rates = {0: [10, 100, 100, 50], 3: [20, 140, 90, 60], 7: [30, 10, 10, 10]}
+    assert hand_tuned(trace, rates, 32) == [[1, 4, 7], [5, 22, 3], [23, 32, 3]]
+
+
+def test_the_report_names_every_arm_and_phase(tmp_path: Path) -> None:
+    text = markdown(RESULT, [[1, 32, 3]])
+    for word in (*RESULT.plays, "calm", "crowd", "380 (380 to 400)", "0.95 (K=7)"):
+        assert word in text
+    plot(RESULT, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").stat().st_size > 1000
