@@ -39,6 +39,7 @@ MAX_RUNNING = 32
 START_WITHIN_S = 300.0
 SETTLES_S = 2.0
 CLASSES = "classes"
+ABLATIONS = (CLASSES, "probes", "change-detection", "guard", "cost-learning")
 _CHANGES = ("gain", "explore", "rollback", "bounds")
 
 
@@ -55,7 +56,8 @@ class ControlBenchSettings(ProgramSettings):
     repeats: int = Field(default=3, ge=1, description="plays of each arm")
     static: str = Field(default="0,1,2,3,5,7", description="static K to compare with, comma separated")
     without: str = Field(
-        default="classes,probes,change-detection,guard,cost-learning", description="ablations, comma separated"
+        default=",".join(ABLATIONS),
+        description="ablations, comma separated; none for none",
     )
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
     out: Path = Field(default=Path(".specpilot/bench-control"), description="folder for report.md and plot.svg")
@@ -75,15 +77,24 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, f"{error.filename}: {error.strerror}")
     except ValueError:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
+    ablations = _ablations(settings.without)
     settings.out.mkdir(parents=True, exist_ok=True)
     with _system(settings) as (system, redis_url):
         bench = _Bench(settings, system, redis_url, trace, prompts)
-        result, table = asyncio.run(bench.run(statics, [item for item in settings.without.split(",") if item]))
+        result, table = asyncio.run(bench.run(statics, ablations))
     text = report.markdown(result, table)
     figures = json.dumps(report.summary(result))
     (settings.out / "report.md").write_text(f"{text}\n![plot](plot.svg)\n\n```json\n{figures}\n```\n")
     report.plot(result, settings.out / "plot.svg")
     _say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
+
+
+def _ablations(text: str) -> list[str]:
+    ideas = [item for item in text.split(",") if item and item != "none"]
+    for idea in ideas:
+        if idea not in ABLATIONS:
+            fail(PROGRAM, f"--without: {idea!r} is none of {', '.join(ABLATIONS)}")
+    return ideas
 
 
 class _Bench:
@@ -163,17 +174,16 @@ def _system(settings: ControlBenchSettings) -> Iterator[tuple[System, str]]:
     command, redis_url = embedded_redis.server_command(settings.out / "redis")
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     port = settings.port
-    own = start_own([
-        *("--controllers", "0", "--redis-url", redis_url, "--state-dir", str(settings.out)),
-        *("--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)),
-        *("--max-num-seqs", str(MAX_RUNNING)),
-    ])  # fmt: skip
+    arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(settings.out)]
+    arguments += ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
+    _say(f"starting a system; its output goes to {settings.out / 'up.log'}")
+    with (settings.out / "up.log").open("wb") as output:
+        own = start_own([*arguments, "--max-num-seqs", str(MAX_RUNNING)], output)
     try:
-        _wait_for(f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
-        yield (
-            System(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}", None, [f"http://127.0.0.1:{port + 2}"]),
-            redis_url,
-        )
+        gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
+        _wait_for(f"{engine}/health", START_WITHIN_S)
+        _wait_for(f"{gateway}/ready", START_WITHIN_S)
+        yield System(gateway, admin, None, [engine]), redis_url
     finally:
         stop_own(own)
         redis.terminate()

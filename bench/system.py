@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -132,9 +132,9 @@ class System:
             fail("specpilot bench", f"{method} {path}: {error.code} {error.read().decode(errors='replace')}")
 
 
-def start_own(arguments: list[str]) -> subprocess.Popen[bytes]:
-    """Start `specpilot up` as a child, its output shown; the caller stops it."""
-    return subprocess.Popen([sys.executable, "-m", "specpilot.cli", "up", *arguments])
+def start_own(arguments: list[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start `specpilot up` as a child, its output shown, or written to `output`; the caller stops it."""
+    return subprocess.Popen([sys.executable, "-m", "specpilot.cli", "up", *arguments], stdout=output, stderr=output)
 
 
 def stop_own(process: subprocess.Popen[bytes]) -> None:

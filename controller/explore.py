@@ -3,7 +3,8 @@
 Two kinds of ignorance. A cost model that never saw K = 0, or never saw drafting, cannot say what it would cost, and a
 model that never drafted has no acceptance: then every missing depth is tried. And a cost that was measured at another
 load is an extrapolation: then a depth is tried at the present load if its predicted goodput is at most
-`explore_slack_ratio` below the best one's, so that no wrong extrapolation can confirm itself for ever.
+`explore_slack_ratio` below the best one's, so that no wrong extrapolation can confirm itself for ever; but not while
+the load is just changing.
 
 Only in mode `act` and inside the policy's bounds, every class gets the depth until the pool has done `cost_band_steps`
 steps of it (a fraction of a second under load), at most `explore_limit_s`. A depth that was measured at about this load
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from controller.tuning import Tuning
 
 _REST_FACTOR = 15.0
+_STEADY = 1.3
 
 
 class Explorer:
@@ -27,6 +29,12 @@ class Explorer:
         self._trying: tuple[int, int] | None = None
         self._since = 0.0
         self._gave_up: dict[tuple[int, int], float] = {}
+        self._decodes: float | None = None
+
+    def is_steady(self, decodes: float) -> bool:
+        """Whether the look before saw about as many running decodes; asked once a look."""
+        before, self._decodes = self._decodes, decodes
+        return before is not None and max(before, decodes) <= _STEADY * min(before, decodes)
 
     def next_depth(self, missing: Sequence[int], decodes: float, now: float) -> int | None:
         """Return the depth to try at `now`, the first of `missing` that was not tried in vain; `None` for none."""

@@ -138,7 +138,7 @@ class Guard:
             differs = (proposal.k[:, columns] != in_force[:, columns]).any(axis=1) & proposal.rows
             worth = differs & (proposal.gain >= minimum_gain_ratio)
             last = np.max([self._last_change(names[column], len(active)) for column in columns], axis=0)
-            ready = worth & (now - last >= dwell_s)
+            ready = worth & ((now - last >= dwell_s) | (proposal.gain >= self._tuning.urgent_gain_ratio))
             for column in columns:
                 moved = ready & (proposal.k[:, column] != in_force[:, column])
                 chosen[moved, column] = proposal.k[moved, column]

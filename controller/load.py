@@ -1,7 +1,9 @@
 """The present load: which classes run, how many decodes at a time, and what a schedule yields at that.
 
-The class mix is the share of each class in the drafts, fading with `mix_time_s`; the decodes are those of the last
-look's decode-only steps, with the share of steps that each number had.
+The class mix is what the next seconds will meet, as far as one can tell: partly the share of each class in the drafts,
+fading with `mix_time_s`, partly the requests that run at this moment, and these the more the more they are (one
+moment of few requests says little). When traffic changes, the drafts of the last look still speak of what was. The
+decodes are those of the last look's decode-only steps, with the share of steps that each number had.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +18,22 @@ from controller.rows import row_of
 from policy.types import Objective
 
 PRESENT_SHARE = 0.005
+_TELLING = 4.0  # so many running requests weigh as much as the drafts
 
 
 @dataclass(slots=True)
 class Load:
-    """Who ran lately. `points` are running decodes, `weights` their shares of the steps."""
+    """Who ran lately, and who runs now. `points` are running decodes, `weights` their shares of the steps."""
 
     mix: dict[str, float] = field(default_factory=dict)
+    running: Mapping[str, float] = field(default_factory=dict)
     points: Vector = field(default_factory=lambda: np.ones(1))
     weights: Vector = field(default_factory=lambda: np.ones(1))
 
     def take(self, evidence: Evidence, elapsed_s: float, mix_time_s: float) -> None:
         """Take in what ran in the last `elapsed_s` seconds."""
         drafts = evidence.class_drafts
+        self.running = evidence.running
         if drafts:
             keep = float(np.exp(-elapsed_s / mix_time_s))
             self.mix = {name: self.mix.get(name, 0.0) * keep + drafts.get(name, 0.0) for name in {*self.mix, *drafts}}
@@ -44,10 +49,16 @@ class Load:
 
     def shares(self) -> dict[str, float]:
         """Return the share of each class that is present, together 1."""
-        total = sum(self.mix.values())
-        present = {name: count for name, count in self.mix.items() if total and count / total >= PRESENT_SHARE}
+        drafted, running = sum(self.mix.values()), sum(self.running.values())
+        now = running / (running + _TELLING) if drafted else 0.0
+        blend = {
+            name: (1 - now) * self.mix.get(name, 0.0) / drafted + now * self.running.get(name, 0.0) / max(running, 1.0)
+            for name in {**self.mix, **self.running}
+            if drafted
+        }
+        present = {name: share for name, share in blend.items() if share >= PRESENT_SHARE}
         whole = sum(present.values())
-        return {name: count / whole for name, count in present.items()}
+        return {name: share / whole for name, share in present.items()}
 
 
 @dataclass(frozen=True, slots=True)

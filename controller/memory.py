@@ -44,7 +44,7 @@ class PoolMemory:
         self.evidence = evidence
         if evidence.drafts:
             self.busy_at = at
-        is_frozen = bool(evidence.running) and not evidence.drafts
+        is_frozen = any(evidence.running.values()) and not evidence.drafts
         self.frozen_since = (at if self.frozen_since is None else self.frozen_since) if is_frozen else None
         self.load.take(evidence, elapsed_s, self.tuning.mix_time_s)
         self.cost.learn(evidence.cells, elapsed_s)

@@ -8,7 +8,7 @@ predecessor tried.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policy import engine_metrics as names
@@ -77,8 +77,8 @@ class Observation:
 class Evidence:
     """What happened in a pool between two readings, all its engines together.
 
-    `trials` and `accepts` are keyed by (class, position), positions from 1; `drafts` by (class, K). `running` and
-    `holed` are the requests running and those that cannot speculate now, `None` when no engine said.
+    `trials` and `accepts` are keyed by (class, position), positions from 1; `drafts` by (class, K). `running` are the
+    requests that decode now, by class; `holed` those that cannot speculate now, `None` when no engine said.
     """
 
     trials: Mapping[tuple[str, int], float]
@@ -87,7 +87,7 @@ class Evidence:
     probes: Mapping[str, float]
     decode_tokens: Mapping[str, float]
     cells: Mapping[Cell, CellSums]
-    running: float | None = None
+    running: Mapping[str, float] = field(default_factory=dict)
     holed: float | None = None
 
     @property
@@ -148,9 +148,8 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
         for series, value in part.items():
             totals[series] = totals.get(series, 0.0) + value
     keyed: dict[str, dict[tuple[str, int], float]] = {names.TRIALS: {}, names.ACCEPTS: {}, names.DRAFTS: {}}
-    classed: dict[str, dict[str, float]] = {names.PROBES: {}, names.DECODE_TOKENS: {}}
+    classed: dict[str, dict[str, float]] = {names.PROBES: {}, names.DECODE_TOKENS: {}, names.RUNNING_DECODES: {}}
     cells: dict[Cell, dict[str, float]] = {}
-    running: float | None = None
     holed: float | None = None
     for (metric, labels), value in totals.items():
         if metric in keyed and labels[1].isdecimal():
@@ -159,8 +158,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
             classed[metric][labels[0]] = value
         elif metric in _CELL_METRICS and all(label.isdecimal() for label in labels):
             cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
-        elif metric == names.RUNNING_DECODES:
-            running = (running or 0.0) + value
         elif metric == names.HOLED_REQUESTS:
             holed = value
     return Evidence(
@@ -174,6 +171,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
             for cell, sums in cells.items()
             if sums.get(names.STEPS, 0.0) > 0 and sums.get(names.STEP_SECONDS, 0.0) > 0
         },
-        running=running,
+        running=classed[names.RUNNING_DECODES],
         holed=holed,
     )

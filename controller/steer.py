@@ -160,9 +160,11 @@ class Steering:
         """Return a depth whose cost at this load is an extrapolation and that may be better than it looks."""
         if self._policy.mode is not Mode.ACT or self._pool.guard.is_paused(self._now):
             return None
+        decodes = self._pool.load.decodes
+        if not self._pool.explorer.is_steady(decodes):
+            return None
         low, high = int(self._low.max()), int(self._high.max())
         best_goodput = operation.goodput(best)
-        decodes = self._pool.load.decodes
         promise = {
             k: operation.goodput(self._inside(self._uniform(k)))
             for k in range(low, high + 1)
@@ -186,7 +188,7 @@ class Steering:
         measured = operation.measured(evidence)
         if not self._tuning.guard or self._policy.mode is not Mode.ACT or measured is None:
             return None
-        if evidence.holed and evidence.running and evidence.holed > _HOLED_SHARE * evidence.running:
+        if evidence.holed and evidence.holed > _HOLED_SHARE * sum(evidence.running.values()):
             return None
         previous = guard.previous
         if previous is not None and previous.shape != applied.shape:

@@ -41,6 +41,8 @@ class Tuning:
         stale_s: age of the newest evidence at which a schedule is held.
         idle_s: time without a decode after which a pool counts as idle.
         probe_loss_ratio: share of the predicted goodput that probing may cost.
+        urgent_gain_ratio: predicted gain from which a change does not wait for the policy's dwell: to hold on would
+            cost more than a change too many.
         check_ticks: ticks with traffic that a change is watched for.
         check_tolerance_ratio: shortfall against the previous schedule that is put down to noise.
         back_off_s: first pause after a roll-back; doubles up to `back_off_limit_s`.
@@ -65,12 +67,13 @@ class Tuning:
     mix_time_s: float = 1.0
     explore_limit_s: float = 4.0
     explore_slack_ratio: float = 0.12
-    explore_off_slack_ratio: float = 0.3
+    explore_off_slack_ratio: float = 0.2
     explore_again_s: float = 300.0
     explore_off_again_s: float = 1800.0
     stale_s: float = 5.0
     idle_s: float = 2.0
     probe_loss_ratio: float = 0.01
+    urgent_gain_ratio: float = 0.1
     check_ticks: int = 5
     check_tolerance_ratio: float = 0.05
     back_off_s: float = 10.0

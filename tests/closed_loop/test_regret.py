@@ -7,7 +7,18 @@ import pytest
 
 from controller.guard import Reason
 from policy.types import ClassPolicy, Mode, Policy
-from tests.closed_loop.plant import CHAT, CODE, JSON, MODEL, Phase, StepTime, concave_step_s, cpu_step_s, gpu_step_s
+from tests.closed_loop.plant import (
+    CHAT,
+    CODE,
+    JSON,
+    MODEL,
+    Phase,
+    StepTime,
+    concave_step_s,
+    cpu_step_s,
+    gpu_step_s,
+    survival_length,
+)
 from tests.closed_loop.simulation import Run, simulate
 
 # A schedule may stay below the best by the policy's minimum gain for ever, so this bounds the regret from below.
@@ -125,9 +136,15 @@ def test_no_flapping_at_a_threshold() -> None:
 
 def test_weights_favour_a_class() -> None:
     policy = Policy(model=MODEL, classes={"chat": ClassPolicy(weight=10.0), "code": ClassPolicy()})
-    plain = simulate([WARM_UP, Phase(20, {"code": 2, "chat": 2})])
-    weighted = simulate([WARM_UP, Phase(20, {"code": 2, "chat": 2})], policy=policy)
-    assert weighted.ticks[-1].k["chat"] >= plain.ticks[-1].k["chat"]
+    load = {"code": 2, "chat": 2}
+    plain = simulate([WARM_UP, Phase(20, load)]).ticks[-1].k
+    weighted = simulate([WARM_UP, Phase(20, load)], policy=policy).ticks[-1].k
+
+    def chat_itl_s(k: dict[str, int]) -> float:
+        verified = sum(count * (1 + k[name]) for name, count in load.items())
+        return cpu_step_s(4, verified, max(k.values())) / survival_length(CHAT, k["chat"])
+
+    assert chat_itl_s(weighted) < chat_itl_s(plain)
 
 
 def test_probes_cost_at_most_a_hundredth() -> None:

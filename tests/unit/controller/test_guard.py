@@ -48,8 +48,14 @@ def test_dwell_holds_a_second_change() -> None:
     guard = Guard()
     k, _ = gate(guard, [proposal(5, 0.5)], now=100.0)
     now = Standing(("default", "code"), k, ACTIVE)
-    assert gate(guard, [proposal(1, 0.5)], now=101.9, at=now)[1] is Reason.DWELL
-    assert gate(guard, [proposal(1, 0.5)], now=102.0, at=now)[1] is Reason.GAIN
+    assert gate(guard, [proposal(1, 0.05)], now=101.9, at=now)[1] is Reason.DWELL
+    assert gate(guard, [proposal(1, 0.05)], now=102.0, at=now)[1] is Reason.GAIN
+
+
+def test_a_large_gain_does_not_wait_for_the_dwell() -> None:
+    guard = Guard()
+    k, _ = gate(guard, [proposal(5, 0.5)], now=100.0)
+    assert gate(guard, [proposal(1, 0.1)], now=100.5, at=Standing(("default", "code"), k, ACTIVE))[1] is Reason.GAIN
 
 
 def test_the_same_schedule_is_optimal() -> None:

@@ -82,7 +82,7 @@ def test_engines_are_added_up_and_cells_are_whole() -> None:
     }
     found = evidence_of([{TRIAL: 3.0, RUNNING: 1.0, **cell}, {TRIAL: 4.0, RUNNING: 2.0, **cell}])
     assert found.trials == {("code", 1): 7.0}
-    assert found.running == 3.0
+    assert sum(found.running.values()) == 3.0
     assert found.cells == {Cell(8, 16, 1): CellSums(4.0, 0.04, 34.0, 68.0)}
 
 
