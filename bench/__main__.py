@@ -6,6 +6,7 @@ from importlib import import_module
 
 MEASUREMENTS = {
     "demo": ("bench.demo", "a shifting load against the running system: adaptive K beside every static K"),
+    "gateway": ("bench.gateway", "what the gateway costs, beside nothing, a plain proxy and others that you name"),
     "control": ("bench.control", "the control law beside static K and a table tuned by hand"),
     "adapter": ("bench.adapter", "what the adapter costs and gains inside the engine"),
 }

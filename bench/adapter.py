@@ -6,6 +6,7 @@ the median of the ratios of neighbouring turns, with its spread.
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
 - `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
+- `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
 - `lossless_mismatches`: replies that differ from an engine without speculation, while K changes at random.
 """
 
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str]) -> None:
                 found[f"{name}_{running}"] = _ratio(settings, workers, texts[:running], k, other)
         for k in (1, 3):
             found[f"width_gain_k{k}_32"] = _ratio(settings, workers, texts[:32], k, "full width")
+        found["switch_ms"] = _switch_ms(workers["adapter"], texts[:8])
     finally:
         for worker in workers.values():
             worker.close()
@@ -102,6 +104,14 @@ def _ratio(
         f"median {median:.3f}   spread {min(ratios):.3f} to {max(ratios):.3f}"
     )
     return round(median, 3)
+
+
+def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:
+    """Return the 99th percentile of the time that a change of K takes, in milliseconds."""
+    times = sorted(1e3 * item for item in adapter.run(texts, 1024, switches=200)["switch_s"])
+    p99: float = round(times[int(0.99 * len(times))], 1)
+    _say(f"{len(times)} changes of K with {len(texts)} running: median {statistics.median(times):.1f} ms, p99 {p99} ms")
+    return p99
 
 
 def _mismatches(plain: EngineWorker, adapter: EngineWorker, texts: Sequence[str]) -> int:

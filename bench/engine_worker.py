@@ -87,6 +87,10 @@ def main(options: dict[str, Any]) -> None:
         thread = None
         if "k" in job:
             _offer(scheduler.control, job["k"], 0.0)
+        switches: list[float] = []
+        if job.get("switches"):
+            thread = threading.Thread(target=_switch, args=(scheduler, job["switches"], switches))
+            thread.start()
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], done))
             thread.start()
@@ -94,7 +98,7 @@ def main(options: dict[str, Any]) -> None:
         done.set()
         if thread is not None:
             thread.join()
-        answer: dict[str, Any] = {"decode_rate": sum(_decode_rate(item) for item in outputs)}
+        answer: dict[str, Any] = {"decode_rate": sum(_decode_rate(item) for item in outputs), "switch_s": switches}
         if job.get("ids"):
             answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
         sys.stdout.write(json.dumps(answer) + "\n")
@@ -126,6 +130,34 @@ def _thrash(control: Any, seed: int, done: threading.Event) -> None:
     rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
     while not done.wait(rng.uniform(0.0, 0.01)):
         _offer(control, rng.choice([0, 0, *range(control.k_max + 1)]), rng.choice([0.0, 0.02, 0.3]))
+
+
+def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
+    """Switch K to and fro; append the time from each schedule's arrival to the first step that verified its K."""
+    meter, commit = scheduler.meter, scheduler.meter.commit
+    seen = threading.Condition()
+    latest: set[int] = set()
+
+    def watching(shape: Any, duration: float, drafts: Any, plain: Any) -> None:
+        commit(shape, duration, drafts, plain)
+        with seen:
+            latest.clear()
+            latest.update(draft.k for draft in drafts)
+            seen.notify()
+
+    meter.commit = watching
+    try:
+        for number in range(count):
+            k = 2 if number % 2 else 5
+            began = time.perf_counter()
+            _offer(scheduler.control, k, 0.0)
+            with seen:
+                if not seen.wait_for(lambda k=k: latest == {k}, 2.0):  # type: ignore[misc]
+                    return  # the replies have ended
+            seconds.append(time.perf_counter() - began)
+            time.sleep(0.001 * (number % 7))
+    finally:
+        meter.commit = commit
 
 
 def prompt_texts(folder: Path, count: int) -> list[str]:

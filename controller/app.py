@@ -19,6 +19,7 @@ from controller.lease import Leadership
 from controller.loop import ControlLoop
 from controller.metrics import ControllerMetrics
 from controller.pilot import Pilot
+from controller.prometheus_source import PrometheusSource
 from controller.record import Recorded, to_line
 from controller.settings import ControllerSettings
 from controller.tuning import without
@@ -47,7 +48,11 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
             loop = ControlLoop(
                 store=store,
                 leadership=Leadership(store, settings.holder, clock),
-                collector=Collector(session, clock),
+                collector=(
+                    PrometheusSource(session, clock, settings.prometheus)
+                    if settings.prometheus
+                    else Collector(session, clock)
+                ),
                 pilot=Pilot(without(filter(None, settings.without.split(",")))),
                 metrics=metrics,
                 clock=clock,

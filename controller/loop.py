@@ -12,14 +12,15 @@ It says so once, and once when Redis is back. No failure of an engine or of Redi
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from controller.collect import Collector
 from controller.facts import Facts, Verdict
 from controller.guard import Reason
 from controller.lease import Leadership
 from controller.metrics import ControllerMetrics
+from controller.observation import Observation
 from controller.pilot import Pilot
 from controller.pools import facts_of, next_version
 from controller.record import Recorded
@@ -35,6 +36,15 @@ RENEW_S = 2.0
 QUIET_RECORD_S = 10.0
 _QUIET = (Reason.IDLE, Reason.STALE, Reason.NO_DRAFTER)
 _log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where observations come from. `scraped_at` is the time of each engine's newest one."""
+
+    scraped_at: dict[str, float]
+
+    async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
+        """Return an observation of every engine that can be told of; must not raise for one that cannot."""
 
 
 @dataclass(slots=True)
@@ -54,7 +64,7 @@ class ControlLoop:
         *,
         store: Store,
         leadership: Leadership,
-        collector: Collector,
+        collector: Source,
         pilot: Pilot,
         metrics: ControllerMetrics,
         clock: Clock,

@@ -35,6 +35,13 @@ class ControllerSettings(ProgramSettings):
         Field(description="bearer token of the admin API; unset: only callers on this machine are served"),
     ] = None
     interval_s: Annotated[float, Field(description="seconds between two decisions", ge=0.1, le=5)] = 1.0
+    prometheus: Annotated[
+        str | None,
+        Field(
+            description="read the engines' metrics from this Prometheus server instead, e.g. http://prometheus:9090",
+            pattern=r"^https?://[^/\s]+",
+        ),
+    ] = None
     holder: Annotated[str, Field(description="name of this controller in the leader's lease", min_length=1)] = Field(
         default_factory=_holder
     )

@@ -1,5 +1,6 @@
 """What the pages say exists, exists; and what exists is on the pages."""
 
+import json
 import re
 from pathlib import Path
 
@@ -61,3 +62,15 @@ def test_every_engine_metric_is_documented_and_the_other_way_round() -> None:
     }
     documented = set(re.findall(r"`(specpilot_engine_[a-z_]+)`", ENGINE_PAGE))
     assert exported == documented
+
+
+def test_every_query_of_the_dashboard_names_a_documented_metric() -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "specpilot.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [item["query"]["query"] for item in board["templating"]["list"] if item["type"] == "query"]
+    named = {
+        re.sub(r"_(bucket|sum|count)$", "", name) for query in queries for name in re.findall(r"specpilot_\w+", query)
+    }
+    documented = {name for page in PAGES for name in re.findall(r"^\| `(specpilot_\w+)`", page, re.MULTILINE)}
+    assert len(named) > 15
+    assert named <= documented

@@ -1,0 +1,352 @@
+"""`specpilot bench gateway`: what the gateway costs, beside nothing at all, a plain proxy, and others that you name.
+
+An origin answers at once with canned bytes (`bench.origin`), so that what is measured is the gateway. Every scenario
+runs against each target in turn, several rounds in one run; figures are medians over the rounds. CPU time is that of
+the target's whole process tree, from the kernel. Added latencies are the difference to the direct way, percentile by
+percentile, of the same round.
+
+Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httptools
+import uvloop
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from bench.origin import EVENTS
+from policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench gateway"
+DIRECT = "direct"
+OURS = "specpilot"
+NAIVE = "fastapi+httpx"
+START_WITHIN_S = 60.0
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`requests` requests over `connections` connections; `kind` as in `bench.origin`; `padding` bytes of prompt."""
+
+    name: str
+    connections: int
+    requests: int
+    kind: str = "json"
+    padding: int = 100
+
+
+SCENARIOS = (
+    Scenario("json, 1 connection", 1, 1000),
+    Scenario("json, 32 connections", 32, 6000),
+    Scenario("json, 256 connections", 256, 6000),
+    Scenario("json, 32, 16 KB bodies", 32, 3000, padding=16_000),
+    Scenario("json, 8, 1 MB bodies", 8, 200, padding=1_000_000),
+    Scenario("streams in a burst, 32", 32, 600, "burst"),
+    Scenario("paced streams, 500", 500, 500, "paced"),
+)
+
+
+class GatewayBenchSettings(ProgramSettings):
+    """Measure the gateway's cost beside other ways to reach an engine."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_GATEWAY_")
+
+    rounds: int = Field(default=3, ge=1, description="rounds; figures are medians over them")
+    peer: tuple[str, ...] = Field(default=(), description="another gateway: name=command with {port} and {engine}")
+    port: int = Field(default=8580, ge=1, le=65000, description="first of the ports to use")
+    scale: float = Field(default=1.0, gt=0, description="make every scenario this many times as long")
+
+
+@dataclass(slots=True)
+class Sample:
+    """One scenario against one target, once. Times in seconds, memory in bytes."""
+
+    seconds: float
+    cpu_s: float
+    memory: int
+    failed: int
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object."""
+    settings = load(GatewayBenchSettings, PROGRAM, arguments)
+    engine = f"http://127.0.0.1:{settings.port}"
+    commands = {
+        OURS: f"{sys.executable} -m specpilot.cli gateway --engine {{engine}} --port {{port}}",
+        NAIVE: f"{sys.executable} -m bench.naive_proxy {{port}} {{engine}}",
+    }
+    for item in settings.peer:
+        name, _, command = item.partition("=")
+        if not command or "{port}" not in command:
+            fail(PROGRAM, f"--peer: {item!r} is not name=command with {{port}} and {{engine}}")
+        commands[name] = command
+    origin = subprocess.Popen([sys.executable, "-m", "bench.origin", str(settings.port)])
+    ports = {DIRECT: settings.port} | {name: settings.port + 1 + at for at, name in enumerate(commands)}
+    targets = {DIRECT: origin}
+    samples: dict[tuple[str, str], list[Sample]] = {}
+    try:
+        for name, command in commands.items():
+            words = shlex.split(command.format(port=ports[name], engine=engine))
+            targets[name] = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name, port in ports.items():
+            _wait_for(name, port, targets[name])
+        for round_ in range(settings.rounds):
+            for scenario in SCENARIOS:
+                order = list(targets) if round_ % 2 == 0 else list(reversed(targets))
+                for name in order:
+                    _say_live(f"round {round_ + 1} of {settings.rounds}: {scenario.name}, {name}")
+                    found = uvloop.run(_run(scenario, settings.scale, ports[name], targets[name].pid))
+                    samples.setdefault((scenario.name, name), []).append(found)
+    finally:
+        for process in targets.values():
+            process.terminate()
+        for process in targets.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10.0)
+            process.kill()
+    _say_live("")
+    print(markdown(samples, list(targets)))
+    print(json.dumps(summary(samples, list(targets))))
+
+
+async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
+    total = max(scenario.connections, round(scenario.requests * (1.0 if scenario.kind == "paced" else scale)))
+    body = json.dumps({
+        "model": "canned",
+        "messages": [{"role": "user", "content": "x" * scenario.padding}],
+        "stream": scenario.kind != "json",
+        "user": scenario.kind,
+    }).encode()  # fmt: skip
+    request = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        b"x-traffic-class: default\r\ncontent-length: %d\r\n\r\n%b"
+    ) % (len(body), body)
+    before, cpu = memory_of(pid), cpu_s_of(pid)
+    left = iter(range(total))
+    sample = Sample(0.0, 0.0, 0, 0)
+    began = time.perf_counter()
+    watching = asyncio.create_task(_watch_memory(pid, before, sample))
+    await asyncio.gather(*(_client(port, request, left, sample) for _ in range(scenario.connections)))
+    sample.seconds = time.perf_counter() - began
+    watching.cancel()
+    sample.cpu_s = cpu_s_of(pid) - cpu
+    return sample
+
+
+async def _watch_memory(pid: int, before: int, sample: Sample) -> None:
+    """Keep in `sample` by how much the process tree grew at most."""
+    while True:
+        sample.memory = max(sample.memory, memory_of(pid) - before)
+        await asyncio.sleep(0.2)
+
+
+async def _client(port: int, request: bytes, left: Iterator[int], sample: Sample) -> None:
+    loop = asyncio.get_running_loop()
+    connection: _Client | None = None
+    for _ in left:
+        if connection is None or connection.is_closed:
+            _, connection = await loop.create_connection(_Client, "127.0.0.1", port)
+        try:
+            first, between = await connection.ask(request)
+        except ConnectionError:
+            sample.failed += 1
+            connection = None
+            continue
+        sample.first.append(first)
+        sample.between += between
+    if connection is not None:
+        connection.close()
+
+
+class _Client(asyncio.Protocol):
+    """One keep-alive connection that asks and times the answer's parts."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.is_closed = False
+        self._done: asyncio.Future[None] | None = None
+
+    async def ask(self, request: bytes) -> tuple[float, list[float]]:
+        """Send `request`; return the seconds to the first byte of the body, and between its parts."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._done = asyncio.get_running_loop().create_future()
+        self._times: list[float] = []
+        began = time.perf_counter()
+        self._transport.write(request)
+        await self._done
+        return self._times[0] - began, [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
+
+    def data_received(self, data: bytes) -> None:
+        self._has_body = False
+        self._parser.feed_data(data)
+        if self._has_body:
+            self._times.append(time.perf_counter())
+        if self._is_whole and self._done is not None and not self._done.done():
+            self._is_whole = False
+            if self._parser.get_status_code() == 200 and self._times:  # noqa: PLR2004
+                self._done.set_result(None)
+            else:
+                self._fail()
+
+    _is_whole = False
+    _has_body = False
+
+    def on_body(self, _body: bytes) -> None:
+        self._has_body = True
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+        self._has_body = True
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.is_closed = True
+        self._fail()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _fail(self) -> None:
+        self._transport.close()
+        self.is_closed = True
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(ConnectionError("the answer broke off"))
+
+
+def tree(pid: int) -> list[int]:
+    """Return the process and all its descendants."""
+    found = [pid]
+    for item in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{item}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def cpu_s_of(pid: int) -> float:
+    """CPU seconds, user and system, of a process tree so far."""
+    total = 0
+    for item in tree(pid):
+        with suppress(OSError):
+            fields = Path(f"/proc/{item}/stat").read_text().rsplit(")", 1)[1].split()
+            total += int(fields[11]) + int(fields[12])
+    return total * _TICK_S
+
+
+def memory_of(pid: int) -> int:
+    """Resident bytes of a process tree."""
+    total = 0
+    for item in tree(pid):
+        with suppress(OSError):
+            total += int(Path(f"/proc/{item}/statm").read_text().split()[1]) * _PAGE
+    return total
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _units(scenario: Scenario, sample: Sample) -> int:
+    return len(sample.first) * (EVENTS if scenario.kind != "json" else 1)
+
+
+def figures(samples: dict[tuple[str, str], list[Sample]], scenario: Scenario, name: str) -> dict[str, float]:
+    """Return a target's medians in a scenario: CPU µs a request or event, added ms, requests a second, KB a stream."""
+    mine, direct = samples[scenario.name, name], samples[scenario.name, DIRECT]
+
+    def added_ms(part: str, share: float) -> float:
+        return statistics.median(
+            1e3 * (_percentile(getattr(a, part), share) - _percentile(getattr(b, part), share))
+            for a, b in zip(mine, direct, strict=True)
+        )
+
+    return {
+        "cpu_us": statistics.median(1e6 * item.cpu_s / max(_units(scenario, item), 1) for item in mine),
+        "per_s": statistics.median(len(item.first) / item.seconds for item in mine),
+        "ttft_p50": added_ms("first", 0.5),
+        "ttft_p99": added_ms("first", 0.99),
+        "itl_p50": added_ms("between", 0.5),
+        "itl_p99": added_ms("between", 0.99),
+        "kb": statistics.median(item.memory for item in mine) / scenario.connections / 1e3,
+        "failed": sum(item.failed for item in mine),
+    }
+
+
+def markdown(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) -> str:
+    """Return one table for each scenario."""
+    lines = ["Added milliseconds are p50 / p99."]
+    for scenario in SCENARIOS:
+        unit = "event" if scenario.kind != "json" else "request"
+        lines += [
+            f"\n{scenario.name}\n",
+            f"| | CPU µs a {unit} | requests/s | first byte, added | between events, added | KB a stream | failed |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for name in names:
+            found = figures(samples, scenario, name)
+            cells = [f"{found['cpu_us']:.1f}", f"{found['per_s']:.0f}"]
+            cells += [f"{found[f'{part}_p50']:.2f} / {found[f'{part}_p99']:.2f}" for part in ("ttft", "itl")]
+            lines.append(f"| {name} | {' | '.join(cells)} | {found['kb']:.1f} | {found['failed']:.0f} |")
+    return "\n".join(lines)
+
+
+def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) -> dict[str, Any]:
+    """Return the figures of the last line."""
+    json_32 = next(item for item in SCENARIOS if item.name.startswith("json, 32 conn"))
+    paced = next(item for item in SCENARIOS if item.kind == "paced")
+    peers = [name for name in names if name not in (DIRECT, OURS)]
+
+    def against_best_peer(scenario: Scenario) -> float:
+        mine = figures(samples, scenario, OURS)["cpu_us"]
+        return mine / min(figures(samples, scenario, name)["cpu_us"] for name in peers)
+
+    mine = figures(samples, paced, OURS)
+    return {
+        "json_cpu_vs_best_peer": round(against_best_peer(json_32), 3),
+        "sse_cpu_vs_best_peer": round(against_best_peer(paced), 3),
+        "added_ttft_ms_p99": round(mine["ttft_p99"], 2),
+        "added_itl_ms_p99": round(mine["itl_p99"], 2),
+        "kb_per_stream": round(mine["kb"], 1),
+        "peers": peers,
+    }
+
+
+def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a chat request through the target is answered."""
+    deadline = time.monotonic() + START_WITHIN_S
+    while True:
+        try:
+            found = uvloop.run(_run(Scenario("start", 1, 1), 1.0, port, process.pid))
+        except OSError:
+            found = Sample(0.0, 0.0, 0, 1)
+        if found.first:
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            fail(PROGRAM, f"{name} did not answer a request within {START_WITHIN_S:.0f} s")
+        time.sleep(0.5)
+
+
+def _say_live(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+    elif text:
+        sys.stderr.write(text + "\n")

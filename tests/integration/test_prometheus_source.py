@@ -1,0 +1,142 @@
+"""A real Prometheus server between engines' pages and the law: the same counters, with their own times."""
+
+import asyncio
+import shutil
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from controller.collect import Collector
+from controller.prometheus_source import PrometheusSource
+from policy import engine_metrics as names
+from policy.clock import SystemClock
+from policy.types import EngineRecord
+from tests.support.stack import free_port
+
+SERVER = shutil.which("prometheus", path="/usr/local/bin:/usr/bin")
+needs_server = pytest.mark.skipif(SERVER is None, reason="no prometheus on this machine; Debian's package has one")
+
+
+class Page:
+    """An engine's page of metrics; `trials` grows by one with each scrape."""
+
+    def __init__(self) -> None:
+        page = self
+        self.trials = 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                page.trials += 1
+                text = (
+                    f'{names.TRIALS}{{model_name="m",traffic_class="a \\"b\\"",position="1",pid="1"}} {page.trials}\n'
+                    f'{names.TRIALS}{{model_name="m",traffic_class="a \\"b\\"",position="1",pid="2"}} 100\n'
+                    f'{names.STEPS}{{model_name="m",decodes="8",verified="16",width="1"}} 5\n'
+                    f'{names.HOLED_REQUESTS}{{model_name="m"}} 0\nprocess_open_fds 7\n'
+                )
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def engine(page: Page, name: str) -> EngineRecord:
+    return EngineRecord(
+        engine_id=name, url=page.url, model="m", pool="default", k_max=7, static_k=7, max_num_seqs=32, method="eagle3",
+        vllm_version="0.32.0", adapter_version="0.1.0", started_at=1.0, heartbeat_at=1.0, schedule_version=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def pages() -> Iterator[list[Page]]:
+    found = [Page(), Page()]
+    yield found
+    for page in found:
+        page.close()
+
+
+@pytest.fixture
+def server(pages: list[Page], tmp_path: Path) -> Iterator[str]:
+    port = free_port()
+    targets = ", ".join(f'"{page.url.removeprefix("http://")}"' for page in pages)
+    (tmp_path / "prometheus.yml").write_text(
+        f"global:\n  scrape_interval: 300ms\n  scrape_timeout: 250ms\n"
+        f"scrape_configs:\n  - job_name: engines\n    static_configs:\n      - targets: [{targets}]\n"
+    )
+    assert SERVER is not None
+    process = subprocess.Popen(
+        [
+            SERVER, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(20)
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as subject:
+        yield subject
+
+
+@needs_server
+async def test_the_server_tells_what_the_engines_tell(
+    pages: list[Page], server: str, session: aiohttp.ClientSession
+) -> None:
+    engines = [engine(page, f"engine-{index}") for index, page in enumerate(pages)]
+    source = PrometheusSource(session, SystemClock(), server)
+    found = []
+    for _ in range(100):
+        found = await source.scrape(engines)
+        if len(found) == 2:
+            break
+        await asyncio.sleep(0.2)
+    direct = await Collector(session, SystemClock()).scrape(engines)
+    assert [item.engine_id for item in found] == ["engine-0", "engine-1"]
+    for mine, theirs in zip(found, direct, strict=True):
+        assert mine.values.keys() == theirs.values.keys()
+        differing = {series for series, value in mine.values.items() if value != theirs.values[series]}
+        assert {series.metric for series in differing} <= {names.TRIALS}
+        assert 0 <= SystemClock().monotonic() - mine.at < 10
+
+
+@needs_server
+async def test_one_scrape_is_one_observation_and_the_next_is_newer(
+    pages: list[Page], server: str, session: aiohttp.ClientSession
+) -> None:
+    source = PrometheusSource(session, SystemClock(), server)
+    seen: dict[float, float] = {}
+    for _ in range(150):
+        for item in await source.scrape([engine(pages[0], "engine-0")]):
+            trials = sum(value for series, value in item.values.items() if series.metric == names.TRIALS)
+            assert seen.setdefault(item.at, trials) == trials
+        if len(seen) >= 3:
+            break
+        await asyncio.sleep(0.1)
+    assert len(seen) >= 3
+    assert list(seen.values()) == sorted(seen.values())
+
+
+async def test_a_silent_server_is_no_evidence(session: aiohttp.ClientSession, pages: list[Page]) -> None:
+    source = PrometheusSource(session, SystemClock(), f"http://127.0.0.1:{free_port()}")
+    assert await source.scrape([engine(pages[0], "engine-0")]) == []
+    source = PrometheusSource(session, SystemClock(), pages[0].url)  # answers, but not as Prometheus does
+    assert await source.scrape([engine(pages[0], "engine-0")]) == []

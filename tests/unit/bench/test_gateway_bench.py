@@ -1,0 +1,65 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench.gateway import SCENARIOS, Sample, cpu_s_of, figures, markdown, memory_of, summary, tree
+from bench.origin import EVENTS
+
+NAMES = ("direct", "specpilot", "fastapi+httpx", "other")
+
+
+def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -> Sample:
+    return Sample(2.0, cpu_s, memory, 0, [latency] * requests, [0.02 + latency] * requests)
+
+
+def samples() -> dict[tuple[str, str], list[Sample]]:
+    of = {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "fastapi+httpx": (0.1, 0.004), "other": (0.04, 0.003)}
+    return {
+        (scenario.name, name): [sample(*of[name], memory=scenario.connections * 20_000)] * 3
+        for scenario in SCENARIOS
+        for name in NAMES
+    }
+
+
+def test_figures_are_per_request_or_event_and_added_to_the_direct_way() -> None:
+    found = figures(samples(), SCENARIOS[1], "specpilot")
+    assert found["cpu_us"] == pytest.approx(100)
+    assert found["per_s"] == 50
+    assert found["ttft_p99"] == pytest.approx(1.0)
+    assert found["kb"] == pytest.approx(20)
+    paced = next(item for item in SCENARIOS if item.kind == "paced")
+    assert figures(samples(), paced, "specpilot")["cpu_us"] == pytest.approx(100 / EVENTS)
+
+
+def test_the_summary_compares_with_the_best_peer() -> None:
+    found = summary(samples(), NAMES)
+    assert found["json_cpu_vs_best_peer"] == 0.25
+    assert found["sse_cpu_vs_best_peer"] == 0.25
+    assert found["added_itl_ms_p99"] == 1.0
+    assert found["kb_per_stream"] == 20.0
+    assert found["peers"] == ["fastapi+httpx", "other"]
+
+
+def test_the_report_has_every_scenario_and_target() -> None:
+    text = markdown(samples(), NAMES)
+    assert all(scenario.name in text for scenario in SCENARIOS)
+    assert text.count("| specpilot |") == len(SCENARIOS)
+
+
+def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 30
+        while cpu_s_of(process.pid) <= 0.3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(tree(process.pid)) == 2
+        assert cpu_s_of(process.pid) > 0.3
+        assert memory_of(process.pid) > 5_000_000
+    finally:
+        for child in reversed(tree(process.pid)):
+            os.kill(child, 9)
+        process.wait()
