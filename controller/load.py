@@ -7,7 +7,7 @@ decodes are those of the last look's decode-only steps, with the share of steps 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from controller.rows import row_of
 from policy.types import Objective
 
 PRESENT_SHARE = 0.005
-_TELLING = 4.0  # so many running requests weigh as much as the drafts
+_PRESENT_DECODES = 0.1
+_TELLING = 2.0  # so many running requests weigh as much as the drafts
+_ALONE = 1.5
 
 
 @dataclass(slots=True)
@@ -48,7 +50,10 @@ class Load:
         return float((self.points * self.weights).sum())
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each class that is present, together 1."""
+        """Return the share of each class that is present, together 1.
+
+        A class that would be found in less than one step out of ten is not.
+        """
         drafted, running = sum(self.mix.values()), sum(self.running.values())
         now = running / (running + _TELLING) if drafted else 0.0
         blend = {
@@ -56,7 +61,8 @@ class Load:
             for name in {**self.mix, **self.running}
             if drafted
         }
-        present = {name: share for name, share in blend.items() if share >= PRESENT_SHARE}
+        least = max(PRESENT_SHARE, _PRESENT_DECODES / max(self.decodes, 1.0))
+        present = {name: share for name, share in blend.items() if share >= least}
         whole = sum(present.values())
         return {name: share / whole for name, share in present.items()}
 
@@ -116,4 +122,19 @@ class Operation:
         return tokens / total * decodes / evidence.step_seconds
 
     def _yield(self, k: Matrix) -> Yield:
-        return evaluate(self.demands, self.points, self.here(k), self.cost, self.objective)
+        """What `k` does at each point; where one request runs at a time its class is alone in the step."""
+        here = self.here(k)
+        found = evaluate(self.demands, self.points, here, self.cost, self.objective)
+        alone = self.points < _ALONE
+        if len(self.demands) == 1 or not alone.any():
+            return found
+        goodput, step_s = found.goodput.copy(), found.step_s.copy()
+        tokens = np.zeros(int(alone.sum()))
+        step_s[alone] = 0.0
+        for at, item in enumerate(self.demands):
+            single = [replace(item, share=1.0)]
+            part = evaluate(single, self.points[alone], here[alone][:, [at]], self.cost, self.objective)
+            step_s[alone] += item.share * part.step_s
+            tokens += item.share * part.goodput * part.step_s
+        goodput[alone] = tokens / step_s[alone]
+        return Yield(goodput, step_s, found.score)

@@ -13,10 +13,14 @@ from gateway.plane import Plane
 from gateway.wire import RequestFacts, mark, read_facts
 from policy.types import ApiKey
 
-MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"))
-"""The routes whose bodies vLLM lets carry `vllm_xargs`."""
+MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
+"""The routes whose bodies vLLM lets carry `vllm_xargs`; SageMaker's `/invocations` takes a chat or a completion."""
 
-PROXIED = MARKED | {"/v1/embeddings", "/tokenize", "/detokenize"}
+PROXIED = MARKED | {
+    "/v1/embeddings",
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/tokenize", "/detokenize"),
+}
 """Every route that is relayed. What is not here never reaches an engine."""
 
 RETRY_AFTER_S = 1.0

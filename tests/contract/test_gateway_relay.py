@@ -86,8 +86,11 @@ async def test_the_engine_gets_its_own_key_when_one_is_set(engine: ScriptedEngin
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize", "/detokenize"],
-)
+    [
+        "/v1/completions", "/v1/responses", "/v1/messages", "/invocations", "/v1/embeddings", "/score", "/v1/score",
+        "/rerank", "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize",
+    ],
+)  # fmt: skip
 async def test_every_relayed_route_reaches_the_engine(
     engine: ScriptedEngine, start_gateway: StartGateway, path: str
 ) -> None:
@@ -95,7 +98,7 @@ async def test_every_relayed_route_reaches_the_engine(
     assert (await call(gateway.port, request(path=path + "?x=1"))).status == 200
     assert engine.seen[0].path == path
     is_marked = b"vllm_xargs" in engine.seen[0].body
-    assert is_marked == path.startswith(("/v1/c", "/v1/r", "/v1/m"))
+    assert is_marked == path.startswith(("/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
 
 
 @pytest.mark.parametrize(
