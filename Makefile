@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup up demo bench-adapter bench-control bench-gateway test test-fast lint format clean
+.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway test test-fast lint format clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -24,6 +24,9 @@ bench-adapter: setup  ## What the adapter costs and gains inside the engine
 
 bench-control: setup  ## The control law beside static K and a table tuned by hand; report and plot
 	$(BIN)/specpilot bench control $(ARGS)
+
+bench-faults: setup  ## What users notice while a part of the running system fails
+	$(BIN)/specpilot bench faults $(ARGS)
 
 bench-gateway: setup  ## What the gateway costs beside other ways to reach an engine
 	$(BIN)/specpilot bench gateway $(ARGS)

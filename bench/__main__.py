@@ -8,6 +8,7 @@ MEASUREMENTS = {
     "demo": ("bench.demo", "a shifting load against the running system: adaptive K beside every static K"),
     "gateway": ("bench.gateway", "what the gateway costs, beside nothing, a plain proxy and others that you name"),
     "control": ("bench.control", "the control law beside static K and a table tuned by hand"),
+    "faults": ("bench.faults", "what users notice while a part of the running system fails"),
     "adapter": ("bench.adapter", "what the adapter costs and gains inside the engine"),
 }
 

@@ -21,14 +21,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench import control_report as report
 from bench.play import Played, play
-from bench.system import System, start_own, stop_own
+from bench.system import System, start_own, stop_own, wait_for
 from bench.trace import TRACES, Trace, read_prompts, read_trace
 from policy.errors import InvalidDocumentError
 from policy.settings import ProgramSettings, fail, load
@@ -142,7 +141,7 @@ class _Bench:
         flags = [] if arm == report.ADAPTIVE or idea == CLASSES else ["--without", idea]
         controller = await asyncio.to_thread(self._start_controller, flags)
         try:
-            await asyncio.to_thread(_wait_for, f"{self._system.admin_url}/health", 30.0)
+            await asyncio.to_thread(wait_for, PROGRAM, f"{self._system.admin_url}/health", 30.0)
             began = time.time()
             played = await self._play(arm, names_classes=idea != CLASSES)
             if arm == report.ADAPTIVE:
@@ -181,25 +180,13 @@ def _system(settings: ControlBenchSettings) -> Iterator[tuple[System, str]]:
         own = start_own([*arguments, "--max-num-seqs", str(MAX_RUNNING)], output)
     try:
         gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
-        _wait_for(f"{engine}/health", START_WITHIN_S)
-        _wait_for(f"{gateway}/ready", START_WITHIN_S)
+        wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S)
+        wait_for(PROGRAM, f"{gateway}/ready", START_WITHIN_S)
         yield System(gateway, admin, None, [engine]), redis_url
     finally:
         stop_own(own)
         redis.terminate()
         redis.wait(30.0)
-
-
-def _wait_for(url: str, within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            with urlopen(url, timeout=2.0):  # noqa: S310 - a program that we started
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                fail(PROGRAM, f"nothing answered at {url} within {within_s:.0f} s")
-            time.sleep(0.3)
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,8 @@ runs against each target in turn, several rounds in one run; figures are medians
 the target's whole process tree, from the kernel. Added latencies are the difference to the direct way, percentile by
 percentile, of the same round.
 
+`bytes only` is a relay in C that looks at nothing: the least that this machine's kernel takes for a request in between.
+
 Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like.
 """
 
@@ -12,9 +14,11 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -27,6 +31,7 @@ import uvloop
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from bench.native.build import build
 from bench.origin import EVENTS
 from policy.settings import ProgramSettings, fail, load
 
@@ -34,6 +39,8 @@ PROGRAM = "specpilot bench gateway"
 DIRECT = "direct"
 OURS = "specpilot"
 NAIVE = "fastapi+httpx"
+FLOOR = "bytes only"
+"""A relay in C that looks at nothing: what the kernel alone takes for a relayed request."""
 START_WITHIN_S = 60.0
 STAGGER_S = 0.005
 """Between the begins of two paced streams, so that their first bytes are not those of a stampede."""
@@ -90,15 +97,8 @@ def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(GatewayBenchSettings, PROGRAM, arguments)
     engine = f"http://127.0.0.1:{settings.port}"
-    commands = {
-        OURS: f"{sys.executable} -m specpilot.cli gateway --engine {{engine}} --port {{port}}",
-        NAIVE: f"{sys.executable} -m bench.naive_proxy {{port}} {{engine}}",
-    }
-    for item in settings.peer:
-        name, _, command = item.partition("=")
-        if not command or "{port}" not in command:
-            fail(PROGRAM, f"--peer: {item!r} is not name=command with {{port}} and {{engine}}")
-        commands[name] = command
+    folder = Path(tempfile.mkdtemp(prefix="specpilot-bench-"))
+    commands = _commands(settings, engine, folder)
     origin = subprocess.Popen([sys.executable, "-m", "bench.origin", str(settings.port)])
     ports = {DIRECT: settings.port} | {name: settings.port + 1 + at for at, name in enumerate(commands)}
     targets = {DIRECT: origin}
@@ -123,9 +123,29 @@ def main(arguments: Sequence[str]) -> None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10.0)
             process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
     _say_live("")
     print(markdown(samples, list(targets)))
     print(json.dumps(summary(samples, list(targets))))
+
+
+def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict[str, str]:
+    """Return the command of each target; {port} and {engine} stand for what is not known yet."""
+    try:
+        relay = build("relay", folder / "relay")
+    except FileNotFoundError as error:
+        fail(PROGRAM, str(error))
+    commands = {
+        FLOOR: f"{relay} {{port}} {settings.port}",
+        OURS: f"{sys.executable} -m specpilot.cli gateway --engine {engine} --port {{port}}",
+        NAIVE: f"{sys.executable} -m bench.naive_proxy {{port}} {engine}",
+    }
+    for item in settings.peer:
+        name, _, command = item.partition("=")
+        if not command or "{port}" not in command:
+            fail(PROGRAM, f"--peer: {item!r} is not name=command with {{port}} and {{engine}}")
+        commands[name] = command
+    return commands
 
 
 async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
@@ -318,16 +338,23 @@ def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) 
     """Return the figures of the last line."""
     json_32 = next(item for item in SCENARIOS if item.name.startswith("json, 32 conn"))
     paced = next(item for item in SCENARIOS if item.kind == "paced")
-    peers = [name for name in names if name not in (DIRECT, OURS)]
+    peers = [name for name in names if name not in (DIRECT, FLOOR, OURS)]
 
     def against_best_peer(scenario: Scenario) -> float:
         mine = figures(samples, scenario, OURS)["cpu_us"]
         return mine / min(figures(samples, scenario, name)["cpu_us"] for name in peers)
 
+    def floor(scenario: Scenario) -> float:
+        return figures(samples, scenario, FLOOR)["cpu_us"] / min(
+            figures(samples, scenario, name)["cpu_us"] for name in peers
+        )
+
     mine = figures(samples, paced, OURS)
     return {
         "json_cpu_vs_best_peer": round(against_best_peer(json_32), 3),
         "sse_cpu_vs_best_peer": round(against_best_peer(paced), 3),
+        "json_floor_vs_best_peer": round(floor(json_32), 3),
+        "sse_floor_vs_best_peer": round(floor(paced), 3),
         "added_ttft_ms_p99": round(mine["ttft_p99"], 2),
         "added_itl_ms_p99": round(mine["itl_p99"], 2),
         "kb_per_stream": round(mine["kb"], 1),

@@ -21,7 +21,7 @@ REPLY_TOKENS = (64, 192)
 
 
 class Load:
-    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error.
+    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error, `tokens` those received.
 
     `names_classes` says whether requests name their class; without it all are of class `default`.
     """
@@ -41,6 +41,7 @@ class Load:
         self._turn = count()
         self._workers: dict[str, list[asyncio.Task[None]]] = {}
         self.sent = 0
+        self.tokens = 0
         self.failed: Counter[str] = Counter()
 
     async def shift_to(self, phase: Phase) -> None:
@@ -73,7 +74,7 @@ class Load:
             turn = next(self._turn)
             self.sent += 1
             try:
-                await self._client.chat.completions.create(
+                reply = await self._client.chat.completions.create(
                     model=self._model,
                     messages=prompts[turn % len(prompts)]["messages"],
                     max_tokens=random.Random(turn).randint(*REPLY_TOKENS),  # noqa: S311 - a load, no secret
@@ -82,6 +83,7 @@ class Load:
                     extra_headers={"X-Traffic-Class": traffic_class} if self._names_classes else None,
                     extra_body={"ignore_eos": True},
                 )
+                self.tokens += reply.usage.completion_tokens if reply.usage else 0
             except APIError as error:
                 self.failed[type(error).__name__] += 1
                 await asyncio.sleep(0.2)

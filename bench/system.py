@@ -144,6 +144,19 @@ def stop_own(process: subprocess.Popen[bytes]) -> None:
         process.wait(60.0)
 
 
+def wait_for(program: str, url: str, within_s: float) -> None:
+    """Return once a GET of `url` succeeds; end `program` with one line when it does not in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            with urlopen(url, timeout=2.0):  # noqa: S310 - a program that we started
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                fail(program, f"nothing answered at {url} within {within_s:.0f} s")
+            time.sleep(0.3)
+
+
 def _items(body: Any) -> list[dict[str, Any]]:
     if isinstance(body, dict):
         return list(next(value for value in body.values() if isinstance(value, list)))

@@ -1,0 +1,355 @@
+"""`specpilot bench faults`: what users notice while a part of the running system fails. A real engine, a real Redis.
+
+Starts a system of its own with two engines and keeps a mixed load on it. Each fault has a calm stretch before it, in
+which K settles, a stretch in which it holds, and one after it was mended. Counted are requests sent and failed, tokens
+that clients received, and every K that the running classes had on an engine that did not fail. A table, then one
+JSON object as the last line.
+
+The faults: Redis frozen; the controller killed, later started again; a stand-by that takes over from a killed leader;
+the metrics of one engine of two unreadable; one engine of two killed, which its supervisor restarts; the controller's
+wall clock stepped by an hour, forth and back.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from bench.load import Load
+from bench.stepped_clock import SteppedClock
+from bench.system import start_own, stop_own, wait_for
+from bench.trace import Phase, read_prompts
+from policy.settings import ProgramSettings, fail, load
+from specpilot import embedded_redis
+
+PROGRAM = "specpilot bench faults"
+DEMAND = {"json": 6, "code": 6}
+LOOK_S = 0.25
+STEP_S = 3600
+STAND_BY_S = 3.0
+_RUNNING = sum(DEMAND.values()) // 2  # on each of the two engines
+
+
+class FaultsSettings(ProgramSettings):
+    """Break one part after the other under load, and count what users notice."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_FAULTS_")
+
+    only: str = Field(default="", description="faults to play, comma separated; default: all")
+    lasts_s: float = Field(default=20.0, gt=0, description="seconds that a fault holds")
+    calm_s: float = Field(default=10.0, gt=0, description="seconds before and after it")
+    prompts: Path = Field(
+        default=Path(__file__).resolve().parent.parent / "deploy" / "demo_model" / "prompts",
+        description="folder with <class>.jsonl",
+    )
+    out: Path = Field(default=Path(".specpilot/bench-faults"), description="folder for logs")
+    port: int = Field(default=8490, ge=1, le=65000, description="first of the ports to use")
+
+
+class Stage:
+    """The running system, with a hand on each of its parts."""
+
+    def __init__(self, settings: FaultsSettings, redis: subprocess.Popen[bytes], redis_url: str) -> None:
+        self._out = settings.out
+        self._redis_url = redis_url
+        self._controllers: dict[int, subprocess.Popen[bytes]] = {}
+        self.redis = redis
+        self.port = settings.port
+        self.clock = SteppedClock(settings.out)
+
+    @property
+    def gateway_url(self) -> str:
+        """Where clients go."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def controller_port(self, number: int) -> int:
+        """Return the admin port of controller `number`."""
+        return self.port + 1 + number
+
+    def engine_port(self, number: int) -> int:
+        """Return the port of engine `number`."""
+        return self.port + 5 + number
+
+    def start_controller(self, number: int = 0) -> None:
+        """Start controller `number`, on the clock that can be stepped, and wait until it answers."""
+        port = self.controller_port(number)
+        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", self._redis_url]
+        with (self._out / f"controller-{number}.log").open("ab") as log:
+            self._controllers[number] = subprocess.Popen(
+                [*command, "--port", str(port)], env=os.environ | self.clock.environment, stdout=log, stderr=log
+            )
+        wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", 30.0)
+
+    def kill_controller(self, number: int = 0) -> None:
+        """Kill controller `number` without a chance to say good-bye."""
+        process = self._controllers.pop(number)
+        process.kill()
+        process.wait()
+
+    def stop_controllers(self) -> None:
+        """Stop every controller in order."""
+        for process in self._controllers.values():
+            process.terminate()
+        for process in self._controllers.values():
+            process.wait(30.0)
+        self._controllers.clear()
+
+    def leads(self, number: int) -> bool:
+        """Whether controller `number` holds the lease."""
+        with urlopen(f"http://127.0.0.1:{self.controller_port(number)}/metrics", timeout=2.0) as reply:
+            return b"specpilot_controller_lease_held 1.0" in reply.read()
+
+    def kill_engine(self, number: int) -> None:
+        """Kill the whole process group of engine `number`; its supervisor restarts it."""
+        wanted = ["--port", str(self.engine_port(number))]
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (folder / "cmdline").read_text().split("\0")
+            except OSError:
+                continue
+            if any(arguments[at : at + 2] == wanted for at in range(len(arguments))) and "--scheduler-cls" in arguments:
+                os.killpg(int(folder.name), signal.SIGKILL)
+
+    def metrics_folder(self, number: int) -> Path:
+        """Return where the processes of engine `number` keep their counters."""
+        return Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{self.engine_port(number)}"
+
+    def k(self) -> dict[str, int]:
+        """Return the K that each running class has on engine 0."""
+        with urlopen(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
+            found = json.load(reply)
+        classes = found["schedule"]["classes"] if found["source"] == "schedule" else {}
+        return {
+            name: next(
+                (k for lo, hi, k in classes.get(name, classes.get("default", ())) if lo <= _RUNNING <= hi),
+                found["static_k"],
+            )
+            for name in DEMAND
+        }
+
+
+@dataclass(slots=True)
+class Stretch:
+    """What was seen while nothing changed: `k` lists every K by class in the order of their coming."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    sent: int = 0
+    failed: int = 0
+    k: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second that clients received."""
+        return self.tokens / self.seconds
+
+
+Change = Callable[[Stage], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault: how it begins and how it is mended; both return figures of their own, seconds mostly."""
+
+    says: str
+    begin: Change
+    mend: Change
+
+
+def _nothing(_stage: Stage) -> dict[str, float]:
+    return {}
+
+
+def _freeze_redis(stage: Stage) -> dict[str, float]:
+    stage.redis.send_signal(signal.SIGSTOP)
+    return {}
+
+
+def _thaw_redis(stage: Stage) -> dict[str, float]:
+    stage.redis.send_signal(signal.SIGCONT)
+    return {}
+
+
+def _kill_controller(stage: Stage) -> dict[str, float]:
+    stage.kill_controller()
+    return {}
+
+
+def _start_controller(stage: Stage) -> dict[str, float]:
+    stage.start_controller()
+    return {}
+
+
+def _take_over(stage: Stage) -> dict[str, float]:
+    stage.start_controller(1)
+    time.sleep(STAND_BY_S)
+    killed_at = time.monotonic()
+    stage.kill_controller(0)
+    while not stage.leads(1):
+        time.sleep(0.1)
+    return {"take_over_s": time.monotonic() - killed_at}
+
+
+def _lead_again(stage: Stage) -> dict[str, float]:
+    stage.start_controller(0)
+    stage.kill_controller(1)
+    return {}
+
+
+def _hide_metrics(stage: Stage) -> dict[str, float]:
+    folder = stage.metrics_folder(1)
+    folder.rename(folder.with_name(folder.name + "-hidden"))
+    return {}
+
+
+def _show_metrics(stage: Stage) -> dict[str, float]:
+    folder = stage.metrics_folder(1)
+    folder.with_name(folder.name + "-hidden").rename(folder)
+    return {}
+
+
+def _kill_engine(stage: Stage) -> dict[str, float]:
+    stage.kill_engine(1)
+    return {}
+
+
+def _await_engine(stage: Stage) -> dict[str, float]:
+    began = time.monotonic()
+    wait_for(PROGRAM, f"http://127.0.0.1:{stage.engine_port(1)}/health", 300.0)
+    return {"further_s_until_the_engine_is_back": time.monotonic() - began}
+
+
+def _step_clock(stage: Stage) -> dict[str, float]:
+    stage.clock.step(STEP_S)
+    return {}
+
+
+def _step_clock_back(stage: Stage) -> dict[str, float]:
+    stage.clock.step(-STEP_S)
+    return {}
+
+
+FAULTS: Mapping[str, Fault] = {
+    "none": Fault("nothing, to compare with", _nothing, _nothing),
+    "redis-frozen": Fault("Redis frozen", _freeze_redis, _thaw_redis),
+    "controller-killed": Fault("controller killed, then started again", _kill_controller, _start_controller),
+    "take-over": Fault("two controllers, the leader killed", _take_over, _lead_again),
+    "scrape-failing": Fault("metrics of one engine of two unreadable", _hide_metrics, _show_metrics),
+    "engine-killed": Fault("one engine of two killed, restarted by its supervisor", _kill_engine, _await_engine),
+    "clock-stepped": Fault("the controller's clock an hour ahead, then an hour behind", _step_clock, _step_clock_back),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object."""
+    settings = load(FaultsSettings, PROGRAM, arguments)
+    names = [item for item in settings.only.split(",") if item] or list(FAULTS)
+    for name in names:
+        if name not in FAULTS:
+            fail(PROGRAM, f"--only: {name!r} is none of {', '.join(FAULTS)}")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with _stage(settings) as stage:
+        found = asyncio.run(_play(settings, stage, names))
+    sys.stdout.write("\n" + markdown(found) + "\n" + json.dumps(found) + "\n")
+
+
+async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) -> dict[str, Any]:
+    load_ = Load(f"{stage.gateway_url}/v1", "demo", read_prompts(settings.prompts, tuple(DEMAND)))
+    found: dict[str, Any] = {}
+    try:
+        await load_.shift_to(Phase("mixed", 1.0, DEMAND))
+        await asyncio.to_thread(stage.start_controller)
+        sys.stdout.write("K settles\n")
+        await _watch(stage, load_, 2 * settings.calm_s)
+        for name in names:
+            fault = FAULTS[name]
+            sys.stdout.write(f"{name}: {fault.says}\n")
+            sys.stdout.flush()
+            before = await _watch(stage, load_, settings.calm_s)
+            figures = await asyncio.to_thread(fault.begin, stage)
+            during = await _watch(stage, load_, settings.lasts_s)
+            figures |= await asyncio.to_thread(fault.mend, stage)
+            after = await _watch(stage, load_, settings.calm_s)
+            found[name] = {
+                "says": fault.says,
+                "sent": before.sent + during.sent + after.sent,
+                "failed": before.failed + during.failed + after.failed,
+                "during_over_before": round(during.rate / before.rate, 3),
+                "after_over_before": round(after.rate / before.rate, 3),
+                "k_before": before.k,
+                "k_during": during.k,
+                "k_after": after.k,
+                **{figure: round(value, 2) for figure, value in figures.items()},
+            }
+    finally:
+        await load_.close()
+    return found
+
+
+async def _watch(stage: Stage, load_: Load, seconds: float) -> Stretch:
+    seen = Stretch()
+    began, tokens, sent, failed = time.monotonic(), load_.tokens, load_.sent, load_.failed.total()
+    while (elapsed := time.monotonic() - began) < seconds:
+        k = await asyncio.to_thread(stage.k)
+        if not seen.k or seen.k[-1] != k:
+            seen.k.append(k)
+        await asyncio.sleep(min(LOOK_S, seconds - elapsed))
+    seen.seconds = time.monotonic() - began
+    seen.tokens, seen.sent, seen.failed = load_.tokens - tokens, load_.sent - sent, load_.failed.total() - failed
+    return seen
+
+
+def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table."""
+
+    def shown(stretch: Sequence[Mapping[str, int]]) -> str:
+        return ", ".join("/".join(str(k[name]) for name in DEMAND) for k in stretch)
+
+    classes = "/".join(DEMAND)
+    lines = [
+        f"| fault | sent | failed | tokens during and after, over before | K of {classes} before; during; after |",
+        "|---" * 5 + "|",
+    ]
+    for row in found.values():
+        k = "; ".join(shown(row[f"k_{stretch}"]) for stretch in ("before", "during", "after"))
+        rates = f"{row['during_over_before']:.2f}, {row['after_over_before']:.2f}"
+        lines.append(f"| {row['says']} | {row['sent']} | {row['failed']} | {rates} | {k} |")
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def _stage(settings: FaultsSettings) -> Iterator[Stage]:
+    """Run Redis, two engines and a gateway."""
+    command, redis_url = embedded_redis.server_command(settings.out / "redis")
+    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    stage = Stage(settings, redis, redis_url)
+    arguments = ["--controllers", "0", "--engines", "2", "--redis-url", redis_url, "--state-dir", str(settings.out)]
+    arguments += ["--port", str(stage.port), "--engine-port", str(stage.engine_port(0))]
+    sys.stdout.write(f"starting a system with two engines; its output goes to {settings.out / 'up.log'}\n")
+    sys.stdout.flush()
+    with (settings.out / "up.log").open("wb") as output:
+        own = start_own(arguments, output)
+    try:
+        for number in range(2):
+            wait_for(PROGRAM, f"http://127.0.0.1:{stage.engine_port(number)}/health", 300.0)
+        wait_for(PROGRAM, f"{stage.gateway_url}/ready", 60.0)
+        yield stage
+    finally:
+        redis.send_signal(signal.SIGCONT)
+        stage.stop_controllers()
+        stop_own(own)
+        redis.terminate()
+        redis.wait(30.0)
