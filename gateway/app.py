@@ -5,10 +5,11 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import IO, Any, cast
 
 import orjson
@@ -16,13 +17,16 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from gateway import resolve
 from gateway.access_log import AccessLog
+from gateway.choice import Chooser
 from gateway.discovery import Discovery
 from gateway.fleet import Fleet
 from gateway.front import FrontProtocol
 from gateway.limits import Limits
 from gateway.metrics import GatewayMetrics
 from gateway.plane import Plane
+from gateway.resolve import Lookup, Resolver
 from gateway.routes import create_routes
 from gateway.routing import RetryBudget
 from gateway.server import GatewayServer
@@ -50,12 +54,19 @@ class StartError(Exception):
         super().__init__("; ".join(lines))
 
 
-def create_app(settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None) -> tuple[FastAPI, Plane]:
+def create_app(
+    settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None, look_up: Lookup = resolve.lookup
+) -> tuple[FastAPI, Plane]:
     """Return the app and the data plane that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
     snapshot = Snapshot(keys=by_hash(own_keys), needs_key=bool(own_keys) or settings.require_api_key)
     plane = Plane(
-        fleet=Fleet(settings.engine, settings.engine_keep_alive_s, _secret(settings.engine_api_key)),
+        fleet=Fleet(
+            [url for url in settings.engine if not url.startswith(resolve.PREFIX)],
+            Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
+            settings.engine_keep_alive_s,
+            _secret(settings.engine_api_key),
+        ),
         snapshot=snapshot,
         limits=Limits(
             max_body_bytes=settings.max_body_bytes,
@@ -74,15 +85,23 @@ def create_app(settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | 
     )
     watcher = None if settings.redis_url is None else _watcher(settings, settings.redis_url, own_keys, plane, clock)
     app = create_routes(plane, _secret(settings.admin_token), _shown(settings))
-    app.router.lifespan_context = partial(_lifespan, plane, watcher)
+    resolvers = [
+        Resolver(url, look_up, plane.offer_engines, settings.dns_refresh_s)
+        for url in settings.engine
+        if url.startswith(resolve.PREFIX)
+    ]
+    followers: list[Watcher | Resolver] = [*resolvers]
+    if watcher is not None:
+        followers.append(watcher)
+    app.router.lifespan_context = partial(_lifespan, plane, followers)
     return app, plane
 
 
 def create_server(
-    settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None
+    settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None, look_up: Lookup = resolve.lookup
 ) -> tuple[GatewayServer, socket.socket]:
     """Return a server ready to run on the returned socket, which listens already. Raises `StartError`."""
-    app, plane = create_app(settings, clock, log_stream)
+    app, plane = create_app(settings, clock, log_stream, look_up)
     config = uvicorn.Config(
         app,
         http=cast("Any", partial(FrontProtocol, plane)),
@@ -116,7 +135,7 @@ def run(settings: GatewaySettings) -> None:
 
 
 @asynccontextmanager
-async def _lifespan(plane: Plane, watcher: Watcher | None, app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(plane: Plane, followers: Sequence[Watcher | Resolver], app: FastAPI) -> AsyncIterator[None]:
     del app
     plane.bind(asyncio.get_running_loop())
     discovery = Discovery(plane)
@@ -124,14 +143,14 @@ async def _lifespan(plane: Plane, watcher: Watcher | None, app: FastAPI) -> Asyn
         async with asyncio.timeout(FIRST_LOOK_S):
             await discovery.once()
     task = plane.spawn(asyncio.get_running_loop().create_task(discovery.run()))
-    if watcher is not None:
-        watcher.start()
+    for follower in followers:
+        follower.start()
     try:
         yield
     finally:
         task.cancel()
-        if watcher is not None:
-            watcher.stop()
+        for follower in followers:
+            follower.stop()
         plane.fleet.close()
         plane.log.close()
 

@@ -241,7 +241,7 @@ class Exchange:
             self._intake = intake
             intake.cell.in_flight += 1
             self._plane.budget.earn()
-            engine = self._plane.fleet.pick(intake.facts.model, self._plane.monotonic())
+            engine = self._plane.fleet.pick(intake.facts, self._request.session, self._plane.monotonic())
             if engine is None:
                 said = f"no engine of `{intake.facts.model}` takes requests now; try again"
                 self.refuse(EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S))
@@ -265,7 +265,7 @@ class Exchange:
         now = self._plane.monotonic()
         if self._intake is None or self._leg is None or len(self._engines) > 1:
             return False
-        engine = self._plane.fleet.pick(self._intake.facts.model, now, self._engines)
+        engine = self._plane.fleet.pick(self._intake.facts, self._request.session, now, self._engines)
         if engine is None or not self._plane.budget.spend(now):
             return False
         self._engines.append(engine)

@@ -1,18 +1,22 @@
 """The engines as this gateway sees them now: where they are, what they serve, what they are busy with.
 
-Fed from two sides: the snapshot (engines that registered in Redis) and the static list. An engine of the list that also
-registered is one engine, under its registered id. Outstanding work is this gateway's own count, exact for what it
-sent; it is unknown for an engine that never answered, so such an engine ranks last. Requests under way on an engine
-that left the fleet end in peace.
+Fed from three sides: the snapshot (engines that registered in Redis), the static list, and the addresses of DNS names.
+An engine of the latter two that also registered is one engine, under its registered id. Outstanding work is this
+gateway's own count, exact for what it sent; it is unknown for an engine that never answered, so such an engine ranks
+last. Requests under way on an engine that left the fleet end in peace.
 
 Owned by the event loop: nothing here may be called from another thread.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from gateway.routing import Standing, choose
+from gateway.affinity import hash_of
+from gateway.choice import Chooser
+from gateway.routing import Standing
 from gateway.upstream import Address, Pool
+from gateway.wire import RequestFacts
 from policy.types import EngineRecord
 
 
@@ -21,6 +25,7 @@ class Engine:
 
     def __init__(self, engine_id: str, url: str, pool: Pool, address: Address, api_key: str | None) -> None:
         self.engine_id = engine_id
+        self.engine_hash = hash_of(engine_id)
         self.url = url
         self.pool = pool
         self.standing = Standing()
@@ -63,12 +68,14 @@ class Engine:
 class Fleet:
     """Every engine, and which of them serves a model."""
 
-    def __init__(self, urls: Iterable[str], engine_keep_alive_s: float, api_key: str | None) -> None:
+    def __init__(self, urls: Iterable[str], chooser: Chooser, engine_keep_alive_s: float, api_key: str | None) -> None:
         """`urls` is the static list."""
         self._keep_alive_s = engine_keep_alive_s
         self._api_key = api_key
         self._static = tuple(urls)
-        self._turn = 0
+        self._resolved: dict[str, tuple[str, ...]] = {}
+        self._records: tuple[EngineRecord, ...] = ()
+        self.chooser = chooser
         self.engines: dict[str, Engine] = {}
         self.by_model: dict[str, tuple[Engine, ...]] = {}
         self.apply(())
@@ -83,21 +90,32 @@ class Fleet:
         )
 
     def apply(self, records: Collection[EngineRecord]) -> None:
-        """Make the fleet what `records` and the static list say."""
+        """Take over the engines that registered."""
+        self._records = tuple(records)
+        self._gather()
+
+    def resolve(self, name: str, urls: tuple[str, ...]) -> None:
+        """Take over `urls`, the engines behind the DNS name of the URL `name`."""
+        self._resolved[name] = urls
+        self._gather()
+
+    def _gather(self) -> None:
+        """Make the fleet what its three sides say."""
         wanted: dict[str, tuple[str, EngineRecord | None]] = {}
-        for record in records:
+        for record in self._records:
             wanted[record.engine_id] = (record.url.rstrip("/"), record)
         taken = {url for url, _ in wanted.values()}
-        for url in self._static:
+        hosts = {url: urlsplit(name).hostname for name, urls in self._resolved.items() for url in urls}
+        for url in (*self._static, *hosts):
             if url not in taken:
-                wanted[url.split("://", 1)[1]] = (url, None)
+                wanted.setdefault(url.split("://", 1)[1], (url, None))
         for engine_id in [*self.engines]:
             if engine_id not in wanted or wanted[engine_id][0] != self.engines[engine_id].url:
                 self.engines.pop(engine_id).pool.close()
         for engine_id, (url, found) in wanted.items():
             engine = self.engines.get(engine_id)
             if engine is None:
-                address = Address(url)
+                address = Address(url, None if url in self._static else hosts.get(url))
                 engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
                 self.engines[engine_id] = engine
             engine.is_draining = found is not None and found.draining
@@ -112,15 +130,19 @@ class Fleet:
                 by_model.setdefault(model, []).append(engine)
         self.by_model = {model: tuple(engines) for model, engines in by_model.items()}
 
-    def pick(self, model: str, now: float, avoid: Collection[Engine] = ()) -> Engine | None:
-        """Return the engine for the next request on `model`; `None` when there is none but those to `avoid`."""
-        candidates = self.by_model.get(model, ())
+    def pick(
+        self, facts: RequestFacts, session: str | None, now: float, avoid: Collection[Engine] = ()
+    ) -> Engine | None:
+        """Return the engine for a request; `None` when there is none but those to `avoid`.
+
+        `session` is what its header names.
+        """
+        candidates = self.by_model.get(facts.model, ())
         if avoid:
             candidates = tuple(engine for engine in candidates if engine not in avoid)
         elif len(candidates) == 1:
             return None if candidates[0].is_draining else candidates[0]
-        self._turn += 1
-        return choose(candidates, now, self._turn)
+        return self.chooser.choose(candidates, facts, session, now)
 
     def cards(self) -> list[Mapping[str, Any]]:
         """Return `/v1/models` over all engines: one entry per model, those not yet asked as registered."""

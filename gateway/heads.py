@@ -14,7 +14,7 @@ from http import HTTPStatus
 from gateway.errors import GatewayError, body_of
 from gateway.framing import ResponseHead
 
-_HELD_BACK = frozenset(
+_READ = frozenset(
     (
         b"host",
         b"content-length",
@@ -35,6 +35,7 @@ _HELD_BACK = frozenset(
         b"accept-encoding",
         b"x-request-id",
         b"x-traffic-class",
+        b"x-session-id",
     )
 )
 _OWN = frozenset(
@@ -65,19 +66,20 @@ class RequestHead:
     api_key: bytes | None = None
     traffic_class: str | None = None
     request_id: bytes | None = None
+    session: str | None = None
     length: int | None = None
     is_chunked: bool = False
     is_expecting: bool = False
     is_modern: bool = True
 
 
-def read_request_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:  # noqa: C901 - one branch a header
+def read_request_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:  # noqa: C901, PLR0912 - one branch a header
     """Return what `headers` (names in lower case) say. The HTTP parser has checked lengths and characters."""
     head = RequestHead(b"")
     kept: list[bytes] = []
     dropped: set[bytes] | None = None
     for name, value in headers:
-        if name not in _HELD_BACK:
+        if name not in _READ:
             kept += (name, b": ", value, b"\r\n")
         elif name == b"authorization":
             scheme, _, secret = value.partition(b" ")
@@ -89,6 +91,9 @@ def read_request_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:  #
             head.request_id = value if _REQUEST_ID.fullmatch(value) else None
         elif name == b"x-traffic-class":
             head.traffic_class = value.decode("latin-1").strip() or None
+        elif name == b"x-session-id":
+            head.session = value.decode("latin-1") or None
+            kept += (name, b": ", value, b"\r\n")
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
             dropped = (dropped or set()) | tokens

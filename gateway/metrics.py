@@ -6,7 +6,7 @@ engine serves and classes that a model has; everything else counts under `other`
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -36,6 +36,7 @@ HELP = {
     "output_tokens": "Output tokens delivered; source=usage: as the engine said, source=events: one per stream event.",
     "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine said.",
     "in_flight": "Requests relayed now.",
+    "choices": "Engines chosen among several, by the rule that chose.",
     "retries": "Requests sent to a second engine or connection.",
     "upstream_errors": "Engine failures, by reason.",
     "disconnects": "Clients that left before the end, by phase.",
@@ -115,7 +116,7 @@ class Cell:
 
 
 class GatewayMetrics(Collector):
-    """The counts of one process. `policy_versions`, `snapshot_age_s` and `ejected` are set before a scrape."""
+    """The counts of one process. What others own (`choices`, `policy_versions`, ...) is set before a scrape."""
 
     def __init__(self) -> None:
         self.cells: dict[tuple[str, str], Cell] = {}
@@ -123,6 +124,7 @@ class GatewayMetrics(Collector):
         self.unknown_class = 0
         self.upstream_errors: dict[str, int] = {}
         self.disconnects: dict[str, int] = {}
+        self.choices: Mapping[str, int] = {}
         self.policy_versions: dict[str, int] = {}
         self.snapshot_age_s: float | None = None
         self.ejected: dict[str, bool] = {}
@@ -163,6 +165,7 @@ class GatewayMetrics(Collector):
             yield family
         yield self._counter("upstream_errors", "reason", self.upstream_errors)
         yield self._counter("disconnects", "phase", self.disconnects)
+        yield self._counter("choices", "rule", self.choices)
         for name, count in (
             ("retries", self.retries),
             ("unknown_class", self.unknown_class),
@@ -195,7 +198,7 @@ class GatewayMetrics(Collector):
             in_flight.add_metric(key, cell.in_flight)
         yield from (requests, tokens, in_flight)
 
-    def _counter(self, name: str, label: str, counts: dict[str, int]) -> Metric:
+    def _counter(self, name: str, label: str, counts: Mapping[str, int]) -> Metric:
         family = CounterMetricFamily(PREFIX + name, HELP[name], labels=(label,))
         for value, count in counts.items():
             family.add_metric((value,), count)

@@ -87,6 +87,12 @@ class Plane:
             raise RuntimeError("the plane is not bound to a loop")
         self._loop.call_soon_threadsafe(self.adopt, snapshot)
 
+    def offer_engines(self, name: str, urls: tuple[str, ...]) -> None:
+        """Take over the engines behind a DNS name. From any thread; raises `RuntimeError` when the loop is closed."""
+        if self._loop is None:
+            raise RuntimeError("the plane is not bound to a loop")
+        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls)
+
     def adopt(self, snapshot: Snapshot) -> None:
         """Serve by `snapshot` from now on. On the loop only, or before it runs."""
         self.snapshot = snapshot
@@ -148,6 +154,7 @@ class Plane:
         metrics = self.metrics
         metrics.policy_versions = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
         metrics.snapshot_age_s = self.snapshot_age_s
+        metrics.choices = self.fleet.chooser.counts
         metrics.ejected = {name: engine.standing.is_ejected for name, engine in self.fleet.engines.items()}
         metrics.log_lines_dropped = self.log.dropped
 

@@ -1,10 +1,16 @@
-"""Which engine gets a request: least outstanding work; and when an engine is left alone for a while.
+"""Which engines may get a request, which of them is the least busy, and when an engine is left alone for a while.
 
-Choice. Engines that drain get nothing new. Among the rest: those in good standing before ejected ones, then
-known load before unknown load, then the least `outstanding work / share`, where work is in estimated tokens and
-`share` (0..1] grows back to 1 over `RAMP_S` after an ejection, so that an engine returns slowly. Equals take
-turns. An ejected engine is still the answer when there is no other: a refused connection costs little, and a
-wrong verdict must not take a model down.
+Rank. Engines that drain get nothing new. Among the rest: those in good standing before ejected ones, then
+known load before unknown load. Only the best rank that there is takes part in any choice. An ejected engine is
+still the answer when there is no other: a refused connection costs little, and a wrong verdict must not take a model
+down.
+
+Busy. `(outstanding work + 1) / share`, where work is in estimated tokens and `share` (0..1] grows back to 1 over
+`RAMP_S` after an ejection, so that an engine returns slowly. `least` takes the least busy, equals in turn;
+`two_choices` the less busy of two drawn at random, so that many gateways that cannot see one another's requests do
+not all run to the same engine. An engine that is preferred for what it keeps (`gateway.choice`) may be busier than
+the best, up to `BOUND_RATIO * least + BOUND_TOKENS`: a few requests more cost a batch little, and never half again
+as much as elsewhere.
 
 Standing. A failure to connect ejects at once; other failures (closed before its answer, 5xx, time-out before the
 first byte) eject after `FAILURES_ALLOWED` in a row. Each further ejection doubles the time, up to `EJECTED_MAX_S`.
@@ -15,7 +21,7 @@ Retries spend from a budget: a share of the requests plus a small floor, so that
 a fleet that fails. Pure: `now` is monotonic seconds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -24,10 +30,20 @@ EJECTED_MIN_S = 0.5
 EJECTED_MAX_S = 30.0
 RAMP_S = 10.0
 RAMP_FLOOR = 0.1
+BOUND_RATIO = 1.5
+BOUND_TOKENS = 8192.0
 
 
 class Candidate(Protocol):
-    """What the choice looks at."""
+    """What the choice looks at. `engine_id` is the same in every gateway, and `engine_hash` follows from it."""
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's name."""
+
+    @property
+    def engine_hash(self) -> int:
+        """`gateway.affinity.hash_of` the name."""
 
     @property
     def work_tokens(self) -> float | None:
@@ -93,24 +109,50 @@ class Standing:
         return RAMP_FLOOR + (1.0 - RAMP_FLOOR) * max(0.0, elapsed_s) / RAMP_S
 
 
-def choose(candidates: Iterable[C], now: float, turn: int = 0) -> C | None:
-    """Return the best of `candidates` by the law above; `None` when none may be used.
-
-    `turn` says whose turn it is among equals: any number that changes from call to call.
-    """
-    best: list[C] = []
-    best_rank: tuple[bool, bool, float] | None = None
+def usable(candidates: Iterable[C], now: float) -> tuple[list[C], list[float]]:
+    """Return those of the best rank among `candidates`, and how busy each of them is. Empty when none may be used."""
+    engines: list[C] = []
+    busy: list[float] = []
+    best_rank = 4
     for candidate in candidates:
         if candidate.is_draining:
             continue
         standing = candidate.standing
         work = candidate.work_tokens
-        rank = (standing.is_ejected, work is None, 0.0 if work is None else (work + 1.0) / standing.share(now))
-        if best_rank is None or rank < best_rank:
-            best, best_rank = [candidate], rank
-        elif rank == best_rank:
-            best.append(candidate)
-    return best[turn % len(best)] if best else None
+        rank = 2 * standing.is_ejected + (work is None)
+        if rank > best_rank:
+            continue
+        if rank < best_rank:
+            best_rank = rank
+            engines.clear()
+            busy.clear()
+        engines.append(candidate)
+        busy.append(0.0 if work is None else (work + 1.0) / standing.share(now))
+    return engines, busy
+
+
+def least(engines: Sequence[C], busy: Sequence[float], turn: int) -> C:
+    """Return the least busy; `turn` says whose turn it is among equals: any number that changes from call to call."""
+    lowest = min(busy)
+    if busy.count(lowest) == 1:
+        return engines[busy.index(lowest)]
+    equals = [engine for engine, tokens in zip(engines, busy, strict=True) if tokens == lowest]
+    return equals[turn % len(equals)]
+
+
+def two_choices(engines: Sequence[C], busy: Sequence[float], draw: int) -> C:
+    """Return the less busy of two different engines; `draw` is a random whole number, 0 or more."""
+    count = len(engines)
+    if count == 1:
+        return engines[0]
+    draw, first = divmod(draw, count)
+    second = (first + 1 + draw % (count - 1)) % count
+    return engines[second if busy[second] < busy[first] else first]
+
+
+def bound(busy: Sequence[float]) -> float:
+    """Return how busy an engine may be and still be preferred for what it keeps, where others are this `busy`."""
+    return BOUND_RATIO * min(busy) + BOUND_TOKENS
 
 
 class RetryBudget:

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from gateway.choice import Affinity, Balance
 from policy.settings import ProgramSettings
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -20,7 +21,17 @@ class GatewaySettings(ProgramSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: Port = Field(8080, description="port to listen on; 0 picks a free one and logs it")
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis"
+        (),
+        description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis; "
+        "dns+http://name:8000: every address of the name",
+    )
+    dns_refresh_s: Seconds = Field(5.0, description="seconds between two looks at the name of a dns+http:// engine")
+    balance: Balance = Field(
+        Balance.LEAST,
+        description="among engines that are all the same to a request: the least busy, or the less busy of two_choices",
+    )
+    affinity: Affinity = Field(
+        Affinity.BOTH, description="prefer the engine of the request's session, or one that has its prompt's beginning"
     )
     redis_url: str | None = Field(
         None,
@@ -76,7 +87,7 @@ class GatewaySettings(ProgramSettings):
     @classmethod
     def _check_engines(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            _check_url(url, ("http", "https"), "http://127.0.0.1:8100")
+            _check_url(url, ("http", "https", "dns+http", "dns+https"), "http://127.0.0.1:8100")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
 
     @field_validator("redis_url")
@@ -94,7 +105,7 @@ def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
         parts = urlsplit(url)
         is_good = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "unix") and parts.port != 0
         is_good = is_good and not any(char.isspace() for char in url)
-        is_good = is_good and not (parts.scheme.startswith("http") and (parts.query or parts.fragment))
+        is_good = is_good and not ("http" in parts.scheme and (parts.query or parts.fragment))
     except ValueError:
         is_good = False
     if not is_good:

@@ -37,17 +37,22 @@ class Reader(Protocol):
 
 
 class Address:
-    """Where an engine is. `host_header` is what its `Host` must say; `prefix` comes before each path."""
+    """Where an engine is. `host_header` is what its `Host` must say; `prefix` comes before each path.
 
-    __slots__ = ("host", "host_header", "port", "prefix", "tls")
+    `name` is the host that its certificate must be for, `None` without TLS.
+    """
 
-    def __init__(self, url: str) -> None:
-        """`url` is the engine's base URL, without a trailing `/v1`."""
+    __slots__ = ("host", "host_header", "name", "port", "prefix", "tls")
+
+    def __init__(self, url: str, name: str | None = None) -> None:
+        """`url` is the engine's base URL, without a trailing `/v1`; `name` its host's name where `url` has none."""
         parts = urlsplit(url)
         self.tls = ssl.create_default_context() if parts.scheme == "https" else None
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if self.tls else 80)
-        shown = f"[{self.host}]" if ":" in self.host else self.host
+        name = name or self.host
+        self.name = name if self.tls else None
+        shown = f"[{name}]" if ":" in name else name
         self.host_header = f"{shown}:{self.port}".encode("idna" if not shown.isascii() else "ascii")
         self.prefix = parts.path.rstrip("/").encode()
 
@@ -195,7 +200,7 @@ class Pool:
         """Open a new connection. Raises `OSError` when that fails."""
         address = self._address
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: EngineConnection(self), address.host, address.port, ssl=address.tls
+            lambda: EngineConnection(self), address.host, address.port, ssl=address.tls, server_hostname=address.name
         )
         return connection
 

@@ -1,5 +1,6 @@
 """Keys and classes: who may call, and which class the server gives."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
@@ -11,10 +12,10 @@ from gateway import snapshot
 from policy.redis_store import RedisStore
 from policy.types import ApiKey, ClassPolicy, EngineRecord, MatchRule, Policy
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import call, request
+from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.redis_server import RedisServer
-from tests.support.scripted_engine import HANG, ScriptedEngine
+from tests.support.scripted_engine import DONE, ScriptedEngine, completion, reply, stream
 
 
 def record_of(engine: ScriptedEngine, engine_id: str = "e1", *, draining: bool = False) -> EngineRecord:
@@ -160,10 +161,22 @@ async def test_a_draining_engine_gets_nothing_new_and_finishes(
     store.heartbeat(record_of(other_engine, "b"), 60.0)
     gateway = await start_gateway(redis_url=redis.url)
     await eventually(lambda: all(one.cards for one in gateway.plane.fleet.engines.values()))
-    store.heartbeat(record_of(engine, "a", draining=True), 60.0)
-    await eventually(lambda: gateway.plane.fleet.engines["a"].is_draining, 1.0)
-    for _ in range(6):
-        assert (await call(gateway.port)).headers["x-specpilot-engine"] == "b"
+    may_go_on = asyncio.Event()
+    head, first, *rest = stream("one", "two")
+    engine.script = other_engine.script = [head, first, may_go_on, *rest]
+    async with await Client.connect(gateway.port) as client, await Client.connect(gateway.port) as other:
+        client.send(request(STREAM))
+        other.send(request(STREAM))
+        await engine.wait_seen(1)
+        store.heartbeat(record_of(engine, "a", draining=True), 60.0)
+        await eventually(lambda: gateway.plane.fleet.engines["a"].is_draining, 1.0)
+        other_engine.script = [reply(completion())]
+        for _ in range(6):
+            assert (await call(gateway.port)).headers["x-specpilot-engine"] == "b"
+        may_go_on.set()
+        answers = [await client.answer(), await other.answer()]
+        assert {answer.headers["x-specpilot-engine"] for answer in answers} == {"a", "b"}
+        assert all(answer.is_whole and answer.body.endswith(DONE) for answer in answers)
     store.remove_engine("b")
     await eventually(lambda: "b" not in gateway.plane.fleet.engines, 1.0)
     answer = await call(gateway.port)
@@ -230,10 +243,20 @@ async def test_requests_under_way_survive_the_engine_leaving_the_fleet(
 ) -> None:
     store = RedisStore(redis.url)
     store.heartbeat(record_of(engine), 60.0)
-    engine.script = [HANG]
+    may_go_on = asyncio.Event()
+    head, first, *rest = stream("one", "two")
+    engine.script = [head, first, may_go_on, *rest]
     gateway = await start_gateway(redis_url=redis.url)
     await eventually(lambda: gateway.plane.fleet.by_model)
-    store.remove_engine("e1")
-    store.close()
-    await eventually(lambda: not gateway.plane.fleet.engines, 1.0)
-    assert (await call(gateway.port)).code == "engine_unavailable"
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(STREAM))
+        await engine.wait_seen(1)
+        store.remove_engine("e1")
+        store.close()
+        await eventually(lambda: not gateway.plane.fleet.engines, 1.0)
+        assert (await call(gateway.port)).code == "engine_unavailable"
+        may_go_on.set()
+        answer = await client.answer()
+    assert answer.is_whole
+    assert answer.body.endswith(DONE)
+    await eventually(lambda: not engine.open)  # and its connection is not kept

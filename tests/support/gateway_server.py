@@ -15,6 +15,7 @@ import orjson
 import uvloop
 
 from gateway.app import create_server
+from gateway.resolve import Lookup, lookup
 from gateway.settings import GatewaySettings
 from policy.clock import SystemClock
 
@@ -22,9 +23,9 @@ from policy.clock import SystemClock
 class GatewayThread:
     """A gateway on a free port; stops at once when asked to."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, look_up: Lookup = lookup, **settings: Any) -> None:
         self.log = io.BytesIO()
-        self.server, listener = create_server(GatewaySettings(port=0, **settings), SystemClock(), self.log)
+        self.server, listener = create_server(GatewaySettings(port=0, **settings), SystemClock(), self.log, look_up)
         self.port: int = listener.getsockname()[1]
         self._thread = threading.Thread(target=lambda: uvloop.run(self.server.serve([listener])))
 

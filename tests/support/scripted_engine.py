@@ -1,7 +1,8 @@
 """An engine that plays byte scripts: whatever an OpenAI-compatible server might do on the wire, and notes what it saw.
 
-A script is a sequence of steps: bytes are sent, numbers are seconds to wait, `CLOSE` closes cleanly, `RESET` resets the
-connection, `HANG` waits until the peer has gone. A connection stays open after a script without `CLOSE` or `RESET`.
+A script is a sequence of steps: bytes are sent, numbers are seconds to wait, events are waited for, `CLOSE` closes
+cleanly, `RESET` resets the connection, `HANG` waits until the peer has gone. A connection stays open after a script
+without `CLOSE` or `RESET`.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ class Act(Enum):
 
 
 CLOSE, RESET, HANG = Act.CLOSE, Act.RESET, Act.HANG
-Step = bytes | float | Act
+Step = bytes | float | Act | asyncio.Event
 Script = Sequence[Step]
 
 
@@ -115,8 +116,9 @@ def completion(
 class ScriptedEngine:
     """A server on a free port. `script` is played for every request; `scripts` first, one each, in order."""
 
-    def __init__(self, models: Sequence[str] = ("tiny",)) -> None:
+    def __init__(self, models: Sequence[str] = ("tiny",), host: str = "127.0.0.1") -> None:
         self.models = list(models)
+        self.host = host
         self.script: Script = [reply(completion())]
         self.scripts: list[Script] = []
         self.choose: Callable[[Seen], Script] | None = None
@@ -129,11 +131,11 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def start(self) -> "ScriptedEngine":
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.port)
+        self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -243,6 +245,8 @@ class _Connection(asyncio.Protocol):
             elif step is HANG:
                 await seen.closed.wait()
                 return
+            elif isinstance(step, asyncio.Event):
+                await step.wait()
             elif isinstance(step, (int, float)):
                 await asyncio.sleep(step)
         self._task = None

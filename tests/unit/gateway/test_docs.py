@@ -17,13 +17,17 @@ PAGE = (ROOT / "docs" / "gateway.md").read_text()
 COUNTERS = {
     "requests",
     "output_tokens",
+    "choices",
     "retries",
     "upstream_errors",
     "disconnects",
     "unknown_class",
     "log_lines_dropped",
 }
-PURE = ("limits", "wire", "sse", "framing", "heads", "classify", "routing", "snapshot", "errors")
+PURE = (
+    *("limits", "wire", "sse", "framing", "heads", "classify", "snapshot", "errors"),
+    *("routing", "affinity", "prefix", "choice"),
+)
 
 
 def section(title: str) -> str:
@@ -65,7 +69,7 @@ def test_routes() -> None:
 
 def test_headers() -> None:
     source = (ROOT / "gateway" / "heads.py").read_text() + (ROOT / "gateway" / "exchange.py").read_text()
-    named = set(re.findall(r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class", source))
+    named = set(re.findall(r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-session-id", source))
     assert named == {row[0].strip("`") for row in rows("Headers")}
 
 

@@ -1,9 +1,10 @@
-from dataclasses import dataclass, field
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing import (
+    BOUND_RATIO,
+    BOUND_TOKENS,
     EJECTED_MAX_S,
     EJECTED_MIN_S,
     FAILURES_ALLOWED,
@@ -11,21 +12,17 @@ from gateway.routing import (
     RAMP_S,
     RetryBudget,
     Standing,
-    choose,
+    bound,
+    least,
+    two_choices,
+    usable,
 )
+from tests.support.candidates import One, ejected, fleet, fleets
 
 
-@dataclass
-class One:
-    work_tokens: float | None = 0.0
-    is_draining: bool = False
-    standing: Standing = field(default_factory=Standing)
-
-
-def ejected(now: float = 0.0) -> Standing:
-    standing = Standing()
-    standing.eject(now)
-    return standing
+def choose(engines: list[One], now: float, turn: int = 0) -> One | None:
+    best, busy = usable(engines, now)
+    return least(best, busy, turn) if best else None
 
 
 def test_the_least_work_wins() -> None:
@@ -52,23 +49,52 @@ def test_unknown_load_is_last_but_before_the_ejected() -> None:
     assert choose([out], 0.0) is out
 
 
-@given(
-    st.lists(st.tuples(st.none() | st.floats(0, 1e6), st.booleans(), st.booleans()), max_size=6), st.integers(0, 100)
-)
-def test_the_choice_is_never_worse_than_another(found: list[tuple[float | None, bool, bool]], turn: int) -> None:
-    engines = [
-        One(work, is_draining, ejected() if is_ejected else Standing()) for work, is_draining, is_ejected in found
-    ]
-    chosen = choose(engines, 1.0, turn)
-    usable = [engine for engine in engines if not engine.is_draining]
-    assert (chosen is None) == (not usable)
-    if chosen is None:
+@given(fleets(), st.integers(0, 2**64), st.booleans())
+def test_no_engine_of_a_worse_rank_is_chosen(engines: list[One], draw: int, is_least: bool) -> None:
+    best, busy = usable(engines, 1.0)
+    candidates = [engine for engine in engines if not engine.is_draining]
+    assert bool(best) == bool(candidates)
+    if not best:
         return
-    for other in usable:
+    chosen = least(best, busy, draw) if is_least else two_choices(best, busy, draw)
+    assert not chosen.is_draining
+    for other in candidates:
         assert chosen.standing.is_ejected <= other.standing.is_ejected
         if chosen.standing.is_ejected == other.standing.is_ejected and other.work_tokens is not None:
             assert chosen.work_tokens is not None
-            assert chosen.work_tokens <= other.work_tokens
+            if is_least:
+                assert chosen.work_tokens <= other.work_tokens
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=6), st.integers(0, 2**64))
+def test_of_two_choices_the_busiest_of_all_is_never_taken(loads: list[int], draw: int) -> None:
+    engines = [One(load) for load in loads]
+    chosen = two_choices(*usable(engines, 0.0), draw)
+    assert chosen.work_tokens is not None
+    assert chosen.work_tokens < max(loads) or loads.count(max(loads)) > 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_two_choices_draws_every_pair_alike(count: int) -> None:
+    engines = fleet(count)
+    for at, engine in enumerate(engines):
+        engine.work_tokens = 100.0 * at
+    chosen = [int(two_choices(*usable(engines, 0.0), draw).work_tokens or 0) // 100 for draw in range(count * 20)]
+    pairs = count * (count - 1) // 2
+    for at in range(count):  # of all pairs, engine `at` is the less busy of those with a later one
+        assert chosen.count(at) / len(chosen) == pytest.approx((count - 1 - at) / pairs, abs=0.5 / pairs)
+
+
+def test_two_choices_of_one_is_that_one() -> None:
+    [only] = engines = fleet(1)
+    assert two_choices(*usable(engines, 0.0), 7) is only
+
+
+@given(fleets(least=1))
+def test_the_least_busy_is_always_within_the_bound(engines: list[One]) -> None:
+    _, busy = usable(engines, 1.0)
+    if busy:
+        assert min(busy) <= bound(busy) == BOUND_RATIO * min(busy) + BOUND_TOKENS
 
 
 def test_a_failed_connection_ejects_at_once_and_the_time_doubles() -> None:

@@ -18,6 +18,15 @@ def test_engines_can_be_given_in_many_ways(monkeypatch: pytest.MonkeyPatch) -> N
     assert read().engine == ("http://d:4", "http://e:5")
 
 
+def test_engines_can_be_all_addresses_of_a_name() -> None:
+    found = read(engine="dns+http://vllm.models.svc:8000/v1, dns+https://b")
+    assert found.engine == ("dns+http://vllm.models.svc:8000", "dns+https://b")
+    for wrong in ("dns://b:1", "dns+redis://b", "dns+http://", "dns+http://b:1?x=1", "dns+http://b:0"):
+        with pytest.raises(ValidationError) as caught:
+            read(engine=wrong)
+        assert "dns+http://" in str(caught.value)
+
+
 def test_redis_comes_from_its_usual_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://r:6379/0")
     assert read().redis_url == "redis://r:6379/0"

@@ -1,7 +1,11 @@
 """Connections to engines, over real sockets."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +138,39 @@ def test_addresses(url: str, host: str, port: int, header: bytes, prefix: bytes)
     found = Address(url)
     assert (found.host, found.port, found.host_header, found.prefix) == (host, port, header, prefix)
     assert (found.tls is not None) == url.startswith("https")
+
+
+@pytest.fixture
+def key_pair(tmp_path: Path) -> tuple[str, str]:
+    """A certificate for `vllm.test`, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=vllm.test", "-addext", "subjectAltName=DNS:vllm.test", "-days", "2"),
+            *("-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+async def test_an_address_must_have_the_certificate_of_its_name(
+    key_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = key_pair
+    monkeypatch.setenv("SSL_CERT_FILE", certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        connection = await Pool(Address(url, "vllm.test"), keep_alive_s=4.0).connect()
+        connection.abort()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await Pool(Address(url, "other.test"), keep_alive_s=4.0).connect()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await Pool(Address(url), keep_alive_s=4.0).connect()
