@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway test test-fast lint format clean
+.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway test test-compiled test-fast lint format compiled clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -31,6 +31,14 @@ bench-faults: setup  ## What users notice while a part of the running system fai
 bench-gateway: setup  ## What the gateway costs beside other ways to reach an engine
 	$(BIN)/specpilot bench gateway $(ARGS)
 
+compiled: setup build/compiled/.ready  ## The gateway's hot path as C, in build/compiled: for releases and their measurement
+
+build/compiled/.ready: setup.py pyproject.toml $(wildcard gateway/*.py policy/*.py)
+	rm -rf build/wheel build/compiled build/lib* build/temp*
+	SPECPILOT_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
+	$(BIN)/python -m pip install --quiet --no-deps --target build/compiled build/wheel/specpilot-*.whl
+	touch $@
+
 lint: setup  ## Style, types and architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,8 +49,11 @@ format: setup  ## Let ruff lay the code out
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
 
-test: lint  ## Every test, the ones with a real engine included
+test: lint test-compiled  ## Every test, the ones with a real engine included
 	$(BIN)/python -m pytest $(ARGS)
+
+test-compiled: compiled  ## The gateway's tests against its hot path as C
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
 
 test-fast: setup  ## The tests that need no engine
 	$(BIN)/python -m pytest -m "not engine and not e2e" $(ARGS)

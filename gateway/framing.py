@@ -152,7 +152,10 @@ class ChunkedFramer:
 
     __slots__ = ("_left", "_line", "_state", "is_between_chunks", "is_done", "payload")
 
-    SIZE, DATA, AFTER, TRAILERS = range(4)
+    SIZE = 0
+    DATA = 1
+    AFTER = 2
+    TRAILERS = 3
 
     def __init__(self) -> None:
         self.payload: list[bytes] = []

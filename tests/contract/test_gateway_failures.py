@@ -1,7 +1,9 @@
 """What goes wrong: engines that break, hang or lie; clients that leave; and what each costs whom."""
 
 import asyncio
+import socket
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -114,18 +116,24 @@ async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engi
     assert len(engine.seen) == 1
 
 
-async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine=("http://127.0.0.1:1",))
-    # An address of the documentation range: nobody answers there.
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """The port of a server that accepts nothing and whose queue is full: connecting to it hangs."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        yield listener.getsockname()[1]
+
+
+async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
+    start_gateway: StartGateway, full_port: int
+) -> None:
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{full_port}",))
     plane = gateway.plane
     [one] = plane.fleet.engines.values()
     one.cards = ({"id": "tiny"},)
     plane.fleet.index()
-
-    async def never() -> None:
-        await asyncio.sleep(60)
-
-    one.pool.connect = never
     async with await Client.connect(gateway.port) as client:
         client.send(request())
         await eventually(lambda: one.outstanding_requests == 1)
@@ -174,16 +182,11 @@ async def test_the_idle_time_out_cuts_a_json_body_off(engine: ScriptedEngine, st
     assert not answer.is_whole
 
 
-async def test_the_connect_time_out(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine=("http://127.0.0.1:1",), connect_timeout_s=0.2)
+async def test_the_connect_time_out(start_gateway: StartGateway, full_port: int) -> None:
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{full_port}",), connect_timeout_s=0.2)
     [one] = gateway.plane.fleet.engines.values()
     one.cards = ({"id": "tiny"},)
     gateway.plane.fleet.index()
-
-    async def never() -> None:
-        await asyncio.sleep(60)
-
-    one.pool.connect = never
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     assert answer.headers["retry-after"] == "1"
