@@ -124,8 +124,9 @@ class Exchange:
         try:
             if self.refusal is not None:
                 raise self.refusal
-            if plane.is_refusing:
+            if plane.is_leaving:
                 self.keep_alive = False
+            if plane.is_refusing:
                 raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
             self._key = plane.key_of(self._request.api_key)
             if length is not None and length > self._limit_bytes:

@@ -15,7 +15,7 @@ from gateway.access_log import AccessLog
 from gateway.errors import GatewayError, InvalidApiKeyError
 from gateway.fleet import Fleet
 from gateway.limits import Limits
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, exposition
 from gateway.routing import RetryBudget
 from gateway.snapshot import Snapshot, hash_of
 from policy.clock import Clock
@@ -66,6 +66,7 @@ class Plane:
         self.marks_class = marks_class
         self.is_draining = False
         self.is_refusing = False
+        self.is_leaving = False
         self.exchanges: set[Running] = set()
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -142,6 +143,11 @@ class Plane:
     def note(self, fields: Mapping[str, Any]) -> None:
         """Write `fields` to the access log, with the time."""
         self.log.add({"at": round(self.clock.now(), 3), **fields})
+
+    async def exposition(self) -> bytes:
+        """Return this process's metrics, from memory."""
+        self.refresh_metrics()
+        return exposition(self.metrics)
 
     def refresh_metrics(self) -> None:
         """Set the gauges that are looked up rather than counted."""

@@ -23,7 +23,10 @@ COUNTERS = {
     "unknown_class",
     "log_lines_dropped",
 }
-PURE = ("limits", "wire", "sse", "framing", "heads", "classify", "routing", "snapshot", "errors")
+PURE = (
+    *("limits", "wire", "sse", "framing", "heads", "classify", "routing", "snapshot", "errors"),
+    *("tally", "supervision"),
+)
 
 
 def section(title: str) -> str:
