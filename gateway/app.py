@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ from gateway.routing import RetryBudget
 from gateway.server import GatewayServer
 from gateway.settings import PROGRAM, GatewaySettings, StartError
 from gateway.snapshot import Snapshot, by_hash, keys_of
+from gateway.tracing import load_tracing
 from gateway.watch import Watcher
 from gateway.worker import Worker
 from policy.clock import Clock, SystemClock
@@ -66,6 +68,7 @@ def create_app(
         log=AccessLog(log_stream, None if worker is None else PIPE_BUF),
         clock=clock,
         marks_class=settings.mark_class,
+        tracing=load_tracing(os.environ),
     )
     watcher = None if settings.redis_url is None else _watcher(settings, settings.redis_url, own_keys, plane, clock)
     exposition = plane.exposition if worker is None else partial(worker.exposition, plane)
@@ -139,6 +142,8 @@ async def _lifespan(plane: Plane, watcher: Watcher | None, worker: Worker | None
         if worker is not None:
             await worker.publish(plane)
             worker.close()
+        if plane.tracing is not None:
+            await plane.tracing.close()
         plane.fleet.close()
         plane.log.close()
 

@@ -50,6 +50,7 @@ HELP = {
     "policy_version": "Version of the policy applied to a model; 0: none.",
     "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
     "engine_ejected": "1 while an engine is left alone because it failed.",
+    "spans": "Spans of requests, by what became of them; absent without tracing.",
     "log_lines_dropped": "Access log lines dropped because the reader of standard error was too slow.",
 }
 
@@ -134,6 +135,7 @@ class GatewayMetrics(Collector):
         self.snapshot_age_s: float | None = None
         self.ejected: dict[str, bool] = {}
         self.log_lines_dropped = 0
+        self.spans: dict[str, int] = {}
 
     def cell(self, model: str, traffic_class: str) -> Cell:
         """Return where requests of `traffic_class` on `model` count. Both must be known names or `other`."""
@@ -195,6 +197,7 @@ class GatewayMetrics(Collector):
             yield family
         yield self._counter("upstream_errors", "reason", self.upstream_errors)
         yield self._counter("disconnects", "phase", self.disconnects)
+        yield self._counter("spans", "outcome", self.spans)
         for name, count in (
             ("retries", self.retries),
             ("unknown_class", self.unknown_class),

@@ -18,6 +18,7 @@ from gateway.limits import Limits
 from gateway.metrics import GatewayMetrics, exposition
 from gateway.routing import RetryBudget
 from gateway.snapshot import Snapshot, hash_of
+from gateway.tracing import Tracing
 from policy.clock import Clock
 from policy.types import OTHER, ApiKey
 
@@ -54,6 +55,7 @@ class Plane:
         log: AccessLog,
         clock: Clock,
         marks_class: bool,
+        tracing: Tracing | None = None,
     ) -> None:
         self.fleet = fleet
         self.snapshot = snapshot
@@ -64,6 +66,7 @@ class Plane:
         self.clock = clock
         self.monotonic: Callable[[], float] = clock.monotonic
         self.marks_class = marks_class
+        self.tracing = tracing
         self.is_draining = False
         self.is_refusing = False
         self.is_leaving = False
@@ -156,6 +159,8 @@ class Plane:
         metrics.snapshot_age_s = self.snapshot_age_s
         metrics.ejected = {name: engine.standing.is_ejected for name, engine in self.fleet.engines.items()}
         metrics.log_lines_dropped = self.log.dropped
+        if self.tracing is not None:
+            metrics.spans = dict(self.tracing.counts)
 
     def _sweep(self) -> None:
         assert self._loop is not None
