@@ -33,9 +33,9 @@ class Usage:
 
     def read(self, text: bytes) -> None:
         """Learn from JSON that may hold usage; later sayings replace earlier ones."""
-        asked = _INPUT.findall(text)
-        if asked:
-            self.input_tokens = int(asked[-1])
+        asked = _INPUT.search(text)
+        if asked is not None:
+            self.input_tokens = int(asked[1])
         said = _TOKENS.findall(text)
         if said:
             self.output_tokens = int(said[-1])

@@ -17,8 +17,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -96,7 +97,7 @@ class Supervisor:
                 wait_s = self._supervision.wait_s(self._monotonic())
                 events = selector.select(LEDGER_S if wait_s is None else min(wait_s, LEDGER_S))
                 if not events:
-                    self._ledger.write()
+                    self._account(self._ledger.write)
                 for key, _ in events:
                     if key.fileobj is woken:
                         woken.recv(4096)
@@ -135,19 +136,19 @@ class Supervisor:
             child.channel.close()
             status = child.process.wait()  # only the end of the process closes its end of the channel
             del self._children[worker]
-            self._ledger.close(worker)
+            self._account(partial(self._ledger.close, worker))
             self._perform(self._supervision.ended(worker, status, self._monotonic()))
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Start(worker, slot):
-                    self._ledger.open(worker)
+                    self._account(partial(self._ledger.open, worker))
                     try:
                         self._start(worker, slot)
                     except (OSError, StartError) as error:
                         _log.error("worker %d cannot be started: %s", worker, error)
-                        self._ledger.close(worker)
+                        self._account(partial(self._ledger.close, worker))
                         self._perform(self._supervision.ended(worker, 1, self._monotonic()))
                 case Retire(worker):
                     with suppress(BrokenPipeError):  # it is dead; that will be heard
@@ -161,6 +162,12 @@ class Supervisor:
                         self._listeners.pop(slot).close()
                 case Say(text, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, text)
+
+    def _account(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            _log.error("the workers' counts cannot be kept, /metrics will be wrong or missing: %s", error)
 
     def _start(self, worker: int, slot: int) -> None:
         listener = self._listeners.get(slot)

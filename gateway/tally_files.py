@@ -37,7 +37,11 @@ def read_total(folder: Path) -> dict[str, Any]:
 
 
 class Ledger:
-    """The supervisor's account: who runs, and what those counted that no longer do."""
+    """The supervisor's account: who runs, and what those counted that no longer do.
+
+    Every method raises `OSError` when it cannot write; the account itself is right all the same, and the next write
+    that succeeds says it all.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,7 +65,12 @@ class Ledger:
 
     def write(self) -> None:
         """Write the ledger anew. Also keeps it young: cleaners of temporary folders look for what is old."""
-        _replace(self._folder / _LEDGER, {"running": self._running, "ended": self._ended})
+        ledger = {"running": self._running, "ended": self._ended}
+        try:
+            _replace(self._folder / _LEDGER, ledger)
+        except FileNotFoundError:
+            self._folder.mkdir(mode=0o700)  # somebody cleaned up
+            _replace(self._folder / _LEDGER, ledger)
 
 
 def _path(folder: Path, worker: int) -> Path:

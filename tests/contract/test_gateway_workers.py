@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,11 @@ def lines(program: GatewayProgram, text: str) -> list[str]:
 def children(program: GatewayProgram) -> list[int]:
     pid = program.process.pid
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def folder_of(worker: int) -> Path:
+    flags = Path(f"/proc/{worker}/cmdline").read_text().split("\0")
+    return next(Path(flag) for flag in flags if "specpilot-gateway-" in flag)
 
 
 def is_alive(pid: int) -> bool:
@@ -250,6 +256,22 @@ async def test_workers_do_not_outlive_their_parent(start: Start) -> None:
     workers = children(program)
     program.process.kill()
     await eventually(lambda: not any(map(is_alive, workers)), 10)
+
+
+async def test_a_folder_that_is_cleaned_away_costs_metrics_for_a_while_and_no_request(start: Start) -> None:
+    program = await start()
+    assert (await call(program.port)).status == 200
+    await until(program, "requests_total", 1)
+    first, _ = children(program)
+    folder = folder_of(first)
+    shutil.rmtree(folder)
+    found = await call(program.port, request(path="/metrics", method="GET"))
+    assert (found.status, found.code) == (500, "internal_error")
+    assert (await call(program.port)).status == 200
+    os.kill(first, signal.SIGKILL)  # the next time that the ledger is written
+    await eventually(lambda: lines(program, "worker 3 serves"), 20)
+    assert (await call(program.port, request(path="/metrics", method="GET"))).status == 200
+    assert folder.stat().st_mode & 0o077 == 0
 
 
 async def test_access_logs_of_workers_do_not_mix(start: Start) -> None:
