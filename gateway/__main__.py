@@ -2,15 +2,22 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from gateway.app import PROGRAM, run
-from gateway.settings import GatewaySettings
+from gateway.settings import PROGRAM, GatewaySettings
 from policy.settings import load
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the gateway with `arguments`, the program's name left out."""
-    run(load(GatewaySettings, PROGRAM, arguments))
+    """Run the gateway with `arguments`, the program's name left out.
+
+    The parent of several workers serves nothing, so it loads nothing of what serves.
+    """
+    settings = load(GatewaySettings, PROGRAM, arguments)
+    if settings.workers == 1:
+        import_module("gateway.app").run(settings)
+    else:
+        import_module("gateway.supervisor").run(settings, arguments)
 
 
 if __name__ == "__main__":

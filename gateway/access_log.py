@@ -6,7 +6,7 @@ delays no request; when the reader falls behind by `BACKLOG` batches, lines are 
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 import orjson
@@ -15,10 +15,14 @@ BACKLOG = 64
 
 
 class AccessLog:
-    """Writes to `stream`, or nowhere when it is `None`."""
+    """Writes to `stream`, or nowhere when it is `None`.
 
-    def __init__(self, stream: IO[bytes] | None) -> None:
-        self._stream = stream
+    Where several processes share the stream, `atomic_bytes` is how much of one write a pipe keeps together: no more
+    goes out at once, and only whole lines, so that lines of different processes never mix.
+    """
+
+    def __init__(self, stream: IO[bytes] | None, atomic_bytes: int | None = None) -> None:
+        self._atomic_bytes = atomic_bytes
         self._lines: list[bytes] = []
         self._batches: queue.Queue[bytes | None] = queue.Queue(BACKLOG)
         self._thread: threading.Thread | None = None
@@ -55,7 +59,19 @@ class AccessLog:
     def _write(self, stream: IO[bytes]) -> None:
         while (batch := self._batches.get()) is not None:
             try:
-                stream.write(batch)
-                stream.flush()
+                for part in (batch,) if self._atomic_bytes is None else parts_of(batch, self._atomic_bytes):
+                    stream.write(part)
+                    stream.flush()
             except (OSError, ValueError):
                 return  # nobody listens any more
+
+
+def parts_of(lines: bytes, limit_bytes: int) -> Iterator[bytes]:
+    """Yield `lines` in parts of whole lines, each within `limit_bytes` unless one line alone is longer."""
+    start = 0
+    while len(lines) - start > limit_bytes:
+        end = lines.rfind(b"\n", start, start + limit_bytes) + 1 or lines.index(b"\n", start) + 1
+        yield lines[start:end]
+        start = end
+    if start < len(lines):
+        yield lines[start:]

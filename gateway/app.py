@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
+from select import PIPE_BUF
 from typing import IO, Any, cast
 
 import orjson
@@ -24,38 +26,35 @@ from gateway.discovery import Discovery
 from gateway.fleet import Fleet
 from gateway.front import FrontProtocol
 from gateway.limits import Limits
+from gateway.listening import BACKLOG, listen
 from gateway.metrics import GatewayMetrics
 from gateway.plane import Plane
 from gateway.resolve import Lookup, Resolver
 from gateway.routes import create_routes
 from gateway.routing import RetryBudget
 from gateway.server import GatewayServer
-from gateway.settings import GatewaySettings
+from gateway.settings import PROGRAM, GatewaySettings, StartError
 from gateway.snapshot import Snapshot, by_hash, keys_of
+from gateway.tracing import load_tracing
 from gateway.watch import Watcher
+from gateway.worker import Worker
 from policy.clock import Clock, SystemClock
 from policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
 from policy.redis_store import RedisStore
 from policy.settings import fail
 from policy.types import ApiKey
 
-PROGRAM = "specpilot gateway"
 FIRST_LOOK_S = 1.0
-BACKLOG = 4096
 
 _log = logging.getLogger("gateway")
 
 
-class StartError(Exception):
-    """The gateway cannot start; each line names a setting and the remedy."""
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = lines
-        super().__init__("; ".join(lines))
-
-
 def create_app(
-    settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None, look_up: Lookup = resolve.lookup
+    settings: GatewaySettings,
+    clock: Clock,
+    log_stream: IO[bytes] | None,
+    look_up: Lookup = resolve.lookup,
+    worker: Worker | None = None,
 ) -> tuple[FastAPI, Plane]:
     """Return the app and the data plane that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
@@ -79,29 +78,37 @@ def create_app(
         ),
         budget=RetryBudget(settings.retry_ratio),
         metrics=GatewayMetrics(),
-        log=AccessLog(log_stream),
+        log=AccessLog(log_stream, None if worker is None else PIPE_BUF),
         clock=clock,
         marks_class=settings.mark_class,
+        tracing=load_tracing(os.environ),
     )
     watcher = None if settings.redis_url is None else _watcher(settings, settings.redis_url, own_keys, plane, clock)
-    app = create_routes(plane, _secret(settings.admin_token), _shown(settings))
-    resolvers = [
+    exposition = plane.exposition if worker is None else partial(worker.exposition, plane)
+    app = create_routes(plane, _secret(settings.admin_token), _shown(settings), exposition)
+    followers: list[Watcher | Resolver] = [
         Resolver(url, look_up, plane.offer_engines, settings.dns_refresh_s)
         for url in settings.engine
         if url.startswith(resolve.PREFIX)
     ]
-    followers: list[Watcher | Resolver] = [*resolvers]
     if watcher is not None:
         followers.append(watcher)
-    app.router.lifespan_context = partial(_lifespan, plane, followers)
+    app.router.lifespan_context = partial(_lifespan, plane, followers, worker)
     return app, plane
 
 
 def create_server(
-    settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | None, look_up: Lookup = resolve.lookup
+    settings: GatewaySettings,
+    clock: Clock,
+    log_stream: IO[bytes] | None,
+    look_up: Lookup = resolve.lookup,
+    worker: Worker | None = None,
 ) -> tuple[GatewayServer, socket.socket]:
-    """Return a server ready to run on the returned socket, which listens already. Raises `StartError`."""
-    app, plane = create_app(settings, clock, log_stream, look_up)
+    """Return a server ready to run on the returned socket. Raises `StartError`.
+
+    The socket listens already, unless it is that of one worker of several: the others get the connections until then.
+    """
+    app, plane = create_app(settings, clock, log_stream, look_up, worker)
     config = uvicorn.Config(
         app,
         http=cast("Any", partial(FrontProtocol, plane)),
@@ -115,18 +122,20 @@ def create_server(
         backlog=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    server = GatewayServer(config, plane, settings.drain_grace_s, settings.drain_timeout_s)
-    return server, _listen(settings.host, settings.port)
+    server = GatewayServer(config, plane, settings.drain_grace_s, settings.drain_timeout_s, worker)
+    return server, listen(settings.host, settings.port) if worker is None else worker.listener
 
 
-def run(settings: GatewaySettings) -> None:
+def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     """Serve until a signal; ends the process with status 2 when that cannot even begin."""
-    level = settings.log_level.upper()
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    who = "" if worker is None else f" [worker {worker.number}]"
+    log_format = f"%(levelname)s %(name)s{who}: %(message)s"
+    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     has_access_log = settings.access_log and settings.log_level in ("debug", "info")
     try:
-        server, listener = create_server(settings, SystemClock(), sys.stderr.buffer if has_access_log else None)
+        log_stream = sys.stderr.buffer if has_access_log else None
+        server, listener = create_server(settings, SystemClock(), log_stream, worker=worker)
     except StartError as error:
         fail(PROGRAM, *error.lines)
     gc.collect()
@@ -135,22 +144,32 @@ def run(settings: GatewaySettings) -> None:
 
 
 @asynccontextmanager
-async def _lifespan(plane: Plane, followers: Sequence[Watcher | Resolver], app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(
+    plane: Plane, followers: Sequence[Watcher | Resolver], worker: Worker | None, app: FastAPI
+) -> AsyncIterator[None]:
     del app
     plane.bind(asyncio.get_running_loop())
     discovery = Discovery(plane)
     with suppress(TimeoutError):
         async with asyncio.timeout(FIRST_LOOK_S):
             await discovery.once()
-    task = plane.spawn(asyncio.get_running_loop().create_task(discovery.run()))
+    tasks = [plane.spawn(asyncio.get_running_loop().create_task(discovery.run()))]
+    if worker is not None:
+        tasks.append(plane.spawn(asyncio.get_running_loop().create_task(worker.run(plane))))
     for follower in followers:
         follower.start()
     try:
         yield
     finally:
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         for follower in followers:
             follower.stop()
+        if worker is not None:
+            await worker.publish(plane)
+            worker.close()
+        if plane.tracing is not None:
+            await plane.tracing.close()
         plane.fleet.close()
         plane.log.close()
 
@@ -190,24 +209,6 @@ def _watcher(settings: GatewaySettings, url: str, own_keys: tuple[ApiKey, ...], 
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
         _log.warning("Redis does not answer yet; serving the engines of --engine: %s", error)
     return watcher
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise StartError(f"--host: {host} is no address of this machine: {error.strerror}; try 127.0.0.1") from error
-    listener = socket.socket(family, kind, proto)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        said = f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or choose another port"
-        raise StartError(f"--port: {said}") from error
-    listener.setblocking(False)
-    return listener
 
 
 def _secret(value: SecretStr | None) -> str | None:

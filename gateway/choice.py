@@ -57,7 +57,7 @@ class Chooser:
         self._draw = draw
         self._turn = 0
         self.prefixes = Prefixes()
-        self.counts: dict[str, int] = dict.fromkeys(Rule, 0)
+        self.counts: dict[str, int] = dict.fromkeys((rule.value for rule in Rule), 0)
 
     def choose(self, candidates: Iterable[C], facts: RequestFacts, session: str | None, now: float) -> C | None:
         """Return the engine for a request; `None` when none of `candidates` may be used.

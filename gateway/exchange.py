@@ -34,6 +34,7 @@ from gateway.leg import Leg
 from gateway.limits import overdue
 from gateway.plane import Plane
 from gateway.record import Outcome, record
+from gateway.tracing import Span
 from policy.types import ApiKey
 
 RETRIED_STATUS = (502, 503, 504)
@@ -75,9 +76,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunks", "_delivery", "_engines", "_front", "_intake", "_key", "_last_at", "_leg", "_limit_bytes", "_method",
-        "_path", "_phase", "_plane", "_received_at", "_request", "_request_id", "_sent_at", "_size", "_status",
-        "disconnected", "is_active", "is_received", "keep_alive", "refusal", "response_complete",
+        "_chunks", "_delivery", "_engines", "_error", "_front", "_intake", "_key", "_last_at", "_leg", "_limit_bytes",
+        "_method", "_path", "_phase", "_plane", "_received_at", "_request", "_request_id", "_sent_at", "_size", "_span",
+        "_status", "disconnected", "is_active", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
@@ -102,6 +103,8 @@ class Exchange:
         self._engines: list[Engine] = []
         self._leg: Leg | None = None
         self._delivery: Delivery | None = None
+        self._error: str | None = None
+        self._span: Span | None = None
         self.refusal: GatewayError | None = None
         self.is_active = False
         self.is_received = False
@@ -121,11 +124,14 @@ class Exchange:
         plane, length = self._plane, self._request.length
         plane.exchanges.add(self)
         self._last_at = plane.monotonic()
+        if plane.tracing is not None:
+            self._span = plane.tracing.begin(self._method, self._path, self._request)
         try:
             if self.refusal is not None:
                 raise self.refusal
-            if plane.is_refusing:
+            if plane.is_leaving:
                 self.keep_alive = False
+            if plane.is_refusing:
                 raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
             self._key = plane.key_of(self._request.api_key)
             if length is not None and length > self._limit_bytes:
@@ -188,6 +194,7 @@ class Exchange:
         ):
             self.keep_alive = False  # the rest is endless, too long to read for nothing, or may never come
         self._status = error.status
+        self._error = error.code
         is_head = self._method == b"HEAD"
         self._front.write(error_reply(error, self._own_lines(), keep_alive=self.keep_alive, is_head=is_head))
         self._finish()
@@ -210,6 +217,7 @@ class Exchange:
             return
         if found.name == "idle" and self._front.is_stalled:
             self._plane.metrics.count_disconnect("stalled")
+            self._error = "stalled"
             self._finish(is_cut=True)
             return
         self._plane.metrics.count_upstream_error(f"{found.name}_timeout")
@@ -345,6 +353,7 @@ class Exchange:
             return
         if delivery.has_error:
             self._plane.metrics.count_upstream_error("error_event")
+            self._error = "error_event"
         out = delivery.end(self._plane.monotonic())
         if out:
             self._front.write(out)
@@ -381,6 +390,7 @@ class Exchange:
     def _break(self, error: GatewayError) -> None:
         """End a response that has begun, with what can still be said."""
         assert self._delivery is not None
+        self._error = error.code
         self.keep_alive = False
         tail = self._delivery.broken(error)
         if tail is not None:
@@ -407,6 +417,8 @@ class Exchange:
             key=self._key,
             intake=intake,
             delivery=self._delivery,
+            error=self._error,
+            span=self._span,
         )
         record(plane, outcome)
         if leg is not None:

@@ -31,6 +31,7 @@ from gateway.exchange import Exchange
 from gateway.heads import error_reply, read_request_head
 from gateway.intake import PROXIED
 from gateway.plane import Plane
+from gateway.record import record_unread
 
 HEAD_BYTES = 65_536
 PIPELINED = 16
@@ -272,7 +273,9 @@ class FrontProtocol(HttpToolsProtocol):
             active.keep_alive = False
             active.refuse(error)
             return
-        words = error_reply(error, b"", keep_alive=False)
+        request_id = self._plane.new_request_id()
+        record_unread(self._plane, request_id, error, self._head_since if self._is_in_head else None)
+        words = error_reply(error, b"x-request-id: %s\r\n" % request_id, keep_alive=False)
         cycle: RequestResponseCycle | None = self.cycle
         if (cycle is None or cycle.response_complete) and not self.pipeline:
             self.transport.write(words)

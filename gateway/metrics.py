@@ -1,13 +1,16 @@
 """What the gateway counts, as Prometheus metrics with the prefix `specpilot_gateway_`.
 
 Counting happens on the event loop only, in plain numbers without locks: one `Cell` per (model, class), found once a
-request. Prometheus objects are made when somebody asks for `/metrics`. Labels are bounded: models that an
-engine serves and classes that a model has; everything else counts under `other`.
+request. Prometheus objects are made when somebody asks for `/metrics`. A gateway of several processes adds their
+tallies up (`gateway.tally`): every number here is a counter unless `GAUGES` names it. Labels are bounded: models
+that an engine serves and classes that a model has; everything else counts under `other`.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -17,8 +20,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gateway.sse import Usage
+from gateway.tally import COUNTERS, LARGEST, LEAST, SUMS, Tally
 
 PREFIX = "specpilot_gateway_"
+GAUGES = {"in_flight": SUMS, "policy_versions": LEAST, "snapshot_age_s": LARGEST, "ejected": LARGEST}
+"""How the workers' gauges become one: the oldest policy in force and the oldest snapshot anywhere are what counts."""
+
 CELL_LIMIT = 1024
 """More pairs of model and class than any fleet has; what comes after counts under `other`."""
 
@@ -44,6 +51,7 @@ HELP = {
     "policy_version": "Version of the policy applied to a model; 0: none.",
     "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
     "engine_ejected": "1 while an engine is left alone because it failed.",
+    "spans": "Spans of requests, by what became of them; absent without tracing.",
     "log_lines_dropped": "Access log lines dropped because the reader of standard error was too slow.",
 }
 
@@ -129,6 +137,7 @@ class GatewayMetrics(Collector):
         self.snapshot_age_s: float | None = None
         self.ejected: dict[str, bool] = {}
         self.log_lines_dropped = 0
+        self.spans: dict[str, int] = {}
 
     def cell(self, model: str, traffic_class: str) -> Cell:
         """Return where requests of `traffic_class` on `model` count. Both must be known names or `other`."""
@@ -148,6 +157,31 @@ class GatewayMetrics(Collector):
         """A client left before its response was whole."""
         self.disconnects[phase] = self.disconnects.get(phase, 0) + 1
 
+    def tally(self) -> dict[str, Any]:
+        """Return a copy of every number, for `gateway.tally`."""
+        found: dict[str, Any] = {COUNTERS: {}, SUMS: {}, LARGEST: {}, LEAST: {}}
+        for name, value in vars(self).items():
+            if name != "cells" and value is not None:
+                found[GAUGES.get(name, COUNTERS)][name] = _plain(value)
+        for (model, traffic_class), cell in self.cells.items():
+            for name in Cell.__slots__:
+                cells = found[GAUGES.get(name, COUNTERS)].setdefault("cells", {})
+                cells.setdefault(model, {}).setdefault(traffic_class, {})[name] = _plain(getattr(cell, name))
+        return found
+
+    @classmethod
+    def of(cls, tally: Tally) -> Self:
+        """Return metrics to `collect` from, with the numbers of `tally`; JSON may have made its keys text."""
+        metrics = cls()
+        for values in tally.values():
+            for name, value in values.items():
+                if name != "cells":
+                    setattr(metrics, name, value)
+            for model, classes in values.get("cells", {}).items():
+                for traffic_class, numbers in classes.items():
+                    _restore(metrics.cells.setdefault((model, traffic_class), Cell()), numbers)
+        return metrics
+
     def collect(self) -> Iterable[Metric]:
         """See `Collector`."""
         yield from self._cell_counters()
@@ -166,6 +200,7 @@ class GatewayMetrics(Collector):
         yield self._counter("upstream_errors", "reason", self.upstream_errors)
         yield self._counter("disconnects", "phase", self.disconnects)
         yield self._counter("choices", "rule", self.choices)
+        yield self._counter("spans", "outcome", self.spans)
         for name, count in (
             ("retries", self.retries),
             ("unknown_class", self.unknown_class),
@@ -203,3 +238,25 @@ class GatewayMetrics(Collector):
         for value, count in counts.items():
             family.add_metric((value,), count)
         return family
+
+
+def exposition(metrics: GatewayMetrics) -> bytes:
+    """Return `metrics` as Prometheus' text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    return generate_latest(registry)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Histogram):
+        return {"counts": [*value.counts], "total": value.total}
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _restore(cell: Cell, numbers: dict[str, Any]) -> None:
+    for name, value in numbers.items():
+        histogram = getattr(cell, name)
+        if isinstance(histogram, Histogram):
+            histogram.counts, histogram.total = value["counts"], value["total"]
+        else:
+            setattr(cell, name, value)

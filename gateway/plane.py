@@ -15,9 +15,10 @@ from gateway.access_log import AccessLog
 from gateway.errors import GatewayError, InvalidApiKeyError
 from gateway.fleet import Fleet
 from gateway.limits import Limits
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, exposition
 from gateway.routing import RetryBudget
 from gateway.snapshot import Snapshot, hash_of
+from gateway.tracing import Tracing
 from policy.clock import Clock
 from policy.types import OTHER, ApiKey
 
@@ -54,6 +55,7 @@ class Plane:
         log: AccessLog,
         clock: Clock,
         marks_class: bool,
+        tracing: Tracing | None = None,
     ) -> None:
         self.fleet = fleet
         self.snapshot = snapshot
@@ -64,8 +66,10 @@ class Plane:
         self.clock = clock
         self.monotonic: Callable[[], float] = clock.monotonic
         self.marks_class = marks_class
+        self.tracing = tracing
         self.is_draining = False
         self.is_refusing = False
+        self.is_leaving = False
         self.exchanges: set[Running] = set()
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -149,6 +153,11 @@ class Plane:
         """Write `fields` to the access log, with the time."""
         self.log.add({"at": round(self.clock.now(), 3), **fields})
 
+    async def exposition(self) -> bytes:
+        """Return this process's metrics, from memory."""
+        self.refresh_metrics()
+        return exposition(self.metrics)
+
     def refresh_metrics(self) -> None:
         """Set the gauges that are looked up rather than counted."""
         metrics = self.metrics
@@ -157,6 +166,8 @@ class Plane:
         metrics.choices = self.fleet.chooser.counts
         metrics.ejected = {name: engine.standing.is_ejected for name, engine in self.fleet.engines.items()}
         metrics.log_lines_dropped = self.log.dropped
+        if self.tracing is not None:
+            metrics.spans = dict(self.tracing.counts)
 
     def _sweep(self) -> None:
         assert self._loop is not None

@@ -5,15 +5,16 @@ routes (`/speculation`, `/sleep`, `/collective_rpc`, `/load_lora_adapter`, ...) 
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from gateway.errors import (
     GatewayError,
+    InternalError,
     InvalidApiKeyError,
     MethodNotAllowedError,
     ModelNotFoundError,
@@ -27,11 +28,18 @@ from policy.codec import to_plain
 _METHOD_NOT_ALLOWED = 405
 
 
-def create_routes(plane: Plane, admin_token: str | None, shown_settings: Mapping[str, Any]) -> FastAPI:  # noqa: C901 - one small function a route
-    """Return the app. `shown_settings` holds no secret; `admin_token` opens `GET /admin/config`."""
+def create_routes(  # noqa: C901 - one small function a route
+    plane: Plane,
+    admin_token: str | None,
+    shown_settings: Mapping[str, Any],
+    exposition: Callable[[], Awaitable[bytes]],
+) -> FastAPI:
+    """Return the app.
+
+    `shown_settings` holds no secret; `admin_token` opens `GET /admin/config`; `exposition` returns the metrics as text
+    or raises `OSError`.
+    """
     app = FastAPI(title="SpecPilot gateway", openapi_url=None, docs_url=None, redoc_url=None)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(plane.metrics)
 
     @app.get("/health")
     @app.get("/ping")
@@ -53,9 +61,11 @@ def create_routes(plane: Plane, admin_token: str | None, shown_settings: Mapping
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Prometheus metrics, from memory."""
-        plane.refresh_metrics()
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        """Prometheus metrics."""
+        try:
+            return Response(await exposition(), media_type=CONTENT_TYPE_LATEST)
+        except OSError as error:
+            raise InternalError(f"the workers' counts cannot be read: {error}; restart the gateway") from error
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:

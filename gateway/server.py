@@ -3,9 +3,14 @@
 On the first SIGTERM or SIGINT `/ready` turns 503 while requests are still served for `drain_grace_s`, so that load
 balancers can look elsewhere. Then new requests are refused with 503, and those in flight have until `drain_timeout_s`
 after the signal. Only then does the listener close; the exit status is 0. A second signal ends it at once.
+
+A worker that a newer one replaces retires instead: it stops accepting at once, still answers what comes on the
+connections that it has, closing each with its next answer, and ends when nothing has been under way for
+`LINGER_S`. Its socket is the newer worker's too, so no connection is lost.
 """
 
 import logging
+import signal
 import socket
 from types import FrameType
 
@@ -13,48 +18,69 @@ from uvicorn.config import Config
 from uvicorn.server import Server
 
 from gateway.errors import DrainingError
+from gateway.listening import url_of
 from gateway.plane import Plane
+from gateway.worker import Worker
+
+LINGER_S = 2.0
 
 _log = logging.getLogger(__name__)
 
 
 class GatewayServer(Server):
-    """Serves until told to stop, then drains."""
+    """Serves until told to stop, then drains. `worker` when it is one of several."""
 
-    def __init__(self, config: Config, plane: Plane, drain_grace_s: float, drain_timeout_s: float) -> None:
+    def __init__(
+        self, config: Config, plane: Plane, drain_grace_s: float, drain_timeout_s: float, worker: Worker | None
+    ) -> None:
         super().__init__(config)
         self._plane = plane
         self._drain_grace_s = drain_grace_s
         self._drain_timeout_s = drain_timeout_s
+        self._worker = worker
         self._asked_at: float | None = None
+        self._is_retiring = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `Server`; says where it listens, once signals are heeded and requests are taken."""
         await super().startup(sockets)
+        if self._worker is not None:
+            self._worker.serve(self.retire, lambda: self.handle_exit(signal.SIGTERM, None))
+            return
         for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            _log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+            _log.info("listening on %s", url_of(listener))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain, or with a second signal stop at once."""
         del sig, frame
-        if self._asked_at is None:
+        if self._asked_at is None or self._is_retiring:
+            self._is_retiring = False
             self._asked_at = self._plane.monotonic()
             self._plane.is_draining = True
         else:
             self.should_exit = self.force_exit = True
 
+    def retire(self) -> None:
+        """Leave the port to a newer worker, and end when what is under way is served."""
+        if self._asked_at is not None:
+            return
+        self._is_retiring = self._plane.is_leaving = True
+        self._asked_at = self._plane.monotonic()
+        for server in self.servers:
+            server.close()
+
     async def on_tick(self, counter: int) -> bool:
         """See `Server`; called ten times a second."""
         if self._asked_at is not None:
             elapsed_s = self._plane.monotonic() - self._asked_at
-            if elapsed_s >= self._drain_grace_s:
-                self._plane.is_refusing = True
+            if not self._is_retiring and elapsed_s >= self._drain_grace_s:
+                self._plane.is_leaving = self._plane.is_refusing = True
             left = len(self._plane.exchanges)
             if elapsed_s >= self._drain_timeout_s and left:
                 _log.warning("%d requests did not finish within the drain time-out", left)
                 for exchange in [*self._plane.exchanges]:
                     exchange.give_up(DrainingError("this gateway is shutting down", retry_after_s=1.0))
-            if elapsed_s >= self._drain_timeout_s or (self._plane.is_refusing and not left):
+            is_idle = not left and (elapsed_s >= LINGER_S if self._is_retiring else self._plane.is_refusing)
+            if elapsed_s >= self._drain_timeout_s or is_idle:
                 self.should_exit = True
         return await super().on_tick(counter)

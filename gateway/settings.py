@@ -9,8 +9,18 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from gateway.choice import Affinity, Balance
 from policy.settings import ProgramSettings
 
+PROGRAM = "specpilot gateway"
+
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class StartError(Exception):
+    """The gateway cannot start; each line names a setting and the remedy."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+        super().__init__("; ".join(lines))
 
 
 class GatewaySettings(ProgramSettings):
@@ -20,6 +30,7 @@ class GatewaySettings(ProgramSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: Port = Field(8080, description="port to listen on; 0 picks a free one and logs it")
+    workers: int = Field(1, ge=1, le=64, description="processes that share the port; above 1 under a supervisor")
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis; "

@@ -5,9 +5,9 @@ the stream, an `error` event is noticed. Nothing is decoded: UTF-8 that is split
 frame only three things are looked for, by plain byte search: JSON keys cannot be imitated by text in a JSON
 string, because there a quote is escaped.
 
-Usage: the last frame (or the last `TAIL_BYTES` of a JSON body) that holds `usage` gives the number of output
-tokens and, from `metrics.speculative_decoding`, the mean acceptance length. Both are `None` when the engine did not
-say. Memory is bounded: of a frame longer than `FRAME_BYTES` only the end is kept. Pure.
+Usage: the last frame (or the last `TAIL_BYTES` of a JSON body) that holds `usage` gives the number of input
+and output tokens and, from `metrics.speculative_decoding`, the mean acceptance length. Each is `None` when the engine
+did not say. Memory is bounded: of a frame longer than `FRAME_BYTES` only the end is kept. Pure.
 """
 
 import re
@@ -15,22 +15,27 @@ import re
 TAIL_BYTES = 16_384
 FRAME_BYTES = 65_536
 
+_INPUT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
 _TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
 _BREAK = re.compile(rb"\r?\n\r?\n")
 
 
 class Usage:
-    """What a response said of itself: output tokens and mean acceptance length (bonus token included)."""
+    """What a response said of itself: its tokens and mean acceptance length (bonus token included)."""
 
-    __slots__ = ("acceptance_length", "output_tokens")
+    __slots__ = ("acceptance_length", "input_tokens", "output_tokens")
 
     def __init__(self) -> None:
+        self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.acceptance_length: float | None = None
 
     def read(self, text: bytes) -> None:
         """Learn from JSON that may hold usage; later sayings replace earlier ones."""
+        asked = _INPUT.search(text)
+        if asked is not None:
+            self.input_tokens = int(asked[1])
         said = _TOKENS.findall(text)
         if said:
             self.output_tokens = int(said[-1])

@@ -18,7 +18,7 @@ PURE = (
         f"gateway.{name}"
         for name in (
             *("wire", "sse", "framing", "heads", "classify", "limits", "snapshot", "errors"),
-            *("routing", "affinity", "prefix", "choice"),
+            *("routing", "affinity", "prefix", "choice", "tally", "supervision"),
         )
     ),
     "controller.pilot",  # brings in every module that decides

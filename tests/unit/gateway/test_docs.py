@@ -10,6 +10,7 @@ import pytest
 from gateway.errors import all_errors
 from gateway.intake import PROXIED
 from gateway.metrics import HELP, PREFIX
+from gateway.otel import FIRST_TOKEN
 from gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,10 +24,11 @@ COUNTERS = {
     "disconnects",
     "unknown_class",
     "log_lines_dropped",
+    "spans",
 }
 PURE = (
     *("limits", "wire", "sse", "framing", "heads", "classify", "snapshot", "errors"),
-    *("routing", "affinity", "prefix", "choice"),
+    *("routing", "affinity", "prefix", "choice", "tally", "supervision"),
 )
 
 
@@ -71,6 +73,19 @@ def test_headers() -> None:
     source = (ROOT / "gateway" / "heads.py").read_text() + (ROOT / "gateway" / "exchange.py").read_text()
     named = set(re.findall(r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-session-id", source))
     assert named == {row[0].strip("`") for row in rows("Headers")}
+
+
+def test_access_log() -> None:
+    source = (ROOT / "gateway" / "record.py").read_text() + (ROOT / "gateway" / "plane.py").read_text()
+    logged = set(re.findall(r'"([a-z_]+)": ', source)) | set(re.findall(r'\{"([a-z_]+)": round', source))
+    assert logged == {row[0].strip("`") for row in rows("Access log")}
+
+
+def test_attributes_of_spans() -> None:
+    source = (ROOT / "gateway" / "otel.py").read_text()
+    named = set(re.findall(r'"((?:http|url|error|gen_ai|specpilot)\.[a-z_.]+)"', source))
+    assert named - {"specpilot.gateway", FIRST_TOKEN} == {row[0].strip("`") for row in rows("Tracing")}
+    assert f"`{FIRST_TOKEN}`" in section("Tracing")
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.access_log import BACKLOG, AccessLog
+from gateway.access_log import BACKLOG, AccessLog, parts_of
 from gateway.metrics import CELL_LIMIT, HELP, PREFIX, GatewayMetrics, Histogram
 from gateway.sse import Usage
 
@@ -108,3 +108,11 @@ def test_a_log_that_is_off_does_nothing() -> None:
     assert not log.is_on
     log.flush()
     log.close()
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), min_size=1), st.integers(1, 60))
+def test_parts_are_whole_lines_within_the_limit(lines: list[bytes], limit_bytes: int) -> None:
+    whole = b"\n".join(lines) + b"\n"
+    parts = [*parts_of(whole, limit_bytes)]
+    assert b"".join(parts) == whole
+    assert all(part.endswith(b"\n") and (len(part) <= limit_bytes or part.count(b"\n") == 1) for part in parts)

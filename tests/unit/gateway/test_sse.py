@@ -49,6 +49,7 @@ def test_events_are_counted_however_they_are_split(
     assert tap.is_between_events
     assert not tap.has_error
     assert usage.output_tokens == 11
+    assert usage.input_tokens == 3
     assert usage.acceptance_length == 2.75
 
 

@@ -1,0 +1,189 @@
+"""The parent of several workers: starts them, watches them, passes signals on. It serves nothing itself.
+
+What to do is decided in `gateway.supervision`; this performs it. The parent makes each slot's listening socket and
+hands it to the slot's workers one after another, so that a worker that is replaced loses no connection. When a
+worker dies and nobody takes its place at once, the socket is closed: the kernel then gives new connections to the
+other workers. One more socket only holds the port.
+
+SIGTERM and SIGINT drain all workers, then the program ends with status 0; a second one ends it at once. SIGHUP
+replaces the workers one after another. Workers run in sessions of their own, so that Ctrl-C reaches the parent alone.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from gateway.listening import reserve, share, url_of
+from gateway.settings import PROGRAM, GatewaySettings, StartError
+from gateway.supervision import Action, Kill, Retire, Say, Start, Stop, Supervision, Unlisten
+from gateway.tally_files import Ledger
+from gateway.worker import READY, RETIRE
+from policy.clock import Clock, SystemClock
+from policy.settings import fail
+
+STOP_MARGIN_S = 10.0
+LEDGER_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
+    """Run `settings.workers` workers until a signal. Ends the process with status 2 on bad settings."""
+    log_format = "%(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
+    try:
+        reserved = reserve(settings.host, settings.port)
+    except StartError as error:
+        fail(PROGRAM, *error.lines)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="specpilot-gateway-")
+    except OSError as error:
+        said = f"the workers need a temporary directory: {error}; point TMPDIR at one that can be written"
+        fail(PROGRAM, f"--workers: {said}")
+    with folder as name, reserved:
+        supervision = Supervision(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
+        status = Supervisor(supervision, reserved, Path(name), flags, SystemClock()).run()
+    sys.exit(status)
+
+
+class _Child:
+    """A worker's process and the parent's end of its channel."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self.process = process
+        self.channel = channel
+
+
+class Supervisor:
+    """Performs what `supervision` decides. `flags` are the program's own; `folder` is where tallies are left."""
+
+    def __init__(
+        self, supervision: Supervision, reserved: socket.socket, folder: Path, flags: Sequence[str], clock: Clock
+    ) -> None:
+        self._supervision = supervision
+        self._reserved = reserved
+        self._folder = folder
+        self._flags = flags
+        self._monotonic = clock.monotonic
+        self._ledger = Ledger(folder)
+        self._children: dict[int, _Child] = {}
+        self._listeners: dict[int, socket.socket] = {}
+        self._signals: list[int] = []
+        self._has_listened = False
+
+    def run(self) -> int:
+        """Work until the supervision is over; return the exit status."""
+        waking, woken = socket.socketpair()
+        with selectors.DefaultSelector() as selector, waking, woken:
+            self._selector = selector
+            for end in (waking, woken):
+                end.setblocking(False)
+            selector.register(woken, selectors.EVENT_READ)
+            signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, self._note)
+            while not self._supervision.is_over:
+                self._perform(self._supervision.due(self._monotonic()))
+                wait_s = self._supervision.wait_s(self._monotonic())
+                events = selector.select(LEDGER_S if wait_s is None else min(wait_s, LEDGER_S))
+                if not events:
+                    self._account(self._ledger.write)
+                for key, _ in events:
+                    if key.fileobj is woken:
+                        woken.recv(4096)
+                        self._obey()
+                    else:
+                        self._hear(key.data)
+            signal.set_wakeup_fd(-1)
+        for listener in self._listeners.values():
+            listener.close()
+        return self._supervision.status
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._signals.append(number)
+
+    def _obey(self) -> None:
+        signals, self._signals = self._signals, []
+        for number in signals:
+            now = self._monotonic()
+            is_reload = number == signal.SIGHUP
+            self._perform(self._supervision.reload(now) if is_reload else self._supervision.stop(now))
+
+    def _hear(self, worker: int) -> None:
+        child = self._children[worker]
+        try:
+            said = child.channel.recv(16)
+        except ConnectionError:
+            said = b""
+        if said == READY:
+            self._perform(self._supervision.ready(worker, self._monotonic()))
+            if not self._has_listened:
+                self._has_listened = True
+                _log.info("listening on %s", url_of(self._reserved))
+        elif not said:
+            self._selector.unregister(child.channel)
+            child.channel.close()
+            status = child.process.wait()  # only the end of the process closes its end of the channel
+            del self._children[worker]
+            self._account(partial(self._ledger.close, worker))
+            self._perform(self._supervision.ended(worker, status, self._monotonic()))
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(worker, slot):
+                    self._account(partial(self._ledger.open, worker))
+                    try:
+                        self._start(worker, slot)
+                    except (OSError, StartError) as error:
+                        _log.error("worker %d cannot be started: %s", worker, error)
+                        self._account(partial(self._ledger.close, worker))
+                        self._perform(self._supervision.ended(worker, 1, self._monotonic()))
+                case Retire(worker):
+                    with suppress(BrokenPipeError):  # it is dead; that will be heard
+                        self._children[worker].channel.send(RETIRE)
+                case Stop(worker):
+                    self._children[worker].process.terminate()
+                case Kill(worker):
+                    self._children[worker].process.kill()
+                case Unlisten(slot):
+                    if slot in self._listeners:
+                        self._listeners.pop(slot).close()
+                case Say(text, is_warning):
+                    _log.log(logging.WARNING if is_warning else logging.INFO, text)
+
+    def _account(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            _log.error("the workers' counts cannot be kept, /metrics will be wrong or missing: %s", error)
+
+    def _start(self, worker: int, slot: int) -> None:
+        listener = self._listeners.get(slot)
+        if listener is None:
+            listener = self._listeners[slot] = share(self._reserved)
+        mine, theirs = socket.socketpair()
+        inherited = (listener.fileno(), theirs.fileno())
+        place = (str(worker), *map(str, inherited), str(self._folder))
+        process = subprocess.Popen(  # noqa: S603 - the command is ours
+            [sys.executable, "-m", "gateway.as_worker", *place, *self._flags],
+            env=os.environ,
+            stdin=subprocess.DEVNULL,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+        theirs.close()
+        mine.setblocking(False)
+        self._children[worker] = _Child(process, mine)
+        self._selector.register(mine, selectors.EVENT_READ, worker)

@@ -1,0 +1,220 @@
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.supervision import (
+    HEALTHY_S,
+    PAUSE_LIMIT_S,
+    START_LIMIT_S,
+    Action,
+    Kill,
+    Retire,
+    Say,
+    Start,
+    Stop,
+    Supervision,
+    Unlisten,
+)
+
+
+def deeds(actions: list[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Say)]
+
+
+def serving(slots: int = 2) -> Supervision:
+    """`slots` workers that serve since time 0."""
+    supervision = Supervision(slots, 40.0)
+    assert deeds(supervision.due(0.0)) == [Start(1, 0)]
+    assert deeds(supervision.ready(1, 0.0)) == []
+    started = deeds(supervision.due(0.0))
+    assert started == [Start(slot + 1, slot) for slot in range(1, slots)]
+    for slot in range(1, slots):
+        supervision.ready(slot + 1, 0.0)
+    assert supervision.wait_s(0.0) is None
+    return supervision
+
+
+def test_the_first_worker_starts_alone_and_its_fault_is_the_programs() -> None:
+    supervision = Supervision(4, 40.0)
+    assert supervision.due(0.0) == [Start(1, 0)]
+    assert supervision.due(1.0) == []
+    assert supervision.ended(1, 2, 1.0) == []  # it has said what is wrong itself
+    assert supervision.is_over
+    assert supervision.status == 2
+
+
+def test_a_first_worker_that_dies_without_a_word_is_named() -> None:
+    supervision = Supervision(2, 40.0)
+    supervision.due(0.0)
+    (said,) = supervision.ended(1, -9, 0.5)
+    assert isinstance(said, Say)
+    assert "status -9" in said.text
+    assert "giving up" in said.text
+    assert supervision.is_over
+    assert supervision.status == 1
+
+
+def test_a_dead_worker_is_replaced_and_its_slot_stops_listening() -> None:
+    supervision = serving()
+    assert deeds(supervision.ended(2, -9, 5.0)) == [Unlisten(1)]
+    assert supervision.wait_s(5.0) == 1.0
+    assert supervision.due(5.5) == []
+    assert supervision.due(6.0) == [Start(3, 1)]
+
+
+def test_pauses_double_up_to_their_limit_and_end_with_a_long_life() -> None:
+    supervision = serving()
+    now, worker, pauses = 0.0, 2, []
+    for _ in range(8):
+        supervision.ended(worker, 1, now)
+        pauses.append(supervision.wait_s(now))
+        now += pauses[-1] or 0.0
+        (start,) = supervision.due(now)
+        assert isinstance(start, Start)
+        worker = start.worker
+        supervision.ready(worker, now)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, PAUSE_LIMIT_S, PAUSE_LIMIT_S, PAUSE_LIMIT_S]
+    supervision.ended(worker, 1, now + HEALTHY_S)
+    assert supervision.wait_s(now + HEALTHY_S) == 0.0
+
+
+def test_while_one_serves_failed_starts_are_tried_again() -> None:
+    supervision = serving()
+    supervision.ended(2, 1, 0.0)
+    supervision.due(1.0)
+    assert deeds(supervision.ended(3, 2, 1.2)) == [Unlisten(1)]
+    assert not supervision.is_stopping
+    assert supervision.due(3.2) == [Start(4, 1)]
+
+
+def test_when_none_serves_a_failed_start_ends_it() -> None:
+    supervision = serving()
+    supervision.ended(1, -9, 0.0)
+    supervision.ended(2, -9, 0.0)
+    assert supervision.due(1.0) == [Start(3, 0), Start(4, 1)]
+    assert not supervision.is_stopping
+    supervision.ended(3, 1, 1.1)  # the other may still make it
+    assert not supervision.is_stopping
+    supervision.ended(4, 1, 1.1)
+    assert supervision.is_over
+    assert supervision.status == 1
+
+
+def test_reload_replaces_one_after_another_and_a_worker_leaves_only_when_the_next_is_ready() -> None:
+    supervision = serving()
+    assert deeds(supervision.reload(9.0)) == [Start(3, 0)]
+    assert deeds(supervision.ready(3, 10.0)) == [Retire(1), Start(4, 1)]
+    assert deeds(supervision.ended(1, 0, 11.0)) == []
+    assert deeds(supervision.ready(4, 12.0)) == [Retire(2)]
+    assert deeds(supervision.ended(2, -9, 13.0)) == []
+    assert supervision.wait_s(14.0) is None
+
+
+def test_a_reload_whose_worker_does_not_start_leaves_the_old_ones() -> None:
+    supervision = serving()
+    supervision.reload(9.0)
+    assert deeds(supervision.ended(3, 2, 9.5)) == []
+    assert supervision.wait_s(10.0) is None
+    assert not supervision.is_stopping
+
+
+def test_a_leaving_worker_keeps_no_slot_listening() -> None:
+    supervision = serving()
+    supervision.reload(9.0)
+    supervision.ready(3, 10.0)
+    assert deeds(supervision.ended(3, -9, 11.0)) == [Unlisten(0)]
+    assert Start(5, 0) in supervision.due(12.0)
+
+
+def test_stop_tells_everybody_then_kills() -> None:
+    supervision = serving(3)
+    assert supervision.stop(5.0) == [Stop(1), Stop(2), Stop(3)]
+    assert supervision.ended(2, 0, 6.0) == []
+    assert supervision.stop(7.0) == [Stop(1), Stop(3)]  # a second signal is passed on too
+    assert supervision.due(44.0) == []
+    assert supervision.due(45.0) == [Kill(1), Kill(3)]
+    supervision.ended(1, -9, 45.1)
+    assert not supervision.is_over
+    supervision.ended(3, -9, 45.1)
+    assert supervision.is_over
+    assert supervision.status == 0
+
+
+def test_a_worker_that_never_becomes_ready_is_killed() -> None:
+    supervision = serving()
+    supervision.ended(2, 1, 0.0)
+    supervision.due(1.0)
+    assert supervision.due(1.0 + START_LIMIT_S - 1) == []
+    assert deeds(supervision.due(1.0 + START_LIMIT_S)) == [Kill(3)]
+
+
+class Crew(RuleBasedStateMachine):
+    """Workers that become ready, die and are replaced in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.supervision = Supervision(3, 40.0)
+        self.slot_of: dict[int, int] = {}
+        self.ready: set[int] = set()
+        self.retired: set[int] = set()
+        self.now = 0.0
+        self.perform(self.supervision.due(0.0))
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self.slot_of[action.worker] = action.slot
+            elif isinstance(action, Retire):
+                self.retired.add(action.worker)
+                heirs = [item for item in self.here(self.slot_of[action.worker]) if item in self.ready]
+                assert heirs, "somebody serves in the slot already"
+            elif isinstance(action, (Stop, Kill)):
+                assert action.worker in self.slot_of
+
+    def here(self, slot: int) -> list[int]:
+        return [item for item, where in self.slot_of.items() if where == slot and item not in self.retired]
+
+    def one_of(self, which: int) -> int:
+        return sorted(self.slot_of)[which % len(self.slot_of)]
+
+    @precondition(lambda self: self.slot_of)
+    @rule(which=st.integers(0, 10))
+    def becomes_ready(self, which: int) -> None:
+        worker = self.one_of(which)
+        if worker not in self.ready:
+            self.ready.add(worker)
+            self.perform(self.supervision.ready(worker, self.now))
+
+    @precondition(lambda self: self.slot_of)
+    @rule(which=st.integers(0, 10), status=st.sampled_from([-9, 0, 1, 2]))
+    def ends(self, which: int, status: int) -> None:
+        worker = self.one_of(which)
+        del self.slot_of[worker]
+        self.ready.discard(worker)
+        self.retired.discard(worker)
+        self.perform(self.supervision.ended(worker, status, self.now))
+
+    @rule(later_s=st.floats(0.0, 70.0))
+    def time_passes(self, later_s: float) -> None:
+        self.now += later_s
+        self.perform(self.supervision.due(self.now))
+
+    @rule()
+    def is_told_to_reload(self) -> None:
+        self.perform(self.supervision.reload(self.now))
+
+    @precondition(lambda self: self.now > 200.0)
+    @rule()
+    def is_told_to_stop(self) -> None:
+        self.perform(self.supervision.stop(self.now))
+
+    @invariant()
+    def each_slot_has_a_worker_or_a_time_for_one(self) -> None:
+        assert self.supervision.is_over == (self.supervision.is_stopping and not self.slot_of)
+        if self.supervision.is_stopping or not self.ready:
+            return
+        for slot in range(3):
+            assert len(self.here(slot)) <= 2
+            assert self.here(slot) or self.supervision.wait_s(self.now) is not None
+
+
+TestCrew = Crew.TestCase
