@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from gateway.delivery import Delivery
 from gateway.intake import Intake
 from gateway.plane import Plane
+from gateway.relay import Relay
 from policy.types import OTHER, ApiKey
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How one request went. Times are monotonic seconds; `sent_at` is 0 when it never reached an engine."""
+    """How one request went. Times are monotonic seconds; `relay` is `None` when it never got as far as an engine."""
 
     request_id: bytes
     method: bytes
@@ -18,23 +18,22 @@ class Outcome:
     status: int
     phase: str
     received_at: float
-    sent_at: float
     ended_at: float
-    engines_tried: int
-    engine_id: str | None
     key: ApiKey | None
     intake: Intake | None
-    delivery: Delivery | None
+    relay: Relay | None
 
 
 def record(plane: Plane, outcome: Outcome) -> None:
     """Count `outcome` and log it."""
-    intake, delivery = outcome.intake, outcome.delivery
+    intake, relay = outcome.intake, outcome.relay
+    delivery = None if relay is None else relay.delivery
     cell = plane.metrics.cell(OTHER, OTHER) if intake is None else intake.cell
     duration_s = outcome.ended_at - outcome.received_at
     cell.count(outcome.status, duration_s)
-    if outcome.sent_at:
-        cell.overhead.observe(max(0.0, outcome.sent_at - outcome.received_at))
+    overhead_s = None if relay is None else relay.overhead_s
+    if overhead_s is not None:
+        cell.overhead.observe(overhead_s)
     ttft_s = None
     if delivery is not None:
         if delivery.is_stream and delivery.first_at is not None:
@@ -51,8 +50,8 @@ def record(plane: Plane, outcome: Outcome) -> None:
                 "model": None if intake is None else intake.facts.model,
                 "traffic_class": None if intake is None else intake.traffic_class,
                 "key_id": None if outcome.key is None else outcome.key.key_id,
-                "engine": outcome.engine_id,
-                "engines_tried": outcome.engines_tried,
+                "engine": None if relay is None or relay.leg is None else relay.leg.engine.engine_id,
+                "engines_tried": 0 if relay is None else len(relay.engines),
                 "status": outcome.status,
                 "phase": outcome.phase,
                 "duration_ms": round(duration_s * 1000, 2),

@@ -64,7 +64,7 @@ def test_routes() -> None:
 
 
 def test_headers() -> None:
-    source = (ROOT / "gateway" / "heads.py").read_text() + (ROOT / "gateway" / "exchange.py").read_text()
+    source = "".join((ROOT / "gateway" / f"{name}.py").read_text() for name in ("heads", "exchange", "relay"))
     named = set(re.findall(r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class", source))
     assert named == {row[0].strip("`") for row in rows("Headers")}
 
