@@ -17,8 +17,9 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from gateway.access_log import AccessLog
+from gateway.admission import Admission
 from gateway.discovery import Discovery
-from gateway.fleet import Fleet
+from gateway.fleet import Engine, Fleet
 from gateway.front import FrontProtocol
 from gateway.limits import Limits
 from gateway.metrics import GatewayMetrics
@@ -54,8 +55,9 @@ def create_app(settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | 
     """Return the app and the data plane that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
     snapshot = Snapshot(keys=by_hash(own_keys), needs_key=bool(own_keys) or settings.require_api_key)
+    fleet = Fleet(settings.engine, settings.engine_keep_alive_s, _secret(settings.engine_api_key))
     plane = Plane(
-        fleet=Fleet(settings.engine, settings.engine_keep_alive_s, _secret(settings.engine_api_key)),
+        fleet=fleet,
         snapshot=snapshot,
         limits=Limits(
             max_body_bytes=settings.max_body_bytes,
@@ -65,8 +67,10 @@ def create_app(settings: GatewaySettings, clock: Clock, log_stream: IO[bytes] | 
             total_timeout_s=settings.total_timeout_s,
             request_timeout_s=settings.request_timeout_s,
             keep_alive_s=settings.keep_alive_s,
+            queue_timeout_s=settings.queue_timeout_s,
         ),
         budget=RetryBudget(settings.retry_ratio),
+        admission=_admission(settings, fleet),
         metrics=GatewayMetrics(),
         log=AccessLog(log_stream),
         clock=clock,
@@ -134,6 +138,12 @@ async def _lifespan(plane: Plane, watcher: Watcher | None, app: FastAPI) -> Asyn
             watcher.stop()
         plane.fleet.close()
         plane.log.close()
+
+
+def _admission(settings: GatewaySettings, fleet: Fleet) -> Admission[Engine] | None:
+    if settings.engine_capacity is None:
+        return None
+    return Admission(settings.engine_capacity, settings.queue_limit, lambda model: fleet.by_model.get(model, ()))
 
 
 def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:

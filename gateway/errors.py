@@ -14,12 +14,14 @@ import orjson
 class GatewayError(Exception):
     """Root: `status` and `code` say what happened, `type` who is at fault.
 
-    `retry_after_s`, where given, becomes the `Retry-After` header (whole seconds, at least 1).
+    `retry_after_s`, where given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `refusal` is
+    the kind under which a request counts that was refused for want of room.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "api_error"
     code: ClassVar[str] = "internal_error"
+    refusal: ClassVar[str | None] = None
 
     def __init__(self, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
         self.message = message
@@ -82,6 +84,12 @@ class BodyTooLargeError(GatewayError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class QueueFullError(GatewayError):
+    """Every engine is busy and as many requests of the class wait as may."""
+
+    status, code, refusal = 429, "queue_full", "queue_full"
+
+
 class HeadTooLargeError(GatewayError):
     """The request's headers are larger than the gateway reads."""
 
@@ -102,6 +110,12 @@ class EngineUnavailableError(GatewayError):
     """No engine of the model can be reached now."""
 
     status, code = 503, "engine_unavailable"
+
+
+class QueueTimeoutError(GatewayError):
+    """Every engine was busy for as long as the request could wait."""
+
+    status, code, refusal = 503, "queue_timeout", "queue_timeout"
 
 
 class DrainingError(GatewayError):

@@ -1,22 +1,26 @@
 """One proxied request, from its head to the end of its response: the only owner of its stream.
 
-Here are the phases before an engine: `request` (the body is coming in). From the choice of an engine on the request
-is a `gateway.relay.Relay`, which this file begins and ends. In every phase the client may leave, which closes the
-engine's connection at once (an engine aborts on that), and each has its time-out.
+Here are the phases before an engine: `request` (the body is coming in) and `queue` (every engine is full). From the
+choice of an engine on the request is a `gateway.relay.Relay`, which this file begins and ends. In every phase the
+client may leave, which frees its place in the queue and closes the engine's connection at once (an engine aborts on
+that), and each has its time-out.
 """
 
 import asyncio
 from typing import ClassVar, Protocol
 
 from gateway import relay
+from gateway.admission import Admission, Place
 from gateway.errors import (
     BodyTooLargeError,
     DrainingError,
     EngineUnavailableError,
     GatewayError,
     InternalError,
+    QueueTimeoutError,
     RequestTimeoutError,
 )
+from gateway.fleet import Engine
 from gateway.heads import RequestHead, error_reply
 from gateway.intake import RETRY_AFTER_S, Intake, take_in
 from gateway.limits import overdue
@@ -53,9 +57,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunks", "_front", "_intake", "_key", "_last_at", "_limit_bytes", "_method", "_path", "_plane",
-        "_received_at", "_relay", "_request", "_request_id", "_size", "_status", "disconnected", "is_active",
-        "is_received", "keep_alive", "refusal", "response_complete",
+        "_chunks", "_front", "_intake", "_key", "_last_at", "_limit_bytes", "_method", "_path", "_place",
+        "_plane", "_received_at", "_relay", "_request", "_request_id", "_size", "_status", "_waited_s", "disconnected",
+        "is_active", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
@@ -75,6 +79,8 @@ class Exchange:
         self._limit_bytes = plane.limits.max_body_bytes
         self._key: ApiKey | None = None
         self._intake: Intake | None = None
+        self._place: Place | None = None
+        self._waited_s = 0.0
         self._relay: relay.Relay | None = None
         self.refusal: GatewayError | None = None
         self.is_active = False
@@ -86,7 +92,9 @@ class Exchange:
     @property
     def phase(self) -> str:
         """Where the request is now."""
-        return "request" if self._relay is None else self._relay.phase
+        if self._relay is not None:
+            return self._relay.phase
+        return "request" if self._place is None else "queue"
 
     # The client's side
 
@@ -166,6 +174,8 @@ class Exchange:
         ):
             self.keep_alive = False  # the rest is endless, too long to read for nothing, or may never come
         self._status = error.status
+        if error.refusal is not None:
+            self._plane.metrics.count_refusal(error.refusal)
         is_head = self._method == b"HEAD"
         self._front.write(error_reply(error, self.own_lines(), keep_alive=self.keep_alive, is_head=is_head))
         self.finish()
@@ -186,6 +196,11 @@ class Exchange:
         if trip is not None:
             trip.overdue(found, now)
             return
+        if self._place is not None:
+            self._waited_s = now - self._place.since
+            said = f"no engine of `{self._place.model}` had room: {found}; try again later"
+            self.refuse(QueueTimeoutError(said, retry_after_s=self._waited_s))
+            return
         self.keep_alive = False
         self.refuse(RequestTimeoutError(f"the request did not arrive: {found}"))
 
@@ -198,6 +213,8 @@ class Exchange:
         lines = b"x-request-id: %s\r\n" % self._request_id
         if self._intake is not None:
             lines += self._intake.own
+        if self._waited_s:
+            lines += b"x-specpilot-queue-ms: %.3f\r\n" % (self._waited_s * 1000)
         return lines if self._relay is None else lines + self._relay.lines()
 
     # To the engine
@@ -210,17 +227,52 @@ class Exchange:
             self._intake = intake
             intake.cell.in_flight += 1
             self._plane.budget.earn()
-            self._go(intake)
-        except GatewayError as error:
-            self.refuse(error)
+            if self._plane.admission is None or self._plane.admission.is_open(intake.facts.model, self._received_at):
+                self._go(intake)
+            else:
+                self._wait(intake, self._plane.admission)
         except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
-            asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
-            self.refuse(InternalError("the gateway failed; its log says why"))
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, GatewayError):
+            self.refuse(error)
+            return
+        asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
+        self.refuse(InternalError("the gateway failed; its log says why"))
+
+    def _wait(self, intake: Intake, admission: Admission[Engine]) -> None:
+        """Wait for an engine with room."""
+        wanted = self._plane.class_policy(intake.facts.model, intake.traffic_class)
+        place = Place(self, intake.facts.model, intake.traffic_class, self._received_at)
+        admission.join(place, wanted.weight, wanted.priority)
+        self._place = place
+        intake.cell.queued += 1
+
+    def proceed(self, now: float) -> None:
+        """See `gateway.admission.Waiter`."""
+        intake = self._intake
+        assert intake is not None
+        self._leave_queue(now)
+        try:
+            self._go(intake)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _leave_queue(self, now: float) -> None:
+        place, intake, admission = self._place, self._intake, self._plane.admission
+        if place is None or intake is None or admission is None:
+            return
+        self._place = None
+        admission.leave(place)
+        self._waited_s = max(0.0, now - place.since)
+        intake.cell.queued -= 1
+        intake.cell.queue.observe(self._waited_s)
 
     def _go(self, intake: Intake) -> None:
         """Choose an engine and go to it."""
         plane = self._plane
-        engine = plane.fleet.pick(intake.facts.model, plane.monotonic())
+        engine = plane.pick(intake.facts.model, plane.monotonic())
         if engine is None:
             said = f"no engine of `{intake.facts.model}` takes requests now; try again"
             raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
@@ -233,7 +285,7 @@ class Exchange:
             request=self._request,
             request_id=self._request_id,
             intake=intake,
-            began_at=self._received_at,
+            began_at=self._received_at + self._waited_s,
         )
         self._relay.begin(engine)
 
@@ -265,6 +317,9 @@ class Exchange:
             phase=self.phase,
             relay=trip,
         )
+        if self._place is not None:
+            self._leave_queue(outcome.ended_at)
+        outcome.waited_s = self._waited_s
         record(plane, outcome)
         if trip is not None:
             trip.drop()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import ceil
 
 from gateway.errors import GatewayError, body_of
 from gateway.framing import ResponseHead
@@ -44,6 +45,7 @@ _OWN = frozenset(
         b"x-specpilot-engine",
         b"x-specpilot-policy-version",
         b"x-specpilot-overhead-ms",
+        b"x-specpilot-queue-ms",
     )
 )
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -124,7 +126,7 @@ def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: b
     body = body_of(error)
     parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), own]
     if error.retry_after_s is not None:
-        parts.append(b"retry-after: %d\r\n" % max(1, round(error.retry_after_s)))
+        parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
     if error.status == HTTPStatus.METHOD_NOT_ALLOWED:
         parts.append(b"allow: POST\r\n")
     if error.status == HTTPStatus.UNAUTHORIZED:

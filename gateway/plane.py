@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from gateway.access_log import AccessLog
+from gateway.admission import Admission
 from gateway.errors import GatewayError, InvalidApiKeyError
-from gateway.fleet import Fleet
+from gateway.fleet import Engine, Fleet
 from gateway.limits import Limits
 from gateway.metrics import GatewayMetrics
 from gateway.routing import RetryBudget
 from gateway.snapshot import Snapshot, hash_of
 from policy.clock import Clock
-from policy.types import OTHER, ApiKey
+from policy.types import OTHER, ApiKey, ClassPolicy
 
 SWEEP_S = 0.1
 
@@ -41,7 +42,7 @@ class Running(Swept, Protocol):
 
 
 class Plane:
-    """The data plane's shared state."""
+    """The data plane's shared state. Without `admission` every request goes to an engine at once."""
 
     def __init__(  # noqa: PLR0913 - the collaborators of a whole program
         self,
@@ -50,6 +51,7 @@ class Plane:
         snapshot: Snapshot,
         limits: Limits,
         budget: RetryBudget,
+        admission: Admission[Engine] | None,
         metrics: GatewayMetrics,
         log: AccessLog,
         clock: Clock,
@@ -59,6 +61,7 @@ class Plane:
         self.snapshot = snapshot
         self.limits = limits
         self.budget = budget
+        self.admission = admission
         self.metrics = metrics
         self.log = log
         self.clock = clock
@@ -92,6 +95,27 @@ class Plane:
         self.snapshot = snapshot
         self._classes.clear()
         self.fleet.apply(snapshot.engines)
+        self.serve_queue()
+
+    def serve_queue(self) -> None:
+        """Let requests that wait go on where there is room now."""
+        if self.admission is not None:
+            self.admission.serve(self.monotonic())
+
+    def give_up(self, error: GatewayError) -> None:
+        """End every request with `error`; first those that wait, so that none of them goes out for nothing."""
+        waiting = () if self.admission is None else self.admission.waiting()
+        for exchange in (*waiting, *self.exchanges):
+            exchange.give_up(error)
+
+    def pick(self, model: str, now: float) -> Engine | None:
+        """Return the engine for the next request on `model`; `None` when there is none."""
+        return self.fleet.pick(model, now, () if self.admission is None else self.admission.full_engines(model))
+
+    def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
+        """Return what the operator wants for a class of `model`."""
+        found = self.snapshot.policies.get(model)
+        return ClassPolicy() if found is None else found.policy.of_class(traffic_class)
 
     def known_classes(self, model: str) -> frozenset[str]:
         """Return the classes of `model`; remembered until the next snapshot."""
@@ -160,6 +184,7 @@ class Plane:
                 item.sweep(now)
             except Exception:  # noqa: BLE001 - one request's fault must not stop the clock of all
                 _log.exception("a time-out could not be enforced")
+        self.serve_queue()
         if self._sweeps % 10 == 0:
             for connection in [*self.connections]:
                 connection.sweep(now)

@@ -22,6 +22,7 @@ class Outcome:
     key: ApiKey | None
     intake: Intake | None
     relay: Relay | None
+    waited_s: float = 0.0
 
 
 def record(plane: Plane, outcome: Outcome) -> None:
@@ -54,6 +55,7 @@ def record(plane: Plane, outcome: Outcome) -> None:
                 "engines_tried": 0 if relay is None else len(relay.engines),
                 "status": outcome.status,
                 "phase": outcome.phase,
+                "queue_ms": round(outcome.waited_s * 1000, 2),
                 "duration_ms": round(duration_s * 1000, 2),
                 "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 2),
                 "output_tokens": None if usage is None else usage.output_tokens,

@@ -53,8 +53,7 @@ class GatewayServer(Server):
             left = len(self._plane.exchanges)
             if elapsed_s >= self._drain_timeout_s and left:
                 _log.warning("%d requests did not finish within the drain time-out", left)
-                for exchange in [*self._plane.exchanges]:
-                    exchange.give_up(DrainingError("this gateway is shutting down", retry_after_s=1.0))
+                self._plane.give_up(DrainingError("this gateway is shutting down", retry_after_s=1.0))
             if elapsed_s >= self._drain_timeout_s or (self._plane.is_refusing and not left):
                 self.should_exit = True
         return await super().on_tick(counter)

@@ -27,6 +27,9 @@ CLASS_LIMIT = 16
 K_LIMIT = 64
 """An upper bound on K that no drafter of today reaches; it bounds memory and catches typing errors."""
 
+PRIORITY_LIMIT = 1000
+"""A bound on a class's priority, both ways; it only catches typing errors."""
+
 _NAME = re.compile(r"[!-~]{1,256}")
 _CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
@@ -150,7 +153,8 @@ class Schedule:
 class ClassPolicy:
     """What an operator wants for one traffic class of one model.
 
-    `weight` scales the class's tokens in the objective. `pin` fixes K. `k_min` and `k_max` bound it; `None`
+    `weight` scales the class's tokens in the objective, and its share of the places that fall free while requests wait
+    in a gateway. There a higher `priority` goes first, always. `pin` fixes K. `k_min` and `k_max` bound it; `None`
     leaves the model's bound. `itl_slo_ms` is the largest mean inter-token latency, in milliseconds, that the
     law may predict for the class.
     """
@@ -161,9 +165,12 @@ class ClassPolicy:
     k_max: int | None = None
     pin: int | None = None
     itl_slo_ms: float | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         faults = []
+        if not -PRIORITY_LIMIT <= self.priority <= PRIORITY_LIMIT:
+            faults.append(f"priority is {self.priority}; it must be between -{PRIORITY_LIMIT} and {PRIORITY_LIMIT}")
         if not 0 < self.weight <= 1000:  # noqa: PLR2004 - a bound that only catches nonsense
             faults.append(f"weight is {self.weight}; it must be above 0 and at most 1000")
         for label in ("k_min", "k_max", "pin"):

@@ -16,7 +16,10 @@ PURE = (
     "engine_adapter.measure",
     *(
         f"gateway.{name}"
-        for name in ["wire", "sse", "framing", "heads", "classify", "routing", "limits", "snapshot", "errors"]
+        for name in (
+            *("wire", "sse", "framing", "heads", "classify", "routing", "limits", "snapshot", "errors"),
+            *("fair_queue", "admission"),
+        )
     ),
     "controller.pilot",  # brings in every module that decides
     "controller.pools",

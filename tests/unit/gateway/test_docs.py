@@ -20,10 +20,14 @@ COUNTERS = {
     "retries",
     "upstream_errors",
     "disconnects",
+    "refusals",
     "unknown_class",
     "log_lines_dropped",
 }
-PURE = ("limits", "wire", "sse", "framing", "heads", "classify", "routing", "snapshot", "errors")
+PURE = (
+    *("limits", "wire", "sse", "framing", "heads", "classify", "routing", "snapshot", "errors"),
+    *("fair_queue", "admission"),
+)
 
 
 def section(title: str) -> str:
