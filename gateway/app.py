@@ -170,12 +170,18 @@ def _watcher(settings: GatewaySettings, url: str, own_keys: tuple[ApiKey, ...], 
         own_keys=own_keys,
         first=plane.snapshot,
         publish=plane.offer,
+        gateway_id=plane.gateway_id,
+        demands=lambda: plane.demands,
+        share=plane.offer_shares,
         clock=clock,
         poll_s=settings.redis_poll_s,
     )
     try:
         store.ping()
         plane.adopt(watcher.read())
+        shares = watcher.exchange()
+        if shares is not None:
+            plane.rates.adopt(shares, clock.monotonic())
     except StoreUnavailableError as error:
         if not settings.engine:
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error

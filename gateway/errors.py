@@ -84,6 +84,18 @@ class BodyTooLargeError(GatewayError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class RequestRateError(GatewayError):
+    """The API key has asked as often as it may in a minute."""
+
+    status, type, code, refusal = 429, "requests", "rate_limit_exceeded", "requests"
+
+
+class TokenRateError(GatewayError):
+    """The API key has asked for as many tokens as it may in a minute."""
+
+    status, type, code, refusal = 429, "tokens", "rate_limit_exceeded", "tokens"
+
+
 class QueueFullError(GatewayError):
     """Every engine is busy and as many requests of the class wait as may."""
 

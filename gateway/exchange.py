@@ -18,17 +18,18 @@ from gateway.errors import (
     GatewayError,
     InternalError,
     QueueTimeoutError,
+    RequestRateError,
     RequestTimeoutError,
+    TokenRateError,
 )
 from gateway.fleet import Engine
-from gateway.heads import RequestHead, error_reply
+from gateway.heads import RequestHead, error_reply, rate_lines
 from gateway.intake import RETRY_AFTER_S, Intake, take_in
 from gateway.limits import overdue
 from gateway.plane import Plane
-from gateway.record import Outcome, record
+from gateway.record import CLIENT_LEFT, Outcome, record, used_tokens
 from policy.types import ApiKey
 
-CLIENT_LEFT = 499
 UNREAD_BYTES = 64 * 1024 * 1024
 
 
@@ -59,7 +60,7 @@ class Exchange:
     __slots__ = (
         "_chunks", "_front", "_intake", "_key", "_last_at", "_limit_bytes", "_method", "_path", "_place",
         "_plane", "_received_at", "_relay", "_request", "_request_id", "_size", "_status", "_waited_s", "disconnected",
-        "is_active", "is_received", "keep_alive", "refusal", "response_complete",
+        "is_active", "is_charged", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
@@ -84,6 +85,7 @@ class Exchange:
         self._relay: relay.Relay | None = None
         self.refusal: GatewayError | None = None
         self.is_active = False
+        self.is_charged = False
         self.is_received = False
         self.keep_alive = request.is_modern
         self.response_complete = False
@@ -226,6 +228,8 @@ class Exchange:
             intake = take_in(self._plane, self._path, self._request, self._key, body)
             self._intake = intake
             intake.cell.in_flight += 1
+            if self._key is not None and self._key.has_limits:
+                self._charge(self._key, intake)
             self._plane.budget.earn()
             if self._plane.admission is None or self._plane.admission.is_open(intake.facts.model, self._received_at):
                 self._go(intake)
@@ -240,6 +244,18 @@ class Exchange:
             return
         asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
         self.refuse(InternalError("the gateway failed; its log says why"))
+
+    def _charge(self, key: ApiKey, intake: Intake) -> None:
+        """Count the request against its key's limits, or refuse it."""
+        meter = self._plane.rates.meter(key, intake.facts.work_tokens, self._received_at)
+        denied = meter.admit(intake.facts.work_tokens, self._received_at)
+        intake.own += rate_lines(meter)
+        if denied is None:
+            self.is_charged = True
+            return
+        kind = RequestRateError if denied.kind == "requests" else TokenRateError
+        said = f"rate limit reached: {denied.limit} {denied.kind} per minute for this API key; try again later"
+        raise kind(said, retry_after_s=denied.retry_after_s)
 
     def _wait(self, intake: Intake, admission: Admission[Engine]) -> None:
         """Wait for an engine with room."""
@@ -321,6 +337,9 @@ class Exchange:
             self._leave_queue(outcome.ended_at)
         outcome.waited_s = self._waited_s
         record(plane, outcome)
+        if self.is_charged and self._key is not None and intake is not None:
+            estimate = intake.facts.work_tokens
+            plane.rates.meter(self._key, 0.0, outcome.ended_at).settle(estimate, used_tokens(outcome, intake))
         if trip is not None:
             trip.drop()
         self._relay = None

@@ -14,6 +14,7 @@ from math import ceil
 
 from gateway.errors import GatewayError, body_of
 from gateway.framing import ResponseHead
+from gateway.rate import Meter
 
 _HELD_BACK = frozenset(
     (
@@ -46,6 +47,13 @@ _OWN = frozenset(
         b"x-specpilot-policy-version",
         b"x-specpilot-overhead-ms",
         b"x-specpilot-queue-ms",
+        # An engine's limits are on the gateway's key there, not on the client's here.
+        b"x-ratelimit-limit-requests",
+        b"x-ratelimit-remaining-requests",
+        b"x-ratelimit-reset-requests",
+        b"x-ratelimit-limit-tokens",
+        b"x-ratelimit-remaining-tokens",
+        b"x-ratelimit-reset-tokens",
     )
 )
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -119,6 +127,27 @@ def client_head(head: ResponseHead, own: bytes, *, is_chunked: bool, length: int
         parts.append(b"content-length: %d\r\n" % length)
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(parts)
+
+
+def rate_lines(meter: Meter) -> bytes:
+    """Return the header lines that tell a client of its key's limits, as OpenAI has them."""
+    lines = b""
+    for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
+        if bucket is not None:
+            lines += b"x-ratelimit-limit-%s: %d\r\nx-ratelimit-remaining-%s: %d\r\nx-ratelimit-reset-%s: %s\r\n" % (
+                *(kind, bucket.limit, kind, bucket.remaining),
+                *(kind, duration(bucket.reset_s).encode()),
+            )
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Return `seconds` as OpenAI writes them: `120ms`, `8.64s`, `6m0s`."""
+    milliseconds = ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:  # noqa: PLR2004 - a second
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
 
 
 def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False) -> bytes:

@@ -17,6 +17,7 @@ from gateway.errors import GatewayError, InvalidApiKeyError
 from gateway.fleet import Engine, Fleet
 from gateway.limits import Limits
 from gateway.metrics import GatewayMetrics
+from gateway.rate import Rates, Shares
 from gateway.routing import RetryBudget
 from gateway.snapshot import Snapshot, hash_of
 from policy.clock import Clock
@@ -67,13 +68,15 @@ class Plane:
         self.clock = clock
         self.monotonic: Callable[[], float] = clock.monotonic
         self.marks_class = marks_class
+        self.rates = Rates()
+        self.demands: Mapping[str, float] = {}
+        self.gateway_id = secrets.token_hex(8)
         self.is_draining = False
         self.is_refusing = False
         self.exchanges: set[Running] = set()
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._classes: dict[str, frozenset[str]] = {}
-        self._id_prefix = secrets.token_hex(8)
         self._id_count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeps = 0
@@ -89,6 +92,12 @@ class Plane:
         if self._loop is None:
             raise RuntimeError("the plane is not bound to a loop")
         self._loop.call_soon_threadsafe(self.adopt, snapshot)
+
+    def offer_shares(self, shares: Shares) -> None:
+        """Take over `shares` of the keys' limits. From any thread, as `offer`."""
+        if self._loop is None:
+            raise RuntimeError("the plane is not bound to a loop")
+        self._loop.call_soon_threadsafe(self.rates.adopt, shares, self.monotonic())
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Serve by `snapshot` from now on. On the loop only, or before it runs."""
@@ -149,7 +158,7 @@ class Plane:
     def new_request_id(self) -> bytes:
         """Return an identifier that no other request has."""
         self._id_count += 1
-        return b"req-%s-%d" % (self._id_prefix.encode(), self._id_count)
+        return b"req-%s-%d" % (self.gateway_id.encode(), self._id_count)
 
     def spawn(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         """Keep `task` alive until it ends."""
@@ -186,6 +195,7 @@ class Plane:
                 _log.exception("a time-out could not be enforced")
         self.serve_queue()
         if self._sweeps % 10 == 0:
+            self.demands = self.rates.demands(now)  # replaced whole: another thread reads it
             for connection in [*self.connections]:
                 connection.sweep(now)
             self.fleet.sweep(now)

@@ -7,6 +7,9 @@ from gateway.plane import Plane
 from gateway.relay import Relay
 from policy.types import OTHER, ApiKey
 
+CLIENT_LEFT = 499
+_ERROR_BORDER = 400
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -62,3 +65,19 @@ def record(plane: Plane, outcome: Outcome) -> None:
                 "acceptance_length": None if usage is None else usage.acceptance_length,
             }
         )
+
+
+def used_tokens(outcome: Outcome, intake: Intake) -> int:
+    """Return how many tokens a request counts for against its key's limit, now that it is over.
+
+    What the response said; nothing, where nothing was sent or the answer was an error. The estimate stands where the
+    response did not say, unless more events than that came.
+    """
+    relay = outcome.relay
+    if relay is None or not relay.sent_at or (outcome.status >= _ERROR_BORDER and outcome.status != CLIENT_LEFT):
+        return 0
+    estimate = intake.facts.work_tokens
+    if relay.delivery is None:
+        return estimate
+    said = relay.delivery.usage.total_tokens
+    return max(estimate, relay.delivery.events) if said is None else said

@@ -16,6 +16,7 @@ TAIL_BYTES = 16_384
 FRAME_BYTES = 65_536
 
 _TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
 _BREAK = re.compile(rb"\r?\n\r?\n")
 
@@ -23,14 +24,24 @@ _BREAK = re.compile(rb"\r?\n\r?\n")
 class Usage:
     """What a response said of itself: output tokens and mean acceptance length (bonus token included)."""
 
-    __slots__ = ("acceptance_length", "output_tokens")
+    __slots__ = ("_said", "acceptance_length", "output_tokens")
 
     def __init__(self) -> None:
         self.output_tokens: int | None = None
         self.acceptance_length: float | None = None
+        self._said = b""
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Prompt and output tokens together, looked for only when asked; `None` when the response did not say."""
+        prompt = _PROMPT_TOKENS.findall(self._said)
+        if not prompt and self.output_tokens is None:
+            return None
+        return int(prompt[-1] if prompt else 0) + (self.output_tokens or 0)
 
     def read(self, text: bytes) -> None:
         """Learn from JSON that may hold usage; later sayings replace earlier ones."""
+        self._said = text
         said = _TOKENS.findall(text)
         if said:
             self.output_tokens = int(said[-1])

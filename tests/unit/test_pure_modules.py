@@ -18,7 +18,7 @@ PURE = (
         f"gateway.{name}"
         for name in (
             *("wire", "sse", "framing", "heads", "classify", "routing", "limits", "snapshot", "errors"),
-            *("fair_queue", "admission"),
+            *("fair_queue", "admission", "rate"),
         )
     ),
     "controller.pilot",  # brings in every module that decides

@@ -26,7 +26,7 @@ COUNTERS = {
 }
 PURE = (
     *("limits", "wire", "sse", "framing", "heads", "classify", "routing", "snapshot", "errors"),
-    *("fair_queue", "admission"),
+    *("fair_queue", "admission", "rate"),
 )
 
 
@@ -69,7 +69,9 @@ def test_routes() -> None:
 
 def test_headers() -> None:
     source = "".join((ROOT / "gateway" / f"{name}.py").read_text() for name in ("heads", "exchange", "relay"))
-    named = set(re.findall(r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class", source))
+    named = set(
+        re.findall(r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-ratelimit-[a-z]+-(?:requests|tokens)", source)
+    )
     assert named == {row[0].strip("`") for row in rows("Headers")}
 
 
