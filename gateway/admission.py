@@ -53,12 +53,12 @@ class Place:
 
 def without_room(engines: Sequence[B], capacity: int) -> tuple[B, ...] | None:
     """Return those of `engines` that are full, which is usually none; `None` when a request has to wait for one."""
-    full = tuple(engine for engine in engines if engine.outstanding_requests >= capacity)
+    full = [engine for engine in engines if engine.outstanding_requests >= capacity]
     if not full:
-        return full
+        return ()
     taking = [engine for engine in engines if not engine.is_draining]
     usable = [engine for engine in taking if not engine.standing.is_ejected] or taking
-    return None if usable and all(engine.outstanding_requests >= capacity for engine in usable) else full
+    return None if usable and all(engine.outstanding_requests >= capacity for engine in usable) else tuple(full)
 
 
 class Admission(Generic[B]):
@@ -107,7 +107,9 @@ class Admission(Generic[B]):
 
     def serve(self, now: float) -> None:
         """Let those go on for whom there is room."""
-        has_moved = bool(self._queues)
+        if not self._queues:
+            return
+        has_moved = True
         while has_moved:
             has_moved = False
             for model in [*self._queues]:

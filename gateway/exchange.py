@@ -58,9 +58,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunks", "_front", "_intake", "_key", "_last_at", "_limit_bytes", "_method", "_path", "_place",
+        "_chunks", "_front", "_intake", "_is_charged", "_key", "_last_at", "_limit_bytes", "_method", "_path", "_place",
         "_plane", "_received_at", "_relay", "_request", "_request_id", "_size", "_status", "_waited_s", "disconnected",
-        "is_active", "is_charged", "is_received", "keep_alive", "refusal", "response_complete",
+        "is_active", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
@@ -82,10 +82,10 @@ class Exchange:
         self._intake: Intake | None = None
         self._place: Place | None = None
         self._waited_s = 0.0
+        self._is_charged = False
         self._relay: relay.Relay | None = None
         self.refusal: GatewayError | None = None
         self.is_active = False
-        self.is_charged = False
         self.is_received = False
         self.keep_alive = request.is_modern
         self.response_complete = False
@@ -251,7 +251,7 @@ class Exchange:
         denied = meter.admit(intake.facts.work_tokens, self._received_at)
         intake.own += rate_lines(meter)
         if denied is None:
-            self.is_charged = True
+            self._is_charged = True
             return
         kind = RequestRateError if denied.kind == "requests" else TokenRateError
         said = f"rate limit reached: {denied.limit} {denied.kind} per minute for this API key; try again later"
@@ -287,21 +287,22 @@ class Exchange:
 
     def _go(self, intake: Intake) -> None:
         """Choose an engine and go to it."""
-        plane = self._plane
-        engine = plane.pick(intake.facts.model, plane.monotonic())
+        plane, model = self._plane, intake.facts.model
+        avoided = () if plane.admission is None else plane.admission.full_engines(model)
+        engine = plane.fleet.pick(model, plane.monotonic(), avoided)
         if engine is None:
-            said = f"no engine of `{intake.facts.model}` takes requests now; try again"
+            said = f"no engine of `{model}` takes requests now; try again"
             raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
         self._relay = relay.Relay(
             plane,
             self,
             self._front,
-            method=self._method,
-            path=self._path,
-            request=self._request,
-            request_id=self._request_id,
-            intake=intake,
-            began_at=self._received_at + self._waited_s,
+            intake,
+            self._method,
+            self._path,
+            self._request,
+            self._request_id,
+            self._received_at + self._waited_s,
         )
         self._relay.begin(engine)
 
@@ -337,7 +338,7 @@ class Exchange:
             self._leave_queue(outcome.ended_at)
         outcome.waited_s = self._waited_s
         record(plane, outcome)
-        if self.is_charged and self._key is not None and intake is not None:
+        if self._is_charged and self._key is not None and intake is not None:
             estimate = intake.facts.work_tokens
             plane.rates.meter(self._key, 0.0, outcome.ended_at).settle(estimate, used_tokens(outcome, intake))
         if trip is not None:

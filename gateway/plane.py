@@ -117,10 +117,6 @@ class Plane:
         for exchange in (*waiting, *self.exchanges):
             exchange.give_up(error)
 
-    def pick(self, model: str, now: float) -> Engine | None:
-        """Return the engine for the next request on `model`; `None` when there is none."""
-        return self.fleet.pick(model, now, () if self.admission is None else self.admission.full_engines(model))
-
     def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
         """Return what the operator wants for a class of `model`."""
         found = self.snapshot.policies.get(model)

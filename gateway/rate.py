@@ -66,8 +66,10 @@ class Bucket:
 
     def fill(self, now: float) -> None:
         """Bring what it holds up to `now`."""
-        self.held = min(self.capacity, self.held + max(0.0, now - self._at) * self.capacity / MINUTE_S)
-        self._at = now
+        if now > self._at:  # a request that waited behind another on its connection came earlier
+            self.held += (now - self._at) * self.capacity / MINUTE_S
+            self._at = now
+        self.held = min(self.capacity, self.held)
 
     def wait_s(self, cost: float) -> float:
         """Return in how many seconds a request of `cost` would pass; 0: now."""
@@ -94,11 +96,11 @@ class Meter:
 
     __slots__ = ("_at", "_demand", "requests", "share", "tokens")
 
-    def __init__(self, key: ApiKey, share: float, now: float) -> None:
+    def __init__(self, key: ApiKey, share: float, now: float, demand: float = 0.0) -> None:
         self.share = share
         self.requests = None if key.requests_per_minute is None else Bucket(key.requests_per_minute, share, now)
         self.tokens = None if key.tokens_per_minute is None else Bucket(key.tokens_per_minute, share, now)
-        self._demand = 0.0
+        self._demand = demand
         self._at = now
 
     def begin_during_use(self, tokens: float) -> None:
@@ -142,8 +144,9 @@ class Meter:
 
     def demand(self, now: float) -> float:
         """Bring the demand up to `now` and return it: limits asked for per minute."""
-        self._demand *= exp(-max(0.0, now - self._at) / DEMAND_S)
-        self._at = now
+        if now > self._at:
+            self._demand *= exp((self._at - now) / DEMAND_S)
+            self._at = now
         return self._demand
 
     def take_share(self, share: float, now: float) -> None:
@@ -229,7 +232,7 @@ class Rates:
 
 def _moved(old: Meter, key: ApiKey, now: float) -> Meter:
     """Return the meter of a key whose limits were changed: what it holds stays, as far as it fits."""
-    new = Meter(key, old.share, now)
+    new = Meter(key, old.share, now, old.demand(now))
     for before, after in ((old.requests, new.requests), (old.tokens, new.tokens)):
         if before is not None and after is not None:
             before.fill(now)

@@ -71,17 +71,16 @@ class Relay:
         "engines", "last_at", "leg", "phase", "sent_at", "status",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0913 - a request is that much
+    def __init__(  # noqa: PLR0913, PLR0917 - a request is that much
         self,
         plane: Plane,
         owner: Owner,
         front: Front,
-        *,
+        intake: Intake,
         method: bytes,
         path: str,
         request: RequestHead,
         request_id: bytes,
-        intake: Intake,
         began_at: float,
     ) -> None:
         self._plane = plane
@@ -150,9 +149,10 @@ class Relay:
             self._owner.refuse(error)
 
     def drop(self) -> None:
-        """Let go of the engine."""
-        if self.leg is not None:
-            self.leg.drop()
+        """Let go of the engine, for good. The leg is forgotten, so that no cycle waits for the collector."""
+        leg, self.leg = self.leg, None
+        if leg is not None:
+            leg.drop()
 
     def _try(self, engine: Engine, *, is_fresh: bool = False) -> None:
         self.phase = "connect"

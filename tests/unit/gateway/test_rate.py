@@ -87,6 +87,13 @@ def test_a_changed_limit_holds_at_once() -> None:
     assert rates.meter(key(None, 5), 1, 0.0).requests is None
 
 
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 30)), max_size=60))
+def test_times_out_of_order_count_once(asked: list[tuple[float, int]]) -> None:
+    meter = Meter(key(60), 1.0, 0.0)
+    passed = sum(meter.admit(1, now) is None for now, count in asked for _ in range(count))
+    assert passed <= 60 + 100
+
+
 def test_idle_keys_are_forgotten_and_their_demand_fades() -> None:
     rates = Rates()
     rates.meter(key(), 1, 0.0).admit(1, 0.0)
