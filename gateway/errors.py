@@ -19,9 +19,9 @@ class GatewayError(Exception):
     """
 
     status: ClassVar[int] = 500
-    type: ClassVar[str] = "api_error"
     code: ClassVar[str] = "internal_error"
-    refusal: ClassVar[str | None] = None
+    type: str = "api_error"
+    refusal: str | None = None
 
     def __init__(self, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
         self.message = message
@@ -84,16 +84,14 @@ class BodyTooLargeError(GatewayError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
-class RequestRateError(GatewayError):
-    """The API key has asked as often as it may in a minute."""
+class RateLimitError(GatewayError):
+    """The API key has asked for as much as it may in a minute. `kind`, requests or tokens, is the type, as OpenAI's."""
 
-    status, type, code, refusal = 429, "requests", "rate_limit_exceeded", "requests"
+    status, code = 429, "rate_limit_exceeded"
 
-
-class TokenRateError(GatewayError):
-    """The API key has asked for as many tokens as it may in a minute."""
-
-    status, type, code, refusal = 429, "tokens", "rate_limit_exceeded", "tokens"
+    def __init__(self, message: str, kind: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.type = self.refusal = kind
 
 
 class QueueFullError(GatewayError):

@@ -18,9 +18,8 @@ from gateway.errors import (
     GatewayError,
     InternalError,
     QueueTimeoutError,
-    RequestRateError,
+    RateLimitError,
     RequestTimeoutError,
-    TokenRateError,
 )
 from gateway.fleet import Engine
 from gateway.heads import RequestHead, error_reply, rate_lines
@@ -253,9 +252,8 @@ class Exchange:
         if denied is None:
             self._is_charged = True
             return
-        kind = RequestRateError if denied.kind == "requests" else TokenRateError
         said = f"rate limit reached: {denied.limit} {denied.kind} per minute for this API key; try again later"
-        raise kind(said, retry_after_s=denied.retry_after_s)
+        raise RateLimitError(said, denied.kind, denied.retry_after_s)
 
     def _wait(self, intake: Intake, admission: Admission[Engine]) -> None:
         """Wait for an engine with room."""

@@ -24,6 +24,9 @@ begins with. While nobody can read statements the last shares hold: they add up 
 very second. Replicas that never read any have a share of 1: R times the bound. A replica that alone is cut off keeps
 its share while the others, after `PRESENCE_S`, divide the whole among themselves: its share is then let through twice.
 
+All this is about what is charged. Tokens are charged by estimate: what requests under way use beyond theirs is owed
+afterwards, and may be more than one request's.
+
 Pure: `now` is monotonic seconds. For one thread.
 """
 

@@ -172,10 +172,12 @@ class Relay:
         return True
 
     def _try_again(self, engine: Engine) -> None:
-        assert self.leg is not None
+        """Begin at `engine` before the old place is given up: who waits for one must not take the place of both."""
+        old = self.leg
+        assert old is not None
         self._plane.metrics.retries += 1
-        self.leg.drop()
-        self._try(engine, is_fresh=engine is self.leg.engine)
+        self._try(engine, is_fresh=engine is old.engine)
+        old.drop()
 
     # From the engine: `gateway.leg.Traveller`
 
