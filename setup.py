@@ -10,9 +10,13 @@ import os
 from setuptools import setup
 
 HOT_PATH = (
+    "gateway/admission.py",
+    "gateway/affinity.py",
+    "gateway/choice.py",
     "gateway/classify.py",
     "gateway/delivery.py",
     "gateway/exchange.py",
+    "gateway/fair_queue.py",
     "gateway/fleet.py",
     "gateway/framing.py",
     "gateway/front.py",
@@ -22,7 +26,10 @@ HOT_PATH = (
     "gateway/limits.py",
     "gateway/metrics.py",
     "gateway/plane.py",
+    "gateway/prefix.py",
+    "gateway/rate.py",
     "gateway/record.py",
+    "gateway/relay.py",
     "gateway/routing.py",
     "gateway/sse.py",
     "gateway/upstream.py",

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import secrets
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,7 +13,9 @@ from controller.body import JSON_BODY, object_of
 from controller.problems import ApiError, invalid
 from policy.errors import Fault
 from policy.store import Store
-from policy.types import ApiKey, is_class_name
+from policy.types import ApiKey, is_class_name, rate_faults
+
+_FIELDS = ("traffic_class", "allowed_classes", "requests_per_minute", "tokens_per_minute")
 
 
 def key_routes(store: Store) -> APIRouter:
@@ -27,28 +30,42 @@ def key_routes(store: Store) -> APIRouter:
 
     @router.post("/keys", openapi_extra=JSON_BODY)
     async def add_key(request: Request) -> JSONResponse:
-        """Make a client key from `traffic_class` and `allowed_classes`, both optional. It is shown only this once."""
-        traffic_class, allowed = _key_request(await object_of(request))
+        """Make a client key from what it may, every field optional. It is shown only this once."""
         secret = "sk-" + secrets.token_urlsafe(32)
-        key = ApiKey(secrets.token_hex(6), hashlib.sha256(secret.encode()).hexdigest(), traffic_class, allowed)
+        blank = ApiKey(secrets.token_hex(6), hashlib.sha256(secret.encode()).hexdigest())
+        key = replace(blank, **_key_request(await object_of(request)))
         await asyncio.to_thread(lambda: store.put_api_key(key))
         return JSONResponse({**_shown(key), "key": secret}, status_code=201)
+
+    @router.patch("/keys/{key_id}", openapi_extra=JSON_BODY)
+    async def change_key(request: Request, key_id: str) -> JSONResponse:
+        """Change what a client key may; `null` resets a field, what is not named stays."""
+        wanted = _key_request(await object_of(request))
+        found = next((key for key in await asyncio.to_thread(store.api_keys) if key.key_id == key_id), None)
+        if found is None:
+            raise _unknown(key_id)
+        key = replace(found, **wanted)
+        await asyncio.to_thread(lambda: store.put_api_key(key))
+        return JSONResponse(_shown(key))
 
     @router.delete("/keys/{key_id}")
     async def delete_key(key_id: str) -> Response:
         """Revoke a client key."""
         if not await asyncio.to_thread(lambda: store.delete_api_key(key_id)):
-            raise ApiError(404, "key_not_found", f"there is no key {key_id!r}", param="key_id")
+            raise _unknown(key_id)
         return Response(status_code=204)
 
     return router
 
 
-def _key_request(plain: dict[str, Any]) -> tuple[str | None, tuple[str, ...] | None]:
+def _unknown(key_id: str) -> ApiError:
+    return ApiError(404, "key_not_found", f"there is no key {key_id!r}", param="key_id")
+
+
+def _key_request(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `ApiKey` that a request states."""
     faults = [
-        Fault(name, "is not known; give traffic_class and allowed_classes or nothing")
-        for name in plain
-        if name not in ("traffic_class", "allowed_classes")
+        Fault(name, f"is not known; give {', '.join(_FIELDS)} or nothing") for name in plain if name not in _FIELDS
     ]
     traffic_class = plain.get("traffic_class")
     allowed = plain.get("allowed_classes")
@@ -58,10 +75,15 @@ def _key_request(plain: dict[str, Any]) -> tuple[str | None, tuple[str, ...] | N
         isinstance(allowed, list) and all(isinstance(item, str) and is_class_name(item) for item in allowed)
     ):
         faults.append(Fault("allowed_classes", "must be a list of class names"))
-        allowed = None
+    for name in ("requests_per_minute", "tokens_per_minute"):
+        limit = plain.get(name)
+        if limit is not None and type(limit) is not int:
+            faults.append(Fault(name, "must be a whole number, or null for no limit"))
+        else:
+            faults.extend(Fault(name, fault) for fault in rate_faults(**{name: limit}))
     if faults:
         raise invalid(faults, "key request")
-    return traffic_class, None if allowed is None else tuple(allowed)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:
@@ -69,4 +91,6 @@ def _shown(key: ApiKey) -> dict[str, Any]:
         "key_id": key.key_id,
         "traffic_class": key.traffic_class,
         "allowed_classes": None if key.allowed_classes is None else list(key.allowed_classes),
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
     }

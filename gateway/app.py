@@ -21,14 +21,16 @@ from pydantic import SecretStr
 
 from gateway import resolve
 from gateway.access_log import AccessLog
+from gateway.admission import Admission
 from gateway.choice import Chooser
 from gateway.discovery import Discovery
-from gateway.fleet import Fleet
+from gateway.fleet import Engine, Fleet
 from gateway.front import FrontProtocol
 from gateway.limits import Limits
 from gateway.listening import BACKLOG, listen
 from gateway.metrics import GatewayMetrics
 from gateway.plane import Plane
+from gateway.rate import Shares
 from gateway.resolve import Lookup, Resolver
 from gateway.routes import create_routes
 from gateway.routing import RetryBudget
@@ -59,13 +61,14 @@ def create_app(
     """Return the app and the data plane that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
     snapshot = Snapshot(keys=by_hash(own_keys), needs_key=bool(own_keys) or settings.require_api_key)
+    fleet = Fleet(
+        [url for url in settings.engine if not url.startswith(resolve.PREFIX)],
+        Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
+        settings.engine_keep_alive_s,
+        _secret(settings.engine_api_key),
+    )
     plane = Plane(
-        fleet=Fleet(
-            [url for url in settings.engine if not url.startswith(resolve.PREFIX)],
-            Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
-            settings.engine_keep_alive_s,
-            _secret(settings.engine_api_key),
-        ),
+        fleet=fleet,
         snapshot=snapshot,
         limits=Limits(
             max_body_bytes=settings.max_body_bytes,
@@ -75,14 +78,18 @@ def create_app(
             total_timeout_s=settings.total_timeout_s,
             request_timeout_s=settings.request_timeout_s,
             keep_alive_s=settings.keep_alive_s,
+            queue_timeout_s=settings.queue_timeout_s,
         ),
         budget=RetryBudget(settings.retry_ratio),
+        admission=_admission(settings, fleet),
         metrics=GatewayMetrics(),
         log=AccessLog(log_stream, None if worker is None else PIPE_BUF),
         clock=clock,
         marks_class=settings.mark_class,
         tracing=load_tracing(os.environ),
     )
+    if settings.redis_url is None and settings.workers > 1:
+        plane.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # nobody tells the workers of one another
     watcher = None if settings.redis_url is None else _watcher(settings, settings.redis_url, own_keys, plane, clock)
     exposition = plane.exposition if worker is None else partial(worker.exposition, plane)
     app = create_routes(plane, _secret(settings.admin_token), _shown(settings), exposition)
@@ -174,6 +181,12 @@ async def _lifespan(
         plane.log.close()
 
 
+def _admission(settings: GatewaySettings, fleet: Fleet) -> Admission[Engine] | None:
+    if settings.engine_capacity is None:
+        return None
+    return Admission(settings.engine_capacity, settings.queue_limit, lambda model: fleet.by_model.get(model, ()))
+
+
 def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
     if settings.api_keys_file is None:
         return ()
@@ -198,12 +211,18 @@ def _watcher(settings: GatewaySettings, url: str, own_keys: tuple[ApiKey, ...], 
         own_keys=own_keys,
         first=plane.snapshot,
         publish=plane.offer,
+        gateway_id=plane.gateway_id,
+        demands=lambda: plane.demands,
+        share=plane.offer_shares,
         clock=clock,
         poll_s=settings.redis_poll_s,
     )
     try:
         store.ping()
         plane.adopt(watcher.read())
+        shares = watcher.exchange()
+        if shares is not None:
+            plane.rates.adopt(shares, clock.monotonic())
     except StoreUnavailableError as error:
         if not settings.engine:
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error

@@ -1,7 +1,7 @@
 """From an engine's response to what the client gets: which bytes, when, and what was learnt on the way.
 
 Bytes of a body go on as they came, chunk framing included; only a client of HTTP/1.0 gets them without. The head is
-held back until the first byte of body (see `gateway.exchange`). Error answers (status 400 and up) are held until they
+held back until the first byte of body (see `gateway.relay`). Error answers (status 400 and up) are held until they
 are whole, then sent in OpenAI's envelope, unless they are in one already or too long to hold.
 
 When the engine's stream breaks, `broken` returns what may still be added: an error event, if this is an event stream

@@ -14,12 +14,14 @@ import orjson
 class GatewayError(Exception):
     """Root: `status` and `code` say what happened, `type` who is at fault.
 
-    `retry_after_s`, where given, becomes the `Retry-After` header (whole seconds, at least 1).
+    `retry_after_s`, where given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `refusal` is
+    the kind under which a request counts that was refused for want of room.
     """
 
     status: ClassVar[int] = 500
-    type: ClassVar[str] = "api_error"
     code: ClassVar[str] = "internal_error"
+    type: str = "api_error"
+    refusal: str | None = None
 
     def __init__(self, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
         self.message = message
@@ -82,6 +84,22 @@ class BodyTooLargeError(GatewayError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class RateLimitError(GatewayError):
+    """The API key has asked for as much as it may in a minute. `kind`, requests or tokens, is the type, as OpenAI's."""
+
+    status, code = 429, "rate_limit_exceeded"
+
+    def __init__(self, message: str, kind: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.type = self.refusal = kind
+
+
+class QueueFullError(GatewayError):
+    """Every engine is busy and as many requests of the class wait as may."""
+
+    status, code, refusal = 429, "queue_full", "queue_full"
+
+
 class HeadTooLargeError(GatewayError):
     """The request's headers are larger than the gateway reads."""
 
@@ -102,6 +120,12 @@ class EngineUnavailableError(GatewayError):
     """No engine of the model can be reached now."""
 
     status, code = 503, "engine_unavailable"
+
+
+class QueueTimeoutError(GatewayError):
+    """Every engine was busy for as long as the request could wait."""
+
+    status, code, refusal = 503, "queue_timeout", "queue_timeout"
 
 
 class DrainingError(GatewayError):

@@ -1,58 +1,40 @@
 """One proxied request, from its head to the end of its response: the only owner of its stream.
 
-Phases: `request` (the body is coming in), `connect`, `wait` (sent, not one byte of body back), `response`. In each
-of them the client may leave, which closes the engine's connection at once (an engine aborts on that), and each has
-its time-out.
-
-The engine's head is held back until the first byte of body, or the body's end: until then nothing has been said to
-the client and another engine may be tried, once, within the retry budget. vLLM sends the head of a stream before it
-has prefilled anything, so this is where most retries are possible. A kept connection that the engine closed just
-as a request went out is replaced by a fresh one, without this being counted against the engine or the budget. After
-the first byte there is no retry: see `gateway.delivery`.
+Here are the phases before an engine: `request` (the body is coming in) and `queue` (every engine is full). From the
+choice of an engine on the request is a `gateway.relay.Relay`, which this file begins and ends. In every phase the
+client may leave, which frees its place in the queue and closes the engine's connection at once (an engine aborts on
+that), and each has its time-out.
 """
 
 import asyncio
 from typing import ClassVar, Protocol
 
-from gateway.delivery import Delivery
+from gateway import relay
+from gateway.admission import Admission, Place
 from gateway.errors import (
-    BadEngineResponseError,
     BodyTooLargeError,
     DrainingError,
-    EngineTimeoutError,
     EngineUnavailableError,
     GatewayError,
     InternalError,
+    QueueTimeoutError,
+    RateLimitError,
     RequestTimeoutError,
-    StreamBrokenError,
 )
 from gateway.fleet import Engine
-from gateway.framing import Framer, ResponseHead
-from gateway.heads import RequestHead, error_reply
+from gateway.heads import RequestHead, error_reply, rate_lines
 from gateway.intake import RETRY_AFTER_S, Intake, take_in
-from gateway.leg import Leg
 from gateway.limits import overdue
 from gateway.plane import Plane
-from gateway.record import Outcome, record
+from gateway.record import CLIENT_LEFT, Outcome, record, used_tokens
 from gateway.tracing import Span
 from policy.types import ApiKey
 
-RETRIED_STATUS = (502, 503, 504)
-CLIENT_LEFT = 499
-SMALL_BODY_BYTES = 65_536
 UNREAD_BYTES = 64 * 1024 * 1024
-_SERVER_ERROR = 500
 
 
-class Front(Protocol):
+class Front(relay.Front, Protocol):
     """The client's side of an exchange."""
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the client reads more slowly than it is written to."""
-
-    def write(self, data: bytes) -> None:
-        """Send to the client."""
 
     def cut(self) -> None:
         """Close the client's connection in the middle, so that it cannot take what came for whole."""
@@ -76,9 +58,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunks", "_delivery", "_engines", "_error", "_front", "_intake", "_key", "_last_at", "_leg", "_limit_bytes",
-        "_method", "_path", "_phase", "_plane", "_received_at", "_request", "_request_id", "_sent_at", "_size", "_span",
-        "_status", "disconnected", "is_active", "is_received", "keep_alive", "refusal", "response_complete",
+        "_chunks", "_error", "_front", "_intake", "_is_charged", "_key", "_last_at", "_limit_bytes", "_method", "_path",
+        "_place", "_plane", "_received_at", "_relay", "_request", "_request_id", "_size", "_span", "_status",
+        "_waited_s", "disconnected", "is_active", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
@@ -91,18 +73,17 @@ class Exchange:
         self._path = path
         self._request = request
         self._request_id = request.request_id or plane.new_request_id()
-        self._phase = "request"
         self._status = 0
         self._last_at = self._received_at = plane.monotonic()
-        self._sent_at = 0.0
         self._chunks: list[bytes] = []
         self._size = 0
         self._limit_bytes = plane.limits.max_body_bytes
         self._key: ApiKey | None = None
         self._intake: Intake | None = None
-        self._engines: list[Engine] = []
-        self._leg: Leg | None = None
-        self._delivery: Delivery | None = None
+        self._place: Place | None = None
+        self._waited_s = 0.0
+        self._is_charged = False
+        self._relay: relay.Relay | None = None
         self._error: str | None = None
         self._span: Span | None = None
         self.refusal: GatewayError | None = None
@@ -111,6 +92,13 @@ class Exchange:
         self.keep_alive = request.is_modern
         self.response_complete = False
         self.disconnected = False
+
+    @property
+    def phase(self) -> str:
+        """Where the request is now."""
+        if self._relay is not None:
+            return self._relay.phase
+        return "request" if self._place is None else "queue"
 
     # The client's side
 
@@ -170,21 +158,20 @@ class Exchange:
         """The client closed its connection: stop the engine at once."""
         if self.response_complete:
             return
-        self._plane.metrics.count_disconnect(self._phase)
+        self._plane.metrics.count_disconnect(self.phase)
         self.disconnected = True
         self._status = CLIENT_LEFT
-        self._finish()
+        self.finish()
 
     def pause(self) -> None:
         """The client is slower than the engine."""
-        if self._leg is not None:
-            self._leg.pause()
+        if self._relay is not None:
+            self._relay.pause()
 
     def resume(self) -> None:
         """The client has caught up."""
-        self._last_at = self._plane.monotonic()
-        if self._leg is not None:
-            self._leg.resume()
+        if self._relay is not None:
+            self._relay.resume()
 
     def refuse(self, error: GatewayError) -> None:
         """Answer with `error`; nothing has been said to the client before."""
@@ -195,49 +182,48 @@ class Exchange:
             self.keep_alive = False  # the rest is endless, too long to read for nothing, or may never come
         self._status = error.status
         self._error = error.code
+        if error.refusal is not None:
+            self._plane.metrics.count_refusal(error.refusal)
         is_head = self._method == b"HEAD"
-        self._front.write(error_reply(error, self._own_lines(), keep_alive=self.keep_alive, is_head=is_head))
-        self._finish()
+        self._front.write(error_reply(error, self.own_lines(), keep_alive=self.keep_alive, is_head=is_head))
+        self.finish()
 
     def sweep(self, now: float) -> None:
         """Enforce the time-outs."""
+        trip = self._relay
         found = overdue(
             self._plane.limits,
-            self._phase,
+            self.phase,
             now,
-            last_at=self._last_at,
+            last_at=self._last_at if trip is None else trip.last_at,
             received_at=self._received_at,
-            sent_at=self._sent_at,
+            sent_at=0.0 if trip is None else trip.sent_at,
         )
         if found is None or self.response_complete:
             return
-        if found.name == "request":
-            self.keep_alive = False
-            self.refuse(RequestTimeoutError(f"the request did not arrive: {found}"))
+        if trip is not None:
+            trip.overdue(found, now)
             return
-        if found.name == "idle" and self._front.is_stalled:
-            self._plane.metrics.count_disconnect("stalled")
-            self._error = "stalled"
-            self._finish(is_cut=True)
+        if self._place is not None:
+            self._waited_s = now - self._place.since
+            said = f"no engine of `{self._place.model}` had room: {found}; try again later"
+            self.refuse(QueueTimeoutError(said, retry_after_s=self._waited_s))
             return
-        self._plane.metrics.count_upstream_error(f"{found.name}_timeout")
-        if found.name == "first_byte" and self._leg is not None:
-            self._leg.engine.standing.fail(now, is_connect=False)
-        self.give_up(EngineTimeoutError(str(found)))
+        self.keep_alive = False
+        self.refuse(RequestTimeoutError(f"the request did not arrive: {found}"))
 
     def _too_large(self) -> BodyTooLargeError:
         said = f"the request body is larger than {self._limit_bytes} bytes (--max-body-bytes); send less"
         return BodyTooLargeError(said)
 
-    def _own_lines(self) -> bytes:
+    def own_lines(self) -> bytes:
+        """See `gateway.relay.Owner`."""
         lines = b"x-request-id: %s\r\n" % self._request_id
         if self._intake is not None:
             lines += self._intake.own
-        if self._leg is not None:
-            lines += b"x-specpilot-engine: %s\r\n" % self._leg.engine.engine_id.encode()
-        if self._sent_at:
-            lines += b"x-specpilot-overhead-ms: %.3f\r\n" % (max(0.0, self._sent_at - self._received_at) * 1000)
-        return lines
+        if self._waited_s:
+            lines += b"x-specpilot-queue-ms: %.3f\r\n" % (self._waited_s * 1000)
+        return lines if self._relay is None else lines + self._relay.lines()
 
     # To the engine
 
@@ -248,158 +234,96 @@ class Exchange:
             intake = take_in(self._plane, self._path, self._request, self._key, body)
             self._intake = intake
             intake.cell.in_flight += 1
+            if self._key is not None and self._key.has_limits:
+                self._charge(self._key, intake)
             self._plane.budget.earn()
-            engine = self._plane.fleet.pick(intake.facts, self._request.session, self._plane.monotonic())
-            if engine is None:
-                said = f"no engine of `{intake.facts.model}` takes requests now; try again"
-                self.refuse(EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S))
-                return
-            self._engines.append(engine)
-            self._try(engine)
-        except GatewayError as error:
-            self.refuse(error)
+            if self._plane.admission is None or self._plane.admission.is_open(intake.facts.model, self._received_at):
+                self._go(intake)
+            else:
+                self._wait(intake, self._plane.admission)
         except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
-            asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
-            self.refuse(InternalError("the gateway failed; its log says why"))
+            self._fail(error)
 
-    def _try(self, engine: Engine, *, is_fresh: bool = False) -> None:
-        assert self._intake is not None
-        self._phase = "connect"
-        self._leg = Leg(self._plane, engine, self._intake.facts.work_tokens, self)
-        self._leg.begin(is_fresh=is_fresh)
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, GatewayError):
+            self.refuse(error)
+            return
+        asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
+        self.refuse(InternalError("the gateway failed; its log says why"))
 
-    def _retry(self) -> bool:
-        """Try another engine, if that is allowed and there is one; the engine at fault has been told off already."""
-        now = self._plane.monotonic()
-        if self._intake is None or self._leg is None or len(self._engines) > 1:
-            return False
-        engine = self._plane.fleet.pick(self._intake.facts, self._request.session, now, self._engines)
-        if engine is None or not self._plane.budget.spend(now):
-            return False
-        self._engines.append(engine)
-        self._try_again(engine)
-        return True
+    def _charge(self, key: ApiKey, intake: Intake) -> None:
+        """Count the request against its key's limits, or refuse it."""
+        meter = self._plane.rates.meter(key, intake.facts.work_tokens, self._received_at)
+        denied = meter.admit(intake.facts.work_tokens, self._received_at)
+        intake.own += rate_lines(meter)
+        if denied is None:
+            self._is_charged = True
+            return
+        said = f"rate limit reached: {denied.limit} {denied.kind} per minute for this API key; try again later"
+        raise RateLimitError(said, denied.kind, denied.retry_after_s)
 
-    def _try_again(self, engine: Engine) -> None:
-        assert self._leg is not None
-        self._plane.metrics.retries += 1
-        self._leg.drop()
-        self._try(engine, is_fresh=engine is self._leg.engine)
+    def _wait(self, intake: Intake, admission: Admission[Engine]) -> None:
+        """Wait for an engine with room."""
+        wanted = self._plane.class_policy(intake.facts.model, intake.traffic_class)
+        place = Place(self, intake.facts.model, intake.traffic_class, self._received_at)
+        admission.join(place, wanted.weight, wanted.priority)
+        self._place = place
+        intake.cell.queued += 1
 
-    # From the engine: `gateway.leg.Traveller`
-
-    def connected(self) -> None:
-        """Send the request."""
-        intake, leg = self._intake, self._leg
+    def proceed(self, now: float) -> None:
+        """See `gateway.admission.Waiter`."""
+        intake = self._intake
         assert intake is not None
-        assert leg is not None
-        self._phase = "wait"
-        size = intake.size
-        head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
-            leg.engine.head(self._method, self._path.encode()),
-            self._request.forwarded,
+        self._leave_queue(now)
+        try:
+            self._go(intake)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _leave_queue(self, now: float) -> None:
+        place, intake, admission = self._place, self._intake, self._plane.admission
+        if place is None or intake is None or admission is None:
+            return
+        self._place = None
+        admission.leave(place)
+        self._waited_s = max(0.0, now - place.since)
+        intake.cell.queued -= 1
+        intake.cell.queue.observe(self._waited_s)
+
+    def _go(self, intake: Intake) -> None:
+        """Choose an engine and go to it."""
+        plane, model = self._plane, intake.facts.model
+        avoided = () if plane.admission is None else plane.admission.full_engines(model)
+        engine = plane.fleet.pick(intake.facts, self._request.session, plane.monotonic(), avoided)
+        if engine is None:
+            said = f"no engine of `{model}` takes requests now; try again"
+            raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
+        self._relay = relay.Relay(
+            plane,
+            self,
+            self._front,
+            intake,
+            self._method,
+            self._path,
+            self._request,
             self._request_id,
-            size,
+            self._received_at + self._waited_s,
         )
-        self._sent_at = self._last_at = self._plane.monotonic()
-        if size <= SMALL_BODY_BYTES and len(intake.body) == 1:
-            leg.send((head + bytes(intake.body[0]),))
-        else:
-            leg.send((head, *intake.body))
-
-    def unconnected(self, reason: str) -> None:
-        """The engine cannot be reached."""
-        if not self._retry():
-            said = "did not accept a connection in time" if reason == "connect_timeout" else "cannot be reached"
-            self.refuse(EngineUnavailableError(f"the engine {said}; try again", retry_after_s=RETRY_AFTER_S))
-
-    def head(self, head: ResponseHead, framer: Framer) -> None:
-        """The engine's head arrived; nothing of it goes out yet."""
-        assert self._leg is not None
-        standing = self._leg.engine.standing
-        self._last_at = now = self._plane.monotonic()
-        if head.status >= _SERVER_ERROR:
-            self._plane.metrics.count_upstream_error(f"status_{head.status}")
-            standing.fail(now, is_connect=False)
-            if head.status in RETRIED_STATUS and self._retry():
-                return
-        else:
-            standing.succeed()
-        self._status = head.status
-        own, is_modern = self._own_lines(), self._request.is_modern
-        self._delivery = Delivery(head, framer, own, is_modern=is_modern, keep_alive=self.keep_alive)
-        self.keep_alive = self._delivery.keep_alive
-
-    def body(self, raw: bytes, payload: list[bytes]) -> None:
-        """Part of the body arrived."""
-        delivery, intake = self._delivery, self._intake
-        assert delivery is not None
-        assert intake is not None
-        self._last_at = now = self._plane.monotonic()
-        self._phase = "response"
-        out = delivery.take(raw, payload, now, intake.cell.itl)
-        if out:
-            self._front.write(out)
-
-    def end(self) -> None:
-        """The response is whole."""
-        delivery, leg = self._delivery, self._leg
-        assert delivery is not None
-        assert leg is not None
-        leg.over()
-        if not delivery.is_whole:
-            self._plane.metrics.count_upstream_error("closed")
-            self._break(StreamBrokenError("the engine closed the stream before its end"))
-            return
-        if delivery.has_error:
-            self._plane.metrics.count_upstream_error("error_event")
-            self._error = "error_event"
-        out = delivery.end(self._plane.monotonic())
-        if out:
-            self._front.write(out)
-        self._finish()
-
-    def broken(self, reason: str, *, is_stale: bool) -> None:
-        """The response will never be whole."""
-        leg = self._leg
-        assert leg is not None
-        leg.over()
-        if is_stale:
-            self._try_again(leg.engine)
-            return
-        self._plane.metrics.count_upstream_error(reason.partition(":")[0])
-        leg.engine.standing.fail(self._plane.monotonic(), is_connect=False)
-        if self._delivery is not None and self._delivery.has_begun:
-            self._break(StreamBrokenError(f"the engine broke the response off ({reason})"))
-            return
-        self._delivery = None
-        if not self._retry():
-            said = f"the engine gave no whole answer ({reason}); try again"
-            self.refuse(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+        self._relay.begin(engine)
 
     # The end
 
     def give_up(self, error: GatewayError) -> None:
         """End with `error`, as clearly as is still possible."""
-        if self._delivery is not None and self._delivery.has_begun:
-            self._break(error)
-        else:
-            self._delivery = None
+        if self._relay is not None:
+            self._relay.give_up(error)
+        elif not self.response_complete:
             self.refuse(error)
 
-    def _break(self, error: GatewayError) -> None:
-        """End a response that has begun, with what can still be said."""
-        assert self._delivery is not None
-        self._error = error.code
-        self.keep_alive = False
-        tail = self._delivery.broken(error)
-        if tail is not None:
-            self._front.write(tail)
-        self._finish(is_cut=tail is None)
-
-    def _finish(self, *, is_cut: bool = False) -> None:
+    def finish(self, *, is_cut: bool = False) -> None:
+        """See `gateway.relay.Owner`."""
         self.response_complete = True
-        plane, leg, intake = self._plane, self._leg, self._intake
+        plane, trip, intake = self._plane, self._relay, self._intake
         plane.exchanges.discard(self)
         if intake is not None:
             intake.cell.in_flight -= 1
@@ -407,25 +331,27 @@ class Exchange:
             request_id=self._request_id,
             method=self._method,
             path=self._path,
-            status=self._status,
-            phase=self._phase,
+            status=self._status or (0 if trip is None else trip.status),
             received_at=self._received_at,
-            sent_at=self._sent_at,
             ended_at=plane.monotonic(),
-            engines_tried=len(self._engines),
-            engine_id=None if leg is None else leg.engine.engine_id,
             key=self._key,
             intake=intake,
-            delivery=self._delivery,
-            error=self._error,
+            phase=self.phase,
+            relay=trip,
+            error=self._error or (None if trip is None else trip.error),
             span=self._span,
         )
+        if self._place is not None:
+            self._leave_queue(outcome.ended_at)
+        outcome.waited_s = self._waited_s
         record(plane, outcome)
-        if leg is not None:
-            leg.drop()
-        self._leg = None
+        if self._is_charged and self._key is not None and intake is not None:
+            estimate = intake.facts.work_tokens
+            plane.rates.meter(self._key, 0.0, outcome.ended_at).settle(estimate, used_tokens(outcome, intake))
+        if trip is not None:
+            trip.drop()
+        self._relay = None
         self._intake = None
-        self._delivery = None
         if is_cut:
             self._front.cut()
         self._front.finished(self)

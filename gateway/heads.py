@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import ceil
 
 from gateway.errors import GatewayError, body_of
 from gateway.framing import ResponseHead
+from gateway.rate import Meter
 
 _READ = frozenset(
     (
@@ -45,6 +47,14 @@ _OWN = frozenset(
         b"x-specpilot-engine",
         b"x-specpilot-policy-version",
         b"x-specpilot-overhead-ms",
+        b"x-specpilot-queue-ms",
+        # An engine's limits are on the gateway's key there, not on the client's here.
+        b"x-ratelimit-limit-requests",
+        b"x-ratelimit-remaining-requests",
+        b"x-ratelimit-reset-requests",
+        b"x-ratelimit-limit-tokens",
+        b"x-ratelimit-remaining-tokens",
+        b"x-ratelimit-reset-tokens",
     )
 )
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -124,12 +134,33 @@ def client_head(head: ResponseHead, own: bytes, *, is_chunked: bool, length: int
     return b"".join(parts)
 
 
+def rate_lines(meter: Meter) -> bytes:
+    """Return the header lines that tell a client of its key's limits, as OpenAI has them."""
+    lines = b""
+    for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
+        if bucket is not None:
+            lines += b"x-ratelimit-limit-%s: %d\r\nx-ratelimit-remaining-%s: %d\r\nx-ratelimit-reset-%s: %s\r\n" % (
+                *(kind, bucket.limit, kind, bucket.remaining),
+                *(kind, duration(bucket.reset_s).encode()),
+            )
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Return `seconds` as OpenAI writes them: `120ms`, `8.64s`, `6m0s`."""
+    milliseconds = ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:  # noqa: PLR2004 - a second
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
+
+
 def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False) -> bytes:
     """Return a whole response that tells of `error`; without its body when `is_head`."""
     body = body_of(error)
     parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), own]
     if error.retry_after_s is not None:
-        parts.append(b"retry-after: %d\r\n" % max(1, round(error.retry_after_s)))
+        parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
     if error.status == HTTPStatus.METHOD_NOT_ALLOWED:
         parts.append(b"allow: POST\r\n")
     if error.status == HTTPStatus.UNAUTHORIZED:

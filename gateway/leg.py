@@ -80,6 +80,8 @@ class Leg:
             self._connection = None
         if self._task is not None:
             self._task.cancel()
+        if self._plane.admission is not None:
+            self._plane.serve_queue()
 
     async def _connect(self) -> None:
         standing = self.engine.standing

@@ -14,6 +14,7 @@ class Limits:
     total_timeout_s: float
     request_timeout_s: float
     keep_alive_s: float
+    queue_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def overdue(  # noqa: PLR0913 - a phase, the clock and three times
     if phase == "request":
         is_over = now - last_at > limits.request_timeout_s
         return Overdue("request", limits.request_timeout_s) if is_over else None
+    if phase == "queue":
+        return Overdue("queue", limits.queue_timeout_s) if now - received_at > limits.queue_timeout_s else None
     if now - received_at > limits.total_timeout_s:
         return Overdue("total", limits.total_timeout_s)
     if phase == "wait" and now - sent_at > limits.first_byte_timeout_s:

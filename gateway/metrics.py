@@ -23,7 +23,7 @@ from gateway.sse import Usage
 from gateway.tally import COUNTERS, LARGEST, LEAST, SUMS, Tally
 
 PREFIX = "specpilot_gateway_"
-GAUGES = {"in_flight": SUMS, "policy_versions": LEAST, "snapshot_age_s": LARGEST, "ejected": LARGEST}
+GAUGES = {"in_flight": SUMS, "queued": SUMS, "policy_versions": LEAST, "snapshot_age_s": LARGEST, "ejected": LARGEST}
 """How the workers' gauges become one: the oldest policy in force and the oldest snapshot anywhere are what counts."""
 
 CELL_LIMIT = 1024
@@ -39,7 +39,7 @@ HELP = {
     "ttft_seconds": "Seconds from the whole request to the first byte of a streamed body.",
     "itl_seconds": "Seconds between two events of a stream, as read from the engine.",
     "request_duration_seconds": "Seconds from the whole request to the end of its response.",
-    "overhead_seconds": "Seconds from the whole request to its bytes going out to an engine, connecting included.",
+    "overhead_seconds": "Seconds from the whole request to its bytes going out to an engine; waiting for one excluded.",
     "output_tokens": "Output tokens delivered; source=usage: as the engine said, source=events: one per stream event.",
     "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine said.",
     "in_flight": "Requests relayed now.",
@@ -47,6 +47,9 @@ HELP = {
     "retries": "Requests sent to a second engine or connection.",
     "upstream_errors": "Engine failures, by reason.",
     "disconnects": "Clients that left before the end, by phase.",
+    "refusals": "Requests refused for want of room, by kind.",
+    "queue_length": "Requests that wait for an engine with room.",
+    "queue_seconds": "Seconds that requests which had to wait for an engine did so, with or without success.",
     "unknown_class": "Requests whose header, body or key named a class that the model does not have.",
     "policy_version": "Version of the policy applied to a model; 0: none.",
     "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
@@ -91,6 +94,8 @@ class Cell:
         "in_flight",
         "itl",
         "overhead",
+        "queue",
+        "queued",
         "requests",
         "tokens_by_events",
         "tokens_by_usage",
@@ -104,6 +109,8 @@ class Cell:
         self.itl = Histogram(_ITL_SECONDS)
         self.duration = Histogram(_SECONDS)
         self.overhead = Histogram(_OVERHEAD_SECONDS)
+        self.queue = Histogram(_SECONDS)
+        self.queued = 0
         self.acceptance_length = Histogram(_LENGTHS)
         self.tokens_by_usage = 0
         self.tokens_by_events = 0
@@ -130,6 +137,7 @@ class GatewayMetrics(Collector):
         self.cells: dict[tuple[str, str], Cell] = {}
         self.retries = 0
         self.unknown_class = 0
+        self.refusals: dict[str, int] = {}
         self.upstream_errors: dict[str, int] = {}
         self.disconnects: dict[str, int] = {}
         self.choices: Mapping[str, int] = {}
@@ -152,6 +160,10 @@ class GatewayMetrics(Collector):
     def count_upstream_error(self, reason: str) -> None:
         """An engine failed."""
         self.upstream_errors[reason] = self.upstream_errors.get(reason, 0) + 1
+
+    def count_refusal(self, kind: str) -> None:
+        """A request was refused for want of room."""
+        self.refusals[kind] = self.refusals.get(kind, 0) + 1
 
     def count_disconnect(self, phase: str) -> None:
         """A client left before its response was whole."""
@@ -190,6 +202,7 @@ class GatewayMetrics(Collector):
             ("itl_seconds", "itl"),
             ("request_duration_seconds", "duration"),
             ("overhead_seconds", "overhead"),
+            ("queue_seconds", "queue"),
             ("acceptance_length", "acceptance_length"),
         ):
             family = HistogramMetricFamily(PREFIX + name, HELP[name], labels=("model", "traffic_class"))
@@ -201,6 +214,7 @@ class GatewayMetrics(Collector):
         yield self._counter("disconnects", "phase", self.disconnects)
         yield self._counter("choices", "rule", self.choices)
         yield self._counter("spans", "outcome", self.spans)
+        yield self._counter("refusals", "kind", self.refusals)
         for name, count in (
             ("retries", self.retries),
             ("unknown_class", self.unknown_class),
@@ -225,13 +239,15 @@ class GatewayMetrics(Collector):
         requests = CounterMetricFamily(PREFIX + "requests", HELP["requests"], labels=(*pair, "status"))
         tokens = CounterMetricFamily(PREFIX + "output_tokens", HELP["output_tokens"], labels=(*pair, "source"))
         in_flight = GaugeMetricFamily(PREFIX + "in_flight", HELP["in_flight"], labels=pair)
+        queued = GaugeMetricFamily(PREFIX + "queue_length", HELP["queue_length"], labels=pair)
         for key, cell in self.cells.items():
             for status, count in cell.requests.items():
                 requests.add_metric((*key, str(status)), count)
             tokens.add_metric((*key, "usage"), cell.tokens_by_usage)
             tokens.add_metric((*key, "events"), cell.tokens_by_events)
             in_flight.add_metric(key, cell.in_flight)
-        yield from (requests, tokens, in_flight)
+            queued.add_metric(key, cell.queued)
+        yield from (requests, tokens, in_flight, queued)
 
     def _counter(self, name: str, label: str, counts: Mapping[str, int]) -> Metric:
         family = CounterMetricFamily(PREFIX + name, HELP[name], labels=(label,))

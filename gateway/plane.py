@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from gateway.access_log import AccessLog
+from gateway.admission import Admission
 from gateway.errors import GatewayError, InvalidApiKeyError
-from gateway.fleet import Fleet
+from gateway.fleet import Engine, Fleet
 from gateway.limits import Limits
 from gateway.metrics import GatewayMetrics, exposition
+from gateway.rate import Rates, Shares
 from gateway.routing import RetryBudget
 from gateway.snapshot import Snapshot, hash_of
 from gateway.tracing import Tracing
 from policy.clock import Clock
-from policy.types import OTHER, ApiKey
+from policy.types import OTHER, ApiKey, ClassPolicy
 
 SWEEP_S = 0.1
 
@@ -42,7 +44,7 @@ class Running(Swept, Protocol):
 
 
 class Plane:
-    """The data plane's shared state."""
+    """The data plane's shared state. Without `admission` every request goes to an engine at once."""
 
     def __init__(  # noqa: PLR0913 - the collaborators of a whole program
         self,
@@ -51,6 +53,7 @@ class Plane:
         snapshot: Snapshot,
         limits: Limits,
         budget: RetryBudget,
+        admission: Admission[Engine] | None,
         metrics: GatewayMetrics,
         log: AccessLog,
         clock: Clock,
@@ -61,12 +64,16 @@ class Plane:
         self.snapshot = snapshot
         self.limits = limits
         self.budget = budget
+        self.admission = admission
         self.metrics = metrics
         self.log = log
         self.clock = clock
         self.monotonic: Callable[[], float] = clock.monotonic
         self.marks_class = marks_class
         self.tracing = tracing
+        self.rates = Rates()
+        self.demands: Mapping[str, float] = {}
+        self.gateway_id = secrets.token_hex(8)
         self.is_draining = False
         self.is_refusing = False
         self.is_leaving = False
@@ -74,7 +81,6 @@ class Plane:
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._classes: dict[str, frozenset[str]] = {}
-        self._id_prefix = secrets.token_hex(8)
         self._id_count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeps = 0
@@ -97,11 +103,34 @@ class Plane:
             raise RuntimeError("the plane is not bound to a loop")
         self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls)
 
+    def offer_shares(self, shares: Shares) -> None:
+        """Take over `shares` of the keys' limits. From any thread, as `offer`."""
+        if self._loop is None:
+            raise RuntimeError("the plane is not bound to a loop")
+        self._loop.call_soon_threadsafe(self.rates.adopt, shares, self.monotonic())
+
     def adopt(self, snapshot: Snapshot) -> None:
         """Serve by `snapshot` from now on. On the loop only, or before it runs."""
         self.snapshot = snapshot
         self._classes.clear()
         self.fleet.apply(snapshot.engines)
+        self.serve_queue()
+
+    def serve_queue(self) -> None:
+        """Let requests that wait go on where there is room now."""
+        if self.admission is not None:
+            self.admission.serve(self.monotonic())
+
+    def give_up(self, error: GatewayError) -> None:
+        """End every request with `error`; first those that wait, so that none of them goes out for nothing."""
+        waiting = () if self.admission is None else self.admission.waiting()
+        for exchange in (*waiting, *self.exchanges):
+            exchange.give_up(error)
+
+    def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
+        """Return what the operator wants for a class of `model`."""
+        found = self.snapshot.policies.get(model)
+        return ClassPolicy() if found is None else found.policy.of_class(traffic_class)
 
     def known_classes(self, model: str) -> frozenset[str]:
         """Return the classes of `model`; remembered until the next snapshot."""
@@ -135,7 +164,7 @@ class Plane:
     def new_request_id(self) -> bytes:
         """Return an identifier that no other request has."""
         self._id_count += 1
-        return b"req-%s-%d" % (self._id_prefix.encode(), self._id_count)
+        return b"req-%s-%d" % (self.gateway_id.encode(), self._id_count)
 
     def spawn(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         """Keep `task` alive until it ends."""
@@ -178,7 +207,9 @@ class Plane:
                 item.sweep(now)
             except Exception:  # noqa: BLE001 - one request's fault must not stop the clock of all
                 _log.exception("a time-out could not be enforced")
+        self.serve_queue()
         if self._sweeps % 10 == 0:
+            self.demands = self.rates.demands(now)  # replaced whole: another thread reads it
             for connection in [*self.connections]:
                 connection.sweep(now)
             self.fleet.sweep(now)

@@ -6,13 +6,17 @@ from gateway.delivery import Delivery
 from gateway.errors import GatewayError
 from gateway.intake import Intake
 from gateway.plane import Plane
+from gateway.relay import Relay
 from gateway.tracing import Span
 from policy.types import OTHER, ApiKey
+
+CLIENT_LEFT = 499
+_ERROR_BORDER = 400
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How one request went. Times are monotonic seconds; `sent_at` is 0 when it never reached an engine.
+    """How one request went. Times are monotonic seconds; `relay` is `None` when it never got as far as an engine.
 
     `error` says what went wrong where the status does not: the code of the gateway's own error, sent instead of a
     response or at the end of one; `error_event` for an engine's within a stream; `stalled` for a client cut off.
@@ -24,48 +28,46 @@ class Outcome:
     status: int
     phase: str
     received_at: float
-    sent_at: float
     ended_at: float
-    engines_tried: int
-    engine_id: str | None
-    key: ApiKey | None
-    intake: Intake | None
-    delivery: Delivery | None
-    error: str | None
-    span: Span | None
+    key: ApiKey | None = None
+    intake: Intake | None = None
+    relay: Relay | None = None
+    waited_s: float = 0.0
+    error: str | None = None
+    span: Span | None = None
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """The response, as far as it came."""
+        return None if self.relay is None else self.relay.delivery
+
+    @property
+    def engine_id(self) -> str | None:
+        """The engine that was tried last."""
+        return None if self.relay is None or self.relay.leg is None else self.relay.leg.engine.engine_id
+
+    @property
+    def engines_tried(self) -> int:
+        """How many engines were tried."""
+        return 0 if self.relay is None else len(self.relay.engines)
 
 
 def record_unread(plane: Plane, request_id: bytes, error: GatewayError, began_at: float | None) -> None:
     """Count and log a request that could not be read, and so has neither method nor path."""
     now = plane.monotonic()
-    outcome = Outcome(
-        request_id=request_id,
-        method=b"",
-        path="",
-        status=error.status,
-        phase="request",
-        received_at=now if began_at is None else began_at,
-        sent_at=0.0,
-        ended_at=now,
-        engines_tried=0,
-        engine_id=None,
-        key=None,
-        intake=None,
-        delivery=None,
-        error=error.code,
-        span=None,
-    )
-    record(plane, outcome)
+    began_at = now if began_at is None else began_at
+    record(plane, Outcome(request_id, b"", "", error.status, "request", began_at, now, error=error.code))
 
 
 def record(plane: Plane, outcome: Outcome) -> None:
     """Count `outcome`, log it, and end its span."""
-    intake, delivery = outcome.intake, outcome.delivery
+    intake, relay, delivery = outcome.intake, outcome.relay, outcome.delivery
     cell = plane.metrics.cell(OTHER, OTHER) if intake is None else intake.cell
     duration_s = outcome.ended_at - outcome.received_at
     cell.count(outcome.status, duration_s)
-    if outcome.sent_at:
-        cell.overhead.observe(max(0.0, outcome.sent_at - outcome.received_at))
+    overhead_s = None if relay is None else relay.overhead_s
+    if overhead_s is not None:
+        cell.overhead.observe(overhead_s)
     ttft_s = None
     if delivery is not None:
         if delivery.is_stream and delivery.first_at is not None:
@@ -91,6 +93,7 @@ def record(plane: Plane, outcome: Outcome) -> None:
                 "status": outcome.status,
                 "error": outcome.error,
                 "phase": outcome.phase,
+                "queue_ms": round(outcome.waited_s * 1000, 2),
                 "duration_ms": round(duration_s * 1000, 2),
                 "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 2),
                 "input_tokens": None if usage is None else usage.input_tokens,
@@ -99,3 +102,19 @@ def record(plane: Plane, outcome: Outcome) -> None:
                 "trace_id": trace,
             }
         )
+
+
+def used_tokens(outcome: Outcome, intake: Intake) -> int:
+    """Return how many tokens a request counts for against its key's limit, now that it is over.
+
+    What the response said; nothing, where nothing was sent or the answer was an error. The estimate stands where the
+    response did not say, unless more events than that came.
+    """
+    relay = outcome.relay
+    if relay is None or not relay.sent_at or (outcome.status >= _ERROR_BORDER and outcome.status != CLIENT_LEFT):
+        return 0
+    estimate = intake.facts.work_tokens
+    if relay.delivery is None:
+        return estimate
+    said = relay.delivery.usage.total_tokens
+    return max(estimate, relay.delivery.events) if said is None else said

@@ -132,7 +132,13 @@ def _config_of(plane: Plane, shown_settings: Mapping[str, Any]) -> dict[str, Any
         "snapshot_age_s": plane.snapshot_age_s,
         "requires_api_key": snapshot.needs_key,
         "api_keys": [
-            {"key_id": key.key_id, "traffic_class": key.traffic_class, "allowed_classes": key.allowed_classes}
+            {
+                "key_id": key.key_id,
+                "traffic_class": key.traffic_class,
+                "allowed_classes": key.allowed_classes,
+                "requests_per_minute": key.requests_per_minute,
+                "tokens_per_minute": key.tokens_per_minute,
+            }
             for key in snapshot.keys.values()
         ],
         "policies": {model: to_plain(policy) for model, policy in sorted(snapshot.policies.items())},

@@ -78,8 +78,7 @@ class GatewayServer(Server):
             left = len(self._plane.exchanges)
             if elapsed_s >= self._drain_timeout_s and left:
                 _log.warning("%d requests did not finish within the drain time-out", left)
-                for exchange in [*self._plane.exchanges]:
-                    exchange.give_up(DrainingError("this gateway is shutting down", retry_after_s=1.0))
+                self._plane.give_up(DrainingError("this gateway is shutting down", retry_after_s=1.0))
             is_idle = not left and (elapsed_s >= LINGER_S if self._is_retiring else self._plane.is_refusing)
             if elapsed_s >= self._drain_timeout_s or is_idle:
                 self.should_exit = True

@@ -52,7 +52,7 @@ class GatewaySettings(ProgramSettings):
     )
     redis_poll_s: Seconds = Field(2.0, description="seconds between two full reads of Redis without an announcement")
     api_keys_file: str | None = Field(
-        None, description="JSON list of {key_id, key, traffic_class, allowed_classes}; added to the keys in Redis"
+        None, description="JSON list of {key_id, key, ...}, see the manual; added to the keys in Redis"
     )
     require_api_key: bool = Field(default=False, description="refuse requests without a key even while no key exists")
     admin_token: SecretStr | None = Field(None, description="bearer token of GET /admin/config; without it: closed")
@@ -63,7 +63,7 @@ class GatewaySettings(ProgramSettings):
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest request body")
     connect_timeout_s: Seconds = Field(2.0, description="seconds to connect to an engine")
     first_byte_timeout_s: Seconds = Field(
-        600.0, description="seconds from the whole request to the engine's first byte of body; queueing counts"
+        600.0, description="seconds from the whole request to the engine's first byte of body; its queue counts"
     )
     idle_timeout_s: Seconds = Field(
         120.0, description="seconds between two reads of a response, or that a client may block one"
@@ -74,6 +74,11 @@ class GatewaySettings(ProgramSettings):
     engine_keep_alive_s: float = Field(
         4.0, ge=0, le=86_400, description="seconds an idle engine connection is kept; below the engine's own (vLLM: 5)"
     )
+    engine_capacity: int | None = Field(
+        None, ge=1, description="requests under way on one engine, from this replica, before others wait; default: any"
+    )
+    queue_limit: int = Field(128, ge=0, description="requests of one model and class that may wait for an engine")
+    queue_timeout_s: Seconds = Field(30.0, description="seconds that a request may wait for an engine with room")
     drain_grace_s: float = Field(
         0.0, ge=0, le=3600, description="seconds after SIGTERM in which new requests are still served"
     )

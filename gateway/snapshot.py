@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from policy.codec import from_plain
 from policy.errors import Fault, InvalidDocumentError
-from policy.types import DEFAULT_CLASS, ApiKey, EngineRecord, MatchRule, VersionedPolicy, is_class_name
+from policy.types import DEFAULT_CLASS, ApiKey, EngineRecord, MatchRule, VersionedPolicy, is_class_name, rate_faults
 
 SETTLE_S = 15.0
 
@@ -88,6 +88,8 @@ class KeyEntry:
     key: str = field(repr=False)
     traffic_class: str | None = None
     allowed_classes: tuple[str, ...] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
 
 def keys_of(plain: object) -> tuple[ApiKey, ...]:
@@ -110,7 +112,11 @@ def keys_of(plain: object) -> tuple[ApiKey, ...]:
         )
         if not entry.key or not entry.key_id:
             faults.append(Fault(f"[{index}]", "key and key_id must not be empty"))
-        keys.append(ApiKey(entry.key_id, hash_of(entry.key), entry.traffic_class, entry.allowed_classes))
+        limits = {"requests_per_minute": entry.requests_per_minute, "tokens_per_minute": entry.tokens_per_minute}
+        wrong = rate_faults(**limits)
+        faults.extend(Fault(f"[{index}]", said) for said in wrong)
+        if not wrong:
+            keys.append(ApiKey(entry.key_id, hash_of(entry.key), entry.traffic_class, entry.allowed_classes, **limits))
     if faults:
         raise InvalidDocumentError("API keys file", tuple(faults))
     return tuple(keys)

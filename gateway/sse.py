@@ -31,6 +31,13 @@ class Usage:
         self.output_tokens: int | None = None
         self.acceptance_length: float | None = None
 
+    @property
+    def total_tokens(self) -> int | None:
+        """Input and output tokens together; `None` when the response did not say."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
     def read(self, text: bytes) -> None:
         """Learn from JSON that may hold usage; later sayings replace earlier ones."""
         asked = _INPUT.search(text)

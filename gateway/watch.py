@@ -1,21 +1,23 @@
 """Keeps the snapshot fresh from Redis, on a thread of its own: no request ever waits for Redis.
 
-The thread follows announcements and reads everything again after `poll_s` without one. When Redis does not answer it
-keeps trying; whoever reads the snapshot notices nothing but its age. A document that cannot be read is logged and
-leaves the last good ones of its kind in place.
+The thread follows announcements and reads everything again after `poll_s` without one. Every `EXCHANGE_S` it tells the
+other gateways what is asked of this one and reads what they say, which divides the limits of API keys. When Redis does
+not answer it keeps trying; whoever reads the snapshot notices nothing but its age, and the last shares hold. A document
+that cannot be read is logged and leaves the last good ones of its kind in place.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from gateway.rate import EXCHANGE_S, PRESENCE_S, Shares, divide
 from gateway.snapshot import SETTLE_S, Snapshot, by_hash, follow
 from policy.clock import Clock
 from policy.errors import InvalidDocumentError, PolicyError
 from policy.keys import SCHEDULES
 from policy.store import Store
-from policy.types import ApiKey
+from policy.types import ApiKey, GatewayUsage
 
 RETRY_S = 0.5
 
@@ -24,9 +26,9 @@ T = TypeVar("T")
 
 
 class Watcher:
-    """Reads the shared state and hands each new snapshot to `publish`, from its own thread.
+    """Reads the shared state and hands each new snapshot to `publish`, each new share to `share`, from its own thread.
 
-    `own_keys` are the keys that did not come from Redis.
+    `own_keys` are the keys that did not come from Redis, `demands` returns what is asked of `gateway_id`.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of a thread
@@ -36,6 +38,9 @@ class Watcher:
         own_keys: Sequence[ApiKey],
         first: Snapshot,
         publish: Callable[[Snapshot], None],
+        gateway_id: str,
+        demands: Callable[[], Mapping[str, float]],
+        share: Callable[[Shares], None],
         clock: Clock,
         poll_s: float,
     ) -> None:
@@ -43,10 +48,15 @@ class Watcher:
         self._own_keys = own_keys
         self._last = first
         self._publish = publish
+        self._gateway_id = gateway_id
+        self._demands = demands
+        self._share = share
         self._clock = clock
         self._poll_s = poll_s
         self._stopped = threading.Event()
         self._settled_at = 0.0
+        self._is_lost = False
+        self._read_at = self._exchanged_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
 
     def start(self) -> None:
@@ -71,29 +81,53 @@ class Watcher:
         self._last = follow(last, found, is_settling=self._clock.monotonic() < self._settled_at)
         return self._last
 
+    def exchange(self) -> Shares | None:
+        """Tell the other gateways of this one's demands, and return its shares; `None` when they cannot be read.
+
+        Raises `StoreUnavailableError`.
+        """
+        usage = GatewayUsage(self._gateway_id, self._demands())
+        try:
+            return divide(self._gateway_id, self._store.exchange_usage(usage, PRESENCE_S))
+        except InvalidDocumentError as error:
+            _log.error("keeping the last shares of the limits: %s", error)
+            return None
+
     def _run(self) -> None:
-        is_lost = False
         while not self._stopped.is_set():
             try:
-                for changed in self._store.changes(self._poll_s):
+                self._read_at = self._exchanged_at = float("-inf")
+                for changed in self._store.changes(min(self._poll_s, EXCHANGE_S)):
                     if self._stopped.is_set():
                         return
-                    if changed == SCHEDULES and not is_lost:
-                        continue  # the engines' business
-                    if is_lost:
-                        is_lost = False
-                        self._settled_at = self._clock.monotonic() + SETTLE_S
-                        _log.warning("Redis answers again")
-                    self._publish(self.read())
+                    self._follow(changed)
             except PolicyError as error:
-                if not is_lost:
-                    is_lost = True
+                if not self._is_lost:
+                    self._is_lost = True
                     _log.warning("serving from the last snapshot: %s", error)
             except Exception:  # noqa: BLE001 - nothing may end this thread but the program
                 if self._stopped.is_set():
                     return
                 _log.exception("the snapshot could not be refreshed; serving from the last one")
             self._stopped.wait(RETRY_S)
+
+    def _follow(self, changed: str | None) -> None:
+        """Do what is due: now that `changed` was announced, or nothing was for a while."""
+        now = self._clock.monotonic()
+        if changed is None or now - self._exchanged_at >= EXCHANGE_S:
+            self._exchanged_at = now
+            shares = self.exchange()
+            if shares is not None:
+                self._share(shares)
+        is_news = changed is not None and changed != SCHEDULES  # schedules are the engines' business
+        if not is_news and now - self._read_at < self._poll_s:
+            return
+        if self._is_lost:
+            self._is_lost = False
+            self._settled_at = self._clock.monotonic() + SETTLE_S
+            _log.warning("Redis answers again")
+        self._publish(self.read())
+        self._read_at = now
 
 
 def _readable(read: Callable[[], Sequence[T]], last: Sequence[T]) -> Sequence[T]:

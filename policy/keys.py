@@ -8,10 +8,13 @@
 | `specpilot:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
 | `specpilot:decisions:<model>:<pool>` | stream | Decision, newest last             | leading controller |
 | `specpilot:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
+| `specpilot:gateways`                 | set    | gateway ids                       | gateways           |
+| `specpilot:gateway:<id>`             | string | GatewayUsage; expires when silent | gateways           |
 | `specpilot:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
 | `specpilot:fence`                    | string | counter of leaderships            | controllers        |
 
-Every write, but for decisions and the lease, is announced on `CHANGES`, with the name of the key as the message.
+Every write, but for decisions, gateways and the lease, is announced on `CHANGES`, with the name of the key as the
+message.
 """
 
 PREFIX = "specpilot:"
@@ -19,6 +22,7 @@ POLICIES = PREFIX + "policies"
 SCHEDULES = PREFIX + "schedules"
 ENGINES = PREFIX + "engines"
 API_KEYS = PREFIX + "api_keys"
+GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
@@ -38,3 +42,8 @@ def decisions(model: str, pool: str) -> str:
 def engine(engine_id: str) -> str:
     """The record of one engine."""
     return f"{PREFIX}engine:{engine_id}"
+
+
+def gateway(gateway_id: str) -> str:
+    """What one gateway says of its usage."""
+    return f"{PREFIX}gateway:{gateway_id}"

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from policy import keys
 from policy.codec import decode, encode
 from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
-from policy.types import ApiKey, Decision, EngineRecord, Lease, Policy, Schedule, VersionedPolicy
+from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -178,11 +178,15 @@ class RedisStore:
         ids = sorted(item.decode() for item in self._redis.smembers(keys.ENGINES))
         if not ids:
             return []
-        found = self._redis.mget([keys.engine(engine_id) for engine_id in ids])
-        silent = [engine_id for engine_id, text in zip(ids, found, strict=True) if text is None]
+        return self._fresh(EngineRecord, keys.ENGINES, ids, keys.engine)
+
+    def _fresh(self, kind: type[T], members: str, ids: Sequence[str], key_of: Callable[[str], str]) -> list[T]:
+        """Return the documents of those of the set `members` whose own key has not expired; forget the others."""
+        found = self._redis.mget([key_of(item) for item in ids])
+        silent = [item for item, text in zip(ids, found, strict=True) if text is None]
         if silent:
-            self._redis.srem(keys.ENGINES, *silent)
-        return [decode(EngineRecord, text) for text in found if text is not None]
+            self._redis.srem(members, *silent)
+        return [decode(kind, text) for text in found if text is not None]
 
     @_guarded
     def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
@@ -237,6 +241,16 @@ class RedisStore:
         removed = bool(self._redis.hdel(keys.API_KEYS, key_id))
         self._redis.publish(keys.CHANGES, keys.API_KEYS)
         return removed
+
+    @_guarded
+    def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
+        """See `Store`."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.set(keys.gateway(usage.gateway_id), encode(usage), px=int(ttl_s * 1000))
+        pipe.sadd(keys.GATEWAYS, usage.gateway_id)
+        pipe.smembers(keys.GATEWAYS)
+        ids = sorted(item.decode() for item in pipe.execute()[-1])
+        return self._fresh(GatewayUsage, keys.GATEWAYS, ids, keys.gateway)
 
     @_guarded
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:

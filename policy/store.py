@@ -7,7 +7,7 @@ the engines read from a snapshot that a background thread keeps). Every call may
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from policy.types import ApiKey, Decision, EngineRecord, Lease, Policy, Schedule, VersionedPolicy
+from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
 
 
 class Store(Protocol):
@@ -64,6 +64,9 @@ class Store(Protocol):
 
     def delete_api_key(self, key_id: str) -> bool:
         """Revoke a client key; `False` when there is none of that id."""
+
+    def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
+        """Say `usage`, for `ttl_s` seconds, and return what every gateway says, in order of id."""
 
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         """Become or stay leader for `ttl_s` seconds; `None` while another controller holds the lease."""

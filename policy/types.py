@@ -27,6 +27,12 @@ CLASS_LIMIT = 16
 K_LIMIT = 64
 """An upper bound on K that no drafter of today reaches; it bounds memory and catches typing errors."""
 
+PRIORITY_LIMIT = 1000
+"""A bound on a class's priority, both ways; it only catches typing errors."""
+
+RATE_LIMIT_MAX = 1_000_000_000
+"""A bound on an API key's limits per minute; it only catches typing errors."""
+
 _NAME = re.compile(r"[!-~]{1,256}")
 _CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
@@ -67,6 +73,15 @@ def _name_faults(**names: str) -> list[str]:
         f"{label} {name!r} must be 1 to 256 printable ASCII characters without a space"
         for label, name in names.items()
         if not is_name(name)
+    ]
+
+
+def rate_faults(**limits: int | None) -> list[str]:
+    """Why `limits`, each a number per minute or none, cannot be an API key's."""
+    return [
+        f"{label} is {limit}; it must be between 1 and {RATE_LIMIT_MAX}, or left out for no limit"
+        for label, limit in limits.items()
+        if limit is not None and not 1 <= limit <= RATE_LIMIT_MAX
     ]
 
 
@@ -150,7 +165,8 @@ class Schedule:
 class ClassPolicy:
     """What an operator wants for one traffic class of one model.
 
-    `weight` scales the class's tokens in the objective. `pin` fixes K. `k_min` and `k_max` bound it; `None`
+    `weight` scales the class's tokens in the objective, and its share of the places that fall free while requests wait
+    in a gateway. There a higher `priority` goes first, always. `pin` fixes K. `k_min` and `k_max` bound it; `None`
     leaves the model's bound. `itl_slo_ms` is the largest mean inter-token latency, in milliseconds, that the
     law may predict for the class.
     """
@@ -161,9 +177,12 @@ class ClassPolicy:
     k_max: int | None = None
     pin: int | None = None
     itl_slo_ms: float | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         faults = []
+        if not -PRIORITY_LIMIT <= self.priority <= PRIORITY_LIMIT:
+            faults.append(f"priority is {self.priority}; it must be between -{PRIORITY_LIMIT} and {PRIORITY_LIMIT}")
         if not 0 < self.weight <= 1000:  # noqa: PLR2004 - a bound that only catches nonsense
             faults.append(f"weight is {self.weight}; it must be above 0 and at most 1000")
         for label in ("k_min", "k_max", "pin"):
@@ -273,13 +292,36 @@ class ApiKey:
     """A client's key as it is stored: only its SHA-256, never the key.
 
     `traffic_class` is the class of its requests that ask for none; `allowed_classes` those a request may ask
-    for by header, `None` meaning every class of the model.
+    for by header, `None` meaning every class of the model. `requests_per_minute` and `tokens_per_minute` are its limits
+    over all gateways together, `None` for none.
     """
 
     key_id: str
     sha256: str
     traffic_class: str | None = None
     allowed_classes: tuple[str, ...] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        _raise(rate_faults(requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute))
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether it may not ask for as much as it likes."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayUsage:
+    """What one gateway says every second: that it is there, and what is asked of it under each limited key.
+
+    `demand` maps a key's id to limits per minute: 1 is what the key may ask of all gateways together. Keys that are
+    not in use are left out.
+    """
+
+    gateway_id: str
+    demand: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ async def start() -> AsyncIterator[Start]:
         (["--redis-url", "redis://127.0.0.1:1"], ["--redis-url:", "--engine"]),
         (["--engine", "http://x", "--port", "hundred"], ["--port:"]),
         (["--engine", "http://x", "--max-body-bytes", "1"], ["--max-body-bytes:"]),
+        (["--engine", "http://x", "--engine-capacity", "0"], ["--engine-capacity:"]),
         (["--engine", "http://x", "--host", "not an address"], ["--host:"]),
         (["--engine", "http://x", "--api-keys-file", "/does/not/exist"], ["--api-keys-file:", "check the path"]),
         (["--engine", "http://x", "--unknown", "1"], ["--unknown"]),
@@ -63,6 +64,8 @@ def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]
         ('[{"key_id":"a"}]', "[0].key"),
         ('[{"key_id":"a","key":"k","traffic_class":"No Class"},{"key":7}]', "not a class name"),
         ('[{"key_id":"a","key":"sk-secret","color":1}]', "[0].color"),
+        ('[{"key_id":"a","key":"k","requests_per_minute":0}]', "[0]: requests_per_minute is 0; it must be between 1"),
+        ('[{"key_id":"a","key":"k","tokens_per_minute":"many"}]', "[0].tokens_per_minute"),
     ],
 )
 def test_a_bad_keys_file_is_named_with_its_faults(tmp_path: Path, text: str, said: str) -> None:

@@ -169,10 +169,26 @@ def test_a_client_key_is_shown_once_and_stored_as_its_hash(controller: Controlle
     stored = RedisStore(controller.redis.url).api_keys()
     assert [item.sha256 for item in stored] == [hashlib.sha256(made["key"].encode()).hexdigest()]
     listed = controller.call("/admin/keys")[1]["keys"]
-    assert listed == [{"key_id": made["key_id"], "traffic_class": "code", "allowed_classes": ["code"]}]
+    limits = {"requests_per_minute": None, "tokens_per_minute": None}
+    assert listed == [{"key_id": made["key_id"], "traffic_class": "code", "allowed_classes": ["code"], **limits}]
     assert controller.call("/admin/keys", "POST", {"traffic_class": "No!", "colour": 1})[0] == 422
     assert controller.call(f"/admin/keys/{made['key_id']}", "DELETE")[0] == 204
     assert controller.call(f"/admin/keys/{made['key_id']}", "DELETE")[0] == 404
+
+
+def test_the_limits_of_a_client_key_are_set_changed_and_checked(controller: Controller) -> None:
+    status, made, _ = controller.call("/admin/keys", "POST", {"requests_per_minute": 60, "tokens_per_minute": 9000})
+    assert (status, made["requests_per_minute"], made["tokens_per_minute"]) == (201, 60, 9000)
+    path = f"/admin/keys/{made['key_id']}"
+    status, changed, _ = controller.call(path, "PATCH", {"requests_per_minute": 120, "tokens_per_minute": None})
+    assert (status, changed["requests_per_minute"], changed["tokens_per_minute"]) == (200, 120, None)
+    [stored] = RedisStore(controller.redis.url).api_keys()
+    assert stored.sha256 == hashlib.sha256(made["key"].encode()).hexdigest()
+    assert (stored.requests_per_minute, stored.tokens_per_minute) == (120, None)
+    status, refused, _ = controller.call(path, "PATCH", {"requests_per_minute": 0, "tokens_per_minute": "many"})
+    assert status == 422
+    assert [fault["field"] for fault in refused["error"]["faults"]] == ["requests_per_minute", "tokens_per_minute"]
+    assert controller.call("/admin/keys/none", "PATCH", {"requests_per_minute": 5})[0] == 404
 
 
 def test_unknown_paths_methods_and_queries_are_told_in_the_envelope(controller: Controller) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from policy.errors import FencedError, StoreUnavailableError, VersionConflictError
-from policy.types import ApiKey, Decision, EngineRecord, Lease, Policy, Schedule, VersionedPolicy
+from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
 
 
 @dataclass
@@ -17,6 +17,7 @@ class MemoryStore:
     records: dict[str, EngineRecord] = field(default_factory=dict)
     log: list[Decision] = field(default_factory=list)
     keys: dict[str, ApiKey] = field(default_factory=dict)
+    usage: dict[str, GatewayUsage] = field(default_factory=dict)
     leader: Lease | None = None
     fence: int = 0
 
@@ -88,6 +89,11 @@ class MemoryStore:
     def delete_api_key(self, key_id: str) -> bool:
         self.ping()
         return self.keys.pop(key_id, None) is not None
+
+    def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
+        self.ping()
+        self.usage[usage.gateway_id] = usage
+        return list(self.usage.values())
 
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         self.ping()

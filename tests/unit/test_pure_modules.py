@@ -18,7 +18,7 @@ PURE = (
         f"gateway.{name}"
         for name in (
             *("wire", "sse", "framing", "heads", "classify", "limits", "snapshot", "errors"),
-            *("routing", "affinity", "prefix", "choice", "tally", "supervision"),
+            *("routing", "affinity", "prefix", "choice", "tally", "supervision", "fair_queue", "admission", "rate"),
         )
     ),
     "controller.pilot",  # brings in every module that decides

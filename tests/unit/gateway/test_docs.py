@@ -22,13 +22,14 @@ COUNTERS = {
     "retries",
     "upstream_errors",
     "disconnects",
+    "refusals",
     "unknown_class",
     "log_lines_dropped",
     "spans",
 }
 PURE = (
     *("limits", "wire", "sse", "framing", "heads", "classify", "snapshot", "errors"),
-    *("routing", "affinity", "prefix", "choice", "tally", "supervision"),
+    *("routing", "affinity", "prefix", "choice", "tally", "supervision", "fair_queue", "admission", "rate"),
 )
 
 
@@ -70,8 +71,9 @@ def test_routes() -> None:
 
 
 def test_headers() -> None:
-    source = (ROOT / "gateway" / "heads.py").read_text() + (ROOT / "gateway" / "exchange.py").read_text()
-    named = set(re.findall(r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-session-id", source))
+    source = "".join((ROOT / "gateway" / f"{name}.py").read_text() for name in ("heads", "exchange", "relay"))
+    known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-session-id|x-ratelimit-[a-z]+-(?:requests|tokens)"
+    named = set(re.findall(known, source))
     assert named == {row[0].strip("`") for row in rows("Headers")}
 
 

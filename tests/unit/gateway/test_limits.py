@@ -10,6 +10,7 @@ LIMITS = Limits(
     total_timeout_s=100,
     request_timeout_s=10,
     keep_alive_s=1,
+    queue_timeout_s=3,
 )
 
 
@@ -18,6 +19,8 @@ LIMITS = Limits(
     [
         ("request", 991, 991, 0, None),
         ("request", 989, 989, 0, "request"),
+        ("queue", 0, 998, 0, None),
+        ("queue", 0, 996, 0, "queue"),
         ("connect", 0, 950, 0, None),
         ("connect", 0, 899, 0, "total"),
         ("wait", 0, 970, 981, None),

@@ -1,0 +1,176 @@
+"""Limits of API keys: what a client over one is told, and what counts against it."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.wire import CHARS_PER_TOKEN
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Answer, Client, call, request
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.scripted_engine import (
+    DONE,
+    HANG,
+    LAST_CHUNK,
+    SSE_HEAD,
+    ScriptedEngine,
+    chunk,
+    completion,
+    event,
+    reply,
+    usage_event,
+)
+
+AUTH = "authorization: Bearer sk-limited\r\n"
+BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+ESTIMATE = len(json.dumps(BODY)) // CHARS_PER_TOKEN + 100
+
+
+def keys_file(folder: Path, **limits: int) -> str:
+    path = folder / "keys.json"
+    free = {"key_id": "free", "key": "sk-free"}
+    path.write_text(json.dumps([{"key_id": "limited", "key": "sk-limited", **limits}, free]))
+    return str(path)
+
+
+async def ask(gateway: GatewayThread, body: dict[str, Any] | None = None) -> Answer:
+    return await call(gateway.port, request(body or BODY, headers=AUTH))
+
+
+def held_tokens(gateway: GatewayThread) -> float:
+    held: float = gateway.plane.rates._meters["limited"].tokens.held
+    return held
+
+
+async def test_requests_over_the_limit_are_told_when_to_come_back(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, requests_per_minute=3))
+    answers = [await ask(gateway) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200] * 3
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0"]
+    assert {answer.headers["x-ratelimit-limit-requests"] for answer in answers} == {"3"}
+    assert answers[0].headers["x-ratelimit-reset-requests"] == "20s"
+    assert "x-ratelimit-limit-tokens" not in answers[0].headers
+    refused = await ask(gateway)
+    assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
+    assert refused.json["error"]["type"] == "requests"
+    assert refused.headers["retry-after"] == "20"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert re.fullmatch(r"59\.\d+s|1m0s", refused.headers["x-ratelimit-reset-requests"])
+    assert "limited" not in refused.json["error"]["message"]
+    assert len(engine.seen) == 3
+    assert gateway.plane.metrics.refusals == {"requests": 1}
+    free = await call(gateway.port, request(headers="authorization: Bearer sk-free\r\n"))
+    assert free.status == 200
+    assert not any(name.startswith("x-ratelimit") for name in free.headers)
+
+
+async def test_who_waits_as_long_as_was_said_is_served(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, requests_per_minute=60))
+    assert {answer.status for answer in await asyncio.gather(*(ask(gateway) for _ in range(60)))} == {200}
+    refused = await ask(gateway)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    await asyncio.sleep(1.0)
+    assert (await ask(gateway)).status == 200
+
+
+async def test_the_openai_client_raises_its_own_rate_limit_error(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=1000))
+    client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-limited", max_retries=0)
+    async with client:
+        await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=950)
+        engine.script = [HANG]
+        slow = asyncio.create_task(ask(gateway, {**BODY, "max_tokens": 950}))
+        await engine.wait_seen(2)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=500
+            )
+        slow.cancel()
+    assert caught.value.code == "rate_limit_exceeded"
+    assert caught.value.type == "tokens"
+    assert int(caught.value.response.headers["retry-after"]) >= 25
+    assert gateway.plane.metrics.refusals == {"tokens": 1}
+
+
+async def test_the_estimate_is_replaced_by_the_usage(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=1000))
+    engine.script = [reply(completion(output_tokens=40))]
+    answer = await ask(gateway)
+    assert answer.headers["x-ratelimit-remaining-tokens"] == str(1000 - ESTIMATE)
+    # 3 for the prompt and 40 of output, as the engine said; the bucket fills a little meanwhile.
+    await eventually(lambda: 0 <= held_tokens(gateway) - (1000 - 43) < 20)
+    engine.script = [SSE_HEAD, *(chunk(item) for item in (event("a"), usage_event(70_000), DONE)), LAST_CHUNK]
+    await ask(gateway, {**BODY, "stream": True})
+    await eventually(lambda: held_tokens(gateway) < -69_000)
+    assert int((await ask(gateway)).headers["retry-after"]) > 4000
+
+
+@pytest.mark.parametrize(
+    ("script", "used"),
+    [
+        ([reply(b'{"error":{"message":"no","type":"x","param":null,"code":null}}', "400 Bad Request")], 0),
+        ([SSE_HEAD, *(chunk(item) for item in (event("a"), event("b"), DONE)), LAST_CHUNK], ESTIMATE),
+        ([SSE_HEAD, *([chunk(event("a"))] * 300), chunk(DONE), LAST_CHUNK], 300),
+        ([b"nonsense\r\n\r\n"], 0),
+    ],
+    ids=["refused", "says no usage", "more events than that", "broken"],
+)
+async def test_what_a_response_without_usage_costs(
+    engine: ScriptedEngine,
+    start_gateway: StartGateway,
+    tmp_path: Path,
+    script: list[bytes],
+    used: int,
+) -> None:
+    engine.script = script
+    # So small a limit hardly fills while the test runs.
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    await ask(gateway)
+    await eventually(lambda: not gateway.plane.exchanges)
+    await eventually(lambda: abs(held_tokens(gateway) - (400 - used)) < 5, timeout_s=0.5)
+
+
+async def test_a_request_that_never_went_out_costs_no_tokens(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    engine.script = [HANG]
+    path = keys_file(tmp_path, tokens_per_minute=400)
+    gateway = await start_gateway(engine, api_keys_file=path, engine_capacity=1, queue_limit=0)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(headers="authorization: Bearer sk-free\r\n"))
+        await engine.wait_seen(1)
+        full = await ask(gateway)
+        assert full.code == "queue_full"
+        assert full.headers["x-ratelimit-limit-tokens"] == "400"
+        await eventually(lambda: held_tokens(gateway) == 400)
+
+
+async def test_a_client_that_leaves_pays_the_estimate(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    engine.script = [SSE_HEAD, chunk(event("a")), HANG]
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    async with await Client.connect(gateway.port) as client:
+        client.send(request({**BODY, "stream": True}, headers=AUTH))
+        await engine.wait_seen(1)
+    await eventually(lambda: gateway.plane.metrics.disconnects)
+    assert abs(held_tokens(gateway) - (400 - ESTIMATE)) < 10
+
+
+async def test_engines_own_limits_are_not_the_clients(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [reply(completion(), extra="x-ratelimit-remaining-requests: 7\r\n")]
+    gateway = await start_gateway(engine)
+    assert "x-ratelimit-remaining-requests" not in (await call(gateway.port)).headers

@@ -1,0 +1,231 @@
+"""Requests that wait for an engine with room: order, bounds, leaving, engines that come and go, the end."""
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gateway.snapshot import Snapshot
+from policy.types import ClassPolicy, Policy, VersionedPolicy
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, Client, call, request
+from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
+from tests.support.scripted_engine import (
+    CLOSE,
+    HANG,
+    RESET,
+    ScriptedEngine,
+    Seen,
+    completion,
+    reply,
+)
+
+SLOW = [0.3, reply(completion())]
+
+
+def of_class(name: str) -> bytes:
+    return request(headers=f"x-traffic-class: {name}\r\n")
+
+
+def set_policy(gateway: GatewayThread, **classes: ClassPolicy) -> None:
+    policy = VersionedPolicy(1, 1.0, Policy("tiny", classes=classes))
+    plane = gateway.plane
+    plane._loop.call_soon_threadsafe(plane.adopt, Snapshot(policies={"tiny": policy}))
+
+
+def queued(gateway: GatewayThread) -> int:
+    cells = gateway.plane.metrics.cells.values()
+    return sum(cell.queued for cell in cells)
+
+
+async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = SLOW
+    gateway = await start_gateway(engine, engine_capacity=2)
+    answers = await asyncio.gather(*(call(gateway.port) for _ in range(5)))
+    assert [answer.status for answer in answers] == [200] * 5
+    waits = sorted(float(answer.headers.get("x-specpilot-queue-ms", 0)) for answer in answers)
+    assert waits[:2] == [0, 0]
+    assert all(wait > 200 for wait in waits[2:])
+    assert waits[4] > 500
+    # What was waited for is not the gateway's overhead.
+    assert all(float(answer.headers["x-specpilot-overhead-ms"]) < 200 for answer in answers)
+    cell = gateway.plane.metrics.cells["tiny", "default"]
+    await eventually(lambda: (sum(cell.queue.counts), cell.queued, cell.in_flight) == (3, 0, 0))
+    [one] = gateway.plane.fleet.engines.values()
+    await eventually(lambda: one.outstanding_requests == 0)
+    await eventually(lambda: len(gateway.log_lines()) == 5)
+    assert len([line for line in gateway.log_lines() if line["queue_ms"]]) == 3
+
+
+async def test_never_more_than_the_capacity_is_under_way(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    most = 0
+    under_way: set[int] = set()
+
+    def play(seen: Seen) -> list[bytes | float]:
+        nonlocal most
+        under_way.add(id(seen))
+        most = max(most, len(under_way))
+        asyncio.get_running_loop().call_later(0.02, under_way.discard, id(seen))
+        return [0.03, reply(completion())]
+
+    engine.choose = other_engine.choose = play
+    gateway = await start_gateway(engine, other_engine, engine_capacity=3)
+    answers = await asyncio.gather(*(call(gateway.port) for _ in range(40)))
+    assert {answer.status for answer in answers} == {200}
+    assert most == 6
+
+
+async def test_classes_share_by_weight_and_priority_goes_first(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, engine_capacity=1)
+    set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
+    await eventually(lambda: "heavy" in gateway.plane.known_classes("tiny"))
+    engine.script = [0.01, reply(completion())]
+    engine.scripts = [[0.5, reply(completion())]]
+    async with AsyncExitStack() as stack:
+        clients = []
+        for name in ["default"] + ["light"] * 8 + ["heavy"] * 8 + ["urgent"] * 2:
+            clients.append(await stack.enter_async_context(await Client.connect(gateway.port)))
+            clients[-1].send(of_class(name))
+            await eventually(lambda: len(engine.seen) + queued(gateway) == len(clients))
+        assert {(await client.answer()).status for client in clients} == {200}
+    order = [seen.json["vllm_xargs"]["traffic_class"] for seen in engine.seen]
+    assert order[:3] == ["default", "urgent", "urgent"]
+    assert order[3:11].count("heavy") == 6
+    assert order[3:11].count("light") == 2
+
+
+async def test_a_full_line_refuses_and_a_late_one_is_told(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, engine_capacity=1, queue_limit=2, queue_timeout_s=0.6)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(await Client.connect(gateway.port)) for _ in range(3)]
+        clients[0].send(request())
+        await engine.wait_seen(1)
+        clients[1].send(request())
+        clients[2].send(request(STREAM))
+        await eventually(lambda: queued(gateway) == 2)
+        full = await call(gateway.port)
+        assert (full.status, full.code) == (429, "queue_full")
+        assert full.headers["retry-after"] == "1"
+        assert "--queue-limit" in full.json["error"]["message"]
+        for client in clients[1:]:
+            late = await client.answer()
+            assert (late.status, late.code) == (503, "queue_timeout")
+            assert late.headers["retry-after"] == "1"
+            assert float(late.headers["x-specpilot-queue-ms"]) > 500
+            assert "x-specpilot-engine" not in late.headers
+    assert len(engine.seen) == 1
+    assert gateway.plane.metrics.refusals == {"queue_full": 1, "queue_timeout": 2}
+    assert queued(gateway) == 0
+
+
+async def test_a_client_that_leaves_while_it_waits_frees_its_place(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, engine_capacity=1, queue_limit=1)
+    async with await Client.connect(gateway.port) as first:
+        first.send(request())
+        await engine.wait_seen(1)
+        async with await Client.connect(gateway.port) as second:
+            second.send(request())
+            await eventually(lambda: queued(gateway) == 1)
+        await eventually(lambda: gateway.plane.metrics.disconnects == {"queue": 1})
+        assert queued(gateway) == 0
+        async with await Client.connect(gateway.port) as third:
+            third.send(request())  # the limit of one lets it wait
+            await eventually(lambda: queued(gateway) == 1)
+            engine.script = [reply(completion())]
+            first.abort()  # and the place of who goes is its own at once
+            assert (await third.answer()).status == 200
+    assert len(engine.seen) == 2
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closes", "resets"])
+async def test_an_engine_that_fails_hands_its_place_on(
+    engine: ScriptedEngine, start_gateway: StartGateway, is_reset: bool
+) -> None:
+    engine.scripts = [[0.3, RESET if is_reset else CLOSE]]
+    gateway = await start_gateway(engine, engine_capacity=1)
+    first = asyncio.create_task(call(gateway.port))
+    await engine.wait_seen(1)
+    answers = await asyncio.gather(first, *(call(gateway.port) for _ in range(3)))
+    assert [answer.status for answer in answers] == [502, 200, 200, 200]
+
+
+async def test_an_engine_that_dies_while_requests_wait(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, engine_capacity=1, queue_timeout_s=20)
+    waiting = [asyncio.create_task(call(gateway.port)) for _ in range(4)]
+    await eventually(lambda: queued(gateway) == 3)
+    await engine.stop()
+    answers = await asyncio.gather(*waiting)
+    assert {answer.status for answer in answers} <= {502, 503}
+    assert {answer.code for answer in answers} <= {"bad_engine_response", "engine_unavailable"}
+    assert all(answer.headers["retry-after"] == "1" for answer in answers)
+
+
+async def test_a_second_engine_takes_those_who_wait(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    await other_engine.stop()
+    gateway = await start_gateway(engine, other_engine, engine_capacity=1)
+    async with await Client.connect(gateway.port) as first:
+        first.send(request())
+        await engine.wait_seen(1)
+        waiting = [asyncio.create_task(call(gateway.port)) for _ in range(3)]
+        await eventually(lambda: queued(gateway) == 3)
+        await other_engine.start()  # discovery finds it; nothing departs
+        assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 3
+    assert len(other_engine.seen) == 3
+
+
+async def test_without_a_capacity_nothing_waits(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = SLOW
+    gateway = await start_gateway(engine)
+    calls = [asyncio.create_task(call(gateway.port)) for _ in range(20)]
+    await engine.wait_seen(20)
+    for answer in await asyncio.gather(*calls):
+        assert answer.status == 200
+        assert "x-specpilot-queue-ms" not in answer.headers
+
+
+async def test_requests_that_wait_are_served_while_the_gateway_drains(engine: ScriptedEngine) -> None:
+    engine.script = SLOW
+    program = GatewayProgram(["--engine", engine.url, "--engine-capacity", "1"])
+    try:
+        await program.started()
+        calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
+        await engine.wait_seen(1)
+        await asyncio.sleep(0.05)
+        program.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.15)
+        assert (await call(program.port)).code == "draining"
+        assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 3
+        assert await program.end() == 0
+    finally:
+        program.close()
+
+
+async def test_the_drain_time_out_ends_those_who_wait_without_sending_them(engine: ScriptedEngine) -> None:
+    engine.script = [HANG]
+    program = GatewayProgram(["--engine", engine.url, "--engine-capacity", "1", "--drain-timeout-s", "0.5"])
+    try:
+        await program.started()
+        calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
+        await engine.wait_seen(1)
+        await asyncio.sleep(0.1)
+        program.process.send_signal(signal.SIGTERM)
+        assert {(await item).code for item in calls} == {"draining"}
+        assert await program.end() == 0
+    finally:
+        program.close()
+    assert len(engine.seen) == 1
