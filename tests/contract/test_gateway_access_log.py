@@ -50,6 +50,7 @@ async def test_a_line_says_everything_of_a_stream_but_what_was_said(
         "key_id": "ci",
         "engine": answer.headers["x-specpilot-engine"],
         "engines_tried": 1,
+        "queue_ms": 0.0,
         "status": 200,
         "error": None,
         "phase": "response",

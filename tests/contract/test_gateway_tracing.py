@@ -202,6 +202,7 @@ async def test_failures_and_retries_show(
         (400, "invalid_json", False, 0),
         (503, "503", True, 2),
     ]
+    await eventually(lambda: len(gateway.log_lines()) == 4)
     assert [line["error"] for line in gateway.log_lines()] == ["stream_broken", "model_not_found", "invalid_json", None]
 
 
