@@ -25,6 +25,7 @@ from gateway.errors import (
     InternalError,
     RequestTimeoutError,
     StreamBrokenError,
+    event_of,
 )
 from gateway.fleet import Engine
 from gateway.framing import Framer, ResponseHead
@@ -382,7 +383,7 @@ class Exchange:
         """End a response that has begun, with what can still be said."""
         assert self._delivery is not None
         self.keep_alive = False
-        tail = self._delivery.broken(error)
+        tail = self._delivery.broken(event_of(error, self._path))
         if tail is not None:
             self._front.write(tail)
         self._finish(is_cut=tail is None)

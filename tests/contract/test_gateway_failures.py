@@ -114,6 +114,18 @@ async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engi
     assert len(engine.seen) == 1
 
 
+async def test_a_client_that_leaves_while_another_route_waits_behind_frees_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + request(path="/health", method="GET"))
+        await engine.wait_seen(1)
+        leave = asyncio.get_running_loop().time()
+    await assert_freed(engine, leave)
+
+
 async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(engine=("http://127.0.0.1:1",))
     # An address of the documentation range: nobody answers there.
@@ -228,6 +240,11 @@ BROKEN: dict[str, Script] = {
     "switching": [b"HTTP/1.1 101 Switching Protocols\r\n\r\n"],
     "endless head": [b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000],
     "head only": [SSE_HEAD, CLOSE],
+    "interim only": [b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n", CLOSE],
+    "longer length": [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2, 2\r\n\r\n{}"],
+    "chunks of nothing": [SSE_HEAD + b"\r\n\r\n"],
+    "folded header": [b"HTTP/1.1 200 OK\r\nx: y\r\n z\r\ncontent-length: 2\r\n\r\n{}"],
+    "bare LF": [b"HTTP/1.1 200 OK\ncontent-length: 2\n\n{}", CLOSE],
     "error cut off": [b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 99\r\n\r\n{", CLOSE],
 }
 
@@ -299,6 +316,15 @@ async def test_a_json_body_that_breaks_is_cut_off(
         assert not (await client.answer()).is_whole
 
 
+async def test_a_broken_stream_of_messages_is_a_named_event(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [SSE_HEAD, chunk(b"event: ping\ndata: {}\n\n"), 0.02, CLOSE]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(STREAM, path="/v1/messages"))
+    assert answer.body.startswith(b'event: ping\ndata: {}\n\nevent: error\ndata: {"error":{')
+
+
 async def test_bytes_beyond_the_end_reach_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     evil = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
     engine.scripts = [[reply(completion()) + evil], [*stream("a")[:-1], LAST_CHUNK + evil], [reply(completion())]]
@@ -348,6 +374,15 @@ async def test_retries_have_a_budget(
             client.send(request())
             assert (await client.answer()).status == 503
     assert gateway.plane.metrics.retries <= 10 + 0.1 * 100 + 5
+
+
+async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    body = b'{"error":{"message":"slowly","type":"rate_limit_error","param":null,"code":429}}'
+    engine.scripts = [[reply(body, "429 Too Many Requests", extra=extra)] for extra in ("", "Retry-After: 17\r\n")]
+    for wanted in ("1", "17"):
+        answer = await call(gateway.port)
+        assert (answer.status, answer.headers["retry-after"], answer.body) == (429, wanted, body)
 
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable Entity", "429 Too Many"])
