@@ -18,6 +18,7 @@ FRAME_BYTES = 65_536
 _TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR_NAME = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
 _BREAK = re.compile(rb"\r?\n\r?\n")
 
 
@@ -88,7 +89,7 @@ class SseTap:
             at = frame.find(b"\ndata:") + 1
             if at == 0:
                 return
-            if frame.lstrip(b"\r\n").startswith((b"event: error\n", b"event: error\r")):
+            if _ERROR_NAME.search(frame, 0, at) is not None:
                 self.has_error = True
             frame = frame[at:]
         if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
