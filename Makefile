@@ -4,8 +4,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+COUNT ?= 1000000
 
-.PHONY: setup up demo bench-adapter bench-control bench-gateway test test-fast lint format clean
+.PHONY: setup up demo bench-adapter bench-control bench-gateway test test-fast fuzz lint format clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -43,6 +44,10 @@ test: lint  ## Every test, the ones with a real engine included
 
 test-fast: setup  ## The tests that need no engine
 	$(BIN)/python -m pytest -m "not engine and not e2e" $(ARGS)
+
+fuzz: setup  ## Grow inputs for what the gateway reads, COUNT in all
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "atheris==3.0.0"
+	$(BIN)/python -m tests.fuzz --count $(COUNT) $(ARGS)
 
 clean:  ## Remove what the commands above made
 	rm -rf $(VENV) .specpilot .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

@@ -42,7 +42,7 @@ def requests_in(data: bytes) -> Reading:
                 body += bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 messages.append(Message(first, headers, body))
-                connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+                connection.send(h11.Response(status_code=400, headers=[("content-length", "0")]))
                 connection.send(h11.EndOfMessage())
                 if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                     return Reading(tuple(messages), "closes", connection.trailing_data[0])
