@@ -8,24 +8,38 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from controller.body import JSON_BODY, object_of
+from controller.body import body_schema, object_of
 from controller.problems import ApiError, invalid
+from controller.replies import KeyList, NewKey, refusals
 from policy.errors import Fault
 from policy.store import Store
 from policy.types import ApiKey, is_class_name
+
+_CLASS = {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,31}$"}
+_KEY_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "properties": {"traffic_class": _CLASS, "allowed_classes": {"type": "array", "items": _CLASS}},
+    "additionalProperties": False,
+}
 
 
 def key_routes(store: Store) -> APIRouter:
     """Return the routes of client keys over `store`."""
     router = APIRouter()
 
-    @router.get("/keys")
+    @router.get("/keys", response_model=KeyList)
     async def list_keys() -> JSONResponse:
         """Client keys, without the keys: only their ids and what they may."""
         found = await asyncio.to_thread(store.api_keys)
         return JSONResponse({"keys": [_shown(key) for key in found]})
 
-    @router.post("/keys", openapi_extra=JSON_BODY)
+    @router.post(
+        "/keys",
+        openapi_extra=body_schema(_KEY_REQUEST),
+        status_code=201,
+        response_model=NewKey,
+        responses=refusals(413),
+    )
     async def add_key(request: Request) -> JSONResponse:
         """Make a client key from `traffic_class` and `allowed_classes`, both optional. It is shown only this once."""
         traffic_class, allowed = _key_request(await object_of(request))
@@ -34,7 +48,7 @@ def key_routes(store: Store) -> APIRouter:
         await asyncio.to_thread(lambda: store.put_api_key(key))
         return JSONResponse({**_shown(key), "key": secret}, status_code=201)
 
-    @router.delete("/keys/{key_id}")
+    @router.delete("/keys/{key_id}", status_code=204)
     async def delete_key(key_id: str) -> Response:
         """Revoke a client key."""
         if not await asyncio.to_thread(lambda: store.delete_api_key(key_id)):

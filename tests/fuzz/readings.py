@@ -98,11 +98,11 @@ def events_in(data: bytes) -> Events:
             if line.startswith(b"data:") and first is None:
                 first = line[5:].removeprefix(b" ")
         elif first is not None:
+            has_error = has_error or is_error or first.startswith(b'{"error"')
             if first.startswith(b"[DONE]"):
                 is_done = True
             else:
                 deltas += 1
-                has_error = has_error or is_error or first.startswith(b'{"error"')
             is_error, first = False, None
         else:
             is_error = False

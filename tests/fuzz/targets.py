@@ -33,6 +33,21 @@ RULES = (
 MEMORY_BYTES = 2 * FRAME_BYTES
 
 _TOLERATED = re.compile(
+    r"Missing mandatory Host: header|no request line received"
+    r"|illegal request line: bytearray\(b'(?:\\r)*[A-Z-]+ +[!-~]+ +HTTP/1\.[01]'\)"
+)
+"""What h11 refuses and the gateway need not.
+
+A Host names nothing here; several spaces in a request line are one; empty lines before it, bare LF or CR, are none.
+"""
+
+RULES = (
+    MatchRule(traffic_class=CLASS, has_tools=True, has_response_format=True, max_tokens_at_most=9),
+    MatchRule(traffic_class=CLASS, path=PATH, stream=True, prompt_chars_at_least=5),
+)
+MEMORY_BYTES = 2 * FRAME_BYTES
+
+_TOLERATED = re.compile(
     r"Missing mandatory Host: header|illegal request line: bytearray\(b'[A-Z-]+ +[!-~]+ +HTTP/1\.[01]'\)"
 )
 """What h11 refuses and the gateway need not: a Host names nothing here; several spaces in a request line are one."""
