@@ -421,6 +421,15 @@ async def test_an_engines_error_gets_the_envelope(
     assert answer.headers["content-type"] == "application/json"
 
 
+async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    body = b"no " * 200_000
+    engine.script = [reply(body, "500 Internal Server Error", "text/plain")]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.headers["content-type"]) == (500, "text/plain")
+    assert answer.body == body
+
+
 async def test_a_dead_engine_costs_nothing_while_another_lives(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:

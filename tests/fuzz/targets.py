@@ -32,6 +32,7 @@ RULES = (
 )
 MEMORY_BYTES = 2 * FRAME_BYTES
 
+_REFUSALS = (b'"code":"bad_request"', b'"code":"head_too_large"', b"CONNECT is not served")
 _TOLERATED = re.compile(
     r"Missing mandatory Host: header|no request line received"
     r"|illegal request line: bytearray\(b'(?:\\r)*[A-Z-]+ +[!-~]+ +HTTP/1\.[01]'\)"
@@ -40,17 +41,6 @@ _TOLERATED = re.compile(
 
 A Host names nothing here; several spaces in a request line are one; empty lines before it, bare LF or CR, are none.
 """
-
-RULES = (
-    MatchRule(traffic_class=CLASS, has_tools=True, has_response_format=True, max_tokens_at_most=9),
-    MatchRule(traffic_class=CLASS, path=PATH, stream=True, prompt_chars_at_least=5),
-)
-MEMORY_BYTES = 2 * FRAME_BYTES
-
-_TOLERATED = re.compile(
-    r"Missing mandatory Host: header|illegal request line: bytearray\(b'[A-Z-]+ +[!-~]+ +HTTP/1\.[01]'\)"
-)
-"""What h11 refuses and the gateway need not: a Host names nothing here; several spaces in a request line are one."""
 
 
 @cache
@@ -76,6 +66,8 @@ def heads(data: bytes) -> None:
         assert _without_ids(cut.relayed) == _without_ids(whole.relayed)
     wanted = [item for item in theirs.messages if item.first[0] == b"POST" and _path_of(item.first[1]) in PROXIED]  # type: ignore[index]
     is_tolerated = theirs.fault is not None and _TOLERATED.match(theirs.fault) is not None
+    if len(theirs.messages) <= PIPELINED and not any(code in whole.answered for code in _REFUSALS):
+        assert len(whole.relayed) >= sum(_is_relayable(item.body) for item in wanted)
     for at, sent in enumerate(whole.relayed):
         ours = requests_in(sent)
         assert ours.fault is None, ours.fault

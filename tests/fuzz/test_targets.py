@@ -8,6 +8,7 @@ from tests.fuzz.seeds import SEEDS, WORDS
 from tests.fuzz.targets import TARGETS
 
 EXAMPLES = 600
+SLOWEST_MS = 10_000
 
 
 def inputs(target: str) -> st.SearchStrategy[bytes]:
@@ -32,7 +33,7 @@ def _edited(seed: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
 def test_no_input_breaks_what_must_hold(name: str) -> None:
     check = TARGETS[name]
 
-    @settings(max_examples=EXAMPLES)
+    @settings(max_examples=EXAMPLES, deadline=SLOWEST_MS)
     @given(inputs(name))
     def run(data: bytes) -> None:
         check(data)
