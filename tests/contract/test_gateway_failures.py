@@ -421,6 +421,26 @@ async def test_an_engines_error_gets_the_envelope(
     assert answer.headers["content-type"] == "application/json"
 
 
+async def test_an_engine_that_refuses_before_it_has_read_is_heard(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    refusal = reply(b'{"error":{"message":"too much","type":"x","param":null,"code":413}}', "413 Payload Too Large")
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply(b'{"data":[{"id":"tiny"}]}') if head.startswith(b"GET") else refusal)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1024)
+    port = server.sockets[0].getsockname()[1]
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{port}",))
+    answer = await call(gateway.port, request(b'{"model":"tiny","x":"' + b"y" * 8_000_000 + b'"}'))
+    assert (answer.status, answer.json["error"]["message"]) == (413, "too much")
+    server.close()
+
+
 async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     body = b"no " * 200_000
     engine.script = [reply(body, "500 Internal Server Error", "text/plain")]
