@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import cast
 
 import pytest
 
@@ -421,24 +422,29 @@ async def test_an_engines_error_gets_the_envelope(
     assert answer.headers["content-type"] == "application/json"
 
 
-async def test_an_engine_that_refuses_before_it_has_read_is_heard(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    refusal = reply(b'{"error":{"message":"too much","type":"x","param":null,"code":413}}', "413 Payload Too Large")
+class _Hasty(asyncio.Protocol):
+    """Answers a POST after its head and reads no further."""
 
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        writer.write(reply(b'{"data":[{"id":"tiny"}]}') if head.startswith(b"GET") else refusal)
-        await writer.drain()
-        await asyncio.sleep(0.1)
-        writer.close()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1024)
-    port = server.sockets[0].getsockname()[1]
-    gateway = await start_gateway(engine=(f"http://127.0.0.1:{port}",))
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"GET"):
+            self._transport.write(reply(b'{"data":[{"id":"tiny"}]}'))
+            return
+        refusal = b'{"error":{"message":"too much","type":"x","param":null,"code":413}}'
+        self._transport.pause_reading()
+        self._transport.write(reply(refusal, "413 Payload Too Large"))
+        self._transport.close()
+
+
+async def test_an_engine_that_refuses_before_it_has_read_is_heard(start_gateway: StartGateway) -> None:
+    server = await asyncio.get_running_loop().create_server(_Hasty, "127.0.0.1", 0)
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
     answer = await call(gateway.port, request(b'{"model":"tiny","x":"' + b"y" * 8_000_000 + b'"}'))
     assert (answer.status, answer.json["error"]["message"]) == (413, "too much")
     server.close()
+    await server.wait_closed()
 
 
 async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
