@@ -4,8 +4,10 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+COUNT ?= 1000000
 
-.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway test test-compiled test-fast lint format compiled clean
+.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway test test-compiled test-fast fuzz lint format
+.PHONY: compiled clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -57,6 +59,10 @@ test-compiled: compiled  ## The gateway's tests against its hot path as C
 
 test-fast: setup  ## The tests that need no engine
 	$(BIN)/python -m pytest -m "not engine and not e2e" $(ARGS)
+
+fuzz: setup  ## Grow inputs for what the gateway reads, COUNT in all
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "atheris==3.0.0"
+	$(BIN)/python -m tests.fuzz --count $(COUNT) $(ARGS)
 
 clean:  ## Remove what the commands above made
 	rm -rf $(VENV) .specpilot .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

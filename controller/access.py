@@ -39,9 +39,12 @@ class Access:
 
 def _require_local(request: Request) -> None:
     peer = request.client.host if request.client else ""
-    host = urlsplit("//" + request.headers.get("host", "")).hostname or ""
     origin = request.headers.get("origin")
-    is_own_page = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    try:
+        host = urlsplit("//" + request.headers.get("host", "")).hostname or ""
+        is_own_page = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    except ValueError:  # brackets that are no IPv6 address
+        host, is_own_page = "", False
     if not (_is_local(peer) and _is_local(host) and is_own_page):
         raise ApiError(
             403, "admin_token_required",

@@ -7,14 +7,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Security
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 
 from controller.access import Access
 from controller.admin_keys import key_routes
 from controller.admin_policies import policy_routes
 from controller.narrate import explain
 from controller.problems import ApiError
+from controller.replies import ALWAYS, DecisionList, EngineList, Explanation, ScheduleList
 from policy.clock import Clock
 from policy.codec import to_plain
 from policy.store import Store
@@ -25,39 +27,40 @@ _AT_ONCE_S = 1e-6
 _ARRIVES_WITHIN_S = 2.0
 _ARRIVING = 30
 
+Moment = Annotated[float | None, Query(gt=0, lt=1e11, description="Unix seconds")]
+
 
 def routes(store: Store, access: Access, clock: Clock, on_change: Callable[[], None]) -> APIRouter:
     """Return the admin API over `store`; `on_change` is told of every new policy."""
-    router = APIRouter(prefix="/admin", dependencies=[Depends(access)], tags=["admin"])
+    shown = Security(HTTPBearer(auto_error=False, description="the token of --admin-token"))  # `access` decides
+    router = APIRouter(prefix="/admin", dependencies=[Depends(access), shown], tags=["admin"], responses=ALWAYS)
     router.include_router(policy_routes(store, clock, on_change))
     router.include_router(key_routes(store))
 
-    @router.get("/schedules")
+    @router.get("/schedules", response_model=ScheduleList)
     async def list_schedules() -> JSONResponse:
         """The schedules in force."""
         return JSONResponse({"schedules": [to_plain(item) for item in await asyncio.to_thread(store.schedules)]})
 
-    @router.get("/engines")
+    @router.get("/engines", response_model=EngineList)
     async def list_engines() -> JSONResponse:
         """The engines whose heartbeat is fresh."""
         found = await asyncio.to_thread(store.engines)
         return JSONResponse({"engines": [to_plain(item) for item in found], "now": clock.now()})
 
-    @router.get("/decisions")
+    @router.get("/decisions", response_model=DecisionList)
     async def list_decisions(
         model: str,
         pool: str = "default",
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-        before: Annotated[float | None, Query(gt=0)] = None,
+        before: Moment = None,
     ) -> JSONResponse:
         """A pool's decisions, newest first; `before` (Unix seconds) pages back."""
         found = await _decisions(store, model, pool, limit, before)
         return JSONResponse({"decisions": [to_plain(item) for item in found]})
 
-    @router.get("/explain")
-    async def explain_moment(
-        model: str, pool: str = "default", at: Annotated[float | None, Query(gt=0)] = None
-    ) -> JSONResponse:
+    @router.get("/explain", response_model=Explanation)
+    async def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
         """Which K held at a moment (default: now), why, from which evidence, with what predicted and measured gain."""
         found = await _decisions(store, model, pool, _DECISIONS_TO_EXPLAIN, None if at is None else at + _AT_ONCE_S)
         if not found:

@@ -9,26 +9,46 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from controller.body import JSON_BODY, object_of
+from controller.body import body_schema, object_of
 from controller.problems import ApiError, invalid
+from controller.replies import KeyList, KeyShown, NewKey, refusals
 from policy.errors import Fault
 from policy.store import Store
-from policy.types import ApiKey, is_class_name, rate_faults
+from policy.types import RATE_LIMIT_MAX, ApiKey, is_class_name, rate_faults
 
 _FIELDS = ("traffic_class", "allowed_classes", "requests_per_minute", "tokens_per_minute")
+
+_CLASS = {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,31}$"}
+_LIMIT = {"type": ["integer", "null"], "minimum": 1, "maximum": RATE_LIMIT_MAX}
+_KEY_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "traffic_class": {"anyOf": [_CLASS, {"type": "null"}]},
+        "allowed_classes": {"anyOf": [{"type": "array", "items": _CLASS}, {"type": "null"}]},
+        "requests_per_minute": _LIMIT,
+        "tokens_per_minute": _LIMIT,
+    },
+    "additionalProperties": False,
+}
 
 
 def key_routes(store: Store) -> APIRouter:
     """Return the routes of client keys over `store`."""
     router = APIRouter()
 
-    @router.get("/keys")
+    @router.get("/keys", response_model=KeyList)
     async def list_keys() -> JSONResponse:
         """Client keys, without the keys: only their ids and what they may."""
         found = await asyncio.to_thread(store.api_keys)
         return JSONResponse({"keys": [_shown(key) for key in found]})
 
-    @router.post("/keys", openapi_extra=JSON_BODY)
+    @router.post(
+        "/keys",
+        openapi_extra=body_schema(_KEY_REQUEST),
+        status_code=201,
+        response_model=NewKey,
+        responses=refusals(413),
+    )
     async def add_key(request: Request) -> JSONResponse:
         """Make a client key from what it may, every field optional. It is shown only this once."""
         secret = "sk-" + secrets.token_urlsafe(32)
@@ -37,7 +57,9 @@ def key_routes(store: Store) -> APIRouter:
         await asyncio.to_thread(lambda: store.put_api_key(key))
         return JSONResponse({**_shown(key), "key": secret}, status_code=201)
 
-    @router.patch("/keys/{key_id}", openapi_extra=JSON_BODY)
+    @router.patch(
+        "/keys/{key_id}", openapi_extra=body_schema(_KEY_REQUEST), response_model=KeyShown, responses=refusals(413)
+    )
     async def change_key(request: Request, key_id: str) -> JSONResponse:
         """Change what a client key may; `null` resets a field, what is not named stays."""
         wanted = _key_request(await object_of(request))
@@ -48,7 +70,7 @@ def key_routes(store: Store) -> APIRouter:
         await asyncio.to_thread(lambda: store.put_api_key(key))
         return JSONResponse(_shown(key))
 
-    @router.delete("/keys/{key_id}")
+    @router.delete("/keys/{key_id}", status_code=204)
     async def delete_key(key_id: str) -> Response:
         """Revoke a client key."""
         if not await asyncio.to_thread(lambda: store.delete_api_key(key_id)):

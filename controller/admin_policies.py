@@ -12,8 +12,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
-from controller.body import JSON_BODY, object_of
+from controller.body import body_schema, object_of
 from controller.problems import ApiError, invalid
+from controller.replies import PolicyList, refusals
 from policy.clock import Clock
 from policy.codec import from_plain, schema, to_plain
 from policy.errors import Fault, InvalidDocumentError
@@ -34,22 +35,27 @@ def policy_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> 
             raise ApiError(404, "policy_not_found", f"model {model!r} has no policy; the defaults hold", param="model")
         return found
 
-    @router.get("/policies")
+    @router.get("/policies", response_model=PolicyList)
     async def list_policies() -> JSONResponse:
         """Every policy with its version."""
         return JSONResponse({"policies": [to_plain(item) for item in await asyncio.to_thread(store.policies)]})
 
-    @router.get("/policy-schema")
+    @router.get("/policy-schema", response_model=dict[str, Any])
     async def policy_schema() -> JSONResponse:
         """The JSON schema of a policy."""
         return JSONResponse(schema(Policy))
 
-    @router.get("/policies/{model:path}")
+    @router.get("/policies/{model:path}", response_model=VersionedPolicy)
     async def get_policy(model: str) -> Response:
         """One policy; its ETag goes into If-Match of a later PUT."""
         return _policy_response(await existing(model))
 
-    @router.put("/policies/{model:path}", openapi_extra=JSON_BODY)
+    @router.put(
+        "/policies/{model:path}",
+        openapi_extra=body_schema({"$ref": "#/components/schemas/Policy"}),
+        response_model=VersionedPolicy,
+        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
+    )
     async def put_policy(
         model: str, request: Request, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
     ) -> Response:
@@ -61,7 +67,12 @@ def policy_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> 
         on_change()
         return _policy_response(stored, status=201 if found is None else 200)
 
-    @router.patch("/policies/{model:path}", openapi_extra=JSON_BODY)
+    @router.patch(
+        "/policies/{model:path}",
+        openapi_extra=body_schema({"type": "object"}),
+        response_model=VersionedPolicy,
+        responses=refusals(412, 413),
+    )
     async def patch_policy(model: str, request: Request, if_match: IfMatch = None) -> Response:
         """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
         found = await existing(model)
@@ -72,7 +83,7 @@ def policy_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> 
         on_change()
         return _policy_response(stored)
 
-    @router.delete("/policies/{model:path}")
+    @router.delete("/policies/{model:path}", status_code=204, responses=refusals(412))
     async def delete_policy(model: str, if_match: IfMatch = None) -> Response:
         """Remove a policy; the defaults hold from then on."""
         found = await existing(model)
@@ -120,7 +131,7 @@ def _expected_version(found: VersionedPolicy | None, if_match: str | None, if_no
         raise ApiError(428, "precondition_required", message, param="If-Match")
     if if_match.strip() == "*":
         return found.version
-    wanted = re.fullmatch(r'(?:W/)?"?(\d+)"?', if_match.strip())
+    wanted = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', if_match.strip())
     if wanted is None or int(wanted[1]) != found.version:
         message = f"the policy is at version {found.version}, not {if_match}; GET it again and repeat the change"
         raise ApiError(412, "version_conflict", message, param="If-Match")

@@ -21,6 +21,7 @@ from controller.metrics import ControllerMetrics
 from controller.pilot import Pilot
 from controller.prometheus_source import PrometheusSource
 from controller.record import Recorded, to_line
+from controller.replies import Status
 from controller.settings import ControllerSettings
 from controller.tuning import without
 from policy.clock import Clock
@@ -76,12 +77,12 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     async def console() -> Response:
         return FileResponse(_CONSOLE, headers={"Cache-Control": "no-cache"})
 
-    @app.get("/health")
+    @app.get("/health", response_model=Status)
     async def health() -> JSONResponse:
         """Whether the process answers."""
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.get("/ready", response_model=Status, responses={503: {"model": Status}})
     async def ready() -> JSONResponse:
         """Whether the loop runs and Redis answers."""
         try:

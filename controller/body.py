@@ -9,10 +9,14 @@ from policy.codec import decode
 from policy.errors import InvalidDocumentError
 
 LARGEST_BODY_BYTES = 1 << 20
-JSON_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
-}
-"""For the OpenAPI page: the routes read their bodies themselves, so that every fault is told in our envelope."""
+
+
+def body_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what tells the OpenAPI page of a body.
+
+    The routes read their bodies themselves, so that every fault is told in our envelope.
+    """
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def _body_of(request: Request) -> bytes:

@@ -9,7 +9,7 @@ standing between two chunks. Otherwise `None`: only cutting the connection tells
 no clock: `now` is monotonic seconds.
 """
 
-from gateway.errors import GatewayError, enveloped, event_of
+from gateway.errors import enveloped
 from gateway.framing import Framer, LengthFramer, OpenFramer, ResponseHead
 from gateway.heads import client_head
 from gateway.metrics import Histogram
@@ -91,14 +91,15 @@ class Delivery:
             return self._error_reply(now)
         return b"" if self.has_begun else self._begin(now)
 
-    def broken(self, error: GatewayError) -> bytes | None:
-        """The response will never be whole; return what tells the client so, `None` if nothing can."""
+    def broken(self, event: bytes) -> bytes | None:
+        """The response will never be whole; return what tells the client so (by `event`), `None` if nothing can."""
         if not self.has_begun:
             return None
         self._tap.finish(self.usage)
         if not isinstance(self._tap, SseTap) or isinstance(self._framer, LengthFramer):
             return None
-        event = event_of(error) if self._tap.is_between_events else b"\n\n" + event_of(error)
+        if not self._tap.is_between_events:
+            event = b"\n\n" + event
         if not self._head.is_chunked:
             return event
         if not self._is_raw:

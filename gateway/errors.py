@@ -156,9 +156,13 @@ def body_of(error: GatewayError) -> bytes:
     return envelope(error.message, error.type, error.param, error.code)
 
 
-def event_of(error: GatewayError) -> bytes:
-    """Return `error` as one server-sent event, which the OpenAI clients raise as an `APIError`."""
-    return b"data: " + body_of(error) + b"\n\n"
+def event_of(error: GatewayError, path: str) -> bytes:
+    """Return `error` as one server-sent event of the route `path`, which its client raises.
+
+    Anthropic's client passes over events without a name; OpenAI's, and others', over events with an unknown one.
+    """
+    name = b"event: error\n" if path == "/v1/messages" else b""
+    return name + b"data: " + body_of(error) + b"\n\n"
 
 
 def all_errors() -> tuple[type[GatewayError], ...]:

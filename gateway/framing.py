@@ -91,8 +91,8 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
                 raise FramingError("content-length is not one number")
             length = int(value)
         elif name == b"transfer-encoding":
-            if is_chunked or value.lower() != b"chunked":
-                raise FramingError("transfer-encoding is not chunked")
+            if is_chunked or line[1] == b"0" or value.lower() != b"chunked":
+                raise FramingError("transfer-encoding is not chunked, once, in HTTP/1.1")
             is_chunked = True
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")}

@@ -6,12 +6,13 @@ on one connection are answered in the order in which they came. Reading never pa
 a client that leaves is noticed in every phase. So what a client may send ahead is bounded instead: at most
 `PIPELINED` requests, beyond which the rest of the connection is ignored and closed after the answers.
 
-A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, ...) gets
-a 400 and the connection ends.
+A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a coding
+besides chunked, ...) gets a 400 and the connection ends, whichever kind of route it is for.
 """
 
 import asyncio
 import logging
+import re
 from typing import Any, cast
 
 import httptools
@@ -28,7 +29,7 @@ from gateway.errors import (
     RequestTimeoutError,
 )
 from gateway.exchange import Exchange
-from gateway.heads import error_reply, read_request_head
+from gateway.heads import RequestHead, error_reply, read_request_head
 from gateway.intake import PROXIED
 from gateway.plane import Plane
 from gateway.record import record_unread
@@ -39,6 +40,8 @@ PIPELINED_BODY_BYTES = 1_048_576
 LINGER_S = 5.0
 
 _ROUTES = {path.encode(): path for path in PROXIED}
+_VERSIONS = ("1.1", "1.0")
+_AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +61,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._active: Exchange | None = None
         self._idle_since: float | None = plane.monotonic()
         self._is_in_head = False
-        self._head_bytes = 0
+        self._head_bytes = 0  # what came since the last byte of body: a head, sizes of chunks, trailers
         self._head_since = 0.0
         self._is_upgrading = False
         self._is_deaf = False
@@ -86,6 +89,7 @@ class FrontProtocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._idle_since = None
+        self._head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -99,10 +103,8 @@ class FrontProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
         else:
-            if self._is_in_head:
-                self._head_bytes += len(data)
-                if self._head_bytes > HEAD_BYTES:
-                    self._refuse_rest(_head_too_large())
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse_rest(_head_too_large())
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
@@ -125,14 +127,18 @@ class FrontProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self._is_in_head = True
         self._head_since = self._plane.monotonic()
-        self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         """The head is whole: take the request, or leave it to uvicorn."""
         self._is_in_head = False
+        self._head_bytes = 0
         if self._is_deaf:
             return
         parser = self.parser
+        version = parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1 but HTTP/{version}"))
+            return
         if parser.should_upgrade():
             self._is_upgrading = True
             return
@@ -141,16 +147,25 @@ class FrontProtocol(HttpToolsProtocol):
             self._is_deaf = True
             return
         size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
-        path = _ROUTES.get(self.url.partition(b"?")[0])
         if size > HEAD_BYTES:
             self._refuse_rest(_head_too_large())
-        elif path is None:
+            return
+        try:
+            head = read_request_head(headers, is_modern=version == "1.1")
+        except BadHeadError as error:
+            self._refuse_rest(error)
+            return
+        if not self.url.startswith(b"/"):
+            self.url = _origin_form(self.url)
+        path = _ROUTES.get(self.url.partition(b"?")[0])
+        if path is None:
             self._leave_to_uvicorn()
         else:
-            self._take(path)
+            self._take(path, head)
 
     def on_body(self, body: bytes) -> None:
         """Part of a body arrived."""
+        self._head_bytes = 0
         cycle: object = self.cycle
         if not isinstance(cycle, Exchange):
             if not self._is_deaf and not self._is_upgrading:
@@ -161,6 +176,7 @@ class FrontProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
+        self._head_bytes = 0
         if self._is_deaf or self._is_upgrading:
             return
         cycle: object = self.cycle
@@ -173,11 +189,9 @@ class FrontProtocol(HttpToolsProtocol):
 
     # Order on the connection
 
-    def _take(self, path: str) -> None:
+    def _take(self, path: str, head: RequestHead) -> None:
         parser = self.parser
         method = parser.get_method()
-        head = read_request_head(self.headers)
-        head.is_modern = parser.get_http_version() == "1.1"
         exchange = Exchange(self._plane, self, method, path, head)
         exchange.keep_alive = head.is_modern and parser.should_keep_alive()
         if method != b"POST":
@@ -198,6 +212,8 @@ class FrontProtocol(HttpToolsProtocol):
         self.headers.extend(headers)
         self.expect_100_continue = is_expecting
         super().on_headers_complete()
+        if self._active is not None:
+            self.flow.resume_reading()  # uvicorn pauses for what waits; but the client may leave the exchange
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if isinstance(cycle, Exchange):
@@ -293,13 +309,21 @@ class FrontProtocol(HttpToolsProtocol):
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """Read the request again as if it asked for no upgrade, which is a server's right."""
         self._is_upgrading = False
-        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
-        lines += [b": ".join(item) for item in self.headers if item[0] not in (b"upgrade", b"connection")]
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [b": ".join(item) for item in self.headers if item[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         if lines[0].startswith(b"CONNECT "):
             self._refuse_rest(MethodNotAllowedError("this is not a proxy; CONNECT is not served"))
         else:
             self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return path and query of a target in the absolute form, in which clients ask proxies."""
+    found = _AUTHORITY.match(target)
+    rest = target if found is None else target[found.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def _head_too_large() -> HeadTooLargeError:

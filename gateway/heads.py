@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
 
-from gateway.errors import GatewayError, body_of
-from gateway.framing import ResponseHead
+from gateway.errors import BadHeadError, GatewayError, body_of
+from gateway.framing import LENGTH_DIGITS, ResponseHead
 from gateway.rate import Meter
 
 _READ = frozenset(
@@ -83,11 +83,18 @@ class RequestHead:
     is_modern: bool = True
 
 
-def read_request_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:  # noqa: C901, PLR0912 - one branch a header
-    """Return what `headers` (names in lower case) say. The HTTP parser has checked lengths and characters."""
-    head = RequestHead(b"")
+def read_request_head(  # noqa: C901, PLR0912 - one branch a header
+    headers: Iterable[tuple[bytes, bytes]], *, is_modern: bool = True
+) -> RequestHead:
+    """Return what `headers` (names in lower case) say; `is_modern` when they are those of HTTP/1.1.
+
+    The HTTP parser has checked characters and that there is one length. Raises `BadHeadError` for what it lets pass
+    and another server on the way might read otherwise: a coding besides chunked, chunks in HTTP/1.0, two hosts.
+    """
+    head = RequestHead(b"", is_modern=is_modern)
     kept: list[bytes] = []
     dropped: set[bytes] | None = None
+    has_host = False
     for name, value in headers:
         if name not in _READ:
             kept += (name, b": ", value, b"\r\n")
@@ -95,7 +102,13 @@ def read_request_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:  #
             scheme, _, secret = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 head.api_key = secret.strip()
+        elif name == b"host":
+            if has_host:
+                raise BadHeadError("there are two Host headers; send one")
+            has_host = True
         elif name == b"content-length":
+            if len(value) > LENGTH_DIGITS:
+                raise BadHeadError(f"content-length has more than {LENGTH_DIGITS} digits")
             head.length = int(value)
         elif name == b"x-request-id":
             head.request_id = value if _REQUEST_ID.fullmatch(value) else None
@@ -110,6 +123,8 @@ def read_request_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:  #
         elif name in (b"x-api-key", b"api-key"):
             head.api_key = head.api_key or value
         elif name == b"transfer-encoding":
+            if not is_modern or head.is_chunked or value.lower() != b"chunked":
+                raise BadHeadError("transfer-encoding may only be chunked, once, and in HTTP/1.1")
             head.is_chunked = True
         elif name == b"expect":
             head.is_expecting = value.lower() == b"100-continue"

@@ -19,6 +19,7 @@ from gateway.errors import (
     EngineUnavailableError,
     GatewayError,
     StreamBrokenError,
+    event_of,
 )
 from gateway.fleet import Engine
 from gateway.framing import Framer, ResponseHead
@@ -277,7 +278,7 @@ class Relay:
         assert self.delivery is not None
         self.error = error.code
         self._owner.keep_alive = False
-        tail = self.delivery.broken(error)
+        tail = self.delivery.broken(event_of(error, self._path))
         if tail is not None:
             self._front.write(tail)
         self._owner.finish(is_cut=tail is None)

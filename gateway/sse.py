@@ -1,9 +1,9 @@
 """The side tap: reads along with a response to count and to learn, and never touches its bytes.
 
 Events: a stream of server-sent events, split anywhere. Lines end in LF or CRLF, comments do not count, `[DONE]` ends
-the stream, an `error` event is noticed. Nothing is decoded: UTF-8 that is split in the middle stays bytes. Of each
-frame only three things are looked for, by plain byte search: JSON keys cannot be imitated by text in a JSON
-string, because there a quote is escaped.
+the stream, an error event is noticed by its name or its data. Nothing is decoded: UTF-8 that is split in the middle
+stays bytes. Of each frame only these things are looked for, by plain byte search: JSON keys cannot be imitated by text
+in a JSON string, because there a quote is escaped.
 
 Usage: the last frame (or the last `TAIL_BYTES` of a JSON body) that holds `usage` gives the number of input
 and output tokens and, from `metrics.speculative_decoding`, the mean acceptance length. Each is `None` when the engine
@@ -18,6 +18,8 @@ FRAME_BYTES = 65_536
 _INPUT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
 _TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR_NAME = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
 _BREAK = re.compile(rb"\r?\n\r?\n")
 
 
@@ -90,7 +92,7 @@ class SseTap:
             *frames, rest = data.split(b"\n\n")
         for frame in frames:
             self._frame(frame)
-        self._rest = rest if len(rest) <= FRAME_BYTES else rest[:16] + rest[16 - FRAME_BYTES :]
+        self._rest = rest if len(rest) <= FRAME_BYTES else _shortened(rest)
         return self.deltas - before
 
     def _frame(self, frame: bytes) -> None:
@@ -99,12 +101,14 @@ class SseTap:
             at = frame.find(b"\ndata:") + 1
             if at == 0:
                 return
+            if _ERROR_NAME.search(frame, 0, at) is not None:
+                self.has_error = True
             frame = frame[at:]
         if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
             self.is_done = True
             return
         self.deltas += 1
-        if b'"usage"' in frame and b'"usage":null' not in frame:
+        if b'"usage"' in frame and _USAGE.search(frame) is not None:
             self._usage_frame = frame
         if frame.startswith((b'data: {"error"', b'data:{"error"')):
             self.has_error = True
@@ -113,6 +117,12 @@ class SseTap:
         """The stream is over: put what it said of itself into `usage`."""
         if self._usage_frame:
             usage.read(self._usage_frame)
+
+
+def _shortened(frame: bytes) -> bytes:
+    """Return the beginning of a frame's first line of data, and the frame's end; no break may arise where they meet."""
+    at = 0 if frame.startswith(b"data:") else frame.find(b"\ndata:") + 1
+    return frame[at : at + 16] + b" " + frame[17 - FRAME_BYTES :]
 
 
 class JsonTap:
@@ -138,5 +148,7 @@ class JsonTap:
         """The body is whole: put what it said of itself into `usage`."""
         text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         at = text.rfind(b'"usage"')
+        while at >= 0 and _USAGE.match(text, at) is None:
+            at = text.rfind(b'"usage"', 0, at)
         if at >= 0:
             usage.read(text[at:])

@@ -33,10 +33,11 @@ OUTPUT_TOKENS_COUNTED = 4096
 COPY_LIMIT_BYTES = 65_536
 """Up to here a body is copied into one buffer with its field; above, it is passed on in slices."""
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# Possessive: what can backtrack remembers every escape that it passed, a hundred bytes each.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^,\]}\s]+")
-_NOT_BRACKET = re.compile(rb'[^"{}\[\]]+')
+_NOT_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING.pattern + rb")++", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +172,15 @@ def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
 
 def _value_end(body: bytes, position: int) -> int:
     first = body[position]
-    if first not in b'"{[':
-        scalar = _SCALAR.match(body, position)
+    if first not in b"{[":
+        scalar = (_STRING if first == ord('"') else _SCALAR).match(body, position)
         assert scalar is not None
         return scalar.end()
-    depth = 0
-    while True:
+    depth = 1
+    position += 1
+    while depth:
         char = body[position]
-        if char == ord('"'):
-            text = _STRING.match(body, position)
-            assert text is not None
-            position = text.end()
-        elif char in b"{[":
+        if char in b"{[":
             depth += 1
             position += 1
         elif char in b"}]":
@@ -192,9 +190,7 @@ def _value_end(body: bytes, position: int) -> int:
             other = _NOT_BRACKET.match(body, position)
             assert other is not None
             position = other.end()
-            continue
-        if depth == 0:
-            return position
+    return position
 
 
 def _skip(body: bytes, position: int) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -126,6 +127,18 @@ def full_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+async def test_a_client_that_leaves_while_another_route_waits_behind_frees_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + request(path="/health", method="GET"))
+        await engine.wait_seen(1)
+        leave = asyncio.get_running_loop().time()
+    await assert_freed(engine, leave)
+
+
 async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
     start_gateway: StartGateway, full_port: int
 ) -> None:
@@ -231,6 +244,11 @@ BROKEN: dict[str, Script] = {
     "switching": [b"HTTP/1.1 101 Switching Protocols\r\n\r\n"],
     "endless head": [b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000],
     "head only": [SSE_HEAD, CLOSE],
+    "interim only": [b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n", CLOSE],
+    "longer length": [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2, 2\r\n\r\n{}"],
+    "chunks of nothing": [SSE_HEAD + b"\r\n\r\n"],
+    "folded header": [b"HTTP/1.1 200 OK\r\nx: y\r\n z\r\ncontent-length: 2\r\n\r\n{}"],
+    "bare LF": [b"HTTP/1.1 200 OK\ncontent-length: 2\n\n{}", CLOSE],
     "error cut off": [b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 99\r\n\r\n{", CLOSE],
 }
 
@@ -302,6 +320,15 @@ async def test_a_json_body_that_breaks_is_cut_off(
         assert not (await client.answer()).is_whole
 
 
+async def test_a_broken_stream_of_messages_is_a_named_event(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [SSE_HEAD, chunk(b"event: ping\ndata: {}\n\n"), 0.02, CLOSE]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(STREAM, path="/v1/messages"))
+    assert answer.body.startswith(b'event: ping\ndata: {}\n\nevent: error\ndata: {"error":{')
+
+
 async def test_bytes_beyond_the_end_reach_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     evil = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
     engine.scripts = [[reply(completion()) + evil], [*stream("a")[:-1], LAST_CHUNK + evil], [reply(completion())]]
@@ -353,6 +380,15 @@ async def test_retries_have_a_budget(
     assert gateway.plane.metrics.retries <= 10 + 0.1 * 100 + 5
 
 
+async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    body = b'{"error":{"message":"slowly","type":"rate_limit_error","param":null,"code":429}}'
+    engine.scripts = [[reply(body, "429 Too Many Requests", extra=extra)] for extra in ("", "Retry-After: 17\r\n")]
+    for wanted in ("1", "17"):
+        answer = await call(gateway.port)
+        assert (answer.status, answer.headers["retry-after"], answer.body) == (429, wanted, body)
+
+
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable Entity", "429 Too Many"])
 async def test_a_clients_error_passes_untouched_and_is_not_retried(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, status: str
@@ -387,6 +423,40 @@ async def test_an_engines_error_gets_the_envelope(
     assert (answer.status, answer.code) == (500, "engine_error")
     assert answer.json["error"]["message"] == message
     assert answer.headers["content-type"] == "application/json"
+
+
+class _Hasty(asyncio.Protocol):
+    """Answers a POST after its head and reads no further."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"GET"):
+            self._transport.write(reply(b'{"data":[{"id":"tiny"}]}'))
+            return
+        refusal = b'{"error":{"message":"too much","type":"x","param":null,"code":413}}'
+        self._transport.pause_reading()
+        self._transport.write(reply(refusal, "413 Payload Too Large"))
+        self._transport.close()
+
+
+async def test_an_engine_that_refuses_before_it_has_read_is_heard(start_gateway: StartGateway) -> None:
+    server = await asyncio.get_running_loop().create_server(_Hasty, "127.0.0.1", 0)
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
+    answer = await call(gateway.port, request(b'{"model":"tiny","x":"' + b"y" * 8_000_000 + b'"}'))
+    assert (answer.status, answer.json["error"]["message"]) == (413, "too much")
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    body = b"no " * 200_000
+    engine.script = [reply(body, "500 Internal Server Error", "text/plain")]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.headers["content-type"]) == (500, "text/plain")
+    assert answer.body == body
 
 
 async def test_a_dead_engine_costs_nothing_while_another_lives(

@@ -2,97 +2,25 @@
 
 import hashlib
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 
 from policy.redis_store import RedisStore
 from policy.types import Decision, EngineRecord, KRange, Mode, Schedule
+from tests.support.controller_program import Controller, free_port, running_controller
 from tests.support.redis_server import RedisServer
-
-TOKEN = "let me in"
-
-
-@dataclass
-class Controller:
-    url: str
-    redis: RedisServer
-    process: subprocess.Popen[bytes]
-
-    def call(
-        self, path: str, method: str = "GET", body: Any = None, token: str | None = TOKEN, **headers: str
-    ) -> tuple[int, Any, dict[str, str]]:
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data=data, method=method)
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        for name, value in headers.items():
-            request.add_header(name.replace("_", "-"), value)
-        try:
-            with urlopen(request, timeout=10) as response:
-                return response.status, _plain(response.read()), {k.lower(): v for k, v in response.headers.items()}
-        except HTTPError as error:
-            with error:
-                return error.code, _plain(error.read()), {k.lower(): v for k, v in error.headers.items()}
-
-    def command(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        program = [
-            sys.executable,
-            "-m",
-            f"controller.{words[0]}",
-            *words[1:],
-            "--admin-url",
-            self.url,
-            "--token",
-            TOKEN,
-        ]
-        return subprocess.run(program, capture_output=True, text=True, check=False, input=text, timeout=30)
-
-
-def _plain(text: bytes) -> Any:
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text.decode()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
 def controller() -> Iterator[Controller]:
-    redis = RedisServer()
-    port = free_port()
-    environment = {**os.environ, "SPECPILOT_CONTROLLER_ADMIN_TOKEN": TOKEN, "REDIS_URL": redis.url}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "controller", "--port", str(port), "--log-level", "warning"], env=environment
-    )
-    found = Controller(f"http://127.0.0.1:{port}", redis, process)
-    for _ in range(100):
-        try:
-            if found.call("/ready")[0] == 200:
-                break
-        except OSError:
-            pass
-        time.sleep(0.1)
-    yield found
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) in (0, -signal.SIGTERM)
-    redis.close()
+    with running_controller() as found:
+        yield found
 
 
 def test_health_ready_metrics_console_and_docs_need_no_token(controller: Controller) -> None:

@@ -94,16 +94,18 @@ class Client:
             body = b""
             while True:
                 try:
-                    size = int(await self.reader.readuntil(b"\r\n"), 16)
+                    size = int((await self.reader.readuntil(b"\r\n")).partition(b";")[0], 16)
                 except asyncio.IncompleteReadError as error:
                     raise asyncio.IncompleteReadError(body, None) from error
                 try:
+                    if size == 0:
+                        while await self.reader.readuntil(b"\r\n") != b"\r\n":
+                            pass  # trailers
+                        return body
                     body += await self.reader.readexactly(size)
                     assert await self.reader.readexactly(2) == b"\r\n"
                 except asyncio.IncompleteReadError as error:
                     raise asyncio.IncompleteReadError(body + error.partial, None) from error
-                if size == 0:
-                    return body
         if "content-length" in headers:
             return await self.reader.readexactly(int(headers["content-length"]))
         return await self.reader.read()

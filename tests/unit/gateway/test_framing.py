@@ -143,6 +143,7 @@ def test_how_a_body_ends() -> None:
         OK + b"content-length: 9999999999999999\r\n", OK + b"content-length: 1\r\ncontent-length: 2\r\n",
         OK + b"content-length: 1\r\ntransfer-encoding: chunked\r\n", OK + b"transfer-encoding: gzip, chunked\r\n",
         OK + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", OK + b"transfer-encoding: identity\r\n",
+        b"HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n",
         OK + "content-length: \u00b2\r\n".encode("latin-1"),
     ],
 )  # fmt: skip

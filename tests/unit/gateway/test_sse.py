@@ -75,6 +75,13 @@ def test_text_cannot_imitate_usage() -> None:
     assert (found.output_tokens, found.acceptance_length) == (3, 1.5)
 
 
+def test_a_value_cannot_imitate_usage() -> None:
+    body = completion(output_tokens=3)[:-1] + b',"prompt_logprobs":[{"5":{"decoded_token":"usage"}}]}'
+    assert read(JsonTap(), body).output_tokens == 3
+    assert read(JsonTap(), b'{"choices":[{"message":{"content":"usage"}}]}').output_tokens is None
+    assert read(SseTap(), usage_event(4), event("usage")).output_tokens == 4
+
+
 def test_null_usage_is_unknown_and_does_not_replace_what_was_said() -> None:
     null = b'data: {"choices":[],"usage":null}\n\n'
     assert read(SseTap(), null).output_tokens is None
@@ -98,10 +105,28 @@ def test_an_odd_acceptance_length_is_unknown(length: str) -> None:
     assert (found.output_tokens, found.acceptance_length) == (1, None)
 
 
-def test_an_error_event_is_noticed() -> None:
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'data: {"error": {"message": "x"}}\n\n',
+        b'event: error\ndata: {"type":"error","error":{}}\n\n',
+        b'event: error\r\ndata: {"type":"error","error":{}}\r\n\r\n',
+    ],
+)
+def test_an_error_event_is_noticed(frame: bytes) -> None:
     tap = SseTap()
-    read(tap, b'data: {"error": {"message": "x"}}\n\n')
+    read(tap, event("a"), frame)
     assert tap.has_error
+    assert tap.deltas == 2
+
+
+def test_a_named_event_too_long_to_keep_is_counted_and_its_usage_found() -> None:
+    frame = b'event: response.completed\ndata: {"response":{"output":"%s","usage":{"output_tokens":6}}}\n\n' % (
+        b"x" * 3 * FRAME_BYTES
+    )
+    tap = SseTap()
+    assert read(tap, *pieces(frame, list(range(0, 3 * FRAME_BYTES, 16_000)))).output_tokens == 6
+    assert tap.deltas == 1
 
 
 def test_memory_is_bounded() -> None:

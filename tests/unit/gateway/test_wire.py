@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -63,6 +64,18 @@ def test_a_large_body_is_not_copied() -> None:
     assert len(parts) == 3
     assert any(isinstance(part, memoryview) and part.obj is body for part in parts)
     assert b"".join(parts) == b'{"vllm_xargs":{"traffic_class":"code"},' + body[1:]
+
+
+@pytest.mark.parametrize("value", ['"' + "\\n" * 500_000 + '"', '["' + '","'.join(['\\"'] * 200_000) + '"]'])
+def test_looking_through_a_large_body_takes_no_memory_of_its_size(value: str) -> None:
+    body = ('{"model":"m","messages":' + value + ',"vllm_xargs":{}}').encode()
+    found = read_facts(PATH, body)
+    tracemalloc.start()
+    parts = mark(body, found, "code")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert b"".join(parts).endswith(b'"vllm_xargs":{"traffic_class":"code"}}')
+    assert most < 100_000
 
 
 json_values = st.recursive(

@@ -1,0 +1,134 @@
+"""The clients that people use, through the gateway, on a real engine: every API of it that they call."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from tests.support.gateway_server import GatewayProgram
+from tests.support.stack import Engine
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MESSAGES: Any = [{"role": "user", "content": "Write a function that adds two numbers."}]
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a gateway before an engine of its own."""
+    engine = Engine(tmp_path_factory.mktemp("clients"))
+    program = GatewayProgram(["--engine", engine.url, "--no-access-log"])
+    try:
+        asyncio.run(program.started())
+        yield f"http://127.0.0.1:{program.port}"
+    finally:
+        program.close()
+        engine.stop()
+
+
+@pytest.fixture
+def client(gateway: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def messages(gateway: str) -> Iterator[Anthropic]:
+    with Anthropic(base_url=gateway, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_messages(messages: Anthropic) -> None:
+    said = messages.messages.create(model="demo", messages=MESSAGES, max_tokens=24)
+    assert said.content[0].type == "text"
+    assert said.content[0].text
+    assert 0 < said.usage.output_tokens <= 24
+    assert said.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_a_stream_of_messages_is_the_whole_message(messages: Anthropic) -> None:
+    arguments: Any = {"model": "demo", "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    whole = messages.messages.create(**arguments).content[0]
+    with messages.messages.stream(**arguments) as stream:
+        parts = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert whole.type == "text"
+    assert "".join(parts) == whole.text
+    assert len(parts) > 1
+    assert final.usage.output_tokens > 0
+
+
+def test_errors_of_messages_are_the_clients_exceptions(messages: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="huge"):
+        messages.messages.create(model="huge", messages=MESSAGES, max_tokens=8)
+    with pytest.raises(anthropic.BadRequestError):
+        messages.messages.create(model="demo", messages=[{"role": "nobody", "content": 1}], max_tokens=8)  # type: ignore[list-item,typeddict-item]
+
+
+def test_completions_with_two_choices(client: OpenAI) -> None:
+    said = client.completions.create(
+        model="demo", prompt=["import os", "def add("], n=2, max_tokens=8, temperature=1.0, seed=3, logprobs=1
+    )
+    assert [choice.index for choice in said.choices] == [0, 1, 2, 3]
+    assert said.choices[0].logprobs is not None
+    parts = list(client.completions.create(model="demo", prompt="import os", n=2, max_tokens=8, stream=True))
+    assert {choice.index for part in parts for choice in part.choices} == {0, 1}
+
+
+def test_stream_options_decide_about_usage(client: OpenAI) -> None:
+    for options, wanted in (({"include_usage": True}, 1), ({"include_usage": False}, 0), (None, 0)):
+        parts = client.chat.completions.create(
+            model="demo",
+            messages=MESSAGES,
+            max_tokens=8,
+            stream=True,
+            n=2,
+            stream_options=options,  # type: ignore[arg-type]
+        )
+        assert sum(part.usage is not None for part in parts) == wanted
+
+
+def test_responses(client: OpenAI) -> None:
+    said = client.responses.create(model="demo", input="Say hello.", max_output_tokens=16, temperature=0)
+    assert said.output_text
+    assert said.usage is not None
+    kinds, text = [], ""
+    for event in client.responses.create(
+        model="demo", input="Say hello.", max_output_tokens=16, temperature=0, stream=True
+    ):
+        kinds.append(event.type)
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert kinds[0] == "response.created"
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert text == said.output_text
+
+
+def test_tools_reach_the_engine(client: OpenAI) -> None:
+    said = client.chat.completions.create(
+        model="demo",
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice={"type": "function", "function": {"name": "add"}},
+        max_tokens=32,
+    )
+    calls = said.choices[0].message.tool_calls
+    assert calls is not None
+    assert calls[0].function.name == "add"  # type: ignore[union-attr]
+
+
+def test_embeddings_of_a_model_that_has_none_are_an_error(client: OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.embeddings.create(model="demo", input="hello")
+    assert 400 <= caught.value.status_code < 500 or caught.value.status_code == 501
+    assert caught.value.body["message"]  # type: ignore[index]

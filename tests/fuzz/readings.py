@@ -1,0 +1,109 @@
+"""How another strict parser (h11) and plain reference code read the same bytes."""
+
+import re
+from dataclasses import dataclass
+
+import h11
+
+LARGEST = 10**6
+
+
+@dataclass(frozen=True)
+class Message:
+    """A whole message: request line or status, headers, body."""
+
+    first: tuple[bytes, bytes] | int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Whole messages; why there are no more (`None`: the bytes ran out); what was not read."""
+
+    messages: tuple[Message, ...]
+    fault: str | None
+    rest: bytes
+
+
+def requests_in(data: bytes) -> Reading:
+    """Read `data` as what a server gets on one connection."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST)
+    connection.receive_data(data)
+    messages: list[Message] = []
+    first, headers, body = (b"", b""), (), b""
+    try:
+        while True:
+            event = connection.next_event()
+            if isinstance(event, h11.Request):
+                first, body = (event.method, event.target), b""
+                headers = tuple(event.headers)
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                messages.append(Message(first, headers, body))
+                connection.send(h11.Response(status_code=400, headers=[("content-length", "0")]))
+                connection.send(h11.EndOfMessage())
+                if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+                    return Reading(tuple(messages), "closes", connection.trailing_data[0])
+                connection.start_next_cycle()
+            else:
+                return Reading(tuple(messages), None, connection.trailing_data[0])
+    except h11.RemoteProtocolError as error:
+        return Reading(tuple(messages), str(error), b"")
+
+
+def response_in(data: bytes, *, ends: bool) -> Reading:
+    """Read `data` as the answer to one GET; `ends`: the connection was closed after it."""
+    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST)
+    connection.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
+    connection.send(h11.EndOfMessage())
+    connection.receive_data(data)
+    if ends:
+        connection.receive_data(b"")
+    status, headers, body = 0, (), b""
+    try:
+        while True:
+            event = connection.next_event()
+            if isinstance(event, h11.Response):
+                status, headers = event.status_code, tuple(event.headers)
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                return Reading((Message(status, headers, body),), None, connection.trailing_data[0])
+            elif not isinstance(event, h11.InformationalResponse):
+                return Reading((), "not whole", b"")
+    except h11.RemoteProtocolError as error:
+        return Reading((), str(error), b"")
+
+
+@dataclass(frozen=True)
+class Events:
+    """What a stream of server-sent events says."""
+
+    deltas: int
+    is_done: bool
+    has_error: bool
+
+
+def events_in(data: bytes) -> Events:
+    """Read `data` line by line, as the standard has it but for lone CRs, which no engine sends."""
+    deltas, is_done, has_error = 0, False, False
+    is_error = False
+    first: bytes | None = None
+    for line in re.split(rb"\r?\n", data)[:-1]:
+        if line:
+            if line in (b"event: error", b"event:error") and first is None:
+                is_error = True
+            if line.startswith(b"data:") and first is None:
+                first = line[5:].removeprefix(b" ")
+        elif first is not None:
+            has_error = has_error or is_error or first.startswith(b'{"error"')
+            if first.startswith(b"[DONE]"):
+                is_done = True
+            else:
+                deltas += 1
+            is_error, first = False, None
+        else:
+            is_error = False
+    return Events(deltas, is_done, has_error)

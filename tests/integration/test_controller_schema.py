@@ -1,0 +1,106 @@
+"""The admin API against its own OpenAPI page: whatever is sent, every reply is one that the page tells of."""
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from policy.redis_store import RedisStore
+from policy.types import Decision, EngineRecord, KRange, Mode, Schedule
+from tests.support.controller_program import TOKEN, Controller, running_controller
+
+EXAMPLES = 40
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    with running_controller() as found:
+        yield found
+
+
+def fill(controller: Controller) -> None:
+    """Leave something to be read of everything that can be."""
+    store = RedisStore(controller.redis.url)
+    schedule = Schedule("seen", "default", 1, 1.0, 60.0, 0.02, {"default": (KRange(1, 8, 3),)})
+    engine = EngineRecord("e", "http://127.0.0.1:1", "seen", "default", 7, 3, 8, "eagle3", "0.32", "0.1", 1.0, 1.0)
+    store.heartbeat(engine, 60.0)
+    store.append_decision(
+        Decision(1.0, "seen", "default", Mode.ACT, "first_schedule", True, 1, schedule, 0.1, {"decodes": 3})
+    )
+    assert controller.call("/admin/policies/seen", "PUT", {"classes": {"code": {"k_max": 3}}})[0] == 201
+    assert controller.call("/admin/keys", "POST", {"traffic_class": "code"})[0] == 201
+
+
+def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> None:
+    fill(controller)
+    page = schemathesis.openapi.from_url(f"{controller.url}/openapi.json")
+    operations = [found.ok() for found in page.get_all_operations()]
+    assert len(operations) > 12
+    statuses: set[int] = set()
+    for operation in operations:
+
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(
+            case=operation.as_strategy(), is_seen=st.booleans(), has_token=st.sampled_from([True, True, True, False])
+        )
+        def check(case: schemathesis.Case, is_seen: bool, has_token: bool) -> None:
+            if is_seen:
+                for values in (case.path_parameters, case.query):
+                    if values and "model" in values:
+                        values["model"] = "seen"
+            headers = {"Authorization": f"Bearer {TOKEN}"} if has_token else {"Authorization": "Bearer no"}
+            response = case.call(base_url=controller.url, headers=headers)
+            case.validate_response(response, checks=CHECKS)
+            statuses.add(response.status_code)
+
+        check()
+    assert statuses >= {200, 201, 204, 401, 404, 412, 422, 428}
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "headers", "status"),
+    [
+        ("/admin/policies/seen", "PUT", {"If_Match": "9" * 5000}, 412),
+        ("/admin/policies/seen", "PUT", {"If_None_Match": "x"}, 400),
+        ("/admin/policies/%00%ff%F0%9F%99%82", "GET", {}, 404),
+        ("/admin/decisions?model=%00&before=inf", "GET", {}, 422),
+        ("/admin/decisions?model=%00&before=9e10", "GET", {}, 200),
+        ("/admin/decisions?model=seen&before=nan", "GET", {}, 422),
+        ("/admin/explain?model=seen&at=1e300", "GET", {}, 422),
+        ("/admin/policies/seen", "POST", {}, 405),
+    ],
+)
+def test_odd_values_are_refused_or_served(
+    controller: Controller, path: str, method: str, headers: dict[str, str], status: int
+) -> None:
+    assert controller.call(path, method, {} if method != "GET" else None, **headers)[0] == status
+
+
+def test_a_broken_host_is_no_local_one() -> None:
+    with running_controller(token=None) as controller:
+        assert controller.call("/admin/policies", token=None)[0] == 200
+        for header in ({"Host": "["}, {"Origin": "http://["}, {"Host": "[x]"}):
+            assert controller.call("/admin/policies", token=None, **header)[0] == 403
