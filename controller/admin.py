@@ -1,4 +1,4 @@
-"""The admin API: what operators write (policies, client keys) and what the controller has to show.
+"""The admin API: what operators write (policies, canaries, client keys) and what the controller has to show.
 
 Reads and writes go straight to Redis, so that every controller, leading or not, answers the same.
 """
@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
 
 from controller.access import Access
+from controller.admin_canaries import canary_routes
 from controller.admin_keys import key_routes
 from controller.admin_policies import policy_routes
 from controller.narrate import explain
@@ -30,6 +31,7 @@ def routes(store: Store, access: Access, clock: Clock, on_change: Callable[[], N
     """Return the admin API over `store`; `on_change` is told of every new policy."""
     router = APIRouter(prefix="/admin", dependencies=[Depends(access)], tags=["admin"])
     router.include_router(policy_routes(store, clock, on_change))
+    router.include_router(canary_routes(store, clock, on_change))
     router.include_router(key_routes(store))
 
     @router.get("/schedules")

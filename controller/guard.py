@@ -42,6 +42,8 @@ class Reason(StrEnum):
     DWELL = "dwell"
     ROLLBACK = "rollback"
     BACK_OFF = "back_off"
+    CANARY_PROMOTED = "canary_promoted"
+    CANARY_ROLLED_BACK = "canary_rolled_back"
 
 
 MEANING: dict[Reason, str] = {
@@ -60,6 +62,8 @@ MEANING: dict[Reason, str] = {
     Reason.DWELL: "held: a better schedule is known, but the last change is too recent",
     Reason.ROLLBACK: "changed back: the measured goodput fell short of the previous schedule's",
     Reason.BACK_OFF: "held: a roll-back was made recently",
+    Reason.CANARY_PROMOTED: "the canary's policy became the model's policy",
+    Reason.CANARY_ROLLED_BACK: "the canary ended and the present policy stays",
 }
 
 

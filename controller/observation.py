@@ -109,6 +109,14 @@ class Evidence:
         return sum(cell.seconds for cell in self.cells.values())
 
 
+class Look(NamedTuple):
+    """The evidence of the `elapsed_s` seconds before `at`, on the clock of whoever asks."""
+
+    at: float
+    elapsed_s: float
+    evidence: Evidence
+
+
 NO_EVIDENCE = Evidence({}, {}, {}, {}, {}, {})
 
 

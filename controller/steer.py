@@ -188,6 +188,8 @@ class Steering:
         measured = operation.measured(evidence)
         if not self._tuning.guard or self._policy.mode is not Mode.ACT or measured is None:
             return None
+        if self._pool.fresh_looks:
+            return None
         if evidence.holed and evidence.holed > _HOLED_SHARE * sum(evidence.running.values()):
             return None
         previous = guard.previous
