@@ -22,9 +22,7 @@ def experiment(canary: Canary = CANARY, seed: int = 0) -> Experiment:
 
 
 def with_gains(*gains: float, itl: float | None = None) -> Experiment:
-    blocks = tuple(
-        Block(at, {"p": Gain(10.0, gain, gain if itl is None else itl)}) for at, gain in enumerate(gains)
-    )
+    blocks = tuple(Block(at, {"p": Gain(10.0, gain, gain if itl is None else itl)}) for at, gain in enumerate(gains))
     return replace(experiment(), blocks=blocks)
 
 
@@ -89,7 +87,9 @@ def play(seed: int, gain: float, canary: Canary = CANARY, make: Callable[..., np
         arms = [turn(subject, "p", at + (slot + 0.5) * canary.window_s) for slot in range(canary.windows)]
         chosen = next(item.slot for item in arms if item and item.arm is Arm.CANARY)
         found = gain + logs[block, chosen] - np.delete(logs[block], chosen).mean()
-        subject = replace(subject, blocks=(*subject.blocks, Block(block, {"p": Gain(10.0, float(found), float(found))})))
+        subject = replace(
+            subject, blocks=(*subject.blocks, Block(block, {"p": Gain(10.0, float(found), float(found))}))
+        )
         outcome = judge(subject, 0, at + canary.block_s)
         if outcome is not None:
             return ended(subject, outcome, at + canary.block_s)
@@ -105,7 +105,9 @@ def test_without_a_difference_at_most_the_stated_share_is_promoted(share: float)
 
 
 def test_a_true_gain_of_a_tenth_is_promoted() -> None:
-    quiet = [play(seed, math.log(1.1), make=lambda rng, windows: 0.05 * rng.normal(size=windows)) for seed in range(200)]
+    quiet = [
+        play(seed, math.log(1.1), make=lambda rng, windows: 0.05 * rng.normal(size=windows)) for seed in range(200)
+    ]
     assert sum(item.outcome is Outcome.BETTER for item in quiet) >= 196
     assert np.median([len(item.blocks) for item in quiet]) <= 12
     rough = Counter(play(seed, math.log(1.1)).outcome for seed in range(200))
@@ -114,7 +116,9 @@ def test_a_true_gain_of_a_tenth_is_promoted() -> None:
 
 
 def test_a_loss_of_a_third_ends_after_few_blocks() -> None:
-    found = [play(seed, math.log(0.67), make=lambda rng, windows: 0.05 * rng.normal(size=windows)) for seed in range(200)]
+    found = [
+        play(seed, math.log(0.67), make=lambda rng, windows: 0.05 * rng.normal(size=windows)) for seed in range(200)
+    ]
     assert {item.outcome for item in found} == {Outcome.WORSE}
     assert np.quantile([len(item.blocks) for item in found], 0.9) <= 5
 
@@ -166,7 +170,9 @@ def test_the_end_names_its_cause() -> None:
 def test_the_numbers_are_told_as_ratios() -> None:
     found = described(with_gains(0.09, 0.1, 0.11), Arm.CANARY)
     assert found["goodput_gain_ratio"]["mean"] == pytest.approx(math.expm1(0.1), rel=1e-3)
-    assert found["goodput_gain_ratio"]["low"] < found["goodput_gain_ratio"]["mean"] < found["goodput_gain_ratio"]["high"]
+    assert (
+        found["goodput_gain_ratio"]["low"] < found["goodput_gain_ratio"]["mean"] < found["goodput_gain_ratio"]["high"]
+    )
     assert described(with_gains(0.1), None)["itl_gain_ratio"] is None
 
 
