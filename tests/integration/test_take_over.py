@@ -1,4 +1,4 @@
-"""Two controller processes on one Redis: the leader is killed, or frozen and woken; the stand-by takes over, K stays."""
+"""Two controller processes on one Redis: the leader is killed, or frozen and woken; the stand-by follows, K stays."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ def pair() -> Iterator[Pair]:
 
 async def until(condition: Callable[[], bool], timeout_s: float) -> None:
     async with asyncio.timeout(timeout_s):
-        while not await asyncio.to_thread(condition):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - watches a database
             await asyncio.sleep(0.02)
 
 
