@@ -1,11 +1,11 @@
 """The last word over the law: whether a better-looking schedule may replace the one in force.
 
 A row of the schedule changes when its predicted gain reaches the policy's minimum, or what turning drafting off must
-gain, and its last change is at least the dwell time ago. After a change in a row that traffic uses, the measured goodput
-is compared, for some ticks, with what the *previous* schedule would yield now: the model's prediction for it, times the
-ratio of measured to predicted that held before the change. So a wrong model cannot excuse itself, and a change of load or
-acceptance is not mistaken for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law,
-longer every time.
+gain, and its last change is at least the dwell time ago. After a change in a row that traffic uses, the measured
+goodput is compared, for some ticks, with what the *previous* schedule would yield now: the model's prediction for it,
+times the ratio of measured to predicted that held before the change. So a wrong model cannot excuse itself, and a
+change of load or acceptance is not mistaken for a bad decision. A shortfall beyond the noise rolls the change back and
+pauses the law, longer every time.
 
 Every tick ends with exactly one `Reason`.
 """

@@ -182,7 +182,7 @@ class Steering:
     def _is_holed(self) -> bool:
         """Whether many running requests cannot follow the schedule."""
         evidence = self._pool.evidence
-        return bool(evidence.holed) and evidence.holed > _HOLED_SHARE * sum(evidence.running.values())
+        return (evidence.holed or 0.0) > _HOLED_SHARE * sum(evidence.running.values())
 
     @property
     def _off_gain_ratio(self) -> float:
