@@ -1,4 +1,4 @@
-"""The admin API: what operators write (policies, client keys) and what the controller has to show.
+"""The admin API: what operators write (policies, canaries, client keys) and what the controller has to show.
 
 Reads and writes go straight to Redis, so that every controller, leading or not, answers the same.
 """
@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 
 from controller.access import Access
+from controller.admin_canaries import canary_routes
 from controller.admin_keys import key_routes
 from controller.admin_policies import policy_routes
 from controller.narrate import explain
@@ -35,6 +36,7 @@ def routes(store: Store, access: Access, clock: Clock, on_change: Callable[[], N
     shown = Security(HTTPBearer(auto_error=False, description="the token of --admin-token"))  # `access` decides
     router = APIRouter(prefix="/admin", dependencies=[Depends(access), shown], tags=["admin"], responses=ALWAYS)
     router.include_router(policy_routes(store, clock, on_change))
+    router.include_router(canary_routes(store, clock, on_change))
     router.include_router(key_routes(store))
 
     @router.get("/schedules", response_model=ScheduleList)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.guard import Reason
+from policy.canary import Arm
 from policy.types import KRange, Policy, Schedule
 
 
@@ -12,7 +13,8 @@ from policy.types import KRange, Policy, Schedule
 class Facts:
     """A pool as registered: `k_max`, `static_k` and `max_num_seqs` are its engines'.
 
-    `in_force` is the schedule published last, `None` before the first.
+    `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
+    turn it is, and `arm` tells which one that is; `None` without a canary.
     """
 
     model: str
@@ -22,6 +24,7 @@ class Facts:
     static_k: int
     max_num_seqs: int
     in_force: Schedule | None
+    arm: Arm | None = None
 
     @property
     def fallback_k(self) -> int:

@@ -1,10 +1,11 @@
 """The last word over the law: whether a better-looking schedule may replace the one in force.
 
-A row of the schedule changes when its predicted gain reaches the policy's minimum and its last change is at least
-the dwell time ago. After a change in a row that traffic uses, the measured goodput is compared, for some ticks, with
-what the *previous* schedule would yield now: the model's prediction for it, times the ratio of measured to predicted
-that held before the change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken
-for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time.
+A row of the schedule changes when its predicted gain reaches the policy's minimum, or what turning drafting off must
+gain, and its last change is at least the dwell time ago. After a change in a row that traffic uses, the measured
+goodput is compared, for some ticks, with what the *previous* schedule would yield now: the model's prediction for it,
+times the ratio of measured to predicted that held before the change. So a wrong model cannot excuse itself, and a
+change of load or acceptance is not mistaken for a bad decision. A shortfall beyond the noise rolls the change back and
+pauses the law, longer every time.
 
 Every tick ends with exactly one `Reason`.
 """
@@ -42,6 +43,8 @@ class Reason(StrEnum):
     DWELL = "dwell"
     ROLLBACK = "rollback"
     BACK_OFF = "back_off"
+    CANARY_PROMOTED = "canary_promoted"
+    CANARY_ROLLED_BACK = "canary_rolled_back"
 
 
 MEANING: dict[Reason, str] = {
@@ -60,6 +63,8 @@ MEANING: dict[Reason, str] = {
     Reason.DWELL: "held: a better schedule is known, but the last change is too recent",
     Reason.ROLLBACK: "changed back: the measured goodput fell short of the previous schedule's",
     Reason.BACK_OFF: "held: a roll-back was made recently",
+    Reason.CANARY_PROMOTED: "the canary's policy became the model's policy",
+    Reason.CANARY_ROLLED_BACK: "the canary ended and the present policy stays",
 }
 
 
@@ -85,6 +90,15 @@ class Standing:
     names: Sequence[str]
     k: Matrix
     active: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a change must pass: least predicted gain, the same for turning drafting off, and dwell in seconds."""
+
+    gain_ratio: float
+    off_gain_ratio: float
+    dwell_s: float
 
 
 @dataclass(slots=True)
@@ -120,15 +134,13 @@ class Guard:
         self,
         standing: Standing,
         proposals: Sequence[Proposal],
-        *,
-        minimum_gain_ratio: float,
-        dwell_s: float,
+        limits: Limits,
         now: float,
     ) -> tuple[Matrix, Reason]:
         """Return the schedule to have and why."""
-        names, in_force, active = standing.names, standing.k, standing.active
         if not self._tuning.guard:
-            minimum_gain_ratio, dwell_s = 1e-9, 0.0
+            limits = Limits(1e-9, 0.0, 0.0)
+        names, in_force, active = standing.names, standing.k, standing.active
         chosen = in_force.copy()
         held: Reason = Reason.OPTIMAL
         changed_active = changed_any = False
@@ -136,9 +148,11 @@ class Guard:
             columns = list(proposal.columns)
             in_use = (active >= _ACTIVE_SHARE) & proposal.is_present
             differs = (proposal.k[:, columns] != in_force[:, columns]).any(axis=1) & proposal.rows
-            worth = differs & (proposal.gain >= minimum_gain_ratio)
+            turns_off = (proposal.k[:, columns] == 0).all(axis=1)
+            least = np.where(turns_off, max(limits.gain_ratio, limits.off_gain_ratio), limits.gain_ratio)
+            worth = differs & (proposal.gain >= least)
             last = np.max([self._last_change(names[column], len(active)) for column in columns], axis=0)
-            ready = worth & ((now - last >= dwell_s) | (proposal.gain >= self._tuning.urgent_gain_ratio))
+            ready = worth & ((now - last >= limits.dwell_s) | (proposal.gain >= self._tuning.urgent_gain_ratio))
             for column in columns:
                 moved = ready & (proposal.k[:, column] != in_force[:, column])
                 chosen[moved, column] = proposal.k[moved, column]

@@ -5,7 +5,8 @@ alike, so that a take-over starts from the same estimates and the same schedule)
 changed, and renews what did not before it lapses; the leader records the decision (while nothing runs, one in
 `QUIET_RECORD_S`).
 
-When Redis is silent the loop goes on with the state it read last: it learns and decides, but publishes nothing.
+When Redis is silent the loop goes on with the state it read last: it learns and decides, but publishes nothing, and a
+canary's turns stand still.
 It says so once, and once when Redis is back. No failure of an engine or of Redis ends the loop.
 """
 
@@ -16,15 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from controller.conduct import Conduct
 from controller.facts import Facts, Verdict
 from controller.guard import Reason
 from controller.lease import Leadership
 from controller.metrics import ControllerMetrics
 from controller.observation import Observation
 from controller.pilot import Pilot
-from controller.pools import facts_of, next_version
+from controller.pools import facts_of, in_turn, next_version
 from controller.record import Recorded
 from controller.rows import k_at
+from policy.canary import Experiment
 from policy.clock import Clock
 from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from policy.store import Store
@@ -54,6 +57,8 @@ class _Shared:
     engines: tuple[EngineRecord, ...] = ()
     policies: dict[str, Policy] = field(default_factory=dict)
     schedules: dict[tuple[str, str], Schedule] = field(default_factory=dict)
+    policy_versions: dict[str, int] = field(default_factory=dict)
+    experiments: dict[str, Experiment] = field(default_factory=dict)
 
 
 class ControlLoop:
@@ -82,6 +87,8 @@ class ControlLoop:
         self._default_mode = default_mode
         self._recorder = recorder
         self._shared = _Shared()
+        self._conduct = Conduct()
+        self._turns_at = 0.0
         self._store_up = True
         self._published_at: dict[tuple[str, str], float] = {}
         self._recorded: dict[tuple[str, str], tuple[Reason, float]] = {}
@@ -119,16 +126,26 @@ class ControlLoop:
         lease = await self._ask(self._read)
         shared = self._shared
         observations = await self._collector.scrape(shared.engines)
-        now = self._clock.monotonic()
+        now, at = self._clock.monotonic(), self._clock.now()
+        self._turns_at = at if self._store_up else self._turns_at
+        if lease is not None:
+            for changed in self._conduct.judge(shared.experiments.values(), shared.policy_versions, at):
+                await self._ask(lambda item=changed, on=lease: self._put_canary(item, on, at))
         if self._recorder:
             self._recorder(
-                Recorded(self._clock.now(), now, shared.engines, dict(shared.policies),
-                         tuple(shared.schedules.values()), tuple(observations))
+                Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
+                         tuple(observations), dict(shared.experiments))
             )  # fmt: skip
         self._pilot.forget_engines(engine.engine_id for engine in shared.engines)
         self._pilot.observe(observations)
-        for facts in facts_of(shared.engines, shared.policies, shared.schedules.values(), self._default_mode):
-            verdict = self._pilot.steer(facts, now)
+        for pool in facts_of(shared.engines, shared.policies, shared.schedules.values(), self._default_mode):
+            experiment = shared.experiments.get(pool.model)
+            facts = in_turn(pool, experiment, self._turns_at)
+            if experiment is not None and lease is not None:
+                look = self._pilot.look(facts.model, facts.pool)
+                look = look._replace(at=at - now + look.at) if look else None
+                self._conduct.measure(experiment, facts, look, at)
+            verdict = self._conduct.told(experiment, facts, self._pilot.steer(facts, now))
             schedule = self._schedule(facts, verdict)
             decodes = max(1, round(verdict.evidence.get("decodes", 1)))
             self._metrics.show_decision(
@@ -137,6 +154,8 @@ class ControlLoop:
             )  # fmt: skip
             if lease is not None and self._leadership.lease is not None:
                 await self._ask(lambda f=facts, v=verdict, s=schedule, on=lease: self._act(f, v, s, on))
+        if lease is not None:
+            self._conduct.end_tick(shared.experiments.values(), at)
         self.ticks += 1
         ages = [(name, self._clock.monotonic() - at) for name, at in self._collector.scraped_at.items()]
         self._metrics.show_tick(
@@ -149,12 +168,22 @@ class ControlLoop:
     def _read(self) -> Lease | None:
         """Renew the lease and read the shared state; runs in a thread."""
         lease = self._leadership.renew()
+        policies = self._store.policies()
         self._shared = _Shared(
             engines=tuple(self._store.engines()),
-            policies={item.policy.model: item.policy for item in self._store.policies()},
+            policies={item.policy.model: item.policy for item in policies},
             schedules={(item.model, item.pool): item for item in self._store.schedules()},
+            policy_versions={item.policy.model: item.version for item in policies},
+            experiments={item.model: item for item in self._store.canaries()},
         )
         return lease
+
+    def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:
+        """Write what a canary came to; runs in a thread."""
+        self._store.put_canary(experiment, lease, at)
+        self._shared.experiments[experiment.model] = experiment
+        if experiment.outcome is not None:
+            _log.info("%s: the canary ended: %s", experiment.model, experiment.outcome.value)
 
     def _schedule(self, facts: Facts, verdict: Verdict) -> Schedule:
         return Schedule(

@@ -12,14 +12,32 @@ from controller.guard import Guard
 from controller.load import Load
 from controller.observation import NO_EVIDENCE, Evidence
 from controller.tuning import Tuning
+from policy.canary import Arm
+from policy.types import Schedule
+
+_FRESH_LOOKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    """What an arm had when the other one's turn came."""
+
+    guard: Guard
+    advised: NDArray[np.int64] | None
+    schedule: Schedule | None
 
 
 @dataclass(slots=True)
 class PoolMemory:
     """One pool: learned cost, guard, load, the newest look, and when which kind of look came last.
 
-    `seen_at` is the latest scrape, `busy_at` the latest one with drafts, `frozen_since` the first of a row of scrapes
-    in which requests ran but no counter moved. `advised` is the schedule that was last advised and not published.
+    `seen_at` is the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with drafts,
+    `frozen_since` the first of a row of scrapes in which requests ran but no counter moved. `advised` is the schedule
+    that was last advised and not published.
+
+    While a canary runs, each arm has a guard and a schedule of its own, so that neither inherits what the other did;
+    what was learned of cost and acceptance is common. `fresh_looks` counts the looks at the beginning of a turn whose
+    evidence is, wholly or in part, the other arm's.
     """
 
     tuning: Tuning
@@ -32,15 +50,35 @@ class PoolMemory:
     busy_at: float | None = None
     frozen_since: float | None = None
     advised: NDArray[np.int64] | None = None
+    arm: Arm = Arm.PRESENT
+    parked: dict[Arm, _Parked] = field(default_factory=dict)
+    fresh_looks: int = 0
+    elapsed_s: float = 0.0
 
     @classmethod
     def new(cls, tuning: Tuning) -> "PoolMemory":
         """Return the memory of a pool that nothing is known of."""
         return cls(tuning, PoolCost(tuning), Guard(tuning), Explorer(tuning))
 
+    def begin(self, turn: Arm | None, in_force: Schedule | None) -> Schedule | None:
+        """Begin a tick of `turn`, `None` without a canary; return the schedule that its arm goes on from.
+
+        That is the arm's own of before; the one in force, where it has none.
+        """
+        arm = turn or Arm.PRESENT
+        if turn is None and arm is self.arm:
+            self.parked.clear()
+        self.fresh_looks = max(0, self.fresh_looks - 1)
+        if arm is self.arm:
+            return in_force
+        self.parked[self.arm] = _Parked(self.guard, self.advised, in_force)
+        own = self.parked.pop(arm, None) or _Parked(Guard(self.tuning), None, in_force)
+        self.arm, self.guard, self.advised, self.fresh_looks = arm, own.guard, own.advised, _FRESH_LOOKS
+        return own.schedule
+
     def take(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
         """Take in one look at the whole pool."""
-        self.seen_at = at
+        self.seen_at, self.elapsed_s = at, elapsed_s
         self.evidence = evidence
         if evidence.drafts:
             self.busy_at = at

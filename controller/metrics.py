@@ -37,6 +37,10 @@ class ControllerMetrics:
             "predicted_gain_ratio", "Predicted goodput of the best schedule over the one in force", _POOL
         )
         self._probe = gauge("probe_ratio", "Share of probe steps that is published", _POOL)
+        self._canary = gauge(
+            "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
+            ("model_name", "measure", "bound"),
+        )  # fmt: skip
         self._version = gauge("schedule_version", "Version published last", _POOL)
         self._lease = gauge("lease_held", "1 while this controller leads")
         self._store = gauge("store_up", "1 while Redis answers")
@@ -86,6 +90,10 @@ class ControllerMetrics:
         _set(self._measured.labels(model, pool), goodput.get("measured"))
         _set(self._predicted_step.labels(model, pool), evidence.get("step_s", {}).get("predicted"))
         _set(self._measured_step.labels(model, pool), evidence.get("step_s", {}).get("measured"))
+        canary: dict[str, Any] = evidence.get("canary", {})
+        for measure in ("goodput", "itl"):
+            for bound, value in (canary.get(f"{measure}_gain_ratio") or {}).items():
+                self._canary.labels(model, measure, bound).set(value)
         for name, found in evidence.get("classes", {}).items():
             for gauge, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
                 for index, value in enumerate(found.get(key) or ()):

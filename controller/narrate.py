@@ -46,6 +46,7 @@ def explain(decisions: Sequence[Decision]) -> dict[str, Any]:
         "predicted_gain_ratio": moment.predicted_gain_ratio,
         "predicted_gain_over_static_ratio": _ratio(goodput.get("predicted_in_force"), goodput.get("predicted_static")),
         "latest_change": _latest_change(decisions),
+        "canary": evidence.get("canary"),
         "evidence": dict(evidence),
     }
 
@@ -74,7 +75,23 @@ def text(found: dict[str, Any]) -> str:
     if change:
         predicted, measured = _percent(change["predicted_gain_ratio"]), _percent(change["measured_gain_ratio"])
         lines.append(f"latest change ({change['reason']}): predicted {predicted}, measured {measured}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _canary_lines(found["canary"])) + "\n"
+
+
+def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
+    if canary is None:
+        return []
+    end = canary["outcome"]
+    state = f"ended, {end}" if end else f"turn of the {canary['arm']} policy" if canary["arm"] else "between two turns"
+    lost = ", ".join(f"{count} {cause}" for cause, count in sorted(canary["lost_blocks"].items()))
+    lines = [f"canary: {state}; {canary['blocks']} of {canary['blocks_at_most']} blocks, lost: {lost or 'none'}"]
+    for key, label in (("goodput_gain_ratio", "goodput"), ("itl_gain_ratio", "inter-token latency")):
+        bounds = canary[key]
+        if bounds:
+            lines.append(
+                f"  gain in {label}: {bounds['mean']:+.1%}, between {bounds['low']:+.1%} and {bounds['high']:+.1%}"
+            )
+    return lines
 
 
 def _class_line(name: str, k: int, facts: Mapping[str, Any]) -> str:

@@ -6,11 +6,12 @@ Acceptance is learned per model from all its pools together, cost per pool.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from controller.estimate import ModelAcceptance
 from controller.facts import Facts, Verdict
 from controller.memory import PoolMemory
-from controller.observation import Observation, Series, changes, evidence_of
+from controller.observation import Look, Observation, Series, changes, evidence_of
 from controller.steer import Steering
 from controller.tuning import Tuning
 
@@ -59,7 +60,13 @@ class Pilot:
     def steer(self, facts: Facts, now: float) -> Verdict:
         """Decide for one pool at `now`."""
         pool = self._pool((facts.model, facts.pool))
+        facts = replace(facts, in_force=pool.begin(facts.arm, facts.in_force))
         return Steering(facts, pool, self._model(facts.model), self._tuning, now).verdict()
+
+    def look(self, model: str, pool: str) -> Look | None:
+        """Return the newest look at a pool; `None` before the first."""
+        memory = self._pool((model, pool))
+        return None if memory.seen_at is None else Look(memory.seen_at, memory.elapsed_s, memory.evidence)
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:

@@ -1,8 +1,11 @@
 """Groups registered engines into pools and says what the law must know of each."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from controller.canary import turn
 from controller.facts import Facts
+from policy.canary import Arm, Experiment
 from policy.types import EngineRecord, Mode, Policy, Schedule
 
 
@@ -33,6 +36,15 @@ def facts_of(
         )
         for (model, pool), members in sorted(pools.items())
     ]
+
+
+def in_turn(facts: Facts, experiment: Experiment | None, at: float) -> Facts:
+    """Return `facts` with the policy whose turn it is at `at` (Unix seconds); unchanged where no experiment runs."""
+    now = turn(experiment, facts.pool, at) if experiment else None
+    if experiment is None or now is None:
+        return facts
+    policy = experiment.canary.policy if now.arm is Arm.CANARY else facts.policy
+    return replace(facts, policy=policy, arm=now.arm)
 
 
 def next_version(facts: Facts, engines: Sequence[EngineRecord]) -> int:

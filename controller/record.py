@@ -1,15 +1,16 @@
 """One tick as one line of JSON: what `--record` writes and `replay` reads.
 
-A line holds everything that the law was given: the time, the engines' registrations, the policies, the schedules in
-force and every counter of every engine. Nothing else decides, so a replay decides the same.
+A line holds everything that the law was given: the time, the engines' registrations, the policies and canaries, the
+schedules in force and every counter of every engine. Nothing else decides, so a replay decides the same.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from controller.observation import Observation, Series
+from policy.canary import Experiment
 from policy.codec import from_plain, to_plain
 from policy.types import EngineRecord, Policy, Schedule
 
@@ -24,6 +25,7 @@ class Recorded:
     policies: Mapping[str, Policy]
     schedules: tuple[Schedule, ...]
     observations: tuple[Observation, ...]
+    experiments: Mapping[str, Experiment] = field(default_factory=dict)
 
 
 def to_line(tick: Recorded) -> str:
@@ -34,6 +36,7 @@ def to_line(tick: Recorded) -> str:
         "engines": [to_plain(engine) for engine in tick.engines],
         "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
         "schedules": [to_plain(schedule) for schedule in tick.schedules],
+        "experiments": {model: to_plain(item) for model, item in tick.experiments.items()},
         "observations": [
             {
                 "engine_id": seen.engine_id,
@@ -65,4 +68,7 @@ def from_line(line: str) -> Recorded:
             )
             for item in plain["observations"]
         ),
+        experiments={
+            model: from_plain(Experiment, item) for model, item in plain.get("experiments", {}).items()
+        },
     )  # fmt: skip

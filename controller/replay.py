@@ -17,7 +17,7 @@ from pydantic_settings import CliPositionalArg
 
 from controller.facts import Facts, Verdict
 from controller.pilot import Pilot
-from controller.pools import facts_of
+from controller.pools import facts_of, in_turn
 from controller.record import Recorded, from_line
 from controller.rows import k_at
 from policy.codec import decode
@@ -57,7 +57,11 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
         for recorded in facts_of(tick.engines, policies, tick.schedules, Mode.ACT):
             key = (recorded.model, recorded.pool)
             is_other = other is not None and recorded.model == other.model
-            facts = replace(recorded, in_force=own.get(key, recorded.in_force)) if is_other else recorded
+            facts = (
+                replace(recorded, in_force=own.get(key, recorded.in_force))
+                if is_other
+                else in_turn(recorded, tick.experiments.get(recorded.model), tick.at)
+            )
             verdict = pilot.steer(facts, tick.now)
             version = (facts.in_force.version if facts.in_force else 0) + 1
             own[key] = Schedule(*key, version, tick.at, _VALID_FOR_S, verdict.probe_ratio, verdict.publish)

@@ -4,6 +4,7 @@
 |--------------------------------------|--------|-----------------------------------|--------------------|
 | `specpilot:policies`                 | hash   | model -> VersionedPolicy          | admin API          |
 | `specpilot:schedules`                | hash   | model and pool -> Schedule        | leading controller |
+| `specpilot:canaries`                 | hash   | model -> Experiment               | admin API, leader  |
 | `specpilot:engines`                  | set    | engine ids                        | engine adapter     |
 | `specpilot:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
 | `specpilot:decisions:<model>:<pool>` | stream | Decision, newest last             | leading controller |
@@ -13,13 +14,14 @@
 | `specpilot:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
 | `specpilot:fence`                    | string | counter of leaderships            | controllers        |
 
-Every write, but for decisions, gateways and the lease, is announced on `CHANGES`, with the name of the key as the
+Every write, but for decisions, canaries, gateways and the lease, is announced on `CHANGES`, with the name of the key as the
 message.
 """
 
 PREFIX = "specpilot:"
 POLICIES = PREFIX + "policies"
 SCHEDULES = PREFIX + "schedules"
+CANARIES = PREFIX + "canaries"
 ENGINES = PREFIX + "engines"
 API_KEYS = PREFIX + "api_keys"
 GATEWAYS = PREFIX + "gateways"

@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from policy import keys
+from policy.canary import Experiment
 from policy.codec import decode, encode
 from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
@@ -46,6 +47,26 @@ local version = found and cjson.decode(found).version or -1
 if version >= tonumber(ARGV[3]) then return {0, version} end
 redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
 redis.call('PUBLISH', KEYS[3], KEYS[1])
+return {1, 0}
+"""
+
+_PUT_CANARY = """
+if ARGV[4] ~= '' then
+  local fence = redis.call('GET', KEYS[3])
+  if fence ~= ARGV[4] then return {-1, tonumber(fence or 0)} end
+end
+local found = redis.call('HGET', KEYS[1], ARGV[1])
+local version = found and cjson.decode(found).version or 0
+if version ~= tonumber(ARGV[2]) then return {0, version} end
+if ARGV[5] ~= '' then
+  local policy = redis.call('HGET', KEYS[2], ARGV[1])
+  local base = policy and cjson.decode(policy).version or 0
+  if base ~= tonumber(ARGV[6]) then return {2, base} end
+  redis.call('HSET', KEYS[2], ARGV[1],
+    '{"version":' .. string.format('%d', base + 1) .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5] .. '}')
+  redis.call('PUBLISH', KEYS[4], KEYS[2])
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return {1, 0}
 """
 
@@ -107,6 +128,7 @@ class RedisStore:
             raise InvalidDocumentError("Redis URL", ()) from error
         self._put_if_version = self._redis.register_script(_PUT_IF_VERSION)
         self._publish_schedule = self._redis.register_script(_PUBLISH_SCHEDULE)
+        self._put_canary = self._redis.register_script(_PUT_CANARY)
         self._acquire = self._redis.register_script(_ACQUIRE)
         self._release = self._redis.register_script(_RELEASE)
 
@@ -148,6 +170,34 @@ class RedisStore:
         if outcome == 0:
             raise VersionConflictError(f"the policy of {model}", expected_version or 0, version)
         return int(version)
+
+    @_guarded
+    def canary(self, model: str) -> Experiment | None:
+        """See `Store`."""
+        return _decoded(Experiment, self._redis.hget(keys.CANARIES, model))
+
+    @_guarded
+    def canaries(self) -> Sequence[Experiment]:
+        """See `Store`."""
+        return [decode(Experiment, text) for _, text in sorted(self._redis.hgetall(keys.CANARIES).items())]
+
+    @_guarded
+    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float) -> None:
+        """See `Store`."""
+        model, expected, base = experiment.model, experiment.version - 1, experiment.base_version
+        promotes = experiment.outcome is not None and experiment.outcome.is_promotion
+        policy = encode(experiment.canary.policy) if promotes else b""
+        fence = "" if lease is None else lease.fence
+        outcome, found = self._put_canary(
+            keys=[keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES],
+            args=[model, expected, encode(experiment), fence, policy, base, repr(now)],
+        )
+        if outcome == -1:
+            raise FencedError(f"lease {fence} was followed by lease {found}")
+        if outcome == 0:
+            raise VersionConflictError(f"the canary of {model}", expected, found)
+        if outcome == 2:  # noqa: PLR2004 - the script's third answer
+            raise VersionConflictError(f"the policy of {model}", base, found)
 
     @_guarded
     def schedule(self, model: str, pool: str) -> Schedule | None:

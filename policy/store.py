@@ -7,6 +7,7 @@ the engines read from a snapshot that a background thread keeps). Every call may
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from policy.canary import Experiment
 from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
 
 
@@ -27,6 +28,20 @@ class Store(Protocol):
 
     def delete_policy(self, model: str, expected_version: int | None) -> bool:
         """Remove the policy of `model`; `False` when there is none. Conflicts as in `put_policy`."""
+
+    def canary(self, model: str) -> Experiment | None:
+        """Return the running or latest experiment of `model`; `None` when there was none."""
+
+    def canaries(self) -> Sequence[Experiment]:
+        """Return every model's running or latest experiment."""
+
+    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float) -> None:
+        """Write `experiment` if the stored version is the one before its own (1: nothing is stored).
+
+        With a promoting outcome its policy becomes the model's policy in the same step, if that is still at the
+        experiment's `base_version`. A controller gives its `lease`, an operator none. Raises `VersionConflictError`
+        when the experiment or the policy was written in between, `FencedError` as `publish_schedule`.
+        """
 
     def schedule(self, model: str, pool: str) -> Schedule | None:
         """Return the schedule in force for a pool; `None` before the first."""

@@ -199,6 +199,79 @@ def test_policies_from_the_command_line(controller: Controller, tmp_path: Path) 
     assert controller.command("policy_cli", "put", str(tmp_path / "nothing")).returncode == 2
 
 
+def test_a_canary_is_started_looked_at_promoted_and_aborted(controller: Controller) -> None:
+    path = "/admin/canaries/org/tried"
+    assert controller.call("/admin/policies/org/tried", "PUT", {"static_k": 3})[0] == 201
+    assert controller.call(path)[1]["error"]["code"] == "canary_not_found"
+    status, body, _ = controller.call(path, "PUT", {"policy": {"static_k": 5}, "share_ratio": 0.25})
+    assert (status, body["base_version"], body["outcome"]) == (201, 1, None)
+    status, body, _ = controller.call(path, "PUT", {"policy": {}})
+    assert (status, body["error"]["code"]) == (409, "canary_running")
+    assert controller.call(path)[1]["evidence"]["blocks_at_most"] == 45
+    assert [item["canary"]["policy"]["model"] for item in controller.call("/admin/canaries")[1]["canaries"]] == [
+        "org/tried"
+    ]
+    status, body, _ = controller.call(path, "DELETE")
+    assert (status, body["outcome"]) == (200, "aborted")
+    assert controller.call(path, "DELETE")[1]["error"]["code"] == "canary_not_running"
+    assert controller.call("/admin/policies/org/tried")[1]["version"] == 1
+    assert controller.call(path, "PUT", {"policy": {"static_k": 5}})[0] == 201
+    status, body, _ = controller.call("/admin/canary-promotions/org/tried", "POST")
+    assert (status, body["outcome"]) == (200, "promoted")
+    stored = controller.call("/admin/policies/org/tried")[1]
+    assert (stored["version"], stored["policy"]["static_k"]) == (2, 5)
+
+
+def test_the_leader_ends_a_canary_whose_present_policy_was_replaced(controller: Controller) -> None:
+    assert controller.call("/admin/canaries/replaced", "PUT", {"policy": {"static_k": 5}})[0] == 201
+    assert controller.call("/admin/policies/replaced", "PUT", {"static_k": 1})[0] == 201
+    deadline = time.monotonic() + 8
+    found = None
+    while found is None and time.monotonic() < deadline:
+        found = controller.call("/admin/canaries/replaced")[1]["outcome"]
+        time.sleep(0.05)
+    assert found == "policy_changed"
+    assert controller.call("/admin/policies/replaced")[1]["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, ["policy"]),
+        ({"policy": {"model": "another"}}, ["policy.model", "the path names"]),
+        ({"policy": {"k_min": 9, "k_max": 1}, "share_ratio": "half", "surprise": 1}, ["k_min 9", "share", "surprise"]),
+        ({"policy": {}, "share_ratio": 0.9, "window_s": 1}, ["share_ratio is 0.9", "window_s is 1"]),
+        ({"policy": {"match": [{"traffic_class": "default", "path": "/x"}]}}, ["policy.match", "gateway"]),
+    ],
+    ids=["nothing", "model", "policy", "range", "match"],
+)
+def test_every_fault_of_a_canary_is_told_at_once(controller: Controller, body: Any, words: list[str]) -> None:
+    status, answer, _ = controller.call("/admin/canaries/faulty", "PUT", body)
+    assert status == 422
+    for word in words:
+        assert word in answer["error"]["message"]
+    assert controller.call("/admin/canaries/faulty")[0] == 404
+
+
+def test_canaries_from_the_command_line(controller: Controller, tmp_path: Path) -> None:
+    file = tmp_path / "canary.json"
+    file.write_text('{"policy": {"model": "cli-tried", "static_k": 3}}')
+    started = controller.command("policy_cli", "canary", "start", str(file))
+    assert started.returncode == 0, started.stderr
+    assert json.loads(controller.command("policy_cli", "canary", "show", "cli-tried").stdout)["outcome"] is None
+    again = controller.command("policy_cli", "canary", "start", str(file))
+    assert again.returncode == 1
+    assert "abort or promote it first" in again.stderr
+    assert controller.command("policy_cli", "canary", "abort", "cli-tried").returncode == 0
+    assert controller.command("policy_cli", "canary", "promote", "cli-tried").returncode == 1
+    assert controller.command("policy_cli", "canary").returncode == 2
+    assert controller.command("policy_cli", "canary", "start").returncode == 2
+    file.write_text('{"policy": {}}')
+    nameless = controller.command("policy_cli", "canary", "start", str(file))
+    assert nameless.returncode == 2
+    assert "must name the model" in nameless.stderr
+
+
 def test_engines_and_schedules_are_listed(controller: Controller) -> None:
     store = RedisStore(controller.redis.url)
     store.heartbeat(EngineRecord("e", "http://127.0.0.1:9", "listed", "cpu", 7, 3, 8, "eagle3", "0", "0", 1, 1), 30.0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from policy import keys
+from policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
 from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from policy.redis_store import RedisStore
 from policy.types import ApiKey, Decision, EngineRecord, KRange, Mode, Policy, Schedule
@@ -169,3 +170,63 @@ def test_a_lost_server_is_one_named_error_and_comes_back(server: RedisServer) ->
 def test_a_malformed_url_is_refused() -> None:
     with pytest.raises(InvalidDocumentError):
         RedisStore("http://nowhere")
+
+
+def experiment(version: int, outcome: Outcome | None = None, base_version: int = 1) -> Experiment:
+    return Experiment(version, "id", Canary(Policy("m", static_k=4)), base_version, 5.0, outcome=outcome)
+
+
+def test_an_experiment_is_written_once_per_version(store: RedisStore) -> None:
+    assert store.canary("m") is None
+    counted = replace(
+        experiment(2), blocks=(Block(0, {"p": Gain(9.5, 0.1, 0.2)}),), lost={Lost.HOLES: 2}, evidence={"arm": None}
+    )
+    store.put_canary(experiment(1), None, 5.0)
+    store.put_canary(counted, None, 6.0)
+    assert store.canary("m") == counted
+    assert store.canaries() == [counted]
+    with pytest.raises(VersionConflictError, match="the canary of m is at version 2, not 1"):
+        store.put_canary(experiment(2, Outcome.ABORTED), None, 7.0)
+
+
+def test_a_promotion_writes_the_policy_in_the_same_step_or_nothing(store: RedisStore) -> None:
+    store.put_policy(Policy("m"), 0, 1.0)
+    store.put_canary(experiment(1), None, 5.0)
+    store.put_policy(Policy("m", static_k=2), 1, 6.0)
+    with pytest.raises(VersionConflictError, match="the policy of m is at version 2, not 1"):
+        store.put_canary(experiment(2, Outcome.BETTER), None, 7.0)
+    found = store.canary("m")
+    assert found == experiment(1)
+    store.put_canary(experiment(2, Outcome.PROMOTED, base_version=2), None, 8.0)
+    policy = store.policy("m")
+    assert policy is not None
+    assert (policy.version, policy.updated_at, policy.policy.static_k) == (3, 8.0, 4)
+
+
+def test_a_promotion_without_a_policy_writes_its_first_version(store: RedisStore) -> None:
+    store.put_canary(experiment(1, Outcome.BETTER, base_version=0), None, 5.0)
+    policy = store.policy("m")
+    assert policy is not None
+    assert policy.version == 1
+
+
+def test_a_roll_back_leaves_the_policy(store: RedisStore) -> None:
+    store.put_policy(Policy("m"), 0, 1.0)
+    store.put_canary(experiment(1, Outcome.WORSE), None, 5.0)
+    policy = store.policy("m")
+    assert policy is not None
+    assert policy.version == 1
+
+
+def test_a_deposed_leader_cannot_end_an_experiment(store: RedisStore) -> None:
+    store.put_canary(experiment(1, base_version=0), None, 5.0)
+    old = store.acquire_lease("a", 0.05)
+    assert old is not None
+    time.sleep(0.1)
+    new = store.acquire_lease("b", 5.0)
+    assert new is not None
+    with pytest.raises(FencedError):
+        store.put_canary(experiment(2, Outcome.BETTER, base_version=0), old, 6.0)
+    assert store.policy("m") is None
+    store.put_canary(experiment(2, Outcome.BETTER, base_version=0), new, 6.0)
+    assert store.policy("m") is not None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from policy.canary import Experiment
 from policy.errors import FencedError, StoreUnavailableError, VersionConflictError
 from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
 
@@ -18,6 +19,7 @@ class MemoryStore:
     log: list[Decision] = field(default_factory=list)
     keys: dict[str, ApiKey] = field(default_factory=dict)
     usage: dict[str, GatewayUsage] = field(default_factory=dict)
+    tried: dict[str, Experiment] = field(default_factory=dict)
     leader: Lease | None = None
     fence: int = 0
 
@@ -58,6 +60,25 @@ class MemoryStore:
         if lease.fence != self.fence:
             raise FencedError("another controller has led since")
         self.published[schedule.model, schedule.pool] = schedule
+
+    def canary(self, model: str) -> Experiment | None:
+        self.ping()
+        return self.tried.get(model)
+
+    def canaries(self) -> Sequence[Experiment]:
+        self.ping()
+        return list(self.tried.values())
+
+    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float) -> None:
+        self.ping()
+        if lease is not None and lease.fence != self.fence:
+            raise FencedError("another controller has led since")
+        found = self.tried.get(experiment.model)
+        if (found.version if found else 0) != experiment.version - 1:
+            raise VersionConflictError(experiment.model, experiment.version - 1, found.version if found else 0)
+        if experiment.outcome is not None and experiment.outcome.is_promotion:
+            self.put_policy(experiment.canary.policy, experiment.base_version, now)
+        self.tried[experiment.model] = experiment
 
     def engines(self) -> Sequence[EngineRecord]:
         self.ping()

@@ -8,6 +8,7 @@ import pytest
 FORBIDDEN = ("redis", "fastapi", "aiohttp", "vllm", "torch", "uvicorn", "prometheus_client")
 PURE = (
     "policy.types",
+    "policy.canary",
     "policy.codec",
     "policy.keys",
     "policy.engine_metrics",
@@ -23,6 +24,7 @@ PURE = (
     ),
     "controller.pilot",  # brings in every module that decides
     "controller.pools",
+    "controller.conduct",
     "controller.record",
     "controller.narrate",
 )

@@ -1,77 +1,16 @@
 import logging
-from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
-from controller.lease import TTL_S, Leadership
-from controller.loop import ControlLoop
-from controller.metrics import ControllerMetrics
-from controller.observation import Observation
-from controller.pilot import Pilot
-from controller.record import Recorded
-from policy.types import EngineRecord, Lease, Mode, Policy
-from tests.closed_loop.plant import CODE, K_MAX, MODEL, POOL, Engine
-from tests.support.controller_store import MemoryStore
-
-
-@dataclass
-class Clock:
-    at: float = 100.0
-
-    def now(self) -> float:
-        return 1e9 + self.at
-
-    def monotonic(self) -> float:
-        return self.at
-
-    def sleep(self, duration_s: float) -> None:
-        self.at += duration_s
-
-
-@dataclass
-class Plant:
-    """Stands in for the collector: an engine of the closed loop that follows the store's schedule."""
-
-    store: MemoryStore
-    clock: Clock
-    load: dict[str, int] = field(default_factory=lambda: {"code": 8})
-    engine: Engine = field(default_factory=lambda: Engine("one", np.random.default_rng(3)))
-    scraped_at: dict[str, float] = field(default_factory=dict)
-
-    async def scrape(self, engines: tuple[EngineRecord, ...]) -> list[Observation]:
-        schedule = self.store.published.get((MODEL, POOL))
-        self.engine.run(1.0, self.load, {"code": CODE}, schedule, 1.0)
-        return [self.engine.observe(self.clock.at)] if engines else []
-
-
-@dataclass
-class Rig:
-    store: MemoryStore
-    clock: Clock
-    plant: Plant
-    loop: ControlLoop
-    leadership: Leadership
-    recorded: list[Recorded]
-
-    async def tick(self, count: int = 1) -> None:
-        for _ in range(count):
-            await self.loop.tick()
-            self.clock.at += 1.0
+from controller.lease import TTL_S
+from policy.types import Lease, Mode, Policy
+from tests.closed_loop.plant import MODEL, POOL
+from tests.support.loop_rig import Rig
 
 
 @pytest.fixture
 def rig() -> Rig:
-    store, clock = MemoryStore(), Clock()
-    store.heartbeat(EngineRecord("one", "http://one", MODEL, POOL, K_MAX, 3, 64, "eagle3", "0", "0", 0.0, 0.0, 41), 5.0)
-    plant = Plant(store, clock)
-    leadership = Leadership(store, "me", clock)
-    recorded: list[Recorded] = []
-    loop = ControlLoop(
-        store=store, leadership=leadership, collector=plant, pilot=Pilot(), metrics=ControllerMetrics(), clock=clock,
-        recorder=recorded.append,
-    )  # fmt: skip
-    return Rig(store, clock, plant, loop, leadership, recorded)
+    return Rig.new()
 
 
 async def test_the_first_schedule_is_newer_than_what_engines_report(rig: Rig) -> None:
@@ -84,7 +23,7 @@ async def test_the_first_schedule_is_newer_than_what_engines_report(rig: Rig) ->
 async def test_every_busy_tick_is_recorded_and_a_quiet_one_now_and_then(rig: Rig) -> None:
     await rig.tick(10)
     assert len(rig.store.log) >= 9
-    rig.plant.load = {}
+    rig.fleet.load = {}
     await rig.tick(5)
     count = len(rig.store.log)
     await rig.tick(20)

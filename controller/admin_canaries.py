@@ -1,0 +1,123 @@
+"""The admin API's canaries: start one, look at it, promote or abort it by hand.
+
+One experiment runs for a model at a time; the latest one stays to be looked at until the next begins. A canary may not
+change `match`: those rules are the gateway's, and requests are in a class before it is known whose turn it is.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from controller.body import JSON_BODY, object_of
+from controller.canary import described, ended
+from controller.problems import ApiError, invalid
+from policy.canary import Canary, Experiment, Outcome
+from policy.clock import Clock
+from policy.codec import from_plain, to_plain
+from policy.errors import Fault, InvalidDocumentError, VersionConflictError
+from policy.store import Store
+from policy.types import Policy
+
+
+def canary_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> APIRouter:
+    """Return the routes of canaries over `store`; `on_change` is told of every one that begins or ends."""
+    router = APIRouter()
+
+    async def end(model: str, outcome: Outcome) -> JSONResponse:
+        found = await asyncio.to_thread(store.canary, model)
+        if found is None or not found.is_running:
+            raise ApiError(404, "canary_not_running", f"model {model!r} has no running canary", param="model")
+        last = await asyncio.to_thread(_end, store, found, outcome, clock.now())
+        on_change()
+        return JSONResponse(to_plain(last))
+
+    @router.get("/canaries")
+    async def list_canaries() -> JSONResponse:
+        """The running or latest canary of every model."""
+        return JSONResponse({"canaries": [to_plain(item) for item in await asyncio.to_thread(store.canaries)]})
+
+    @router.get("/canaries/{model:path}")
+    async def get_canary(model: str) -> JSONResponse:
+        """The running or latest canary of a model, with what it came to so far."""
+        found = await asyncio.to_thread(store.canary, model)
+        if found is None:
+            raise ApiError(404, "canary_not_found", f"model {model!r} never had a canary", param="model")
+        if found.is_running:
+            found = replace(found, evidence=described(found, None))
+        return JSONResponse(to_plain(found))
+
+    @router.put("/canaries/{model:path}", openapi_extra=JSON_BODY)
+    async def start_canary(model: str, request: Request) -> JSONResponse:
+        """Try a policy in turn with the present one; 409 while a canary of the model runs."""
+        canary = _canary(await object_of(request), model)
+        started = await asyncio.to_thread(_start, store, canary, clock.now())
+        on_change()
+        return JSONResponse(to_plain(started), status_code=201)
+
+    @router.delete("/canaries/{model:path}")
+    async def abort_canary(model: str) -> JSONResponse:
+        """End the running canary; the present policy stays."""
+        return await end(model, Outcome.ABORTED)
+
+    @router.post("/canary-promotions/{model:path}")
+    async def promote_canary(model: str) -> JSONResponse:
+        """End the running canary; its policy becomes the model's."""
+        return await end(model, Outcome.PROMOTED)
+
+    return router
+
+
+def _canary(plain: dict[str, Any], model: str) -> Canary:
+    """The canary that `plain` states; its policy's model may be left out, as the path names it."""
+    policy = plain.get("policy")
+    named = {**plain, "policy": {"model": model, **policy}} if isinstance(policy, dict) else plain
+    try:
+        canary = from_plain(Canary, named)
+    except InvalidDocumentError as error:
+        raise invalid(error.faults, "canary") from error
+    if canary.policy.model != model:
+        problem = f"is {canary.policy.model!r}, but the path names {model!r}; leave it out or make them agree"
+        raise invalid([Fault("policy.model", problem)], "canary")
+    return canary
+
+
+def _start(store: Store, canary: Canary, now: float) -> Experiment:
+    model = canary.policy.model
+    present, latest = store.policy(model), store.canary(model)
+    if latest is not None and latest.is_running:
+        message = f"a canary of {model!r} runs since {latest.started_at:.0f}; abort or promote it first"
+        raise ApiError(409, "canary_running", message, param="model")
+    if canary.policy.match != (present.policy if present else Policy(model)).match:
+        problem = (
+            "differs from the present policy's; a canary cannot try rules of the gateway, so leave them as they are"
+        )
+        raise invalid([Fault("policy.match", problem)], "canary")
+    started = Experiment(
+        version=(latest.version if latest else 0) + 1,
+        experiment_id=secrets.token_hex(8),
+        canary=canary,
+        base_version=present.version if present else 0,
+        started_at=now,
+    )
+    store.put_canary(started, None, now)
+    return started
+
+
+def _end(store: Store, found: Experiment, outcome: Outcome, now: float) -> Experiment:
+    """End `found` for an operator, also when the leader counted another block meanwhile."""
+    while True:
+        last = replace(ended(found, outcome, now), version=found.version + 1)
+        try:
+            store.put_canary(last, None, now)
+        except VersionConflictError:
+            again = store.canary(found.model)
+            if again is None or not again.is_running or again.version == found.version:
+                raise
+            found = again
+        else:
+            return last

@@ -1,0 +1,129 @@
+"""Measures a canary's blocks: from what the engines counted to the gain of each finished block.
+
+A window's goodput is its tokens per busy second (seconds of decode-only steps), as the guard measures it, all classes
+alike; its inter-token latency is that of a mean token, sum(n_i T_i) / tokens over its steps. In a closed loop, where n
+is given, the two say the same; where requests arrive by themselves, a faster policy lets n fall and shows in the
+latency alone. Where a block has several windows of the present policy, the mean of their logarithms counts.
+
+What does not count:
+
+- the time until a schedule has arrived: looks that began `DELIVERED_S` or more after the window's first tick count,
+  and windows with fewer than `FEWEST_STEPS` steps make their block `no_traffic`;
+- a block that this controller did not lead from beginning to end, or in which it paused or lost Redis for more than
+  `GAP_S` seconds: nobody knows whose schedule was in force (`interrupted`);
+- a block in which many requests could not draft though the schedule wanted them to: their holes are from another
+  window, so the policy in force did not cause what was measured (`holes`).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from controller.canary import Turn, turn
+from controller.observation import Evidence, Look
+from policy.canary import Arm, Block, Experiment, Gain, Lost
+
+DELIVERED_S = 1.0
+GAP_S = 5.0
+FEWEST_STEPS = 20.0
+HOLED_SHARE = 0.2
+_ROUNDING_S = 0.01
+
+
+@dataclass(slots=True)
+class _Window:
+    """Sums of one window of one pool; what happened until `seen_at` is in, or does not count."""
+
+    arm: Arm
+    seen_at: float
+    steps: float = 0.0
+    busy_s: float = 0.0
+    decodes: float = 0.0
+    decode_s: float = 0.0
+    tokens: float = 0.0
+    drafts: float = 0.0
+
+    def take(self, evidence: Evidence) -> None:
+        self.steps += evidence.steps
+        self.busy_s += evidence.step_seconds
+        self.tokens += sum(evidence.decode_tokens.values())
+        self.drafts += sum(evidence.drafts.values())
+        for cell in evidence.cells.values():
+            self.decodes += cell.decodes
+            self.decode_s += cell.seconds * cell.decodes / cell.steps
+
+    @property
+    def logs(self) -> tuple[float, float] | None:
+        """Logarithms of goodput and latency; `None` when too little ran."""
+        if self.steps < FEWEST_STEPS or not self.tokens or not self.drafts:
+            return None
+        tokens = self.tokens / self.drafts * self.decodes
+        return math.log(tokens / self.busy_s), math.log(self.decode_s / tokens)
+
+
+@dataclass(slots=True)
+class Tally:
+    """The running block of one experiment, as this controller saw it."""
+
+    block: int | None = None
+    is_interrupted: bool = False
+    last_at: float | None = None
+    windows: dict[tuple[str, int], _Window] = field(default_factory=dict)
+    holed: set[str] = field(default_factory=set)
+
+    def roll(self, experiment: Experiment, at: float) -> Experiment:
+        """Begin the tick at `at`; return `experiment` with the block that ended since the tick before, if one did.
+
+        Call it only in ticks in which this controller leads and Redis answers.
+        """
+        if self.last_at is not None and at - self.last_at > GAP_S:
+            self.is_interrupted = True
+        now = turn(experiment, "", at)
+        found = experiment
+        if self.block is not None and (now is None or now.block != self.block):
+            found = self._close(experiment, self.block)
+        if now is None:
+            self.block = None
+        elif now.block != self.block:
+            self.block = now.block
+            self.windows.clear()
+            self.holed.clear()
+            self.is_interrupted = now.block_age_s > GAP_S
+        return found
+
+    def take(self, pool: str, now: Turn, at: float, look: Look | None, *, wants_drafts: bool) -> None:
+        """Take in the newest look at `pool`, its time in Unix seconds; `wants_drafts`: its K is above 0."""
+        window = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + DELIVERED_S))
+        # Where the source is slow the newest look is one that was taken before, or one from another window.
+        if look is None or look.at - look.elapsed_s < window.seen_at - _ROUNDING_S:
+            return
+        window.seen_at = look.at
+        window.take(look.evidence)
+        holed = look.evidence.holed
+        if wants_drafts and holed and holed > HOLED_SHARE * sum(look.evidence.running.values()):
+            self.holed.add(pool)
+
+    def end_tick(self, at: float) -> None:
+        """End the tick: what comes next happens after `at`."""
+        self.last_at = at
+
+    def _close(self, experiment: Experiment, index: int) -> Experiment:
+        pools = {pool for pool, _ in self.windows}
+        gains = {pool: gain for pool in sorted(pools - self.holed) if (gain := self._gain(pool, experiment))}
+        if gains and not self.is_interrupted:
+            return replace(experiment, blocks=(*experiment.blocks, Block(index, gains)))
+        cause = Lost.INTERRUPTED if self.is_interrupted else Lost.HOLES if self.holed else Lost.NO_TRAFFIC
+        lost: Mapping[Lost, int] = Counter({**experiment.lost}) + Counter([cause])
+        return replace(experiment, lost=dict(lost))
+
+    def _gain(self, pool: str, experiment: Experiment) -> Gain | None:
+        own = [window for (name, _), window in self.windows.items() if name == pool]
+        logs = {arm: [window.logs for window in own if window.arm is arm] for arm in Arm}
+        known = {arm: [item for item in found if item is not None] for arm, found in logs.items()}
+        if sum(len(found) for found in known.values()) < experiment.canary.windows:
+            return None
+        (canary,), present = known[Arm.CANARY], known[Arm.PRESENT]
+        goodput = canary[0] - sum(item[0] for item in present) / len(present)
+        itl = sum(item[1] for item in present) / len(present) - canary[1]
+        return Gain(round(sum(window.busy_s for window in own), 3), round(goodput, 6), round(itl, 6))

@@ -1,0 +1,171 @@
+"""A canary: a new policy for one model, tried in turn with the present one on the same engines.
+
+`Canary` is what an operator asks for, `Experiment` what is stored while it runs and after it ended. Time is cut into
+windows and windows into blocks; in each block one window, drawn at random, belongs to the canary and the others to the
+present policy. A block yields the canary's gain over the present policy in this block, by pool.
+
+All are frozen and checked at birth, as in `types`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, NamedTuple
+
+from policy.types import Policy
+
+BLOCKS_LIMIT = 500
+"""The most blocks of one experiment; it bounds the stored document."""
+
+FEWEST_BLOCKS = 3
+"""Fewer say nothing about the noise."""
+
+_STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
+
+
+class Arm(StrEnum):
+    """Which policy a window belongs to."""
+
+    PRESENT = "present"
+    CANARY = "canary"
+
+
+class Outcome(StrEnum):
+    """How an experiment ended."""
+
+    BETTER = "better"  # promoted
+    PROMOTED = "promoted"  # promoted by an operator
+    WORSE = "worse"  # rolled back, as the following
+    INCONCLUSIVE = "inconclusive"
+    NO_TRAFFIC = "no_traffic"
+    POLICY_CHANGED = "policy_changed"
+    ABORTED = "aborted"
+
+    @property
+    def is_promotion(self) -> bool:
+        """Whether the canary became the model's policy."""
+        return self in {Outcome.BETTER, Outcome.PROMOTED}
+
+
+class Lost(StrEnum):
+    """Why a block does not count."""
+
+    NO_TRAFFIC = "no_traffic"  # a window of it saw too few steps
+    HOLES = "holes"  # requests could not draft because of the window before
+    INTERRUPTED = "interrupted"  # it was not led from its beginning to its end by one controller that reached Redis
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """What an operator wants to try, and what decides.
+
+    `share_ratio` is the share of time that each pool runs `policy`, as one window out of 2 to 10. `window_s` is the
+    length of a window. Nothing is promoted before `min_duration_s`; what is not decided after `max_duration_s` is
+    rolled back. Better is a gain in goodput or in inter-token latency that is above `minimum_gain_ratio`, with the
+    other not below `-tolerance_ratio`; worse is a loss in either beyond `tolerance_ratio`. `error_ratio` bounds the
+    probability that a policy which is not better is promoted.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    policy: Policy
+    share_ratio: float = 0.5
+    window_s: float = 20.0
+    min_duration_s: float = 600.0
+    max_duration_s: float = 3600.0
+    minimum_gain_ratio: float = 0.0
+    tolerance_ratio: float = 0.02
+    error_ratio: float = 0.05
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{label} is {value}; it must be between {low} and {high}"
+            for label, value, low, high in (
+                ("share_ratio", self.share_ratio, 0.1, 0.5),
+                ("window_s", self.window_s, 5.0, 3600.0),
+                ("max_duration_s", self.max_duration_s, 30.0, 604_800.0),
+                ("minimum_gain_ratio", self.minimum_gain_ratio, 0.0, 1.0),
+                ("tolerance_ratio", self.tolerance_ratio, 0.0, 0.5),
+                ("error_ratio", self.error_ratio, 0.001, 0.2),
+            )
+            if not low <= value <= high
+        ]
+        if not faults:
+            if self.max_blocks < FEWEST_BLOCKS:
+                least = FEWEST_BLOCKS * self.block_s
+                faults.append(f"max_duration_s is {self.max_duration_s}; {FEWEST_BLOCKS} blocks take {least:g} s")
+            if self.max_blocks > BLOCKS_LIMIT:
+                faults.append(
+                    f"window_s is {self.window_s}; max_duration_s would hold {self.max_blocks} blocks, at most "
+                    f"{BLOCKS_LIMIT}: make the windows longer"
+                )
+        if not 0 <= self.min_duration_s <= self.max_duration_s:
+            faults.append(f"min_duration_s is {self.min_duration_s}; it must be between 0 and max_duration_s")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def windows(self) -> int:
+        """Windows in a block, one of them the canary's."""
+        return round(1 / self.share_ratio)
+
+    @property
+    def block_s(self) -> float:
+        """Seconds of a block."""
+        return self.windows * self.window_s
+
+    @property
+    def max_blocks(self) -> int:
+        """Whole blocks until the end."""
+        return int(self.max_duration_s / self.block_s + 1e-9)
+
+
+class Gain(NamedTuple):
+    """The canary's gain in one block of one pool, as logarithms of ratios: positive is better.
+
+    `busy_s` are the engines' seconds of decode-only steps that it rests on, `goodput` that of tokens per such second,
+    `itl` that of the mean inter-token latency, present over canary.
+    """
+
+    busy_s: float
+    goodput: float
+    itl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block that counts: its number, from 0, and the gain in each pool."""
+
+    index: int
+    pools: Mapping[str, Gain]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A canary as it is stored.
+
+    `version` counts the writes. `experiment_id` seeds the order of the windows. `base_version` is the version of the
+    policy that the canary is compared with, 0 for the defaults. Times are Unix seconds. `outcome` is `None` while it
+    runs; `evidence` the numbers that decided.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    version: int
+    experiment_id: str
+    canary: Canary
+    base_version: int
+    started_at: float
+    blocks: tuple[Block, ...] = ()
+    lost: Mapping[Lost, int] = field(default_factory=dict)
+    ended_at: float | None = None
+    outcome: Outcome | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        """The model it is about."""
+        return self.canary.policy.model
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.outcome is None

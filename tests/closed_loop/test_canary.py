@@ -1,0 +1,232 @@
+"""Canaries through the whole control loop: engines, law, turns, measuring, judgement, store; and what may go wrong."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controller.narrate import explain, text
+from controller.record import from_line, to_line
+from controller.replay import replay
+from policy.canary import Arm, Canary, Experiment, Lost, Outcome
+from policy.types import Decision, Lease, Mode, Policy
+from tests.closed_loop.plant import MODEL, POOL, Engine
+from tests.support.loop_rig import Rig, registered
+
+SHALLOW = Policy(MODEL, mode=Mode.OFF, static_k=1)
+DEEP = Policy(MODEL, mode=Mode.OFF, static_k=4)
+TIMES = {"window_s": 10.0, "min_duration_s": 120.0, "max_duration_s": 400.0}
+
+
+async def rig_with(present: Policy, canary: Policy, **changes: float) -> Rig:
+    rig = Rig.new()
+    rig.store.put_policy(present, None, 0.0)
+    await rig.tick(5)
+    start(rig, Canary(canary, **{**TIMES, **changes}))
+    return rig
+
+
+def start(rig: Rig, canary: Canary) -> None:
+    version = rig.store.stored[MODEL].version
+    rig.store.put_canary(Experiment(1, "some-id", canary, version, rig.clock.now()), None, 0.0)
+
+
+def experiment(rig: Rig) -> Experiment:
+    return rig.store.tried[MODEL]
+
+
+async def until_it_ends(rig: Rig, ticks: int = 420) -> Experiment:
+    for _ in range(ticks):
+        if not experiment(rig).is_running:
+            break
+        await rig.tick()
+    await rig.tick()
+    return experiment(rig)
+
+
+def told(rig: Rig) -> Decision:
+    return next(item for item in rig.store.log if item.reason.startswith("canary_"))
+
+
+def k_published(rig: Rig) -> set[int]:
+    return {item.k for ranges in rig.store.published[MODEL, POOL].classes.values() for item in ranges}
+
+
+async def test_a_better_policy_is_promoted_at_the_first_look_and_told() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    found = await until_it_ends(rig)
+    assert found.outcome is Outcome.BETTER
+    assert len(found.blocks) == 6
+    assert not found.lost
+    assert (rig.store.stored[MODEL].policy, rig.store.stored[MODEL].version) == (DEEP, 2)
+    assert found.evidence["goodput_gain_ratio"]["low"] > 0
+    assert told(rig).reason == "canary_promoted"
+    told_to_a_person = text(explain([told(rig)]))
+    assert "canary: ended, better; 6 of 20 blocks, lost: none" in told_to_a_person
+    assert "gain in inter-token latency: +" in told_to_a_person
+    await rig.tick()
+    assert k_published(rig) == {4}
+    assert sum(item.reason.startswith("canary_") for item in rig.store.log) == 1
+
+
+async def test_a_worse_policy_is_rolled_back_soon() -> None:
+    rig = await rig_with(DEEP, SHALLOW)
+    found = await until_it_ends(rig)
+    assert found.outcome is Outcome.WORSE
+    assert len(found.blocks) <= 4
+    assert rig.store.stored[MODEL].policy == DEEP
+    assert told(rig).reason == "canary_rolled_back"
+    await rig.tick()
+    assert k_published(rig) == {4}
+
+
+async def test_the_same_policy_is_inconclusive_and_goes() -> None:
+    rig = await rig_with(DEEP, replace(DEEP, dwell_s=3.0))
+    found = await until_it_ends(rig)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert rig.store.stored[MODEL].policy == DEEP
+
+
+async def test_the_canary_has_its_share_of_the_time_and_every_tick_says_whose_turn_it_is() -> None:
+    rig = await rig_with(SHALLOW, DEEP, share_ratio=0.25, max_duration_s=800.0)
+    arms: Counter[str] = Counter()
+    for _ in range(80):
+        await rig.tick()
+        arm = rig.store.log[-1].evidence["canary"]["arm"]
+        arms[arm] += 1
+        assert k_published(rig) == ({4} if arm == "canary" else {1})
+    assert arms == {"present": 60, "canary": 20}
+
+
+async def test_each_policy_goes_on_from_its_own_schedule() -> None:
+    """The law may take many ticks to find its K; a turn does not begin with what the other policy left."""
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL), None, 0.0)
+    await rig.tick(40)
+    learned = k_published(rig)
+    start(rig, Canary(Policy(MODEL, k_max=1), tolerance_ratio=0.5, **TIMES))
+    before = Arm.PRESENT
+    turns = 0
+    for _ in range(100):
+        await rig.tick()
+        arm = Arm(rig.store.log[-1].evidence["canary"]["arm"])
+        if arm is not before and arm is Arm.PRESENT:
+            assert max(k_published(rig)) == max(learned)
+            turns += 1
+        elif arm is Arm.CANARY:
+            assert max(k_published(rig)) <= 1
+        before = arm
+    assert turns >= 2
+
+
+async def test_without_traffic_it_ends_inconclusive_and_says_so() -> None:
+    rig = await rig_with(SHALLOW, DEEP, max_duration_s=120.0)
+    rig.fleet.load = {}
+    found = await until_it_ends(rig)
+    assert (found.outcome, found.lost) == (Outcome.NO_TRAFFIC, {Lost.NO_TRAFFIC: 6})
+    assert rig.store.stored[MODEL].policy == SHALLOW
+
+
+async def test_a_successor_goes_on_and_loses_one_block() -> None:
+    first = await rig_with(SHALLOW, DEEP)
+    await first.tick(70)
+    kept = experiment(first).blocks
+    assert len(kept) == 3
+    first.store.leader = None  # the leader died
+    second = Rig.new("other", beside=first)
+    found = await until_it_ends(second)
+    assert found.outcome is Outcome.BETTER
+    assert found.blocks[:3] == kept
+    assert found.lost == {Lost.INTERRUPTED: 1}
+    assert told(second).reason == "canary_promoted"
+
+
+async def test_a_stand_by_measures_nothing_and_follows_the_turns() -> None:
+    leader = await rig_with(SHALLOW, DEEP)
+    other = Rig.new("other", beside=leader)
+    for _ in range(50):
+        await leader.loop.tick()
+        await other.tick()
+    assert len(experiment(leader).blocks) == 2
+    assert experiment(leader).version == 3
+    arms = [
+        [item.facts.arm for item in replay(from_line(to_line(tick)) for tick in rig.recorded[-40:])]
+        for rig in (leader, other)
+    ]
+    assert arms[0] == arms[1]
+    assert {Arm.PRESENT, Arm.CANARY} <= set(arms[0])
+
+
+async def test_an_engine_that_leaves_does_not_end_it() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    rig.store.heartbeat(registered("two"), 5.0)
+    rig.fleet.engines["two"] = Engine("two", np.random.default_rng(4))
+    await rig.tick(50)
+    rig.store.remove_engine("one")
+    found = await until_it_ends(rig)
+    assert (found.outcome, len(found.blocks)) == (Outcome.BETTER, 6)
+
+
+async def test_when_all_engines_leave_it_ends_in_time() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(30)
+    rig.store.remove_engine("one")
+    found = await until_it_ends(rig)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert (len(found.blocks), found.lost) == (1, {Lost.NO_TRAFFIC: 19})
+    assert rig.store.stored[MODEL].policy == SHALLOW
+
+
+async def test_redis_gone_costs_the_blocks_it_was_gone_in() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(45)
+    rig.store.is_down = True
+    in_force = k_published(rig)
+    await rig.tick(30)
+    assert k_published(rig) == in_force
+    rig.store.is_down = False
+    found = await until_it_ends(rig)
+    assert (found.outcome, len(found.blocks)) == (Outcome.BETTER, 6)
+    assert found.lost == {Lost.INTERRUPTED: 2}
+
+
+async def test_a_short_silence_of_redis_costs_nothing() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(45)
+    rig.store.is_down = True
+    await rig.tick(2)
+    rig.store.is_down = False
+    found = await until_it_ends(rig)
+    assert (found.outcome, found.lost) == (Outcome.BETTER, {})
+
+
+async def test_a_deposed_leader_writes_no_block() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(15)
+    rig.store.fence += 1
+    before = experiment(rig)
+    rig.store.leader = Lease("me", rig.store.fence - 1)  # it still believes
+    await rig.tick(10)
+    assert experiment(rig) == before
+
+
+async def test_a_new_policy_of_the_operator_ends_it() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(30)
+    rig.store.put_policy(replace(SHALLOW, static_k=2), None, 0.0)
+    found = await until_it_ends(rig)
+    assert found.outcome is Outcome.POLICY_CHANGED
+    assert rig.store.stored[MODEL].policy.static_k == 2
+    assert told(rig).reason == "canary_rolled_back"
+
+
+@pytest.mark.parametrize(("outcome", "k"), [(Outcome.PROMOTED, {4}), (Outcome.ABORTED, {1})])
+async def test_an_operator_ends_it_by_hand(outcome: Outcome, k: set[int]) -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(30)
+    found = experiment(rig)
+    rig.store.put_canary(replace(found, version=found.version + 1, outcome=outcome, ended_at=1.0), None, 0.0)
+    await rig.tick(2)
+    assert k_published(rig) == k
+    assert told(rig).reason == ("canary_promoted" if outcome is Outcome.PROMOTED else "canary_rolled_back")

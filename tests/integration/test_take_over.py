@@ -1,0 +1,121 @@
+"""Two controller processes on one Redis: the leader is killed, or frozen and woken; the stand-by follows, K stays."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from policy import keys
+from policy.redis_store import RedisStore
+from policy.types import Schedule
+from tests.closed_loop.plant import MODEL, POOL
+from tests.support.controller_engine import HttpEngine
+from tests.support.redis_server import RedisServer
+
+
+@dataclass
+class Pair:
+    """Two controllers with the default settings, by the name in the lease."""
+
+    store: RedisStore
+    processes: dict[str, subprocess.Popen[bytes]]
+
+    @property
+    def lease(self) -> tuple[int, str] | None:
+        found = self.store._redis.get(keys.LEASE)
+        fence, _, holder = (found or b"").decode().partition(":")
+        return (int(fence), holder) if found else None
+
+    def other(self, holder: str) -> str:
+        return next(name for name in self.processes if name != holder)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    redis = RedisServer()
+    environment = {**os.environ, "REDIS_URL": redis.url}
+    found = Pair(
+        RedisStore(redis.url),
+        {
+            name: subprocess.Popen(
+                [sys.executable, "-m", "controller", "--port", "0", "--holder", name, "--log-level", "warning"],
+                env=environment,
+            )
+            for name in ("a", "b")
+        },
+    )
+    yield found
+    for process in found.processes.values():
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait(10)
+    found.store.close()
+    redis.close()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - watches a database
+            await asyncio.sleep(0.02)
+
+
+async def settled(pair: Pair, engine: HttpEngine) -> tuple[int, str]:
+    """Wait until the law has found its K and both have scraped for some time; return fence and name of the leader."""
+
+    def is_settled() -> bool:
+        last = [item.reason for item in pair.store.decisions(MODEL, POOL, 3)]
+        return len(last) == 3 and set(last) <= {"optimal", "minimum_gain"}
+
+    await until(is_settled, 40.0)
+    assert all(process.poll() is None for process in pair.processes.values())
+    assert pair.lease is not None
+    assert engine.applied
+    return pair.lease
+
+
+def assert_no_jump(engine: HttpEngine, before: Schedule, after: list[Schedule], pair: Pair, since: float) -> None:
+    """The successor goes on from the schedule in force: its first one says the same, later ones move by one at most."""
+    assert after[0].classes == before.classes
+    k = engine.plant.k_of(before, "code", 8)
+    assert {engine.plant.k_of(item, "code", 8) for item in after} <= {k - 1, k, k + 1}
+    versions = [item.version for item in (before, *after)]
+    assert versions == sorted(set(versions))
+    reasons = {item.reason for item in pair.store.decisions(MODEL, POOL, 20) if item.at > since}
+    assert reasons
+    assert not reasons & {"explore", "cost_unknown", "acceptance_unknown", "stale"}
+
+
+async def test_a_killed_leader_is_followed_within_five_seconds_and_k_stays(pair: Pair) -> None:
+    async with HttpEngine(pair.store) as engine:
+        fence, leader = await settled(pair, engine)
+        pair.processes[leader].kill()
+        killed_at, wall = time.monotonic(), time.time()
+        seen = len(engine.applied)
+        before = engine.applied[-1]
+        await until(lambda: len(engine.applied) > seen and pair.lease == (fence + 1, pair.other(leader)), 10.0)
+        assert time.monotonic() - killed_at <= 5.0
+        await until(lambda: len(engine.applied) >= seen + 3, 10.0)
+        assert_no_jump(engine, before, engine.applied[seen:], pair, wall)
+
+
+async def test_a_frozen_leader_that_wakes_finds_itself_deposed(pair: Pair) -> None:
+    async with HttpEngine(pair.store) as engine:
+        fence, leader = await settled(pair, engine)
+        pair.processes[leader].send_signal(signal.SIGSTOP)
+        frozen_at = time.time()
+        seen = len(engine.applied)
+        before = engine.applied[-1]
+        successor = (fence + 1, pair.other(leader))
+        await until(lambda: pair.lease == successor and len(engine.applied) > seen, 10.0)
+        pair.processes[leader].send_signal(signal.SIGCONT)
+        woken = len(engine.applied)
+        await until(lambda: len(engine.applied) >= woken + 3, 15.0)
+        assert pair.lease == successor
+        assert pair.processes[leader].poll() is None
+        assert_no_jump(engine, before, engine.applied[seen:], pair, frozen_at)

@@ -1,0 +1,99 @@
+"""A whole control loop in virtual time: store in memory, clock by hand, engines of the closed loop as its source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controller.lease import Leadership
+from controller.loop import ControlLoop
+from controller.metrics import ControllerMetrics
+from controller.observation import Observation
+from controller.pilot import Pilot
+from controller.record import Recorded
+from policy.types import EngineRecord
+from tests.closed_loop.plant import CHAT, CODE, K_MAX, MODEL, POOL, Engine
+from tests.support.controller_store import MemoryStore
+
+
+@dataclass
+class Clock:
+    at: float = 100.0
+
+    def now(self) -> float:
+        return 1e9 + self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, duration_s: float) -> None:
+        self.at += duration_s
+
+
+def registered(engine_id: str, schedule_version: int = 0) -> EngineRecord:
+    return EngineRecord(
+        engine_id, f"http://{engine_id}", MODEL, POOL, K_MAX, 3, 64, "eagle3", "0", "0", 0.0, 0.0, schedule_version
+    )
+
+
+@dataclass
+class Fleet:
+    """The engines, all of one pool; each second of the clock they run a second under the store's schedule."""
+
+    store: MemoryStore
+    clock: Clock
+    load: dict[str, int] = field(default_factory=lambda: {"code": 8})
+    engines: dict[str, Engine] = field(default_factory=lambda: {"one": Engine("one", np.random.default_rng(3))})
+    ran_until: float = 99.0
+
+    def run(self) -> None:
+        seconds, self.ran_until = self.clock.at - self.ran_until, self.clock.at
+        schedule = self.store.published.get((MODEL, POOL))
+        for engine in self.engines.values():
+            if seconds > 0:
+                engine.run(seconds, self.load, {"code": CODE, "chat": CHAT}, schedule, 1.0)
+
+
+@dataclass
+class FleetSource:
+    """What one controller scrapes."""
+
+    fleet: Fleet
+    scraped_at: dict[str, float] = field(default_factory=dict)
+
+    async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
+        self.fleet.run()
+        return [self.fleet.engines[item.engine_id].observe(self.fleet.clock.at) for item in engines]
+
+
+@dataclass
+class Rig:
+    """One controller on a store and a fleet that others may share."""
+
+    store: MemoryStore
+    clock: Clock
+    fleet: Fleet
+    loop: ControlLoop
+    leadership: Leadership
+    recorded: list[Recorded] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, holder: str = "me", beside: "Rig | None" = None) -> "Rig":
+        """Return a controller; with `beside` one more over the same store, clock and engines."""
+        if beside is None:
+            store, clock = MemoryStore(), Clock()
+            fleet = Fleet(store, clock)
+            store.heartbeat(registered("one", 41), 5.0)
+        else:
+            store, clock, fleet = beside.store, beside.clock, beside.fleet
+        leadership, recorded = Leadership(store, holder, clock), list[Recorded]()
+        loop = ControlLoop(
+            store=store, leadership=leadership, collector=FleetSource(fleet), pilot=Pilot(),
+            metrics=ControllerMetrics(), clock=clock, recorder=recorded.append,
+        )  # fmt: skip
+        return cls(store, clock, fleet, loop, leadership, recorded)
+
+    async def tick(self, count: int = 1) -> None:
+        for _ in range(count):
+            await self.loop.tick()
+            self.clock.at += 1.0

@@ -1,0 +1,120 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from controller.canary import turn
+from controller.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Look
+from controller.tally import FEWEST_STEPS, GAP_S, Tally
+from policy.canary import Arm, Canary, Experiment, Lost
+from policy.types import Policy
+
+CANARY = Canary(Policy("m"), window_s=10.0, min_duration_s=60.0, max_duration_s=600.0)
+START = 1000.0
+
+
+def evidence(rate: float = 1.0, decodes: int = 8, holed: float = 0.0) -> Evidence:
+    """A hundred steps of `decodes` decodes and 10 ms, twice as many tokens as drafts, times `rate`."""
+    drafts = 100.0 * decodes
+    return Evidence(
+        trials={},
+        accepts={},
+        drafts={("code", 1): drafts},
+        probes={},
+        decode_tokens={"code": 2 * drafts * rate},
+        cells={Cell(decodes, 2 * decodes, 1): CellSums(100.0, 1.0, drafts, 2 * drafts)},
+        running={"code": float(decodes)},
+        holed=holed,
+    )
+
+
+def play(
+    ticks: range,
+    by_arm: dict[Arm, Evidence],
+    experiment: Experiment | None = None,
+    silent: range = range(0),
+    pools: tuple[str, ...] = ("p",),
+    begin_s: float = 0.0,
+    delay_s: float = 0.0,
+) -> Experiment:
+    found = experiment or Experiment(1, "id", CANARY, 0, START - begin_s)
+    tally = Tally()
+    for tick in ticks:
+        at = START + tick + 0.5
+        if tick in silent:
+            continue
+        found = tally.roll(found, at)
+        for pool in pools:
+            now, seen = turn(found, pool, at), turn(found, pool, at - delay_s)
+            assert now is not None
+            assert seen is not None
+            tally.take(pool, now, at, Look(at - delay_s, 1.0, by_arm[seen.arm]), wants_drafts=True)
+        tally.end_tick(at)
+    return found
+
+
+PLAIN = {Arm.PRESENT: evidence(), Arm.CANARY: evidence(1.2)}
+
+
+def test_a_block_yields_the_ratio_of_goodput_and_latency() -> None:
+    found = play(range(41), PLAIN)
+    assert [block.index for block in found.blocks] == [0, 1]
+    for block in found.blocks:
+        assert block.pools["p"].goodput == pytest.approx(math.log(1.2), abs=1e-6)
+        assert block.pools["p"].itl == pytest.approx(math.log(1.2), abs=1e-6)
+        assert block.pools["p"].busy_s == pytest.approx(16.0)
+
+
+def test_fewer_running_decodes_show_in_the_latency_and_not_in_the_goodput() -> None:
+    """Requests that arrive by themselves: the faster policy has half as many at a time, and delivers what arrives."""
+    by_arm = {Arm.PRESENT: evidence(1.0, 8), Arm.CANARY: evidence(2.0, 4)}
+    (block,) = play(range(21), by_arm).blocks
+    assert block.pools["p"].goodput == pytest.approx(0.0)
+    assert block.pools["p"].itl == pytest.approx(math.log(2.0), abs=1e-6)
+
+
+def test_a_block_with_too_little_traffic_is_lost() -> None:
+    few = replace(evidence(), cells={Cell(1, 2, 1): CellSums(FEWEST_STEPS / 10, 0.1, 2.0, 4.0)})
+    for by_arm in ({**PLAIN, Arm.CANARY: few}, {**PLAIN, Arm.PRESENT: NO_EVIDENCE}):
+        found = play(range(21), by_arm)
+        assert (found.blocks, found.lost) == ((), {Lost.NO_TRAFFIC: 1})
+
+
+def test_a_block_is_lost_when_holes_of_the_other_policy_show() -> None:
+    found = play(range(41), {**PLAIN, Arm.PRESENT: evidence(0.5, holed=4.0)})
+    assert (found.blocks, found.lost) == ((), {Lost.HOLES: 2})
+    assert len(play(range(21), {**PLAIN, Arm.PRESENT: evidence(holed=1.0)}).blocks) == 1
+
+
+def test_a_pause_loses_the_block_it_falls_in() -> None:
+    silent = range(24, 24 + int(GAP_S) + 1)
+    found = play(range(61), PLAIN, silent=silent)
+    assert [block.index for block in found.blocks] == [0, 2]
+    assert found.lost == {Lost.INTERRUPTED: 1}
+    assert not play(range(61), PLAIN, silent=range(24, 27)).lost
+
+
+def test_whoever_begins_within_a_block_does_not_count_it() -> None:
+    found = play(range(30), PLAIN, begin_s=8.0)
+    assert [block.index for block in found.blocks] == []
+    assert found.lost == {Lost.INTERRUPTED: 1}
+
+
+def test_pools_are_measured_apart_and_one_without_traffic_is_left_out() -> None:
+    found = play(range(21), PLAIN, pools=("a", "b"))
+    assert set(found.blocks[0].pools) == {"a", "b"}
+
+
+def test_what_a_slow_source_shows_late_counts_for_the_window_it_happened_in() -> None:
+    found = play(range(4, 45), PLAIN, begin_s=-4.0, delay_s=3.0, experiment=Experiment(1, "id", CANARY, 0, START + 1.0))
+    assert all(block.pools["p"].goodput == pytest.approx(math.log(1.2), abs=1e-6) for block in found.blocks)
+    assert found.blocks
+
+
+def test_nothing_is_counted_after_the_last_block() -> None:
+    short = Experiment(1, "id", replace(CANARY, max_duration_s=60.0), 0, START - 46.0)
+    tally = Tally()
+    for tick in range(30):
+        short = tally.roll(short, START + tick)
+        tally.end_tick(START + tick)
+    assert short.lost == {Lost.INTERRUPTED: 1}
