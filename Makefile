@@ -4,8 +4,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+VLLM_VERSIONS ?= 0.24.0 0.33.0
 
-.PHONY: setup up demo bench-adapter bench-control bench-gateway test test-fast lint format clean
+.PHONY: check-vllm-versions setup up demo bench-adapter bench-control bench-gateway test test-fast lint format clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -43,6 +44,10 @@ test: lint  ## Every test, the ones with a real engine included
 
 test-fast: setup  ## The tests that need no engine
 	$(BIN)/python -m pytest -m "not engine and not e2e" $(ARGS)
+
+check-vllm-versions: setup  ## Whether vLLMs that need not run here have what the adapter relies on: VLLM_VERSIONS="0.33.0"
+	for version in $(VLLM_VERSIONS); do $(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$$version || exit; done
+	VLLM_WHEELS=.specpilot/wheels $(BIN)/python -m pytest tests/unit/engine_adapter/test_reliance.py $(ARGS)
 
 clean:  ## Remove what the commands above made
 	rm -rf $(VENV) .specpilot .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
