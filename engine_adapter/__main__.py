@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pool", default="default", help="engines alike in model, hardware and configuration")
     parser.add_argument("--static-k", type=int, help="K while there is no valid schedule (K_max)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
-    parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM version that was not tested")
+    parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
 
 

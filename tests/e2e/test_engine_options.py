@@ -1,6 +1,7 @@
 """The adapter beside vLLM's other features, in real engines: the text of no speculation, or a clear refusal."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -20,7 +21,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 def ran(case: Case) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.support.option_engine", case.argument()]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=350, check=False)
+    environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # workers would each want a NUMA node
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=350, check=False)
 
 
 def outcome(case: Case) -> dict[str, Any]:
@@ -36,7 +38,8 @@ def plain() -> dict[str, Any]:
 
 
 def test_priority_scheduling_with_preemptions_keeps_the_text() -> None:
-    found = outcome(Case({"scheduling_policy": "priority", "num_gpu_blocks_override": 40}, has_priorities=True))
+    scarce = {"block_size": 32, "max_model_len": 512, "num_gpu_blocks_override": 40}
+    found = outcome(Case(scarce | {"scheduling_policy": "priority"}, has_priorities=True))
     assert found["preemptions"] > 3
     assert found["drafted"] > 100
     assert found["ids"] == plain()["ids"]
@@ -50,9 +53,9 @@ def test_a_sequential_eagle_head_keeps_the_text() -> None:
 
 @pytest.mark.parametrize("way", ["pause", "sleep"])
 def test_a_paused_engine_keeps_the_text_and_counts_no_pause_as_a_step(way: str) -> None:
-    case = Case(pause=way)
-    found = outcome(case)
-    assert found["longest_step_s"] < case.pause_s
+    found = outcome(Case(pause=way))
+    assert found["stopped_s"] > 2.0
+    assert found["counted_s"] <= found["ran_s"]
     assert found["drafted"] > 100
     assert found["ids"] == plain()["ids"]
 

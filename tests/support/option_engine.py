@@ -96,19 +96,26 @@ def main(case: Case) -> None:
     rng = random.Random(5)
     ids: dict[int, list[int]] = {}
     steps = 0
+    stopped_s = 0.0
+    began = time.monotonic()
     while engine.has_unfinished_requests():
         steps += 1
         if case.has_adapter and steps % 3 == 0:
             _thrash(scheduler.control, rng)
         if case.pause is not None and steps in (20, 40):
+            stopped_s -= time.monotonic()
             _stop_and_go(core, case)
+            stopped_s += time.monotonic()
         for output in engine.step():
             if output.finished:
                 ids[int(output.request_id)] = list(output.outputs[0].token_ids)
+    ran_s = time.monotonic() - began - stopped_s
     found = {
         "ids": [ids[number] for number in sorted(ids)],
         "preemptions": len(preemptions),
-        "longest_step_s": max(durations, default=None),
+        "ran_s": ran_s,
+        "stopped_s": stopped_s,
+        "counted_s": sum(durations),
         "steps": steps,
         "drafted": sum(scheduler.drafted) if case.has_adapter else 0,
     }
