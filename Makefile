@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 COUNT ?= 1000000
+VLLM_VERSIONS ?= 0.24.0 0.33.0
 
 .PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway test test-compiled test-fast fuzz lint format
-.PHONY: compiled clean
+.PHONY: compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -63,6 +64,10 @@ test-fast: setup  ## The tests that need no engine
 fuzz: setup  ## Grow inputs for what the gateway reads, COUNT in all
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "atheris==3.0.0"
 	$(BIN)/python -m tests.fuzz --count $(COUNT) $(ARGS)
+
+check-vllm-versions: setup  ## Whether vLLMs that need not run here have what the adapter relies on: VLLM_VERSIONS="0.33.0"
+	for version in $(VLLM_VERSIONS); do $(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$$version || exit; done
+	VLLM_WHEELS=.specpilot/wheels $(BIN)/python -m pytest tests/unit/engine_adapter/test_reliance.py $(ARGS)
 
 clean:  ## Remove what the commands above made
 	rm -rf $(VENV) .specpilot .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

@@ -13,15 +13,32 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from controller.body import JSON_BODY, object_of
+from controller.body import body_schema, object_of
 from controller.canary import described, ended
 from controller.problems import ApiError, invalid
+from controller.replies import CanaryList, refusals
 from policy.canary import Canary, Experiment, Outcome
 from policy.clock import Clock
 from policy.codec import from_plain, to_plain
 from policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from policy.store import Store
 from policy.types import Policy
+
+_CANARY_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "policy": {"$ref": "#/components/schemas/Policy"},
+        **{
+            name: {"type": "number"}
+            for name in (
+                *("share_ratio", "window_s", "min_duration_s", "max_duration_s"),
+                *("minimum_gain_ratio", "tolerance_ratio", "error_ratio"),
+            )
+        },
+    },
+    "required": ["policy"],
+    "additionalProperties": False,
+}
 
 
 def canary_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> APIRouter:
@@ -36,12 +53,12 @@ def canary_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> 
         on_change()
         return JSONResponse(to_plain(last))
 
-    @router.get("/canaries")
+    @router.get("/canaries", response_model=CanaryList)
     async def list_canaries() -> JSONResponse:
         """The running or latest canary of every model."""
         return JSONResponse({"canaries": [to_plain(item) for item in await asyncio.to_thread(store.canaries)]})
 
-    @router.get("/canaries/{model:path}")
+    @router.get("/canaries/{model:path}", response_model=Experiment)
     async def get_canary(model: str) -> JSONResponse:
         """The running or latest canary of a model, with what it came to so far."""
         found = await asyncio.to_thread(store.canary, model)
@@ -51,7 +68,13 @@ def canary_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> 
             found = replace(found, evidence=described(found, None))
         return JSONResponse(to_plain(found))
 
-    @router.put("/canaries/{model:path}", openapi_extra=JSON_BODY)
+    @router.put(
+        "/canaries/{model:path}",
+        openapi_extra=body_schema(_CANARY_REQUEST),
+        status_code=201,
+        response_model=Experiment,
+        responses=refusals(409, 412, 413),
+    )
     async def start_canary(model: str, request: Request) -> JSONResponse:
         """Try a policy in turn with the present one; 409 while a canary of the model runs."""
         canary = _canary(await object_of(request), model)
@@ -59,12 +82,12 @@ def canary_routes(store: Store, clock: Clock, on_change: Callable[[], None]) -> 
         on_change()
         return JSONResponse(to_plain(started), status_code=201)
 
-    @router.delete("/canaries/{model:path}")
+    @router.delete("/canaries/{model:path}", response_model=Experiment, responses=refusals(412))
     async def abort_canary(model: str) -> JSONResponse:
         """End the running canary; the present policy stays."""
         return await end(model, Outcome.ABORTED)
 
-    @router.post("/canary-promotions/{model:path}")
+    @router.post("/canary-promotions/{model:path}", response_model=Experiment, responses=refusals(412))
     async def promote_canary(model: str) -> JSONResponse:
         """End the running canary; its policy becomes the model's."""
         return await end(model, Outcome.PROMOTED)

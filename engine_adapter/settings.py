@@ -19,7 +19,7 @@ class AdapterSettings(BaseSettings):
     pool: str = Field(default="default", description="engines of one model, hardware and configuration")
     static_k: int | None = Field(default=None, ge=0, description="K without a valid schedule; default: K_max")
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
-    any_vllm: bool = Field(default=False, description="run on a vLLM version that was not tested")
+    any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     draft_width: bool = Field(default=True, description="lay out only as many draft slots as the step's largest K")
 
     @property

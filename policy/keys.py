@@ -14,8 +14,8 @@
 | `specpilot:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
 | `specpilot:fence`                    | string | counter of leaderships            | controllers        |
 
-Every write, but for decisions, canaries, gateways and the lease, is announced on `CHANGES`, with the name of the key as the
-message.
+Every write, but for decisions, canaries, gateways and the lease, is announced on `CHANGES`, with the name of the key as
+the message.
 """
 
 PREFIX = "specpilot:"

@@ -14,6 +14,8 @@ PURE = (
     "policy.engine_metrics",
     "engine_adapter.apply",
     "engine_adapter.plan",
+    "engine_adapter.vllm_source",
+    "engine_adapter.reliance",
     "engine_adapter.measure",
     *(
         f"gateway.{name}"

@@ -7,50 +7,102 @@ from engine_adapter import compat
 from engine_adapter.errors import UnsupportedEngineError
 
 
-def config(method: str = "eagle3", table: object = None, data: int = 1, pipeline: int = 1) -> Any:
+def config(
+    method: str = "eagle3",
+    table: object = None,
+    data: int = 1,
+    pipeline: int = 1,
+    runner_v2: int = 0,
+    ahead: int = 0,
+) -> Any:
     return SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
         parallel_config=SimpleNamespace(data_parallel_size=data, pipeline_parallel_size=pipeline),
+        scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
+        use_v2_model_runner=bool(runner_v2),
     )
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_eagle_heads_are_steered(method: str) -> None:
-    compat.check_config(config(method))
+@pytest.mark.parametrize("is_async", [False, True])
+def test_eagle_heads_are_steered(method: str, is_async: bool) -> None:
+    compat.check_config(config(method, ahead=is_async), is_async_scheduler=is_async)
 
 
 def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
-    compat.check_config(SimpleNamespace(speculative_config=None))
+    compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
+
+
+METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark")
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        *((config(method), ("eagle and eagle3", repr(method), "without --scheduler-cls"))
-          for method in ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash")),
+        *((config(method), ("eagle and eagle3", repr(method), "without the adapter")) for method in METHODS),
         (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
         (config(data=2), ("data parallelism", "one engine per rank")),
         (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
+        (config(runner_v2=1), ("model runner V2", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
     ],
 )  # fmt: skip
 def test_what_cannot_be_steered_is_refused_with_the_remedy(broken: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(UnsupportedEngineError) as refused:
-        compat.check_config(broken)
+        compat.check_config(broken, is_async_scheduler=False)
     for word in words:
         assert word in str(refused.value)
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu"])
-def test_a_tested_version_passes(version: str) -> None:
-    compat.check_version(version, any_version=False)
+def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
+    with pytest.raises(UnsupportedEngineError, match=r"synchronously here: .*\.SpecPilotScheduler$"):
+        compat.check_config(config(), is_async_scheduler=True)
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.3.2", "0.320.0"])
+def test_every_reason_is_said_at_once() -> None:
+    with pytest.raises(UnsupportedEngineError) as refused:
+        compat.check_config(config("mtp", {1: 7}, 2, 2, runner_v2=1, ahead=1), is_async_scheduler=False)
+    assert str(refused.value).count(";") == 5
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.32.0", "0.32.1", "0.32.0+cpu"])
+def test_a_tested_version_that_lacks_nothing_passes(version: str) -> None:
+    assert compat.version_fault(version, ()) is None
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "0.30.0", "0.31.0", "0.33.0", "0.3.2", "0.320.0"])
 def test_an_untested_version_is_refused_with_an_override(version: str) -> None:
-    with pytest.raises(UnsupportedEngineError, match="SPECPILOT_ENGINE_ANY_VLLM=1"):
-        compat.check_version(version, any_version=False)
-    compat.check_version(version, any_version=True)
+    fault = compat.version_fault(version, ())
+    assert fault is not None
+    for word in (version, "no engine of it was tested", "0.32", "SPECPILOT_ENGINE_ANY_VLLM=1"):
+        assert word in fault
 
 
-def test_the_installed_version_is_one_that_was_tested() -> None:
-    compat.check_version(compat.vllm_version(), any_version=False)
+def test_what_a_version_lacks_is_named() -> None:
+    fault = compat.version_fault("0.32.9", ("Scheduler.a(b)", "Request.c", "D", "E", "F"))
+    assert fault is not None
+    for word in ("0.32.9", "Scheduler.a(b), Request.c, D and 2 more", "SPECPILOT_ENGINE_ANY_VLLM=1"):
+        assert word in fault
+
+
+def test_an_unfit_vllm_starts_only_with_the_override(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compat, "TESTED_VERSIONS", ("0.1",))
+    with pytest.raises(UnsupportedEngineError, match="no engine of it was tested"):
+        compat.check_installed(any_version=False)
+    compat.logger.addHandler(caplog.handler)
+    try:
+        compat.check_installed(any_version=True)
+    finally:
+        compat.logger.removeHandler(caplog.handler)
+    assert "the engine starts all the same" in caplog.text
+
+
+def test_the_installed_version_fits() -> None:
+    compat.check_installed(any_version=False)
+
+
+def test_only_a_speculating_engine_is_put_on_model_runner_v1() -> None:
+    assert compat.server_environment(speculates=True) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert compat.server_environment(speculates=False) == {}

@@ -1,0 +1,123 @@
+"""The adapter beside vLLM's other features, in real engines: the text of no speculation, or a clear refusal."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.option_engine import Case, make_lora
+from tests.support.stack import DEMO_MODEL, ROOT
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+ASYNC = "engine_adapter.scheduler.SpecPilotAsyncScheduler"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+def ran(case: Case) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.support.option_engine", case.argument()]
+    environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # workers would each want a NUMA node
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=350, check=False)
+
+
+def outcome(case: Case) -> dict[str, Any]:
+    done = ran(case)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stderr[-3000:]
+    return dict(json.loads(lines[-1]))
+
+
+@cache
+def plain() -> dict[str, Any]:
+    return outcome(Case(has_adapter=False))
+
+
+def test_priority_scheduling_with_preemptions_keeps_the_text() -> None:
+    scarce = {"block_size": 32, "max_model_len": 512, "num_gpu_blocks_override": 40}
+    found = outcome(Case(scarce | {"scheduling_policy": "priority"}, has_priorities=True))
+    assert found["preemptions"] > 3
+    assert found["drafted"] > 100
+    assert found["ids"] == plain()["ids"]
+
+
+def test_a_sequential_eagle_head_keeps_the_text() -> None:
+    found = outcome(Case(is_sequential=True))
+    assert found["drafted"] > 100
+    assert found["ids"] == plain()["ids"]
+
+
+@pytest.mark.parametrize("way", ["pause", "sleep"])
+def test_a_paused_engine_keeps_the_text_and_counts_no_pause_as_a_step(way: str) -> None:
+    found = outcome(Case(pause=way))
+    assert found["stopped_s"] > 2.0
+    assert found["counted_s"] <= found["ran_s"]
+    assert found["drafted"] > 100
+    assert found["ids"] == plain()["ids"]
+
+
+def test_lora_requests_beside_others_keep_the_text(tmp_path: Path) -> None:
+    make_lora(tmp_path)
+    options = {"enable_lora": True, "max_lora_rank": 8}
+    reference = outcome(Case(options, has_adapter=False, lora=str(tmp_path)))
+    found = outcome(Case(options, lora=str(tmp_path)))
+    assert found["drafted"] > 100
+    assert found["ids"] == reference["ids"]
+    assert sum(mine != theirs for mine, theirs in zip(found["ids"], plain()["ids"], strict=True)) > 8
+
+
+def test_tensor_parallel_workers_keep_the_text() -> None:
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    found = outcome(Case(options))
+    assert found["drafted"] > 100
+    assert found["ids"] == outcome(Case(options, has_adapter=False))["ids"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"speculative_config": NGRAM}, "the adapter steers eagle and eagle3 drafters, not method 'ngram'"),
+        ({"scheduler_cls": ASYNC}, "vLLM schedules synchronously here: use --scheduler-cls engine_adapter.scheduler.S"),
+    ],
+)
+def test_what_is_not_steered_ends_the_start_with_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    done = ran(Case(options))
+    assert done.returncode != 0
+    assert sentence in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--speculative-config", json.dumps(NGRAM)], "not method 'ngram'"),
+        (["--drafter", str(DEMO_MODEL / "peagle"), "--data-parallel-size=2"], "one engine per rank"),
+        (["--drafter", str(DEMO_MODEL / "peagle"), "-pp", "2"], "pipeline parallelism is not steered"),
+    ],
+)
+def test_the_command_refuses_in_one_line_before_anything_loads(flags: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "specpilot.cli", "engine", "--model", str(DEMO_MODEL / "target"), *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("tested", "wrapped"), [("0.1", False), ("0", True)])
+def test_the_plugin_leaves_an_untested_vllm_as_it_is(tested: str, wrapped: bool) -> None:
+    code = (
+        "from engine_adapter import compat, plugin\n"
+        f"compat.TESTED_VERSIONS = ({tested!r},)\n"
+        "plugin.register()\n"
+        "from vllm.v1.engine.core import EngineCore\n"
+        "from vllm.v1.worker.gpu_model_runner import GPUModelRunner\n"
+        "is_wrapped = GPUModelRunner._sample.__module__ == 'engine_adapter.undrafted'\n"
+        "print(hasattr(EngineCore, plugin.STATE_METHOD), is_wrapped)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == [f"True {wrapped}"], done.stderr
