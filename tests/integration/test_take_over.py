@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from urllib.request import urlopen
 
 import pytest
 
@@ -19,18 +22,39 @@ from tests.support.controller_engine import HttpEngine
 from tests.support.redis_server import RedisServer
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def ticks_with_engine(port: int) -> float:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            text = page.read().decode()
+    except OSError:
+        return 0.0
+    found = re.search(r"^specpilot_controller_tick_seconds_count (\S+)", text, re.MULTILINE)
+    return float(found[1]) if found and "scrape_age_seconds{" in text else 0.0
+
+
 @dataclass
 class Pair:
     """Two controllers with the default settings, by the name in the lease."""
 
     store: RedisStore
     processes: dict[str, subprocess.Popen[bytes]]
+    ports: dict[str, int]
 
     @property
     def lease(self) -> tuple[int, str] | None:
         found = self.store._redis.get(keys.LEASE)
         fence, _, holder = (found or b"").decode().partition(":")
         return (int(fence), holder) if found else None
+
+    def have_learned(self) -> bool:
+        """Whether both have scraped for some ticks: only then is the one that stands by ready to follow."""
+        return all(ticks_with_engine(port) >= 10 for port in self.ports.values())
 
     def other(self, holder: str) -> str:
         return next(name for name in self.processes if name != holder)
@@ -40,15 +64,17 @@ class Pair:
 def pair() -> Iterator[Pair]:
     redis = RedisServer()
     environment = {**os.environ, "REDIS_URL": redis.url}
+    ports = {name: free_port() for name in ("a", "b")}
     found = Pair(
         RedisStore(redis.url),
         {
             name: subprocess.Popen(
-                [sys.executable, "-m", "controller", "--port", "0", "--holder", name, "--log-level", "warning"],
+                [sys.executable, "-m", "controller", "--port", str(port), "--holder", name, "--log-level", "error"],
                 env=environment,
             )
-            for name in ("a", "b")
+            for name, port in ports.items()
         },
+        ports,
     )
     yield found
     for process in found.processes.values():
@@ -70,9 +96,9 @@ async def settled(pair: Pair, engine: HttpEngine) -> tuple[int, str]:
 
     def is_settled() -> bool:
         last = [item.reason for item in pair.store.decisions(MODEL, POOL, 3)]
-        return len(last) == 3 and set(last) <= {"optimal", "minimum_gain"}
+        return len(last) == 3 and set(last) <= {"optimal", "minimum_gain"} and pair.have_learned()
 
-    await until(is_settled, 40.0)
+    await until(is_settled, 80.0)
     assert all(process.poll() is None for process in pair.processes.values())
     assert pair.lease is not None
     assert engine.applied
