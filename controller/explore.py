@@ -1,10 +1,10 @@
 """Finds out what nobody knows: tries a depth for a moment, seldom, where it may pay.
 
 Two kinds of ignorance. A cost model that never saw K = 0, or never saw drafting, cannot say what it would cost, and a
-model that never drafted has no acceptance: then every missing depth is tried, K = 0 only where it could win. And a cost
-that was measured at another load is an extrapolation: then a depth is tried at the present load if its predicted
-goodput is at most `explore_slack_ratio` below the best one's, so that no wrong extrapolation can confirm itself for
-ever; but not while the load is just changing.
+model that never drafted has no acceptance: then every missing depth is tried. And a cost that was measured at another
+load is an extrapolation: then a depth is tried at the present load if its predicted goodput is at most
+`explore_slack_ratio` below the best one's, so that no wrong extrapolation can confirm itself for ever; but not while
+the load is just changing.
 
 Only in mode `act` and inside the policy's bounds, every class gets the depth until the pool has done `cost_band_steps`
 steps of it (a fraction of a second under load), at most `explore_limit_s`. A depth that was measured at about this load

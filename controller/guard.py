@@ -1,11 +1,10 @@
 """The last word over the law: whether a better-looking schedule may replace the one in force.
 
-A row of the schedule changes when its predicted gain reaches the policy's minimum, or what turning drafting off must
-gain, and its last change is at least the dwell time ago. After a change in a row that traffic uses, the measured
-goodput is compared, for some ticks, with what the *previous* schedule would yield now: the model's prediction for it,
-times the ratio of measured to predicted that held before the change. So a wrong model cannot excuse itself, and a
-change of load or acceptance is not mistaken for a bad decision. A shortfall beyond the noise rolls the change back and
-pauses the law, longer every time.
+A row of the schedule changes when its predicted gain reaches the policy's minimum and its last change is at least
+the dwell time ago. After a change in a row that traffic uses, the measured goodput is compared, for some ticks, with
+what the *previous* schedule would yield now: the model's prediction for it, times the ratio of measured to predicted
+that held before the change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken
+for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time.
 
 Every tick ends with exactly one `Reason`.
 """
@@ -92,15 +91,6 @@ class Standing:
     active: Vector
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a change must pass: least predicted gain, the same for turning drafting off, and dwell in seconds."""
-
-    gain_ratio: float
-    off_gain_ratio: float
-    dwell_s: float
-
-
 @dataclass(slots=True)
 class _Watch:
     previous: Matrix
@@ -134,13 +124,16 @@ class Guard:
         self,
         standing: Standing,
         proposals: Sequence[Proposal],
-        limits: Limits,
+        *,
+        minimum_gain_ratio: float,
+        off_gain_ratio: float = 0.0,
+        dwell_s: float,
         now: float,
     ) -> tuple[Matrix, Reason]:
-        """Return the schedule to have and why."""
-        if not self._tuning.guard:
-            limits = Limits(1e-9, 0.0, 0.0)
+        """Return the schedule to have and why; `off_gain_ratio` is the least gain that turns drafting off in a row."""
         names, in_force, active = standing.names, standing.k, standing.active
+        if not self._tuning.guard:
+            minimum_gain_ratio, off_gain_ratio, dwell_s = 1e-9, 0.0, 0.0
         chosen = in_force.copy()
         held: Reason = Reason.OPTIMAL
         changed_active = changed_any = False
@@ -149,10 +142,10 @@ class Guard:
             in_use = (active >= _ACTIVE_SHARE) & proposal.is_present
             differs = (proposal.k[:, columns] != in_force[:, columns]).any(axis=1) & proposal.rows
             turns_off = (proposal.k[:, columns] == 0).all(axis=1)
-            least = np.where(turns_off, max(limits.gain_ratio, limits.off_gain_ratio), limits.gain_ratio)
+            least = np.where(turns_off, max(minimum_gain_ratio, off_gain_ratio), minimum_gain_ratio)
             worth = differs & (proposal.gain >= least)
             last = np.max([self._last_change(names[column], len(active)) for column in columns], axis=0)
-            ready = worth & ((now - last >= limits.dwell_s) | (proposal.gain >= self._tuning.urgent_gain_ratio))
+            ready = worth & ((now - last >= dwell_s) | (proposal.gain >= self._tuning.urgent_gain_ratio))
             for column in columns:
                 moved = ready & (proposal.k[:, column] != in_force[:, column])
                 chosen[moved, column] = proposal.k[moved, column]

@@ -21,7 +21,7 @@ from controller.cost import StepCost
 from controller.decide import Matrix, grid
 from controller.estimate import Acceptance, ModelAcceptance
 from controller.facts import Facts, Verdict
-from controller.guard import Limits, Reason, Standing
+from controller.guard import Reason, Standing
 from controller.load import Operation
 from controller.memory import PoolMemory
 from controller.probe import affordable_ratio
@@ -147,8 +147,10 @@ class Steering:
             chosen, reason = pool.guard.gate(
                 Standing(self._names, before, operation.activity(len(n))),
                 found,
-                Limits(policy.minimum_gain_ratio, self._off_gain_ratio, policy.dwell_s),
-                now,
+                minimum_gain_ratio=policy.minimum_gain_ratio,
+                off_gain_ratio=self._off_gain_ratio,
+                dwell_s=policy.dwell_s,
+                now=now,
             )
         probe_ratio = affordable_ratio(
             operation,
@@ -182,7 +184,7 @@ class Steering:
     def _is_holed(self) -> bool:
         """Whether many running requests cannot follow the schedule."""
         evidence = self._pool.evidence
-        return (evidence.holed or 0.0) > _HOLED_SHARE * sum(evidence.running.values())
+        return bool(evidence.holed) and evidence.holed > _HOLED_SHARE * sum(evidence.running.values())
 
     @property
     def _off_gain_ratio(self) -> float:

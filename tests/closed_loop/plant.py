@@ -84,8 +84,7 @@ class _Step:
 class Engine:
     """One engine of the plant; `values` are its cumulative counters.
 
-    Requests have `request_tokens` tokens on average; by default so few that holes are gone within a look, and the law
-    alone is measured. As in the adapter, one that decoded while the drafter was off has
+    Requests have `request_tokens` tokens on average. As in the adapter, one that decoded while the drafter was off has
     a hole and stays at K = 0 until it ends. `claims` are acceptances, by position, that the counters tell whatever the
     truth is.
     """

@@ -88,13 +88,9 @@ def simulate(
     policy = policy or Policy(model=MODEL)
     fleet = [
         Engine(
-            f"engine-{index}",
-            np.random.default_rng([seed, index]),
-            step_s=step_s,
-            static_k=static_k,
-            noise=noise,
+            f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, static_k=static_k, noise=noise,
             request_tokens=request_tokens,
-        )
+        )  # fmt: skip
         for index in range(engines)
     ]
     pilot = pilot or Pilot(tuning)

@@ -65,14 +65,6 @@ def test_one_lying_engine_of_two_does_not_stop_the_law() -> None:
     assert run.of_phase(1)[-1].k == {"chat": 0}
 
 
-def test_a_class_that_was_never_drafted_for_is_steered() -> None:
-    """Nobody names the class, and it meets the K = 0 of `default` without probes: its model's mean acceptance holds."""
-    policy = Policy(model=MODEL, probe_ratio=0.0, classes={"default": ClassPolicy(pin=0), "code": ClassPolicy()})
-    run = simulate([WARM_UP, Phase(10, {"json": 4})], policy=policy)
-    assert run.of_phase(1)[0].k == {"json": 0}
-    assert run.ticks[-1].k["json"] > 0
-
-
 def test_no_scrape_is_stale() -> None:
     run = simulate([WARM_UP, Phase(30, {"code": 8})], is_scraped=lambda second: not 25 <= second < 40)
     assert {tick.verdict.reason for tick in run.ticks[31:38]} == {Reason.STALE}

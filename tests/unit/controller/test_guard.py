@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from controller.guard import MEANING, Guard, Limits, Proposal, Reason, Standing
+from controller.guard import MEANING, Guard, Proposal, Reason, Standing
 from controller.tuning import Tuning
 
 ROWS = 4
@@ -20,7 +20,7 @@ def proposal(k: int, gain: float, rows: np.ndarray = ALL, *, is_present: bool = 
 def gate(
     guard: Guard, found: list[Proposal], now: float = 100.0, at: Standing | None = None
 ) -> tuple[np.ndarray, Reason]:
-    return guard.gate(at or standing(), found, Limits(0.03, 0.2, 2.0), now)
+    return guard.gate(at or standing(), found, minimum_gain_ratio=0.03, dwell_s=2.0, now=now)
 
 
 def test_a_gain_below_the_minimum_changes_nothing() -> None:
@@ -34,14 +34,6 @@ def test_a_gain_changes_only_its_own_columns() -> None:
     assert reason is Reason.GAIN
     assert (k[:, 1] == 5).all()
     assert (k[:, 0] == 3).all()
-
-
-def test_drafting_is_turned_off_only_for_what_that_must_gain() -> None:
-    k, reason = gate(Guard(), [proposal(0, 0.19)])
-    assert reason is Reason.MINIMUM_GAIN
-    assert (k == 3).all()
-    assert (gate(Guard(), [proposal(0, 0.2)])[0][:, 1] == 0).all()
-    assert (gate(Guard(), [proposal(1, 0.03)])[0][:, 1] == 1).all()
 
 
 def test_a_change_for_another_load_is_ahead() -> None:

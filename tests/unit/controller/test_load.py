@@ -1,11 +1,9 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from controller.decide import Demand
 from controller.load import Load, Operation
-from controller.observation import NO_EVIDENCE, Evidence
+from controller.observation import Evidence
 from policy.types import Objective
 
 
@@ -60,22 +58,3 @@ def test_one_request_at_a_time_pays_for_no_other_classs_draft() -> None:
     k = np.array([[0, 1]])
     assert operation.step_s(k) == pytest.approx(0.0015)
     assert operation.goodput(k) == pytest.approx((0.5 * 1 + 0.5 * 2) / 0.0015)
-
-
-def look(running: float, prefill_steps: float) -> Evidence:
-    return replace(NO_EVIDENCE, running={"code": running}, prefill_steps=prefill_steps)
-
-
-def test_how_long_requests_stay_is_those_running_over_the_rate_at_which_they_end() -> None:
-    load = Load()
-    load.take(look(8.0, 8.0), 1.0, 1.0)
-    for _ in range(100):
-        load.take(look(8.0, 2.0), 1.0, 1.0)
-    assert load.stay_s == pytest.approx(4.0, rel=0.05)
-
-
-def test_while_none_has_ended_they_stay_long() -> None:
-    load = Load()
-    for second in range(1, 31):
-        load.take(look(8.0, 8.0 if second == 1 else 0.0), 1.0, 1.0)
-    assert load.stay_s > 150.0
