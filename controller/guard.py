@@ -126,14 +126,13 @@ class Guard:
         proposals: Sequence[Proposal],
         *,
         minimum_gain_ratio: float,
-        off_gain_ratio: float = 0.0,
         dwell_s: float,
         now: float,
     ) -> tuple[Matrix, Reason]:
-        """Return the schedule to have and why; `off_gain_ratio` is the least gain that turns drafting off in a row."""
+        """Return the schedule to have and why."""
         names, in_force, active = standing.names, standing.k, standing.active
         if not self._tuning.guard:
-            minimum_gain_ratio, off_gain_ratio, dwell_s = 1e-9, 0.0, 0.0
+            minimum_gain_ratio, dwell_s = 1e-9, 0.0
         chosen = in_force.copy()
         held: Reason = Reason.OPTIMAL
         changed_active = changed_any = False
@@ -141,9 +140,7 @@ class Guard:
             columns = list(proposal.columns)
             in_use = (active >= _ACTIVE_SHARE) & proposal.is_present
             differs = (proposal.k[:, columns] != in_force[:, columns]).any(axis=1) & proposal.rows
-            turns_off = (proposal.k[:, columns] == 0).all(axis=1)
-            least = np.where(turns_off, max(minimum_gain_ratio, off_gain_ratio), minimum_gain_ratio)
-            worth = differs & (proposal.gain >= least)
+            worth = differs & (proposal.gain >= minimum_gain_ratio)
             last = np.max([self._last_change(names[column], len(active)) for column in columns], axis=0)
             ready = worth & ((now - last >= dwell_s) | (proposal.gain >= self._tuning.urgent_gain_ratio))
             for column in columns:

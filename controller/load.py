@@ -4,9 +4,6 @@ The class mix is what the next seconds will meet, as far as one can tell: partly
 fading with `mix_time_s`, partly the requests that run at this moment, and these the more the more they are (one
 moment of few requests says little). When traffic changes, the drafts of the last look still speak of what was. The
 decodes are those of the last look's decode-only steps, with the share of steps that each number had.
-
-How long a request stays is, by Little's law, the mean number that run over the rate at which they end; those that ended
-are the ones that came (one in each step with prefill, roughly) less those by which the number grew.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +21,6 @@ PRESENT_SHARE = 0.005
 _PRESENT_DECODES = 0.1
 _TELLING = 2.0  # so many running requests weigh as much as the drafts
 _ALONE = 1.5
-_STAY_MEMORY_S = 120.0
 
 
 @dataclass(slots=True)
@@ -35,16 +31,10 @@ class Load:
     running: Mapping[str, float] = field(default_factory=dict)
     points: Vector = field(default_factory=lambda: np.ones(1))
     weights: Vector = field(default_factory=lambda: np.ones(1))
-    stayed_s: float = 0.0
-    ended: float = 0.0
 
     def take(self, evidence: Evidence, elapsed_s: float, mix_time_s: float) -> None:
         """Take in what ran in the last `elapsed_s` seconds."""
         drafts = evidence.class_drafts
-        keep = float(np.exp(-elapsed_s / _STAY_MEMORY_S))
-        grown = sum(evidence.running.values()) - sum(self.running.values())
-        self.stayed_s = keep * self.stayed_s + elapsed_s * sum(evidence.running.values())
-        self.ended = keep * self.ended + max(0.0, evidence.prefill_steps - grown)
         self.running = evidence.running
         if drafts:
             keep = float(np.exp(-elapsed_s / mix_time_s))
@@ -53,11 +43,6 @@ class Load:
             sums = evidence.cells.values()
             self.points = np.array([max(1.0, item.decodes / item.steps) for item in sums])
             self.weights = np.array([item.steps for item in sums]) / evidence.steps
-
-    @property
-    def stay_s(self) -> float:
-        """Seconds that a request decodes, on average; too long rather than too short while few have ended."""
-        return self.stayed_s / (self.ended + 1.0)
 
     @property
     def decodes(self) -> float:

@@ -89,7 +89,6 @@ class Evidence:
     cells: Mapping[Cell, CellSums]
     running: Mapping[str, float] = field(default_factory=dict)
     holed: float | None = None
-    prefill_steps: float = 0.0
 
     @property
     def class_drafts(self) -> dict[str, float]:
@@ -160,7 +159,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     classed: dict[str, dict[str, float]] = {names.PROBES: {}, names.DECODE_TOKENS: {}, names.RUNNING_DECODES: {}}
     cells: dict[Cell, dict[str, float]] = {}
     holed: float | None = None
-    prefill_steps = 0.0
     for (metric, labels), value in totals.items():
         if metric in keyed and labels[1].isdecimal():
             keyed[metric][labels[0], int(labels[1])] = value
@@ -170,8 +168,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
             cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
         elif metric == names.HOLED_REQUESTS:
             holed = value
-        elif metric == names.PREFILL_STEPS:
-            prefill_steps = value
     return Evidence(
         trials=keyed[names.TRIALS],
         accepts=keyed[names.ACCEPTS],
@@ -185,5 +181,4 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
         },
         running=classed[names.RUNNING_DECODES],
         holed=holed,
-        prefill_steps=prefill_steps,
     )

@@ -43,12 +43,11 @@ class Steering:
         self._model = model
         self._tuning = tuning
         self._now = now
-        seen = [name for name in (*model.classes, *sorted(pool.load.shares())) if name != OTHER]
+        seen = [name for name in model.classes if name != OTHER]
         self._names = tuple(dict.fromkeys([*facts.policy.class_names, *seen]))[:CLASS_LIMIT]
         self._n = grid(max(1, facts.max_num_seqs))
         self._low, self._high = np.array([facts.bounds(name) for name in self._names]).T
         self._evidence: dict[str, Any] = pool.ages(now)
-        self._is_steady = False
 
     def verdict(self) -> Verdict:
         """Return what to do and why."""
@@ -93,12 +92,9 @@ class Steering:
         shares = pool.load.shares()
         known = {name: self._model.estimate(name, self._facts.k_max) for name in self._names}
         self._describe(shares, known, cost)
-        self._is_steady = pool.explorer.is_steady(pool.load.decodes)
         missing = self._missing_depths(is_drafting_known=any(found is not None for found in known.values()))
-        if self._policy.mode is Mode.ACT:
-            # Whether K = 0 is worth a look is known when the others are: see `_depth_to_try`.
-            missing = [k for k in missing if k or not self._high.max()]
-            depth = pool.explorer.next_depth(sorted(missing, reverse=True), pool.load.decodes, now) if missing else None
+        if missing and self._policy.mode is Mode.ACT:
+            depth = pool.explorer.next_depth(sorted(missing, reverse=True), pool.load.decodes, now)
             if depth is not None:
                 pool.guard.forget_watch()
                 return self._inside(self._uniform(depth)), Reason.EXPLORE, None, wish
@@ -148,7 +144,6 @@ class Steering:
                 Standing(self._names, before, operation.activity(len(n))),
                 found,
                 minimum_gain_ratio=policy.minimum_gain_ratio,
-                off_gain_ratio=self._off_gain_ratio,
                 dwell_s=policy.dwell_s,
                 now=now,
             )
@@ -166,37 +161,23 @@ class Steering:
         if self._policy.mode is not Mode.ACT or self._pool.guard.is_paused(self._now):
             return None
         decodes = self._pool.load.decodes
-        if not self._is_steady or self._is_holed:
+        if not self._pool.explorer.is_steady(decodes):
             return None
         low, high = int(self._low.max()), int(self._high.max())
-        least = operation.goodput(best)
+        best_goodput = operation.goodput(best)
         promise = {
-            k: operation.goodput(self._inside(self._uniform(k))) / (1 - self._doubt(k, high))
+            k: operation.goodput(self._inside(self._uniform(k)))
             for k in range(low, high + 1)
             if not self._pool.cost.is_measured(decodes, k)
         }
-        if 0 in promise:
-            promise[0] /= 1 + self._off_gain_ratio
-        worth = sorted((k for k, goodput in promise.items() if goodput >= least), key=lambda k: -promise[k])
+        worth = sorted(
+            (k for k, goodput in promise.items() if goodput >= (1 - self._slack(k)) * best_goodput),
+            key=lambda k: -promise[k],
+        )
         return self._pool.explorer.next_depth(worth, decodes, self._now)
 
-    @property
-    def _is_holed(self) -> bool:
-        """Whether many running requests cannot follow the schedule."""
-        evidence = self._pool.evidence
-        return bool(evidence.holed) and evidence.holed > _HOLED_SHARE * sum(evidence.running.values())
-
-    @property
-    def _off_gain_ratio(self) -> float:
-        """The gain by which K = 0 pays in time for what it costs: running requests cannot speculate until they end."""
-        return self._pool.load.stay_s / self._tuning.off_pays_within_s
-
-    def _doubt(self, k: int, high: int) -> float:
-        """How much shorter than predicted a step at K = `k` may be, as a share of the prediction."""
-        if k:
-            return self._tuning.explore_slack_ratio
-        is_known = 0 not in self._pool.cost.lacking(high)
-        return self._tuning.explore_off_slack_ratio if is_known else self._tuning.explore_first_off_slack_ratio
+    def _slack(self, k: int) -> float:
+        return self._tuning.explore_slack_ratio if k else self._tuning.explore_off_slack_ratio
 
     def _compare(self, operation: Operation, applied: Matrix) -> Matrix | None:
         """Let the guard compare this tick with the schedule before; return that one if it was better.
@@ -209,7 +190,7 @@ class Steering:
             return None
         if self._pool.fresh_looks:
             return None
-        if self._is_holed:
+        if evidence.holed and evidence.holed > _HOLED_SHARE * sum(evidence.running.values()):
             return None
         previous = guard.previous
         if previous is not None and previous.shape != applied.shape:
@@ -227,7 +208,6 @@ class Steering:
             "drafts": sum(evidence.drafts.values()),
             "steps": evidence.steps,
             "holed": evidence.holed,
-            "request_stay_s": self._pool.load.stay_s,
             "cost_surprise_ratio": self._pool.cost.surprise_ratio,
             "cost": None if cost is None else cost.described(),
             "classes": {

@@ -36,12 +36,6 @@ class Tuning:
         explore_slack_ratio: a depth whose cost is only extrapolated to the present load is tried once when its
             predicted goodput is at most this far below the best one's.
         explore_off_slack_ratio: the same for K = 0, which no probe ever shows.
-        explore_first_off_slack_ratio: the same while K = 0 was never measured, and so all of a step's time that might
-            be the drafter's is put down to the rest. Running requests cannot speculate again after K = 0: it is not
-            looked at where it would not win even with a drafter that takes so large a part of what such a step seems
-            to take.
-        off_pays_within_s: seconds within which turning drafting off must have gained what running requests lose, who
-            cannot speculate again until they end: the longer they stay, the larger the gain must be.
         explore_again_s: seconds of traffic after which a measured depth counts as extrapolated again.
         explore_off_again_s: the same for K = 0, after which running requests cannot speculate until they end.
         stale_s: age of the newest evidence at which a schedule is held.
@@ -74,8 +68,6 @@ class Tuning:
     explore_limit_s: float = 4.0
     explore_slack_ratio: float = 0.12
     explore_off_slack_ratio: float = 0.2
-    explore_first_off_slack_ratio: float = 0.4
-    off_pays_within_s: float = 100.0
     explore_again_s: float = 300.0
     explore_off_again_s: float = 1800.0
     stale_s: float = 5.0

@@ -23,6 +23,7 @@ from tests.closed_loop.plant import (
     StepTime,
     cpu_step_s,
     oracle,
+    true_goodput,
 )
 
 
@@ -83,14 +84,10 @@ def simulate(
     is_scraped: Callable[[int], bool] = lambda _: True,
     noise: float = 0.03,
     max_num_seqs: int = 64,
-    request_tokens: float = 20.0,
 ) -> Run:
     policy = policy or Policy(model=MODEL)
     fleet = [
-        Engine(
-            f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, static_k=static_k, noise=noise,
-            request_tokens=request_tokens,
-        )  # fmt: skip
+        Engine(f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, static_k=static_k, noise=noise)
         for index in range(engines)
     ]
     pilot = pilot or Pilot(tuning)
@@ -108,12 +105,14 @@ def simulate(
                 disturb(second, fleet)
             n = sum(load.values())
             k = {name: fleet[0].k_of(schedule, name, n) for name in load}
-            goodput = float(np.mean([engine.run(1.0, load, truth, schedule, phase.slowdown) for engine in fleet]))
+            for engine in fleet:
+                engine.run(1.0, load, truth, schedule, phase.slowdown)
             second += 1
             if is_scraped(second):
                 pilot.observe(engine.observe(float(second)) for engine in fleet)
             facts = Facts(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule)
             verdict = pilot.steer(facts, float(second))
+            goodput = true_goodput(load, truth, k, step_s) / phase.slowdown if load else 0.0
             run.ticks.append(Tick(second, index, load, k, goodput, best / phase.slowdown, best_k, verdict))
             schedule = Schedule(MODEL, POOL, second, float(second), 15.0, verdict.probe_ratio, verdict.publish)
     return run
