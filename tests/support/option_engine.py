@@ -73,16 +73,8 @@ def main(case: Case) -> None:
             "scheduler_cls": "engine_adapter.scheduler.SpecPilotScheduler",
             "speculative_config": head | {"model": str(folder)},
         }
-    llm = LLM(
-        str(DEMO_MODEL / "target"),
-        dtype="float32",
-        enforce_eager=True,
-        max_num_seqs=16,
-        max_model_len=2048,
-        disable_log_stats=False,
-        seed=0,
-        **options | case.options,
-    )
+    defaults = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 16, "max_model_len": 2048, "seed": 0}
+    llm = LLM(str(DEMO_MODEL / "target"), disable_log_stats=False, **defaults | options | case.options)
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
     scheduler = core.scheduler
