@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup up demo bench-adapter bench-control bench-gateway test test-fast lint format clean
+.PHONY: setup up demo bench-adapter bench-control bench-gateway bench-soak test test-fast lint format clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -27,6 +27,9 @@ bench-control: setup  ## The control law beside static K and a table tuned by ha
 
 bench-gateway: setup  ## What the gateway costs beside other ways to reach an engine
 	$(BIN)/specpilot bench gateway $(ARGS)
+
+bench-soak: setup  ## A real engine under everything at once, watched for errors and leaks
+	$(BIN)/specpilot bench soak $(ARGS)
 
 lint: setup  ## Style, types and architecture
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ MEASUREMENTS = {
     "gateway": ("bench.gateway", "what the gateway costs, beside nothing, a plain proxy and others that you name"),
     "control": ("bench.control", "the control law beside static K and a table tuned by hand"),
     "adapter": ("bench.adapter", "what the adapter costs and gains inside the engine"),
+    "soak": ("bench.soak", "a real engine under everything at once, watched for errors and leaks"),
 }
 
 

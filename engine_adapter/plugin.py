@@ -22,8 +22,9 @@ def register() -> None:
     """Entry point `vllm.general_plugins`; harmless when called again."""
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - vLLM imports this module while it starts
 
-    from engine_adapter import cpu_sampling, drafter, undrafted  # noqa: PLC0415 - import torch
+    from engine_adapter import backlog, cpu_sampling, drafter, undrafted  # noqa: PLC0415 - import torch
 
+    backlog.install()
     cpu_sampling.install()
     drafter.install()
     undrafted.install()

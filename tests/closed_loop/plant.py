@@ -84,7 +84,6 @@ class Engine:
         n = sum(running.values())
         for name in {*load, *truth}:
             self.values[Series(names.RUNNING_DECODES, (name,))] = float(running.get(name, 0))
-        self.values[Series(names.HOLED_REQUESTS, ())] = 0.0
         if not n:
             return
         k = {name: self.k_of(schedule, name, n) for name in running}
