@@ -1,8 +1,8 @@
 """The only file that knows vLLM's versions, and what the adapter relies on in each.
 
 Tested: 0.32. The adapter subclasses the two schedulers (`vllm.v1.core.sched`), overrides methods that vLLM does
-not call public, and wraps `SpecDecodeBaseProposer.propose` (`drafter`) and four methods of `GPUModelRunner`
-(`undrafted`); so a version that was not tested is refused, unless
+not call public, and wraps `SpecDecodeBaseProposer.propose` (`drafter`) and `.load_model` (`backlog`, which runs the
+drafter itself) and four methods of `GPUModelRunner` (`undrafted`); so a version that was not tested is refused, unless
 `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk.
 """
 

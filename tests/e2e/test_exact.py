@@ -34,7 +34,7 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, Any], found: dict[str, Any]) -> None:
-    assert len(plain["ids"]) == 80
+    assert len(plain["ids"]) == 60
     assert [key for key, ids in plain["ids"].items() if found["ids"].get(key) != ids] == []
 
 

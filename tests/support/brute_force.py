@@ -27,6 +27,8 @@ class BruteForce:
         self._counts: dict[str, Counter[str]] = {}
         self._decoding: set[str] = set()
         self._allowed: dict[str, int] = {}
+        self._due: dict[str, int] = {}
+        self._planned: list[str] = []
         self._steps: dict[int, dict[str, Any]] = {}
         self._watch_scheduler()
         self._watch_worker()
@@ -44,9 +46,11 @@ class BruteForce:
 
         def schedule(scheduler: Any, output: Any) -> None:
             after_schedule(scheduler, output)
-            table = scheduler._table  # still the one under which this step's drafts were planned
+            # Still the table under which the previous step's requests were given their next K.
+            self._due |= {key: scheduler._table.k(self._label(key), 1) for key in self._planned}
+            self._planned = list(output.num_scheduled_tokens)
             self._steps[id(output)] = {
-                "due": {key: table.k(self._label(key), 1) for key in output.num_scheduled_tokens},
+                "due": {key: self._due.get(key, 0) for key in self._planned},
                 "allowed": {key: self._allowed.pop(key, None) for key in output.num_scheduled_tokens},
                 "caught_up": False,
             }
@@ -66,12 +70,17 @@ class BruteForce:
                 for key, tokens in output.scheduled_spec_decode_tokens.items()
             }
             labels = {key: self._label(key) for key in output.num_scheduled_tokens}
+            sampled = {
+                key: len(result.sampled_token_ids[index])
+                for key, index in result.req_id_to_index.items()
+                if result.sampled_token_ids
+            }
             outputs = update(scheduler, output, result)
             if output.num_scheduled_tokens:
                 delivered = {
                     item.request_id: len(item.new_token_ids) for part in outputs.values() for item in part.outputs
                 }
-                self._step(output, result, drafts, delivered, labels)
+                self._step(output, sampled, drafts, delivered, labels)
             return outputs
 
         def count_preemption(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -101,7 +110,7 @@ class BruteForce:
     def _step(
         self,
         output: Any,
-        result: Any,
+        sampled: dict[str, int],
         drafts: dict[str, tuple[int, bool]],
         delivered: dict[str, int],
         labels: dict[str, str],
@@ -115,7 +124,7 @@ class BruteForce:
                 self.seen["undelivered"] += 1
                 continue
             k, is_invalid = drafts.get(key, (0, False))
-            accepted = len(result.sampled_token_ids[result.req_id_to_index[key]]) - 1
+            accepted = sampled[key] - 1
             label = labels[key]
             self._add(names.DRAFTS, label, k)
             self._add(names.DECODE_TOKENS, label, by=delivered[key])
