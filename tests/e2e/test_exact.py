@@ -15,8 +15,8 @@ from tests.support.stack import ROOT
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-def run(kind: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.support.exact_engine", kind]
+def run(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stdout[-2000:] + done.stderr[-3000:]
@@ -25,12 +25,12 @@ def run(kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    return run("plain")
+    return run("tests.support.exact_engine", "plain")
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return run(request.param)
+    return run("tests.support.exact_engine", request.param)
 
 
 def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, Any], found: dict[str, Any]) -> None:
@@ -54,3 +54,13 @@ def test_the_exported_counters_equal_a_brute_force_reading_of_every_step(found: 
 def test_nothing_is_left_behind(plain: dict[str, Any], found: dict[str, Any]) -> None:
     assert (plain["leaked_blocks"], found["leaked_blocks"]) == (0, 0)
     assert found["states"] <= 24
+
+
+def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
+    found = run("tests.support.caught_up")
+    whole, caught_up, hole = found["whole"], found["caught up"], found["hole"]
+    assert whole["ids"] == caught_up["ids"] == hole["ids"]
+    assert caught_up["accepted"] / caught_up["verified"] == pytest.approx(
+        whole["accepted"] / whole["verified"], rel=0.01
+    )
+    assert hole["accepted"] / hole["verified"] < 0.9 * whole["accepted"] / whole["verified"]
