@@ -10,6 +10,7 @@ MEASUREMENTS = {
     "control": ("bench.control", "the control law beside static K and a table tuned by hand"),
     "faults": ("bench.faults", "what users notice while a part of the running system fails"),
     "adapter": ("bench.adapter", "what the adapter costs and gains inside the engine"),
+    "soak": ("bench.soak", "a real engine under everything at once, watched for errors and leaks"),
 }
 
 

@@ -138,11 +138,11 @@ def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
     seen = threading.Condition()
     latest: set[int] = set()
 
-    def watching(shape: Any, duration: float, drafts: Any, plain: Any) -> None:
-        commit(shape, duration, drafts, plain)
+    def watching(shape: Any, duration: float, outcome: Any) -> None:
+        commit(shape, duration, outcome)
         with seen:
             latest.clear()
-            latest.update(draft.k for draft in drafts)
+            latest.update(draft.k for draft in outcome.drafts)
             seen.notify()
 
     meter.commit = watching

@@ -12,7 +12,6 @@ from controller.canary import described, ended, judge, turn
 from controller.facts import Facts, Verdict
 from controller.guard import Reason
 from controller.observation import Look
-from controller.rows import k_at
 from controller.tally import Tally
 from policy.canary import Experiment
 
@@ -46,10 +45,7 @@ class Conduct:
         now, tally = turn(experiment, facts.pool, at), self._tallies.get(experiment.experiment_id)
         if now is None or tally is None:
             return
-        in_force = facts.in_force
-        decodes = max(1, round(sum(look.evidence.running.values()))) if look else 1
-        wants_drafts = in_force is not None and any(k_at(ranges, decodes) for ranges in in_force.classes.values())
-        tally.take(facts.pool, now, at, look, wants_drafts=wants_drafts)
+        tally.take(facts.pool, now, at, look)
 
     def end_tick(self, experiments: Iterable[Experiment], at: float) -> None:
         """End a tick of the leader."""

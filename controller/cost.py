@@ -157,14 +157,13 @@ class PoolCost:
     def is_measured(self, decodes: float, k: int) -> bool:
         """Whether steps like those of `decodes` requests at a uniform K of `k` were measured, or only extrapolated.
 
-        A measurement counts for `explore_again_s` of traffic, at K = 0 for `explore_off_again_s`.
+        A measurement counts for `explore_again_s` of traffic.
         """
-        limit_s = self._tuning.explore_again_s if k else self._tuning.explore_off_again_s
         steps = sum(
             memory.steps
             for cell, memory in self._cells.items()
             if (cell.width > 0) == (k > 0)
-            and self._traffic_s - memory.seen_s <= limit_s
+            and self._traffic_s - memory.seen_s <= self._tuning.explore_again_s
             and _is_near(memory.decodes, decodes, _NEAR_DECODES)
             and _is_near(memory.verified / memory.decodes, 1.0 + k, _NEAR_DEPTH)
         )

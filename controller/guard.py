@@ -4,7 +4,8 @@ A row of the schedule changes when its predicted gain reaches the policy's minim
 the dwell time ago. After a change in a row that traffic uses, the measured goodput is compared, for some ticks, with
 what the *previous* schedule would yield now: the model's prediction for it, times the ratio of measured to predicted
 that held before the change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken
-for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time.
+for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time. Of several
+changes in a row the previous schedule is the last one that stood this test: two bad steps are taken back together.
 
 Every tick ends with exactly one `Reason`.
 """
@@ -154,7 +155,9 @@ class Guard:
             elif (differs & ~worth & in_use).any() and held is Reason.OPTIMAL:
                 held = Reason.MINIMUM_GAIN
         if changed_active:
-            if self._tuning.guard and self._log_ratio is not None:
+            if self._watch is not None:
+                self._watch.skip = 1  # what the latest change is compared with has not proved itself yet: keep what had
+            elif self._tuning.guard and self._log_ratio is not None:
                 self._watch = _Watch(in_force.copy(), self._log_ratio)
             return chosen, Reason.GAIN
         return chosen, Reason.AHEAD if changed_any else held

@@ -53,11 +53,10 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.PREFILL_STEPS: (),
     names.PREFILL_STEP_SECONDS: (),
     names.RUNNING_DECODES: _CLASS,
-    names.HOLED_REQUESTS: (),
 }
 """The metrics that the law reads, and the labels that tell their series apart."""
 
-_GAUGES = frozenset({names.RUNNING_DECODES, names.HOLED_REQUESTS})
+_GAUGES = frozenset({names.RUNNING_DECODES})
 _CELL_METRICS = (names.STEPS, names.STEP_SECONDS, names.STEP_DECODES, names.STEP_VERIFIED)
 
 
@@ -78,7 +77,7 @@ class Evidence:
     """What happened in a pool between two readings, all its engines together.
 
     `trials` and `accepts` are keyed by (class, position), positions from 1; `drafts` by (class, K). `running` are the
-    requests that decode now, by class; `holed` those that cannot speculate now, `None` when no engine said.
+    requests that decode now, by class.
     """
 
     trials: Mapping[tuple[str, int], float]
@@ -88,7 +87,6 @@ class Evidence:
     decode_tokens: Mapping[str, float]
     cells: Mapping[Cell, CellSums]
     running: Mapping[str, float] = field(default_factory=dict)
-    holed: float | None = None
 
     @property
     def class_drafts(self) -> dict[str, float]:
@@ -158,7 +156,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     keyed: dict[str, dict[tuple[str, int], float]] = {names.TRIALS: {}, names.ACCEPTS: {}, names.DRAFTS: {}}
     classed: dict[str, dict[str, float]] = {names.PROBES: {}, names.DECODE_TOKENS: {}, names.RUNNING_DECODES: {}}
     cells: dict[Cell, dict[str, float]] = {}
-    holed: float | None = None
     for (metric, labels), value in totals.items():
         if metric in keyed and labels[1].isdecimal():
             keyed[metric][labels[0], int(labels[1])] = value
@@ -166,8 +163,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
             classed[metric][labels[0]] = value
         elif metric in _CELL_METRICS and all(label.isdecimal() for label in labels):
             cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
-        elif metric == names.HOLED_REQUESTS:
-            holed = value
     return Evidence(
         trials=keyed[names.TRIALS],
         accepts=keyed[names.ACCEPTS],
@@ -180,5 +175,4 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
             if sums.get(names.STEPS, 0.0) > 0 and sums.get(names.STEP_SECONDS, 0.0) > 0
         },
         running=classed[names.RUNNING_DECODES],
-        holed=holed,
     )

@@ -29,7 +29,6 @@ from controller.propose import Problem, demand, proposals, wanted
 from controller.tuning import Tuning
 from policy.types import CLASS_LIMIT, OTHER, Mode
 
-_HOLED_SHARE = 0.2
 _SIGNIFICANT_DIGITS = 6
 
 
@@ -180,17 +179,12 @@ class Steering:
         return self._tuning.explore_slack_ratio if k else self._tuning.explore_off_slack_ratio
 
     def _compare(self, operation: Operation, applied: Matrix) -> Matrix | None:
-        """Let the guard compare this tick with the schedule before; return that one if it was better.
-
-        Not while many running requests cannot follow the schedule: what they yield says nothing about it.
-        """
+        """Let the guard compare this tick with the schedule before; return that one if it was better."""
         guard, evidence = self._pool.guard, self._pool.evidence
         measured = operation.measured(evidence)
         if not self._tuning.guard or self._policy.mode is not Mode.ACT or measured is None:
             return None
         if self._pool.fresh_looks:
-            return None
-        if evidence.holed and evidence.holed > _HOLED_SHARE * sum(evidence.running.values()):
             return None
         previous = guard.previous
         if previous is not None and previous.shape != applied.shape:
@@ -207,7 +201,6 @@ class Steering:
             "decodes": self._pool.load.decodes,
             "drafts": sum(evidence.drafts.values()),
             "steps": evidence.steps,
-            "holed": evidence.holed,
             "cost_surprise_ratio": self._pool.cost.surprise_ratio,
             "cost": None if cost is None else cost.described(),
             "classes": {

@@ -10,9 +10,7 @@ What does not count:
 - the time until a schedule has arrived: looks that began `DELIVERED_S` or more after the window's first tick count,
   and windows with fewer than `FEWEST_STEPS` steps make their block `no_traffic`;
 - a block that this controller did not lead from beginning to end, or in which it paused or lost Redis for more than
-  `GAP_S` seconds: nobody knows whose schedule was in force (`interrupted`);
-- a block in which many requests could not draft though the schedule wanted them to: their holes are from another
-  window, so the policy in force did not cause what was measured (`holes`).
+  `GAP_S` seconds: nobody knows whose schedule was in force (`interrupted`).
 """
 
 import math
@@ -27,7 +25,6 @@ from policy.canary import Arm, Block, Experiment, Gain, Lost
 DELIVERED_S = 1.0
 GAP_S = 5.0
 FEWEST_STEPS = 20.0
-HOLED_SHARE = 0.2
 _ROUNDING_S = 0.01
 
 
@@ -70,7 +67,6 @@ class Tally:
     is_interrupted: bool = False
     last_at: float | None = None
     windows: dict[tuple[str, int], _Window] = field(default_factory=dict)
-    holed: set[str] = field(default_factory=set)
 
     def roll(self, experiment: Experiment, at: float) -> Experiment:
         """Begin the tick at `at`; return `experiment` with the block that ended since the tick before, if one did.
@@ -88,21 +84,17 @@ class Tally:
         elif now.block != self.block:
             self.block = now.block
             self.windows.clear()
-            self.holed.clear()
             self.is_interrupted = now.block_age_s > GAP_S
         return found
 
-    def take(self, pool: str, now: Turn, at: float, look: Look | None, *, wants_drafts: bool) -> None:
-        """Take in the newest look at `pool`, its time in Unix seconds; `wants_drafts`: its K is above 0."""
+    def take(self, pool: str, now: Turn, at: float, look: Look | None) -> None:
+        """Take in the newest look at `pool`, its time in Unix seconds."""
         window = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + DELIVERED_S))
         # Where the source is slow the newest look is one that was taken before, or one from another window.
         if look is None or look.at - look.elapsed_s < window.seen_at - _ROUNDING_S:
             return
         window.seen_at = look.at
         window.take(look.evidence)
-        holed = look.evidence.holed
-        if wants_drafts and holed and holed > HOLED_SHARE * sum(look.evidence.running.values()):
-            self.holed.add(pool)
 
     def end_tick(self, at: float) -> None:
         """End the tick: what comes next happens after `at`."""
@@ -110,10 +102,10 @@ class Tally:
 
     def _close(self, experiment: Experiment, index: int) -> Experiment:
         pools = {pool for pool, _ in self.windows}
-        gains = {pool: gain for pool in sorted(pools - self.holed) if (gain := self._gain(pool, experiment))}
+        gains = {pool: gain for pool in sorted(pools) if (gain := self._gain(pool, experiment))}
         if gains and not self.is_interrupted:
             return replace(experiment, blocks=(*experiment.blocks, Block(index, gains)))
-        cause = Lost.INTERRUPTED if self.is_interrupted else Lost.HOLES if self.holed else Lost.NO_TRAFFIC
+        cause = Lost.INTERRUPTED if self.is_interrupted else Lost.NO_TRAFFIC
         lost: Mapping[Lost, int] = Counter({**experiment.lost}) + Counter([cause])
         return replace(experiment, lost=dict(lost))
 

@@ -37,7 +37,6 @@ class Tuning:
             predicted goodput is at most this far below the best one's.
         explore_off_slack_ratio: the same for K = 0, which no probe ever shows.
         explore_again_s: seconds of traffic after which a measured depth counts as extrapolated again.
-        explore_off_again_s: the same for K = 0, after which running requests cannot speculate until they end.
         stale_s: age of the newest evidence at which a schedule is held.
         idle_s: time without a decode after which a pool counts as idle.
         probe_loss_ratio: share of the predicted goodput that probing may cost.
@@ -69,7 +68,6 @@ class Tuning:
     explore_slack_ratio: float = 0.12
     explore_off_slack_ratio: float = 0.2
     explore_again_s: float = 300.0
-    explore_off_again_s: float = 1800.0
     stale_s: float = 5.0
     idle_s: float = 2.0
     probe_loss_ratio: float = 0.01

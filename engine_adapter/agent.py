@@ -138,7 +138,7 @@ class Agent:
             self._exporter.show(
                 running={name: running.get(name, 0) for name in seen},
                 active_k={name: table.k(name, total) for name in seen},
-                holed=scheduler.holed_requests if running else 0,
+                backlog=scheduler.backlog_tokens if running else 0,
                 version=scheduler.control.version,
                 age_s=scheduler.control.age_s(now),
             )

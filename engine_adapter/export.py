@@ -29,11 +29,15 @@ class MetricsExporter:
         model_only = (names.LABEL_MODEL,)
         self._prefill_steps = Counter(names.PREFILL_STEPS, "Steps that prefilled", model_only)
         self._prefill_seconds = Counter(names.PREFILL_STEP_SECONDS, "Duration of steps that prefilled", model_only)
+        self._catch_up_steps = Counter(
+            names.CATCH_UP_STEPS, "Decode-only steps in which the drafter caught up", model_only
+        )
+        self._catch_up_seconds = Counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", model_only)
         self._running = _gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = _gauge(names.ACTIVE_K, "K that the latest step looked up", names.LABEL_CLASS)
         self._version = _gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
         self._age = _gauge(names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)")
-        self._holed = _gauge(names.HOLED_REQUESTS, "Running requests that stay at K = 0 until they end")
+        self._backlog = _gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not seen yet")
 
     def add(self, evidence: Evidence) -> None:
         """Add what `evidence` counted to the counters."""
@@ -57,9 +61,12 @@ class MetricsExporter:
         if evidence.prefill_steps:
             self._prefill_steps.labels(model).inc(evidence.prefill_steps)
             self._prefill_seconds.labels(model).inc(evidence.prefill_seconds)
+        if evidence.catch_up_steps:
+            self._catch_up_steps.labels(model).inc(evidence.catch_up_steps)
+            self._catch_up_seconds.labels(model).inc(evidence.catch_up_seconds)
 
     def show(
-        self, running: dict[str, int], active_k: dict[str, int], holed: int, version: int, age_s: float | None
+        self, running: dict[str, int], active_k: dict[str, int], backlog: int, version: int, age_s: float | None
     ) -> None:
         """Set the gauges to the latest step's state."""
         model = self._model
@@ -67,7 +74,7 @@ class MetricsExporter:
             self._running.labels(model, traffic_class).set(count)
         for traffic_class, k in active_k.items():
             self._active_k.labels(model, traffic_class).set(k)
-        self._holed.labels(model).set(holed)
+        self._backlog.labels(model).set(backlog)
         self._version.labels(model).set(version)
         self._age.labels(model).set(-1.0 if age_s is None else age_s)
 

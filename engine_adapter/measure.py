@@ -6,10 +6,14 @@ half a step.
 Trials and accepts: a draft of K tokens of which the first j were accepted is a trial at positions 1..min(j + 1, K)
 and an accept at 1..j. What lies past K or past the first rejection is censored and not counted; that is what makes
 the product-limit estimate over drafts of different K exact.
+
+A request's grammar may cut its draft short, at the first token that it does not allow. That is no censoring: the target
+under this grammar could not have produced the token, so the draft was refused there. If all before it were accepted, it
+is a trial at the position of the refused token, and no accept. Not to count it would flatter every grammar's
+acceptance.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
@@ -19,21 +23,40 @@ _STEPS_PER_OCTAVE = 4
 
 
 class Draft(NamedTuple):
-    """One verified draft: `k` tokens (1 or more) of which the first `accepted` were."""
+    """One draft: `k` verified tokens of which the first `accepted` were; `is_refused`: a grammar cut it after `k`."""
 
     traffic_class: str
     k: int
     accepted: int
-    is_probe: bool
+    is_probe: bool = False
+    is_refused: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the decodes of one step came to.
+
+    `drafts` are those that verified a draft; `plain` counts the others by class, and `refused` names the classes of the
+    ones among these whose grammar refused the first token of a draft. `tokens` is what all of them delivered by class.
+    """
+
+    drafts: list[Draft] = field(default_factory=list)
+    plain: Counter[str] = field(default_factory=Counter)
+    refused: list[str] = field(default_factory=list)
+    tokens: Counter[str] = field(default_factory=Counter)
 
 
 class StepShape(NamedTuple):
-    """What one step did: running decodes, tokens verified for them, drafter width, whether it prefilled too."""
+    """What one step did: running decodes, tokens verified for them, drafter width; whether it did other work too.
+
+    `has_prefill`: it prefilled. `has_backlog`: its drafter first caught up with steps that it had not seen.
+    """
 
     decodes: int
     verified: int
     width: int
     has_prefill: bool
+    has_backlog: bool = False
 
 
 class Cell(NamedTuple):
@@ -66,6 +89,18 @@ class Evidence:
     cells: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
     prefill_steps: int = 0
     prefill_seconds: float = 0.0
+    catch_up_steps: int = 0
+    catch_up_seconds: float = 0.0
+
+    def count(self, draft: Draft) -> None:
+        """Add one verified draft's trials and accepts."""
+        traffic_class, k, accepted, is_probe, is_refused = draft
+        self.drafts[traffic_class, k] += 1
+        self.probes[traffic_class] += is_probe
+        for position in range(1, min(accepted + 1, k + is_refused) + 1):
+            self.trials[traffic_class, position] += 1
+        for position in range(1, accepted + 1):
+            self.accepts[traffic_class, position] += 1
 
 
 def rounded(count: int) -> int:
@@ -83,32 +118,23 @@ class Meter:
         self._lock = Lock()
         self._evidence = Evidence()
 
-    def commit(
-        self, shape: StepShape, seconds: float | None, drafts: Iterable[Draft], plain: Mapping[str, int]
-    ) -> None:
-        """Count one completed step.
-
-        `seconds` is its duration, `None` when it cannot be told (the engine was idle before). `drafts` are the
-        outcomes of its decodes, `plain` the number of those without speculation by class.
-        """
+    def commit(self, shape: StepShape, seconds: float, outcome: Outcome) -> None:
+        """Count one completed step and its duration."""
         with self._lock:
             evidence = self._evidence
-            for traffic_class, count in plain.items():
+            evidence.tokens.update(outcome.tokens)
+            for traffic_class, count in outcome.plain.items():
                 evidence.drafts[traffic_class, 0] += count
-                evidence.tokens[traffic_class] += count
-            for traffic_class, k, accepted, is_probe in drafts:
-                evidence.drafts[traffic_class, k] += 1
-                evidence.tokens[traffic_class] += accepted + 1
-                evidence.probes[traffic_class] += is_probe
-                for position in range(1, min(accepted + 1, k) + 1):
-                    evidence.trials[traffic_class, position] += 1
-                for position in range(1, accepted + 1):
-                    evidence.accepts[traffic_class, position] += 1
-            if seconds is None:
-                return
+            for traffic_class in outcome.refused:
+                evidence.trials[traffic_class, 1] += 1
+            for draft in outcome.drafts:
+                evidence.count(draft)
             if shape.has_prefill:
                 evidence.prefill_steps += 1
                 evidence.prefill_seconds += seconds
+            elif shape.has_backlog:
+                evidence.catch_up_steps += 1
+                evidence.catch_up_seconds += seconds
             elif shape.decodes:
                 sums = evidence.cells[Cell(rounded(shape.decodes), rounded(shape.verified), shape.width)]
                 sums.steps += 1

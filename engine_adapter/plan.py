@@ -4,17 +4,15 @@ Pure and deterministic. K depends on class, load and past steps, never on the dr
 the output's distribution stays the target's.
 
 *Width* is how many positions per request the drafter lays out: the largest K of the step. Width 0 means that the
-drafter does not run. A step that prefills always runs it (width 1 at least), so the prompt's draft KV cache is
-whole and prefix-cached prompt blocks serve speculating requests.
+drafter does not run. It runs (width 1 at least) after a step that prefilled or verified drafts, because only a step of
+single decodes can be made up for later.
 
-*Holes.* A decode step of width 0 leaves the running requests' draft KV cache without those positions. Drafts of
-such a request would still be lossless, but bad, so it stays at K = 0 until it ends or is preempted (its next
-prefill fills the cache again); requests that come later speculate. The drafter is switched off only after
-`DARK_AFTER_STEPS` steps without need, so a load that crosses a threshold back and forth leaves no holes.
+*Backlog.* After a step of width 0 each of its requests lacks one position in the draft KV cache. The drafter makes
+these up when it next runs (`engine_adapter.backlog`), so K may rise again at any time. At most `rows` are kept, over
+all requests; before there would be more, the drafter runs at width 1 to catch up.
 
-*Probe steps.* Every step earns `probe_ratio` of a probe step; a probe step verifies every request that can still
-draft to K_max. Whole steps, because a single deeper draft widens the drafter for the whole batch. While the
-drafter is off the credit is saved, `CREDIT_LIMIT` at most, and spent on the next requests that start.
+*Probe steps.* Every step earns `probe_ratio` of a probe step; a probe step verifies every request to K_max. Whole
+steps, because a single deeper draft widens the drafter for the whole batch.
 """
 
 from collections.abc import Sequence
@@ -22,17 +20,25 @@ from dataclasses import dataclass
 
 from engine_adapter.apply import KTable
 
-DARK_AFTER_STEPS = 16
-CREDIT_LIMIT = 8.0
+ROW_LIMIT = 4096
+
+
+def row_limit(max_num_batched_tokens: int) -> int:
+    """Return how many positions may wait for the drafter; one pass of it takes `max_num_batched_tokens`."""
+    return min(ROW_LIMIT, max_num_batched_tokens)
 
 
 class DraftState:
-    """What the adapter keeps about one request: its class, whether it decodes yet, holes, its next K.
+    """What the adapter keeps about one request: its class, whether it decodes yet, its backlog, its next K.
+
+    `k` is how many tokens of its next draft are verified, `due` how many the schedule says: fewer when it is a probe.
 
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
+    `backlog` is how many of its latest positions the drafter has not seen. `allowed` is how many tokens of its next
+    draft the request's grammar allows, `None` when it cut nothing off.
     """
 
-    __slots__ = ("decoding", "holed", "k", "label", "probing", "traffic_class")
+    __slots__ = ("allowed", "backlog", "decoding", "due", "k", "label", "traffic_class")
 
     def __init__(self, traffic_class: str) -> None:
         self.traffic_class = self.label = traffic_class
@@ -41,68 +47,61 @@ class DraftState:
     def restart(self) -> None:
         """Forget the draft KV cache: the request is (again) to be prefilled, which makes it whole."""
         self.decoding = False
-        self.holed = False
-        self.k = 0
-        self.probing = False
+        self.backlog = 0
+        self.k = self.due = 0
+        self.allowed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The outcome for one step: `width` for its drafter, and whether its drafts are probes."""
+    """The outcome for one step: `width` for its drafter, and whether that first catches up with a backlog."""
 
     width: int
-    is_probe: bool
+    has_backlog: bool = False
 
 
 class Planner:
-    """Plans the drafts of one engine. Holds the probe credit and the length of the spell without need."""
+    """Plans the drafts of one engine. Holds the probe credit and the number of rows that wait for the drafter."""
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, rows: int) -> None:
         self._k_max = k_max
+        self._rows_limit = rows
+        self._rows = 0
         self._credit = 0.0
-        self._idle_steps = 0
 
-    def plan(self, states: Sequence[DraftState], table: KTable, *, is_prefilling: bool) -> StepPlan:
+    def plan(self, states: Sequence[DraftState], table: KTable, *, is_plain: bool, can_draft: bool = True) -> StepPlan:
         """Set `k` of each of `states`, the requests that decode in the next step, and return the step's plan.
 
-        `is_prefilling` says that the step being drafted after prefills at least one token.
+        `is_plain` says that the step being drafted after neither prefills nor verifies a draft, `can_draft` that vLLM
+        will draft after it at all.
         """
-        running = len(states)
-        wanted = 0
         deepest = 0
         has_shallow = False
         k_of: dict[str, int] = {}
+        running = len(states)
         for state in states:
-            state.probing = False
             k = k_of.get(state.traffic_class)
             if k is None:
-                k = k_of[state.traffic_class] = table.k(state.traffic_class, running)
-                wanted = max(wanted, k)
-            if state.holed:
-                state.k = 0
-            else:
-                has_shallow |= k < self._k_max
-                state.k = k
+                k = k_of[state.traffic_class] = table.k(state.traffic_class, running) if can_draft else 0
                 deepest = max(deepest, k)
-        self._credit = min(CREDIT_LIMIT, self._credit + table.probe_ratio)
-        if has_shallow and self._credit >= 1.0:
+                has_shallow |= k < self._k_max
+            state.k = state.due = k
+        self._credit = min(1.0, self._credit) + table.probe_ratio
+        if has_shallow and can_draft and self._credit >= 1.0:
             self._credit -= 1.0
+            deepest = self._k_max
             for state in states:
-                if not state.holed:
-                    state.probing = state.k < self._k_max
-                    state.k = self._k_max
-            return StepPlan(width=self._k_max, is_probe=True)
-        return StepPlan(width=self._width(states, deepest, wanted, is_prefilling=is_prefilling), is_probe=False)
-
-    def _width(self, states: Sequence[DraftState], deepest: int, wanted: int, *, is_prefilling: bool) -> int:
-        self._idle_steps = 0 if wanted else self._idle_steps + 1
-        if deepest:
-            return deepest
+                state.k = self._k_max
         if self._k_max == 0:
-            return 0
-        keeps_whole = self._idle_steps <= DARK_AFTER_STEPS and not all(state.holed for state in states)
-        if is_prefilling or keeps_whole:
-            return 1
+            return StepPlan(0)
+        is_kept = is_plain and self._rows + running <= self._rows_limit
+        if not can_draft or (deepest == 0 and is_kept):
+            self._rows = self._rows + running if is_kept else 0
+            for state in states:
+                state.backlog += 1
+            return StepPlan(0)
+        has_backlog = self._rows > 0
+        self._rows = 0
         for state in states:
-            state.holed = True
-        return 0
+            state.backlog = 0
+        return StepPlan(max(deepest, 1), has_backlog)

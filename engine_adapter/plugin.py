@@ -31,8 +31,9 @@ def register() -> None:
     setattr(EngineCore, APPLY_METHOD, _apply)
     if not (AdapterSettings().any_vllm or compat.is_tested(compat.vllm_version())):
         return
-    from engine_adapter import cpu_sampling, drafter, undrafted  # noqa: PLC0415 - import torch
+    from engine_adapter import backlog, cpu_sampling, drafter, undrafted  # noqa: PLC0415 - import torch
 
+    backlog.install()
     cpu_sampling.install()
     drafter.install()
     undrafted.install()

@@ -179,6 +179,38 @@ RELIANCE: tuple[Item, ...] = (
         _PROPOSER, "SpecDecodeBaseProposer", "set_inputs_first_pass",
         ("extra_slots_per_request", "net_num_new_slots_per_request"),
     ),
+    # backlog.py: the drafter catches up
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "load_model", ("target_model",), Use.WRAP,
+        (_RUNNER, "GPUModelRunner", "load_model"),
+    ),
+    Attributes(
+        _PROPOSER, "SpecDecodeBaseProposer",
+        (
+            "method", "device", "dtype", "hidden_size", "max_num_tokens", "vllm_config", "input_ids",
+            "hidden_states",
+        ),
+    ),
+    Reads(_PROPOSER, "SpecDecodeBaseProposer", "propose", ("model",)),
+    Names("forward_context.py", ("set_forward_context",)),
+    Record(
+        "v1/attention/backend.py", "CommonAttentionMetadata",
+        (
+            "query_start_loc", "query_start_loc_cpu", "seq_lens", "seq_lens_cpu_upper_bound", "num_reqs",
+            "num_actual_tokens", "max_query_len", "max_seq_len", "block_table_tensor", "slot_mapping", "causal",
+        ),
+    ),
+    Method(_PROPOSER, "SpecDecodeBaseProposer", "_set_positions", ("num_tokens", "positions"), Use.CALL),
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "build_per_group_and_layer_attn_metadata", ("common_attn_metadata",),
+        Use.CALL,
+    ),
+    Method(_PROPOSER, "SpecDecodeBaseProposer", "_determine_batch_execution_and_padding", ("num_tokens",), Use.CALL),
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "build_model_inputs_first_pass",
+        ("num_tokens", "num_input_tokens", "mm_embed_inputs"), Use.CALL,
+    ),
+    Method(_PROPOSER, "SpecDecodeBaseProposer", "_get_slot_mapping", ("num_tokens", "slot_mapping"), Use.CALL),
     # undrafted.py: steps without drafts
     Method(
         _RUNNER, "GPUModelRunner", "_calc_spec_decode_metadata", ("num_draft_tokens", "cu_num_scheduled_tokens"),

@@ -7,8 +7,8 @@ One mixin over vLLM's two schedulers, and no copy of their code. It acts at thes
   request K_max placeholders, which are cut to its K.
 - `update_draft_token_ids` brings the drafts to the synchronous scheduler: each is cut to its K.
 - `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
-- `update_from_output` ends a step: it is timed, and counted whole.
-- `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: holes must not outlive it.
+- `update_from_output` ends a step: what it delivered is known, so it is timed, and counted whole.
+- `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: a backlog must not outlive it.
 - `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between is no step's.
 
 A step's duration is the time from the previous step's end to its own, because under load that is the time a
@@ -17,6 +17,7 @@ running request waits; after idleness it is the time since the step was schedule
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +27,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from engine_adapter import compat
 from engine_adapter.agent import start_agent
 from engine_adapter.apply import KTable, SpeculationControl
-from engine_adapter.measure import Draft, Meter, StepShape
-from engine_adapter.plan import DraftState, Planner
+from engine_adapter.measure import Draft, Meter, Outcome, StepShape
+from engine_adapter.plan import DraftState, Planner, row_limit
 from engine_adapter.settings import AdapterSettings
 from policy.clock import SystemClock
 from policy.types import DEFAULT_CLASS, is_class_name
@@ -42,9 +43,10 @@ class _Step:
     output: Any
     shape: StepShape
     scheduled_at: float
-    plain: Counter[str]  # decodes without speculation, by class
-    probes: frozenset[str]
-    drafts: list[Draft] = field(default_factory=list)
+    plain: dict[str, str]  # class of each decode without a draft to verify, by request
+    due: dict[str, int]  # the schedule's K of each draft to verify, by request
+    refused: frozenset[str]  # requests whose draft the grammar cut short
+    drafts: dict[str, Draft] = field(default_factory=dict)
 
 
 class _SpecPilotScheduler:
@@ -66,9 +68,11 @@ class _SpecPilotScheduler:
         )
         self.meter = Meter()
         self.running_decodes: Counter[str] = Counter()
-        self.holed_requests = 0
-        self._planner = Planner(k_max)
+        self.backlog_tokens = 0
         self._full_width = not settings.draft_width
+        rows = row_limit(vllm_config.scheduler_config.max_num_batched_tokens)
+        self._planner = Planner(k_max, 0 if self._full_width else rows)
+        self._draft_length_limit = _drafter_length(vllm_config) - k_max
         self._width = k_max
         self._states: dict[str, DraftState] = {}
         self._steps: deque[_Step] = deque()
@@ -83,14 +87,16 @@ class _SpecPilotScheduler:
         for request_id in scheduler_output.finished_req_ids:
             self._states.pop(request_id, None)
         self._use_table(self.control.table(now))
-        plain: list[str] = []
-        probes: list[str] = []
-        decodes = verified = 0
+        plain: dict[str, str] = {}
+        due: dict[str, int] = {}
+        refused: list[str] = []
+        decodes = verified = longest = 0
         has_prefill = False
         next_requests: list[Any] = []
         next_states: list[DraftState] = []
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             request = self.requests[request_id]  # type: ignore[attr-defined]
+            longest = max(longest, request.num_computed_tokens)
             state = self._states.get(request_id)
             if state is None:
                 state = self._states[request_id] = DraftState(_class_of(request))
@@ -98,25 +104,34 @@ class _SpecPilotScheduler:
             if state.decoding:
                 decodes += 1
                 verified += scheduled
-                if not spec_tokens.get(request_id):
-                    plain.append(state.label)
-                elif state.probing:
-                    probes.append(request_id)
+                drafted = len(spec_tokens.get(request_id) or ())
+                if drafted:
+                    due[request_id] = state.due
+                else:
+                    plain[request_id] = state.label
+                if state.allowed == drafted:
+                    refused.append(request_id)
             else:
                 has_prefill = True
+            state.allowed = None
             if not request.is_prefill_chunk:
                 state.decoding = True
                 next_requests.append(request)
                 next_states.append(state)
-        plan = self._planner.plan(next_states, self._table, is_prefilling=has_prefill)
+        plan = self._planner.plan(
+            next_states,
+            self._table,
+            is_plain=not has_prefill and not spec_tokens,
+            can_draft=longest <= self._draft_length_limit,
+        )
         width = self.control.k_max if self._full_width else plan.width
         scheduler_output.num_spec_tokens_to_schedule = self._width = width
         self._place(next_requests, next_states)
         if scheduler_output.num_scheduled_tokens:
             self.running_decodes = Counter([state.label for state in next_states])
-            self.holed_requests = sum([state.holed for state in next_states])
-            shape = StepShape(decodes, verified, width, has_prefill)
-            self._steps.append(_Step(scheduler_output, shape, now, Counter(plain), frozenset(probes)))
+            self.backlog_tokens = sum([state.backlog for state in next_states])
+            shape = StepShape(decodes, verified, width, has_prefill, plan.has_backlog)
+            self._steps.append(_Step(scheduler_output, shape, now, plain, due, frozenset(refused)))
 
     def _place(self, requests: list[Any], states: list[DraftState]) -> None:
         """Prepare the requests' drafts of the next step; the synchronous scheduler has none yet."""
@@ -134,8 +149,15 @@ class _SpecPilotScheduler:
             step = self._steps[0]
             state = self._states.get(request_id)
             if state is not None:
-                k = num_draft_tokens - (num_invalid_spec_tokens or {}).get(request_id, 0)
-                step.drafts.append(Draft(state.label, k, num_accepted_tokens, request_id in step.probes))
+                invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
+                k = num_draft_tokens - invalid
+                step.drafts[request_id] = Draft(
+                    state.label,
+                    k=k,
+                    accepted=num_accepted_tokens,
+                    is_probe=k > step.due.get(request_id, k),
+                    is_refused=invalid > 0 or request_id in step.refused,
+                )
         return super().make_spec_decoding_stats(  # type: ignore[misc]
             spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         )
@@ -146,13 +168,29 @@ class _SpecPilotScheduler:
             self._steps.popleft()  # a step whose outcome vLLM dropped
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self._steps and self._steps[0].output is scheduler_output:
-            self._count(self._steps.popleft())
+            self._count(self._steps.popleft(), outputs)
         return outputs
 
-    def _count(self, step: _Step) -> None:
+    def _count(self, step: _Step, outputs: Mapping[int, Any]) -> None:
+        """Count a step; `outputs` says what it delivered, which is nothing to requests that ended meanwhile."""
         now = time.monotonic()
         since = step.scheduled_at if self._ended_at is None else self._ended_at
-        self.meter.commit(step.shape, now - since, step.drafts, step.plain)
+        outcome = Outcome()
+        for client in outputs.values():
+            for output in client.outputs:
+                request_id, delivered = output.request_id, len(output.new_token_ids)
+                draft = step.drafts.get(request_id)
+                label = step.plain.get(request_id) if draft is None else draft.traffic_class
+                if label is None or not delivered:
+                    continue
+                outcome.tokens[label] += delivered
+                if draft is not None:
+                    outcome.drafts.append(draft)
+                    continue
+                outcome.plain[label] += 1
+                if request_id in step.refused:
+                    outcome.refused.append(label)
+        self.meter.commit(step.shape, now - since, outcome)
         self._ended_at = now if self.has_unfinished_requests() else None  # type: ignore[attr-defined]
 
     def set_pause_state(self, pause_state: Any) -> None:
@@ -167,14 +205,13 @@ class _SpecPilotScheduler:
             state.restart()
 
     def _free_request_blocks(self, request: Any) -> None:
-        """Free the blocks, after taking those with a hole off the prefix cache: who needs them prefills them whole."""
+        """Free the blocks, after taking those with a backlog off the prefix cache: who needs them prefills them."""
         state = self._states.get(request.request_id)
-        if state is not None and state.holed:
+        if state is not None and state.backlog:
+            seen = max(0, request.num_computed_tokens - state.backlog)
             cache = self.kv_cache_manager  # type: ignore[attr-defined]
             groups = zip(cache.get_block_ids(request.request_id), cache.coordinator.single_type_managers, strict=True)
-            cache.evict_blocks(
-                {block for blocks, kind in groups for block in blocks[request.num_prompt_tokens // kind.block_size :]}
-            )
+            cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})
         super()._free_request_blocks(request)  # type: ignore[misc]
 
     def _use_table(self, table: KTable) -> None:
@@ -206,6 +243,12 @@ class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
             if state is not None:
                 del tokens[state.k :]
         super().update_draft_token_ids(draft_token_ids)
+        for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False):
+            request = self.requests.get(request_id)
+            if request is not None and request.use_structured_output and not request.is_prefill_chunk:
+                state = self._states.get(request_id)
+                if state is not None and len(request.spec_token_ids) < len(tokens):
+                    state.allowed = len(request.spec_token_ids)
 
 
 class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
@@ -220,6 +263,14 @@ def _served_name(vllm_config: Any) -> str:
     """The first name under which vLLM serves the model, as on its metrics."""
     name = vllm_config.model_config.served_model_name
     return str(name[0] if isinstance(name, list) else name)
+
+
+def _drafter_length(vllm_config: Any) -> int:
+    """The longest sequence that vLLM drafts for; 0 without speculation."""
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return 0
+    return int(speculative.draft_model_config.max_model_len or vllm_config.model_config.max_model_len)
 
 
 def _class_of(request: Any) -> str:

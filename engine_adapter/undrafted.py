@@ -5,7 +5,8 @@ and runs the rejection sampler even when there is nothing to draft and nothing t
 that is left of speculation, and for a small model a sixth of the step. So:
 
 - a step whose drafts nobody wants (`num_spec_tokens_to_schedule` 0) is handled as one whose tokens do not fit into the
-  drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter;
+  drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter. What the
+  drafter misses goes to its `backlog`, and through it before it next runs;
 - a step that verifies no draft samples as an engine without speculation does; where the tokens stand is known without
   computing it.
 
@@ -20,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from engine_adapter.backlog import BACKLOG
 
 _INSTALLED = "_specpilot_undrafted"
 _NO_DRAFTER = "_specpilot_no_drafter"
@@ -45,9 +48,17 @@ def install() -> None:
         is_drafted = metadata is not None and metadata.max_spec_len > 0
         return sample(self, logits, metadata if is_drafted else None)
 
+    @torch.inference_mode()
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
         state = self.execute_model_state
-        setattr(self, _NO_DRAFTER, state is not None and state.scheduler_output.num_spec_tokens_to_schedule == 0)
+        if state is not None:
+            setattr(self, _NO_DRAFTER, state.scheduler_output.num_spec_tokens_to_schedule == 0)
+            backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
+            if backlog is not None and state.spec_decode_common_attn_metadata is not None:
+                if fits_if_wanted(self, state.spec_decode_common_attn_metadata):
+                    backlog.catch_up(self, state)
+                else:
+                    backlog.keep(self, state)
         return sample_tokens(self, grammar_output)
 
     def fits_if_wanted(self: Any, common_attn_metadata: Any) -> bool:

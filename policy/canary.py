@@ -51,7 +51,6 @@ class Lost(StrEnum):
     """Why a block does not count."""
 
     NO_TRAFFIC = "no_traffic"  # a window of it saw too few steps
-    HOLES = "holes"  # requests could not draft because of the window before
     INTERRUPTED = "interrupted"  # it was not led from its beginning to its end by one controller that reached Redis
 
 

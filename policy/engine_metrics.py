@@ -22,12 +22,14 @@ STEP_DECODES = PREFIX + "step_decodes_total"  # decodes, verified, width: sum of
 STEP_VERIFIED = PREFIX + "step_verified_tokens_total"  # decodes, verified, width: sum of verified tokens
 PREFILL_STEPS = PREFIX + "prefill_steps_total"
 PREFILL_STEP_SECONDS = PREFIX + "prefill_step_seconds_total"
+CATCH_UP_STEPS = PREFIX + "catch_up_steps_total"
+CATCH_UP_STEP_SECONDS = PREFIX + "catch_up_step_seconds_total"
 
 RUNNING_DECODES = PREFIX + "running_decodes"  # gauge, traffic_class
 ACTIVE_K = PREFIX + "active_k"  # gauge, traffic_class
 SCHEDULE_VERSION = PREFIX + "schedule_version"  # gauge
 SCHEDULE_AGE_SECONDS = PREFIX + "schedule_age_seconds"  # gauge
-HOLED_REQUESTS = PREFIX + "holed_requests"  # gauge: running requests that cannot speculate any more
+BACKLOG_TOKENS = PREFIX + "backlog_tokens"  # gauge: decoded positions that the drafter has not seen yet
 
 LABEL_MODEL = "model_name"
 LABEL_CLASS = "traffic_class"

@@ -55,7 +55,10 @@ class Phase:
 
 @dataclass
 class Engine:
-    """One engine of the plant; `values` are its cumulative counters."""
+    """One engine of the plant; `values` are its cumulative counters.
+
+    `claims` are acceptances, by position, that the counters tell whatever the truth is.
+    """
 
     engine_id: str
     rng: np.random.Generator
@@ -66,6 +69,7 @@ class Engine:
     started_at: float = 0.0
     frozen: Observation | None = None
     is_lying: bool = False
+    claims: Mapping[int, float] = field(default_factory=dict)
     values: dict[Series, float] = field(default_factory=lambda: defaultdict(float))
 
     def restart(self, at: float) -> None:
@@ -84,7 +88,6 @@ class Engine:
         n = sum(running.values())
         for name in {*load, *truth}:
             self.values[Series(names.RUNNING_DECODES, (name,))] = float(running.get(name, 0))
-        self.values[Series(names.HOLED_REQUESTS, ())] = 0.0
         if not n:
             return
         k = {name: self.k_of(schedule, name, n) for name in running}
@@ -132,13 +135,14 @@ class Engine:
 
     def _drafts(self, name: str, drafts: int, k: int, hazards: Sequence[float]) -> None:
         self.values[Series(names.DRAFTS, (name, str(k)))] += drafts
-        alive = drafts
-        tokens = drafts
+        alive = claimed = tokens = drafts
         for position in range(1, k + 1):
             accepted = int(self.rng.binomial(alive, hazards[position - 1]))
-            self.values[Series(names.TRIALS, (name, str(position)))] += alive
-            self.values[Series(names.ACCEPTS, (name, str(position)))] += accepted
-            alive = accepted
+            told = int(self.rng.binomial(claimed, self.claims[position])) if position in self.claims else accepted
+            told = min(told, claimed)
+            self.values[Series(names.TRIALS, (name, str(position)))] += claimed
+            self.values[Series(names.ACCEPTS, (name, str(position)))] += told
+            alive, claimed = accepted, told
             tokens += accepted
         self.values[Series(names.DECODE_TOKENS, (name,))] += tokens
 

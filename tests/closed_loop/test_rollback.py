@@ -36,10 +36,13 @@ def lied_to(seed: int) -> Run:
 def test_a_bad_change_is_rolled_back_within_five_ticks_and_rarer_each_time(seed: int) -> None:
     run = lied_to(seed)
     lying = run.of_phase(1)
-    changes = [tick.at for tick in lying if tick.verdict.reason is Reason.GAIN]
+    every_change = [tick.at for tick in lying if tick.verdict.reason is Reason.GAIN]
     rolled_back = [tick.at for tick in lying if tick.verdict.reason is Reason.ROLLBACK]
-    assert len(changes) == len(rolled_back) >= 3
+    assert len(rolled_back) >= 3
+    # Of changes in a row the first counts: all are taken back together.
+    changes = [next(at for at in every_change if at > before) for before in (0, *rolled_back[:-1])]
     assert all(0 < back - at <= ROLL_BACK_TICKS for at, back in zip(changes, rolled_back, strict=True))
+    assert all(tick.k["code"] <= 3 for tick in lying if tick.at - 1 in rolled_back)
     pauses = [at - back for back, at in zip(rolled_back, changes[1:], strict=False)]
     assert pauses[0] >= FIRST_BACK_OFF_S
     assert all(later >= 1.9 * earlier for earlier, later in pairwise(pauses))

@@ -36,7 +36,7 @@ class Page:
                     f'{names.TRIALS}{{model_name="m",traffic_class="a \\"b\\"",position="1",pid="1"}} {page.trials}\n'
                     f'{names.TRIALS}{{model_name="m",traffic_class="a \\"b\\"",position="1",pid="2"}} 100\n'
                     f'{names.STEPS}{{model_name="m",decodes="8",verified="16",width="1"}} 5\n'
-                    f'{names.HOLED_REQUESTS}{{model_name="m"}} 0\nprocess_open_fds 7\n'
+                    f'{names.BACKLOG_TOKENS}{{model_name="m"}} 0\nprocess_open_fds 7\n'
                 )
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")

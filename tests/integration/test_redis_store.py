@@ -179,7 +179,10 @@ def experiment(version: int, outcome: Outcome | None = None, base_version: int =
 def test_an_experiment_is_written_once_per_version(store: RedisStore) -> None:
     assert store.canary("m") is None
     counted = replace(
-        experiment(2), blocks=(Block(0, {"p": Gain(9.5, 0.1, 0.2)}),), lost={Lost.HOLES: 2}, evidence={"arm": None}
+        experiment(2),
+        blocks=(Block(0, {"p": Gain(9.5, 0.1, 0.2)}),),
+        lost={Lost.INTERRUPTED: 2},
+        evidence={"arm": None},
     )
     store.put_canary(experiment(1), None, 5.0)
     store.put_canary(counted, None, 6.0)

@@ -8,7 +8,7 @@ import pytest
 from bench.gateway import SCENARIOS, Sample, cpu_s_of, figures, markdown, memory_of, summary, tree
 from bench.origin import EVENTS
 
-NAMES = ("direct", "specpilot", "fastapi+httpx", "other")
+NAMES = ("direct", "bytes only", "specpilot", "fastapi+httpx", "other")
 
 
 def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -> Sample:
@@ -16,7 +16,8 @@ def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -
 
 
 def samples() -> dict[tuple[str, str], list[Sample]]:
-    of = {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "fastapi+httpx": (0.1, 0.004), "other": (0.04, 0.003)}
+    of = {"bytes only": (0.004, 0.001)}
+    of |= {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "fastapi+httpx": (0.1, 0.004), "other": (0.04, 0.003)}
     return {
         (scenario.name, name): [sample(*of[name], memory=scenario.connections * 20_000)] * 3
         for scenario in SCENARIOS
@@ -38,6 +39,7 @@ def test_the_summary_compares_with_the_best_peer() -> None:
     found = summary(samples(), NAMES)
     assert found["json_cpu_vs_best_peer"] == 0.25
     assert found["sse_cpu_vs_best_peer"] == 0.25
+    assert found["json_floor_vs_best_peer"] == found["sse_floor_vs_best_peer"] == 0.1
     assert found["added_itl_ms_p99"] == 1.0
     assert found["kb_per_stream"] == 20.0
     assert found["peers"] == ["fastapi+httpx", "other"]

@@ -162,7 +162,7 @@ def test_the_end_names_its_cause() -> None:
     end = 1000.0 + CANARY.max_duration_s
     assert judge(experiment(), 0, end) is Outcome.NO_TRAFFIC
     assert judge(replace(experiment(), lost={Lost.NO_TRAFFIC: 40}), 0, end) is Outcome.NO_TRAFFIC
-    assert judge(replace(experiment(), lost={Lost.HOLES: 40}), 0, end) is Outcome.INCONCLUSIVE
+    assert judge(replace(experiment(), lost={Lost.INTERRUPTED: 40}), 0, end) is Outcome.INCONCLUSIVE
     assert judge(with_gains(0.1, 0.1), 0, end) is Outcome.INCONCLUSIVE
     assert judge(with_gains(0.3, -0.3, 0.3, -0.3), 0, end) is Outcome.INCONCLUSIVE
 

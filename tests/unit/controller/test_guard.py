@@ -87,6 +87,16 @@ def test_a_shortfall_rolls_back_and_pauses_longer_each_time() -> None:
         guard._changed_at.clear()
 
 
+def test_two_bad_changes_in_a_row_are_taken_back_together() -> None:
+    guard = Guard()
+    change(guard)
+    assert guard.compare(990.0, 1500.0, 1000.0, 101.0) is None
+    assert gate(guard, [proposal(7, 0.5)], now=103.0, at=standing(5))[1] is Reason.GAIN
+    found = [guard.compare(800.0, 1500.0, 1000.0, 104.0 + tick) for tick in range(5)]
+    back = next(item for item in found if item is not None)
+    assert (back == 3).all()
+
+
 def test_a_change_that_delivers_stays_though_the_prediction_was_too_high() -> None:
     guard = Guard()
     change(guard)

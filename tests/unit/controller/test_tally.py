@@ -13,7 +13,7 @@ CANARY = Canary(Policy("m"), window_s=10.0, min_duration_s=60.0, max_duration_s=
 START = 1000.0
 
 
-def evidence(rate: float = 1.0, decodes: int = 8, holed: float = 0.0) -> Evidence:
+def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
     """A hundred steps of `decodes` decodes and 10 ms, twice as many tokens as drafts, times `rate`."""
     drafts = 100.0 * decodes
     return Evidence(
@@ -24,7 +24,6 @@ def evidence(rate: float = 1.0, decodes: int = 8, holed: float = 0.0) -> Evidenc
         decode_tokens={"code": 2 * drafts * rate},
         cells={Cell(decodes, 2 * decodes, 1): CellSums(100.0, 1.0, drafts, 2 * drafts)},
         running={"code": float(decodes)},
-        holed=holed,
     )
 
 
@@ -48,7 +47,7 @@ def play(
             now, seen = turn(found, pool, at), turn(found, pool, at - delay_s)
             assert now is not None
             assert seen is not None
-            tally.take(pool, now, at, Look(at - delay_s, 1.0, by_arm[seen.arm]), wants_drafts=True)
+            tally.take(pool, now, at, Look(at - delay_s, 1.0, by_arm[seen.arm]))
         tally.end_tick(at)
     return found
 
@@ -78,12 +77,6 @@ def test_a_block_with_too_little_traffic_is_lost() -> None:
     for by_arm in ({**PLAIN, Arm.CANARY: few}, {**PLAIN, Arm.PRESENT: NO_EVIDENCE}):
         found = play(range(21), by_arm)
         assert (found.blocks, found.lost) == ((), {Lost.NO_TRAFFIC: 1})
-
-
-def test_a_block_is_lost_when_holes_of_the_other_policy_show() -> None:
-    found = play(range(41), {**PLAIN, Arm.PRESENT: evidence(0.5, holed=4.0)})
-    assert (found.blocks, found.lost) == ((), {Lost.HOLES: 2})
-    assert len(play(range(21), {**PLAIN, Arm.PRESENT: evidence(holed=1.0)}).blocks) == 1
 
 
 def test_a_pause_loses_the_block_it_falls_in() -> None:

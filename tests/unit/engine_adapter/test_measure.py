@@ -4,56 +4,85 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.measure import Cell, Draft, Meter, StepShape, rounded
+from engine_adapter.measure import Cell, Draft, Meter, Outcome, StepShape, rounded
 
+NAMES = st.sampled_from(["code", "chat"])
 DRAFTS = st.builds(
-    lambda name, k, share, probe: Draft(name, k, round(share * k), probe),
-    st.sampled_from(["code", "chat"]),
+    lambda name, k, share, probe, refused: Draft(name, k, round(share * k), probe, refused),
+    NAMES,
     st.integers(1, 7),
     st.floats(0, 1),
     st.booleans(),
+    st.booleans(),
 )
+PLAIN = st.dictionaries(NAMES, st.integers(1, 9))
 
 
-PLAIN = st.dictionaries(st.sampled_from(["code", "chat"]), st.integers(1, 9))
-
-
-@given(st.lists(st.tuples(st.lists(DRAFTS, max_size=5), PLAIN), max_size=20))
-def test_counts_equal_a_brute_force_reading_of_every_draft(steps: list[tuple[list[Draft], dict[str, int]]]) -> None:
+@given(st.lists(st.tuples(st.lists(DRAFTS, max_size=5), PLAIN, st.lists(NAMES, max_size=3)), max_size=20))
+def test_counts_equal_a_brute_force_reading_of_every_draft(
+    steps: list[tuple[list[Draft], dict[str, int], list[str]]],
+) -> None:
     meter = Meter()
     trials: Counter[tuple[str, int]] = Counter()
     accepts: Counter[tuple[str, int]] = Counter()
     plain: Counter[str] = Counter()
-    for drafts, undrafted in steps:
-        meter.commit(StepShape(len(drafts), 0, 7, has_prefill=False), 0.01, drafts, undrafted)
+    delivered: Counter[str] = Counter()
+    for drafts, undrafted, refused in steps:
+        tokens = Counter(undrafted) + Counter({draft.traffic_class: draft.accepted + 1 for draft in drafts})
+        outcome = Outcome(drafts, Counter(undrafted), refused, tokens)
+        meter.commit(StepShape(len(drafts), 0, 7, has_prefill=False), 0.01, outcome)
         plain.update(undrafted)
+        delivered.update(tokens)
+        trials.update((name, 1) for name in refused)
         for draft in drafts:
-            outcome = ["accepted"] * draft.accepted + ["rejected"] * (draft.k > draft.accepted)
-            for position, word in enumerate(outcome, start=1):
+            words = ["accepted"] * draft.accepted + ["rejected"] * (draft.k > draft.accepted)
+            words += ["refused"] * (draft.k == draft.accepted and draft.is_refused)
+            for position, word in enumerate(words, start=1):
                 trials[draft.traffic_class, position] += 1
                 accepts[draft.traffic_class, position] += word == "accepted"
     evidence = meter.take()
-    every = [draft for drafts, _ in steps for draft in drafts]
+    every = [draft for drafts, _, _ in steps for draft in drafts]
     assert {name: evidence.drafts[name, 0] for name in plain} == plain
     assert evidence.trials == trials
     assert evidence.accepts == +accepts
     assert sum(evidence.drafts.values()) == len(every) + plain.total()
-    assert sum(evidence.tokens.values()) == sum(draft.accepted + 1 for draft in every) + plain.total()
+    assert evidence.tokens == delivered
     assert sum(evidence.probes.values()) == sum(draft.is_probe for draft in every)
 
 
 def test_a_cut_draft_says_nothing_about_the_position_after_the_cut() -> None:
     meter = Meter()
-    meter.commit(StepShape(1, 4, 3, has_prefill=False), 0.01, [Draft("code", 3, 3, is_probe=False)], {})
+    meter.commit(StepShape(1, 4, 3, has_prefill=False), 0.01, Outcome([Draft("code", 3, 3)]))
     assert dict(meter.take().trials) == {("code", 1): 1, ("code", 2): 1, ("code", 3): 1}
+
+
+def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
+    """Over drafts of which a grammar refuses every third token, the acceptance at position 3 is 0 and not unknown."""
+    meter = Meter()
+    shape = StepShape(1, 3, 7, has_prefill=False)
+    meter.commit(shape, 0.01, Outcome([Draft("json", 2, 2, is_refused=True)]))
+    meter.commit(shape, 0.01, Outcome([Draft("json", 2, 1, is_refused=True)]))
+    meter.commit(shape, 0.01, Outcome(plain=Counter(json=1), refused=["json"]))
+    evidence = meter.take()
+    assert evidence.trials == {("json", 1): 3, ("json", 2): 2, ("json", 3): 1}
+    assert evidence.accepts == {("json", 1): 2, ("json", 2): 1}
+    assert evidence.drafts == {("json", 2): 2, ("json", 0): 1}
+
+
+def test_steps_in_which_the_drafter_caught_up_are_kept_apart() -> None:
+    meter = Meter()
+    meter.commit(StepShape(8, 8, 5, has_prefill=False, has_backlog=True), 0.030, Outcome())
+    evidence = meter.take()
+    assert not evidence.cells
+    assert (evidence.catch_up_steps, evidence.catch_up_seconds) == (1, 0.030)
 
 
 def test_decode_only_steps_are_kept_apart_from_steps_with_prefill() -> None:
     meter = Meter()
-    meter.commit(StepShape(8, 32, 3, has_prefill=False), 0.010, [], {})
-    meter.commit(StepShape(8, 30, 3, has_prefill=False), 0.008, [], {})
-    meter.commit(StepShape(8, 90, 3, has_prefill=True), 0.050, [], {})
-    meter.commit(StepShape(0, 0, 1, has_prefill=True), 0.050, [], {})
+    meter.commit(StepShape(8, 32, 3, has_prefill=False), 0.010, Outcome())
+    meter.commit(StepShape(8, 30, 3, has_prefill=False), 0.008, Outcome())
+    meter.commit(StepShape(8, 90, 3, has_prefill=True), 0.050, Outcome())
+    meter.commit(StepShape(0, 0, 1, has_prefill=True), 0.050, Outcome())
     evidence = meter.take()
     assert set(evidence.cells) == {Cell(8, 32, 3), Cell(8, 28, 3)}
     assert evidence.cells[Cell(8, 28, 3)].verified == 30
@@ -62,7 +91,7 @@ def test_decode_only_steps_are_kept_apart_from_steps_with_prefill() -> None:
 
 def test_taking_empties_the_meter() -> None:
     meter = Meter()
-    meter.commit(StepShape(1, 1, 0, has_prefill=False), 0.01, [], {"code": 1})
+    meter.commit(StepShape(1, 1, 0, has_prefill=False), 0.01, Outcome(plain=Counter(code=1)))
     assert sum(meter.take().drafts.values()) == 1
     assert sum(meter.take().drafts.values()) == 0
 

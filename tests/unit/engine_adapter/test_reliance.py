@@ -85,6 +85,7 @@ def parsed(module: str) -> ast.Module:
 
 OVERRIDES = {item.name: item for item in RELIANCE if isinstance(item, Method) and item.use is not Use.CALL}
 KNOWN = {item.owner for item in RELIANCE if not isinstance(item, Names)} | {item.file for item in RELIANCE}
+KNOWN |= {name for item in RELIANCE if isinstance(item, Names) for name in item.names}
 INSTANCES = {"current_platform": "Platform"}
 
 

@@ -1,0 +1,66 @@
+"""One mixed load on three real engines: without speculation, and with each of the adapter's schedulers.
+
+Text, evidence and memory are exact while K changes every few steps (see `tests.support.exact_engine` for the load).
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.stack import ROOT
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
+    return dict(json.loads(lines[-1]))
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return run("tests.support.exact_engine", "plain")
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return run("tests.support.exact_engine", request.param)
+
+
+def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, Any], found: dict[str, Any]) -> None:
+    assert len(plain["ids"]) == 60
+    assert [key for key, ids in plain["ids"].items() if found["ids"].get(key) != ids] == []
+
+
+def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> None:
+    seen = found["seen"]
+    assert found["changes"] > 50
+    wanted = ("preemptions", "caught_up_rows", "probes", "refused", "cut_by_stop", "undrafted")
+    assert {name for name in wanted if not seen.get(name)} == set()
+
+
+def test_the_exported_counters_equal_a_brute_force_reading_of_every_step(found: dict[str, Any]) -> None:
+    for name, counts in found["expected"].items():
+        assert found["exported"][name] == counts, name
+    assert len(found["expected"]) >= 9
+
+
+def test_nothing_is_left_behind(plain: dict[str, Any], found: dict[str, Any]) -> None:
+    assert (plain["leaked_blocks"], found["leaked_blocks"]) == (0, 0)
+    assert found["states"] <= 24
+
+
+def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
+    found = run("tests.support.caught_up")
+    whole, caught_up, hole = found["whole"], found["caught up"], found["hole"]
+    assert whole["ids"] == caught_up["ids"] == hole["ids"]
+    assert caught_up["accepted"] / caught_up["verified"] == pytest.approx(
+        whole["accepted"] / whole["verified"], rel=0.01
+    )
+    assert hole["accepted"] / hole["verified"] < 0.9 * whole["accepted"] / whole["verified"]

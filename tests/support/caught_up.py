@@ -1,0 +1,88 @@
+"""Acceptance after a spell of K = 0 in a real engine: drafter never off, off and caught up, off and not caught up.
+
+Run as a program it prints, for each way, accepted and verified draft tokens after the spell. Text and positions are the
+same in all three, and the KV blocks are recycled, so what a hole shows to the drafter is another request's cache.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
+
+from vllm import LLM, SamplingParams
+
+from engine_adapter import backlog
+from engine_adapter.measure import Draft
+from engine_adapter.plan import DraftState, StepPlan
+from tests.support.stack import DEMO_MODEL, prompts
+
+BEGIN, SPELL, AFTER, K = 16, 128, 100, 7
+REQUESTS = 18
+
+
+def main() -> None:
+    """Serve the same requests in each of the ways."""
+    llm = LLM(
+        str(DEMO_MODEL / "target"),
+        dtype="float32",
+        enforce_eager=True,
+        max_num_seqs=REQUESTS,
+        max_model_len=512,
+        num_gpu_blocks_override=80,
+        enable_prefix_caching=False,
+        scheduler_cls="engine_adapter.scheduler.SpecPilotScheduler",
+        speculative_config={
+            "method": "eagle3",
+            "model": str(DEMO_MODEL / "peagle"),
+            "num_speculative_tokens": K,
+            "parallel_drafting": True,
+        },
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    catch_up, commit = backlog.Backlog.catch_up, scheduler.meter.commit
+    drafts: list[Draft] = []
+    found: dict[str, Any] = {}
+    step = 0
+    way = ""
+
+    def plan(states: list[DraftState], table: Any, *, is_plain: bool, can_draft: bool = True) -> StepPlan:
+        nonlocal step
+        step += 1
+        for state in states:
+            state.k = state.due = K if step >= BEGIN + SPELL else 0
+        is_off = way != "whole" and is_plain and BEGIN <= step < BEGIN + SPELL
+        return StepPlan(0 if is_off else max(1, *(state.k for state in states), 0))
+
+    def caught_up_or_not(rows: backlog.Backlog, runner: Any, state: Any) -> None:
+        if way == "hole":
+            rows.drop()
+        catch_up(rows, runner, state)
+
+    def noted(shape: Any, seconds: float, outcome: Any) -> None:
+        drafts.extend(outcome.drafts)
+        commit(shape, seconds, outcome)
+
+    scheduler._planner.plan = plan
+    scheduler.meter.commit = noted
+    backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
+    every = [item["messages"] for _, item in prompts(REQUESTS)]
+    sampling = SamplingParams(temperature=0, max_tokens=BEGIN + SPELL + AFTER, ignore_eos=True)
+    for way in ("warm-up", "whole", "caught up", "hole"):
+        step = 0
+        drafts.clear()
+        replies = llm.chat(every if way != "warm-up" else every[::-1], sampling, use_tqdm=False)
+        found[way] = {
+            "accepted": sum(draft.accepted for draft in drafts),
+            "verified": sum(draft.k for draft in drafts),
+            "ids": [list(reply.outputs[0].token_ids) for reply in replies],
+        }
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's own teardown expects a GPU's
+
+
+if __name__ == "__main__":
+    main()

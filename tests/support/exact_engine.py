@@ -1,0 +1,201 @@
+"""A real engine in this process under a mixed load, read at vLLM's own boundary: what it replied, what it counted.
+
+`python -m tests.support.exact_engine plain|sync|async` runs the same requests and prints one JSON object: the token ids
+of every reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of
+each step gives beside what the adapter exported. K changes at random, by class, every few steps.
+
+The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
+so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
+strings, sampling, aborts, requests that reach the length limit, and a class that the schedule does not know.
+
+No LoRA: on a CPU, vLLM 0.32's changes the replies of the requests beside it, with speculation and without.
+
+`async` is vLLM's asynchronous loop, its scheduler a step ahead of its model runner. vLLM switches it off on CPUs as
+it gains nothing there; its code paths need only CUDA's streams and events, which order work that a CPU does in order
+anyway. So they are replaced by ones that do nothing, and the real `AsyncScheduler`, batch queue and model runner run.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+# One thread: no two that wait for each other on a busy machine.
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.platforms.cpu import CpuPlatform
+from vllm.sampling_params import StructuredOutputsParams
+
+from policy.types import KRange, Schedule
+from tests.support.brute_force import BruteForce, exported
+from tests.support.stack import CLASSES, DEMO_MODEL, prompts
+
+COUNT = 72
+LENGTH = 512
+BLOCKS = 40
+"""KV blocks of 128 tokens: about half of what the running requests want."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "maximum": 99}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+
+
+class _InOrder:
+    """A CUDA stream or event where everything happens in order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, *args: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def _stream(_: Any) -> Iterator[None]:
+    yield
+
+
+def make_asynchronous() -> None:
+    """Let vLLM schedule asynchronously in this process."""
+    torch.cuda.Stream = torch.cuda.Event = torch.Event = _InOrder  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = lambda *_: _InOrder()  # type: ignore[assignment,return-value]
+    torch.cuda.stream = _stream  # type: ignore[assignment]
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def keep_asynchronous(cls: Any, vllm_config: Any) -> None:
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
+
+
+def main(kind: str) -> None:
+    """Serve the load and report."""
+    if kind == "async":
+        make_asynchronous()
+    llm = LLM(str(DEMO_MODEL / "target"), **_options(kind))
+    core = llm.llm_engine.engine_core.engine_core
+    assert core.async_scheduling == (kind == "async")
+    control = getattr(core.scheduler, "control", None)
+    watched = None if control is None else BruteForce(core.scheduler)
+    replies = _serve(llm, control)
+    # A step without requests lets the workers drop what they keep for ended ones.
+    pool = core.scheduler.kv_cache_manager.block_pool
+    report: dict[str, Any] = {"ids": replies, "leaked_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()}
+    if watched is not None and control is not None:
+        expected = watched.counts()
+        report |= {"expected": expected, "exported": exported(expected), "seen": watched.seen}
+        report |= {"changes": control.version, "states": len(core.scheduler._states)}
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's own teardown expects a GPU's
+
+
+def _options(kind: str) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_num_seqs": 24,
+        "max_model_len": LENGTH,
+        "max_num_batched_tokens": 256,  # long prompts are prefilled in chunks, and the backlog fills up
+        "num_gpu_blocks_override": BLOCKS,
+        "scheduling_policy": "priority",
+        "disable_log_stats": False,
+        "seed": 0,
+    }
+    if kind == "plain":
+        return options | {"async_scheduling": False}
+    name = "SpecPilotAsyncScheduler" if kind == "async" else "SpecPilotScheduler"
+    return options | {
+        "async_scheduling": kind == "async",
+        "scheduler_cls": f"engine_adapter.scheduler.{name}",
+        "speculative_config": {
+            "method": "eagle3",
+            "model": str(DEMO_MODEL / "peagle"),
+            "num_speculative_tokens": 7,
+            "parallel_drafting": True,
+        },
+    }
+
+
+def _serve(llm: LLM, control: Any) -> dict[str, list[list[int]]]:
+    """Serve every request; return the token ids of the determined ones by request and choice."""
+    engine, rng = llm.llm_engine, random.Random(5)
+    tokenizer = llm.get_tokenizer()
+    waiting = list(enumerate(prompts(COUNT)[:COUNT]))
+    aborts: dict[str, int] = {}
+    replies: dict[str, list[list[int]]] = {}
+    step = 0
+    _thrash(control, rng)
+    while waiting or engine.has_unfinished_requests():
+        while waiting and len(waiting) > COUNT - 6 - step // 3:
+            number, (name, item) = waiting.pop(0)
+            messages = item["messages"]
+            if number % 12 == 5:
+                content = "Read this, and then go on. " * 30 + messages[-1]["content"]
+                messages = [{"role": "user", "content": content}]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            sampling = _sampling(number, name, len(tokenizer(text)["input_ids"]))
+            engine.add_request(str(number), text, sampling, priority=number % 3)
+            if number % 12 == 3:
+                aborts[str(number)] = step + 5 + number % 20
+        step += 1
+        if step % 3 == 0 or rng.random() < 0.1:
+            _thrash(control, rng)
+        due = [request for request, at in aborts.items() if at == step]
+        if due:
+            engine.abort_request(due)
+        if step in (60, 61, 150):
+            engine.reset_prefix_cache(reset_running_requests=True)
+        for output in engine.step():
+            if output.finished and output.request_id not in aborts and int(output.request_id) % 12 != 4:
+                replies[output.request_id] = [list(choice.token_ids) for choice in output.outputs]
+    return replies
+
+
+def _sampling(number: int, traffic_class: str, prompt_tokens: int) -> SamplingParams:
+    label = "unheard-of" if number % 12 == 7 else traffic_class
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24 + number % 60, "ignore_eos": number % 2 == 0}
+    match number % 12:
+        case 0 | 9:
+            options["structured_outputs"] = StructuredOutputsParams(json=SCHEMA)
+            options["ignore_eos"] = False
+        case 2:
+            options["stop"] = [" the", "return", "e"] if number % 24 == 2 else [" a ", "self"]
+        case 4:
+            options |= {"temperature": 0.8, "n": 2}  # a seed with chunked prefill ends vLLM on CPUs
+        case 8 | 10:
+            options["max_tokens"] = 200
+        case 11:
+            options |= {"max_tokens": LENGTH - prompt_tokens, "ignore_eos": True}
+    return SamplingParams(extra_args={"traffic_class": label}, **options)
+
+
+def _thrash(control: Any, rng: random.Random) -> None:
+    """Change K of every class at random, often to a spell of 0, with and without probes."""
+    if control is None:
+        return
+    is_dark = rng.random() < 0.4
+    classes = {name: (KRange(1, 32, 0 if is_dark else rng.randrange(8)),) for name in ("default", *CLASSES)}
+    probe_ratio = rng.choice([0.0, 0.0, 0.02, 0.3])
+    schedule = Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, probe_ratio, classes)
+    control.offer(schedule, time.monotonic())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
