@@ -131,10 +131,10 @@ def _watch(scheduler: Any, *, has_adapter: bool) -> tuple[list[str], list[float]
         commit = scheduler.meter.commit
         scheduler.drafted = []
 
-        def timing(shape: Any, duration: float, drafts: Any, plain: Any) -> None:
+        def timing(shape: Any, duration: float, outcome: Any) -> None:
             durations.append(duration)
-            scheduler.drafted.append(len(drafts))
-            commit(shape, duration, drafts, plain)
+            scheduler.drafted.append(len(outcome.drafts))
+            commit(shape, duration, outcome)
 
         scheduler.meter.commit = timing
     return preemptions, durations
