@@ -118,9 +118,10 @@ def test_a_running_request_speculates_as_soon_as_k_rises_again(engine: Engine) -
     set_k(engine, 0)
     before = total(engine, names.CATCH_UP_STEPS).get((), 0.0)
     with ThreadPoolExecutor(1) as pool:
-        long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1200)
-        until(lambda: counters(engine.url, names.BACKLOG_TOKENS).get((), 0) > 50, 30.0)
+        long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1900)
+        time.sleep(0.5)
         set_k(engine, 5)
+        assert not long.done()
         spent = long.result()["metrics"]["speculative_decoding"]
     assert spent["num_draft_tokens"] > 500
     assert total(engine, names.CATCH_UP_STEPS)[()] > before
