@@ -8,7 +8,8 @@ tokens:
 
 with R, T the tokens and seconds of a step under the schedule and R', T' those at K_max. The loss grows with p
 wherever K_max is not the better choice; loss(p) = limit is linear in p and gives the largest affordable share.
-At K = 0 a probe step pays for a whole drafter run, so that the affordable share there is a small one.
+Where K is 0 for all, the drafter does not run otherwise, and a probe runs it three times: for what it missed, for the
+drafts, and after their verification. So T' has two drafter runs of width 1 more there.
 """
 
 import numpy as np
@@ -29,7 +30,9 @@ def affordable_ratio(operation: Operation, k: Matrix, *, k_max: int, wanted_rati
     demands, weights, cost = operation.demands, operation.weights, operation.cost
     plain = evaluate(demands, operation.points, here, cost, Objective.GOODPUT)
     deep = evaluate(demands, operation.points, np.full_like(here, k_max), cost, Objective.GOODPUT)
-    seconds, deep_seconds = float(weights @ plain.step_s), float(weights @ deep.step_s)
+    points, is_off = operation.points, here.max(axis=1) == 0
+    drafter_s = np.where(is_off, cost.step_s(points, points, 1.0) - cost.step_s(points, points, 0.0), 0.0)
+    seconds, deep_seconds = float(weights @ plain.step_s), float(weights @ (deep.step_s + 2 * drafter_s))
     tokens = float(weights @ (plain.goodput * plain.step_s))
     deep_tokens = float(weights @ (deep.goodput * deep.step_s))
     # (1-p) R + p R' = (1-limit) (R/T) [(1-p) T + p T']  is linear in p.

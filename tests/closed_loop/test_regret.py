@@ -24,7 +24,8 @@ from tests.closed_loop.simulation import Run, simulate
 # A schedule may stay below the best by the policy's minimum gain for ever, so this bounds the regret from below.
 KEEN = Policy(model=MODEL, minimum_gain_ratio=0.015)
 WARM_UP = Phase(20, {"code": 8})
-SETTLE_S = 5
+SETTLE_S = 6  # with a depth to be explored at a load that nobody saw
+MEDIAN_SETTLE_S = 4
 # The plant's step times scatter by 3 % from second to second, and a depth that was tried for one second is known no
 # better than that: single phases end some per cent below their best, all together do not.
 WORST_PHASE = 0.08
@@ -33,13 +34,16 @@ PLANT_NAMES = ["cpu", "gpu", "concave"]
 
 
 def assert_good(run: Run, *, phases: int, skip: int = 1, regret: float = 0.02, switches: int = 3) -> None:
+    settled: list[int] = []
     for phase in range(skip, phases):
         if not run.of_phase(phase)[0].best:
             continue
         story = [(tick.at, tick.k, tick.best_k, tick.verdict.reason.value) for tick in run.of_phase(phase)]
         assert run.regret(phase) <= WORST_PHASE, (phase, run.regret(phase), story)
-        assert run.settled_after_s(phase, within=WORST_PHASE) <= SETTLE_S, (phase, story)
+        settled.append(run.settled_after_s(phase, within=WORST_PHASE))
+        assert settled[-1] <= SETTLE_S, (phase, story)
         assert run.switches(phase) <= switches, (phase, story)
+    assert np.median(settled) <= MEDIAN_SETTLE_S
     assert np.mean([run.regret(phase) for phase in range(skip, phases) if run.of_phase(phase)[0].best]) <= regret
 
 
