@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policy import engine_metrics as names
-from tests.support.stack import DEMO_MODEL, Engine, call, counters, prompts, until
+from tests.support.stack import DEMO_MODEL, Engine, call, counters, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
