@@ -31,8 +31,8 @@ bench-control: setup  ## The control law beside static K and a table tuned by ha
 bench-faults: setup  ## What users notice while a part of the running system fails
 	$(BIN)/specpilot bench faults $(ARGS)
 
-bench-gateway: setup  ## What the gateway costs beside other ways to reach an engine
-	$(BIN)/specpilot bench gateway $(ARGS)
+bench-gateway: compiled  ## What the gateway costs beside other ways to reach an engine
+	$(BIN)/specpilot bench gateway --compiled build/compiled $(ARGS)
 
 bench-soak: setup  ## A real engine under everything at once, watched for errors and leaks
 	$(BIN)/specpilot bench soak $(ARGS)

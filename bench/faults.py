@@ -12,28 +12,21 @@ wall clock stepped by an hour, forth and back.
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from bench.fault_stage import Stage, two_engines
 from bench.load import Load
-from bench.stepped_clock import SteppedClock
-from bench.system import start_own, stop_own, wait_for
 from bench.trace import Phase, read_prompts
 from policy.settings import ProgramSettings, fail, load
-from specpilot import embedded_redis
 
 PROGRAM = "specpilot bench faults"
 DEMAND = {"json": 6, "code": 6}
@@ -57,88 +50,6 @@ class FaultsSettings(ProgramSettings):
     )
     out: Path = Field(default=Path(".specpilot/bench-faults"), description="folder for logs")
     port: int = Field(default=8490, ge=1, le=65000, description="first of the ports to use")
-
-
-class Stage:
-    """The running system, with a hand on each of its parts."""
-
-    def __init__(self, settings: FaultsSettings, redis: subprocess.Popen[bytes], redis_url: str) -> None:
-        self._out = settings.out
-        self._redis_url = redis_url
-        self._controllers: dict[int, subprocess.Popen[bytes]] = {}
-        self.redis = redis
-        self.port = settings.port
-        self.clock = SteppedClock(settings.out)
-
-    @property
-    def gateway_url(self) -> str:
-        """Where clients go."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def controller_port(self, number: int) -> int:
-        """Return the admin port of controller `number`."""
-        return self.port + 1 + number
-
-    def engine_port(self, number: int) -> int:
-        """Return the port of engine `number`."""
-        return self.port + 5 + number
-
-    def start_controller(self, number: int = 0) -> None:
-        """Start controller `number`, on the clock that can be stepped, and wait until it answers."""
-        port = self.controller_port(number)
-        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", self._redis_url]
-        with (self._out / f"controller-{number}.log").open("ab") as log:
-            self._controllers[number] = subprocess.Popen(
-                [*command, "--port", str(port)], env=os.environ | self.clock.environment, stdout=log, stderr=log
-            )
-        wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", 30.0)
-
-    def kill_controller(self, number: int = 0) -> None:
-        """Kill controller `number` without a chance to say good-bye."""
-        process = self._controllers.pop(number)
-        process.kill()
-        process.wait()
-
-    def stop_controllers(self) -> None:
-        """Stop every controller in order."""
-        for process in self._controllers.values():
-            process.terminate()
-        for process in self._controllers.values():
-            process.wait(30.0)
-        self._controllers.clear()
-
-    def leads(self, number: int) -> bool:
-        """Whether controller `number` holds the lease."""
-        with urlopen(f"http://127.0.0.1:{self.controller_port(number)}/metrics", timeout=2.0) as reply:
-            return b"specpilot_controller_lease_held 1.0" in reply.read()
-
-    def kill_engine(self, number: int) -> None:
-        """Kill the whole process group of engine `number`; its supervisor restarts it."""
-        wanted = ["--port", str(self.engine_port(number))]
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                arguments = (folder / "cmdline").read_text().split("\0")
-            except OSError:
-                continue
-            if any(arguments[at : at + 2] == wanted for at in range(len(arguments))) and "--scheduler-cls" in arguments:
-                os.killpg(int(folder.name), signal.SIGKILL)
-
-    def metrics_folder(self, number: int) -> Path:
-        """Return where the processes of engine `number` keep their counters."""
-        return Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{self.engine_port(number)}"
-
-    def k(self) -> dict[str, int]:
-        """Return the K that each running class has on engine 0."""
-        with urlopen(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
-            found = json.load(reply)
-        classes = found["schedule"]["classes"] if found["source"] == "schedule" else {}
-        return {
-            name: next(
-                (k for lo, hi, k in classes.get(name, classes.get("default", ())) if lo <= _RUNNING <= hi),
-                found["static_k"],
-            )
-            for name in DEMAND
-        }
 
 
 @dataclass(slots=True)
@@ -228,7 +139,7 @@ def _kill_engine(stage: Stage) -> dict[str, float]:
 
 def _await_engine(stage: Stage) -> dict[str, float]:
     began = time.monotonic()
-    wait_for(PROGRAM, f"http://127.0.0.1:{stage.engine_port(1)}/health", 300.0)
+    stage.await_engine(1)
     return {"further_s_until_the_engine_is_back": time.monotonic() - began}
 
 
@@ -261,7 +172,7 @@ def main(arguments: Sequence[str]) -> None:
         if name not in FAULTS:
             fail(PROGRAM, f"--only: {name!r} is none of {', '.join(FAULTS)}")
     settings.out.mkdir(parents=True, exist_ok=True)
-    with _stage(settings) as stage:
+    with two_engines(PROGRAM, settings.out, settings.port) as stage:
         found = asyncio.run(_play(settings, stage, names))
     sys.stdout.write("\n" + markdown(found) + "\n" + json.dumps(found) + "\n")
 
@@ -303,7 +214,7 @@ async def _watch(stage: Stage, load_: Load, seconds: float) -> Stretch:
     seen = Stretch()
     began, tokens, sent, failed = time.monotonic(), load_.tokens, load_.sent, load_.failed.total()
     while (elapsed := time.monotonic() - began) < seconds:
-        k = await asyncio.to_thread(stage.k)
+        k = await asyncio.to_thread(stage.k, DEMAND, _RUNNING)
         if not seen.k or seen.k[-1] != k:
             seen.k.append(k)
         await asyncio.sleep(min(LOOK_S, seconds - elapsed))
@@ -328,28 +239,3 @@ def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
         rates = f"{row['during_over_before']:.2f}, {row['after_over_before']:.2f}"
         lines.append(f"| {row['says']} | {row['sent']} | {row['failed']} | {rates} | {k} |")
     return "\n".join(lines) + "\n"
-
-
-@contextmanager
-def _stage(settings: FaultsSettings) -> Iterator[Stage]:
-    """Run Redis, two engines and a gateway."""
-    command, redis_url = embedded_redis.server_command(settings.out / "redis")
-    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    stage = Stage(settings, redis, redis_url)
-    arguments = ["--controllers", "0", "--engines", "2", "--redis-url", redis_url, "--state-dir", str(settings.out)]
-    arguments += ["--port", str(stage.port), "--engine-port", str(stage.engine_port(0))]
-    sys.stdout.write(f"starting a system with two engines; its output goes to {settings.out / 'up.log'}\n")
-    sys.stdout.flush()
-    with (settings.out / "up.log").open("wb") as output:
-        own = start_own(arguments, output)
-    try:
-        for number in range(2):
-            wait_for(PROGRAM, f"http://127.0.0.1:{stage.engine_port(number)}/health", 300.0)
-        wait_for(PROGRAM, f"{stage.gateway_url}/ready", 60.0)
-        yield stage
-    finally:
-        redis.send_signal(signal.SIGCONT)
-        stage.stop_controllers()
-        stop_own(own)
-        redis.terminate()
-        redis.wait(30.0)

@@ -12,7 +12,6 @@ Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as yo
 
 import asyncio
 import json
-import os
 import shlex
 import shutil
 import statistics
@@ -24,28 +23,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import httptools
 import uvloop
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from bench.asker import Asker
 from bench.native.build import build
 from bench.origin import EVENTS
+from bench.process_tree import cpu_s_of, memory_of
 from policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench gateway"
 DIRECT = "direct"
 OURS = "specpilot"
+PLAIN = "specpilot, not compiled"
 NAIVE = "fastapi+httpx"
 FLOOR = "bytes only"
 """A relay in C that looks at nothing: what the kernel alone takes for a relayed request."""
 START_WITHIN_S = 60.0
 STAGGER_S = 0.005
 """Between the begins of two paced streams, so that their first bytes are not those of a stampede."""
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,9 @@ class GatewayBenchSettings(ProgramSettings):
     rounds: int = Field(default=3, ge=1, description="rounds; figures are medians over them")
     peer: tuple[str, ...] = Field(default=(), description="another gateway: name=command with {port} and {engine}")
     port: int = Field(default=8580, ge=1, le=65000, description="first of the ports to use")
+    compiled: Path | None = Field(
+        default=None, description="where `make compiled` put the gateway's hot path as C; measured beside the plain one"
+    )
     scale: float = Field(default=1.0, gt=0, description="make every scenario this many times as long")
 
 
@@ -135,9 +137,11 @@ def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict
         relay = build("relay", folder / "relay")
     except FileNotFoundError as error:
         fail(PROGRAM, str(error))
+    flags = f"-m specpilot.cli gateway --engine {engine} --port {{port}}"
+    plain = f"{sys.executable} {flags}"
     commands = {
         FLOOR: f"{relay} {{port}} {settings.port}",
-        OURS: f"{sys.executable} -m specpilot.cli gateway --engine {engine} --port {{port}}",
+        **({OURS: plain} if settings.compiled is None else {OURS: _compiled(settings.compiled, flags), PLAIN: plain}),
         NAIVE: f"{sys.executable} -m bench.naive_proxy {{port}} {engine}",
     }
     for item in settings.peer:
@@ -146,6 +150,20 @@ def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict
             fail(PROGRAM, f"--peer: {item!r} is not name=command with {{port}} and {{engine}}")
         commands[name] = command
     return commands
+
+
+def _compiled(folder: Path, flags: str) -> str:
+    """Return the command of a gateway whose hot path is the one compiled in `folder`."""
+    start = ["env", f"PYTHONPATH={folder.resolve()}", sys.executable, "-P"]
+    found = subprocess.run(
+        [*start, "-c", "import gateway.front; print(gateway.front.__file__)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not found.stdout.strip().endswith(".so"):
+        fail(PROGRAM, f"--compiled: nothing compiled in {folder}; run `make compiled`")
+    return f"{shlex.join(start)} {flags}"
 
 
 async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
@@ -173,20 +191,13 @@ async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
     return sample
 
 
-async def _watch_memory(pid: int, before: int, sample: Sample) -> None:
-    """Keep in `sample` by how much the process tree grew at most."""
-    while True:
-        sample.memory = max(sample.memory, memory_of(pid) - before)
-        await asyncio.sleep(0.2)
-
-
 async def _client(port: int, request: bytes, left: Iterator[int], sample: Sample, after_s: float) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.sleep(after_s)
-    connection: _Client | None = None
+    connection: Asker | None = None
     for _ in left:
         if connection is None or connection.is_closed:
-            _, connection = await loop.create_connection(_Client, "127.0.0.1", port)
+            _, connection = await loop.create_connection(Asker, "127.0.0.1", port)
         try:
             first, between = await connection.ask(request)
         except ConnectionError:
@@ -199,90 +210,11 @@ async def _client(port: int, request: bytes, left: Iterator[int], sample: Sample
         connection.close()
 
 
-class _Client(asyncio.Protocol):
-    """One keep-alive connection that asks and times the answer's parts."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is one in all but name
-        self.is_closed = False
-        self._done: asyncio.Future[None] | None = None
-
-    async def ask(self, request: bytes) -> tuple[float, list[float]]:
-        """Send `request`; return the seconds to the first byte of the body, and between its parts."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._done = asyncio.get_running_loop().create_future()
-        self._times: list[float] = []
-        self._asked, self._end = request[:4096], b""
-        began = time.perf_counter()
-        self._transport.write(request)
-        await self._done
-        return self._times[0] - began, [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
-
-    def data_received(self, data: bytes) -> None:
-        self._has_body = False
-        self._parser.feed_data(data)
-        if self._has_body:
-            self._times.append(time.perf_counter())
-        if self._is_whole and self._done is not None and not self._done.done():
-            self._is_whole = False
-            is_stream = b'"stream": true' in self._asked
-            if self._parser.get_status_code() == 200 and is_stream == (b"[DONE]" in self._end):  # noqa: PLR2004
-                self._done.set_result(None)
-            else:
-                self._fail()
-
-    _is_whole = False
-    _has_body = False
-
-    def on_body(self, body: bytes) -> None:
-        self._has_body = True
-        self._end = body[-64:]
-
-    def on_message_complete(self) -> None:
-        self._is_whole = True
-        self._has_body = True
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self.is_closed = True
-        self._fail()
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def _fail(self) -> None:
-        self._transport.close()
-        self.is_closed = True
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(ConnectionError("the answer broke off"))
-
-
-def tree(pid: int) -> list[int]:
-    """Return the process and all its descendants."""
-    found = [pid]
-    for item in found:
-        with suppress(OSError):
-            for task in Path(f"/proc/{item}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def cpu_s_of(pid: int) -> float:
-    """CPU seconds, user and system, of a process tree so far."""
-    total = 0
-    for item in tree(pid):
-        with suppress(OSError):
-            fields = Path(f"/proc/{item}/stat").read_text().rsplit(")", 1)[1].split()
-            total += int(fields[11]) + int(fields[12])
-    return total * _TICK_S
-
-
-def memory_of(pid: int) -> int:
-    """Resident bytes of a process tree."""
-    total = 0
-    for item in tree(pid):
-        with suppress(OSError):
-            total += int(Path(f"/proc/{item}/statm").read_text().split()[1]) * _PAGE
-    return total
+async def _watch_memory(pid: int, before: int, sample: Sample) -> None:
+    """Keep in `sample` by how much the process tree grew at most."""
+    while True:
+        sample.memory = max(sample.memory, memory_of(pid) - before)
+        await asyncio.sleep(0.2)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
@@ -338,7 +270,7 @@ def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) 
     """Return the figures of the last line."""
     json_32 = next(item for item in SCENARIOS if item.name.startswith("json, 32 conn"))
     paced = next(item for item in SCENARIOS if item.kind == "paced")
-    peers = [name for name in names if name not in (DIRECT, FLOOR, OURS)]
+    peers = [name for name in names if name not in (DIRECT, FLOOR, OURS, PLAIN)]
 
     def against_best_peer(scenario: Scenario) -> float:
         mine = figures(samples, scenario, OURS)["cpu_us"]
@@ -350,7 +282,7 @@ def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) 
         )
 
     mine = figures(samples, paced, OURS)
-    return {
+    found: dict[str, Any] = {
         "json_cpu_vs_best_peer": round(against_best_peer(json_32), 3),
         "sse_cpu_vs_best_peer": round(against_best_peer(paced), 3),
         "json_floor_vs_best_peer": round(floor(json_32), 3),
@@ -360,6 +292,11 @@ def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) 
         "kb_per_stream": round(mine["kb"], 1),
         "peers": peers,
     }
+    if PLAIN in names:
+        found["json_cpu_vs_not_compiled"] = round(
+            figures(samples, json_32, OURS)["cpu_us"] / figures(samples, json_32, PLAIN)["cpu_us"], 3
+        )
+    return found
 
 
 def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:

@@ -31,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from bench.process_tree import memory_of
 from bench.trace import read_prompts
 from policy import engine_metrics as names
 from policy.settings import ProgramSettings, fail, load
@@ -50,6 +51,7 @@ SCHEMA = {
     "required": ["name", "count"],
     "additionalProperties": False,
 }
+_MIB = 1 << 20
 _T_95 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447}
 """Student's t for a two-sided 95 % interval, by degrees of freedom."""
 
@@ -184,7 +186,7 @@ class Soak:
         began = time.monotonic()
         while not self._is_over:
             minutes = (time.monotonic() - began) / 60.0
-            mib = memory_mib(self._engine.pid)
+            mib = memory_of(self._engine.pid) / _MIB
             self.memory.append((minutes, mib))
             _say(
                 f"\r{minutes:5.1f} of {self._settings.minutes:g} min  {self.done.total():6d} requests  "
@@ -251,24 +253,6 @@ def slope(readings: Sequence[tuple[float, float]]) -> tuple[float, float, float]
     spread = sum((a - statistics.fmean(x)) ** 2 for a in x)
     half = _T_95[GROUPS - 2] * (left / (GROUPS - 2) / spread) ** 0.5
     return middle - half, middle, middle + half
-
-
-def memory_mib(pid: int) -> float:
-    """Return the resident memory of a process and its descendants."""
-    parents: dict[int, int] = {}
-    sizes: dict[int, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-        except (OSError, ValueError):
-            continue  # it has just ended
-        parents[int(folder.name)] = int(status["PPid"])
-        sizes[int(folder.name)] = float(status.get("VmRSS", "0 kB").split()[0]) / 1024
-    family, size = {pid}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {child for child, parent in parents.items() if parent in family}
-    return sum(sizes.get(member, 0.0) for member in family)
 
 
 async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:

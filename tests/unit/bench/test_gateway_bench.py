@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from bench.gateway import SCENARIOS, Sample, cpu_s_of, figures, markdown, memory_of, summary, tree
+from bench.gateway import SCENARIOS, Sample, figures, markdown, summary
 from bench.origin import EVENTS
+from bench.process_tree import cpu_s_of, memory_of, tree
 
 NAMES = ("direct", "bytes only", "specpilot", "fastapi+httpx", "other")
 

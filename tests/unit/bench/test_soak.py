@@ -1,10 +1,8 @@
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.soak import memory_mib, slope
+from bench.soak import slope
 
 
 @given(st.floats(-50, 50), st.floats(0, 5000))
@@ -33,7 +31,3 @@ def test_a_slow_leak_lies_above_the_interval_around_zero_of_a_noisy_reading() ->
 def test_too_few_readings_say_nothing() -> None:
     assert slope([(0.0, 1.0), (1.0, 2.0)]) == (float("-inf"), 0.0, float("inf"))
     assert slope([])[1] == 0.0
-
-
-def test_memory_counts_this_process() -> None:
-    assert 20 < memory_mib(os.getpid()) < 100_000
