@@ -6,6 +6,8 @@ from typing import cast
 
 import httptools
 
+ANSWERED_WITHIN_S = 120.0
+
 
 class Asker(asyncio.Protocol):
     """One keep-alive connection that asks and times the answer's parts."""
@@ -24,7 +26,12 @@ class Asker(asyncio.Protocol):
         self._asked, self._end = request[:4096], b""
         began = time.perf_counter()
         self._transport.write(request)
-        await self._done
+        try:
+            async with asyncio.timeout(ANSWERED_WITHIN_S):
+                await self._done
+        except TimeoutError as error:
+            self._fail()
+            raise ConnectionError("no whole answer in time") from error
         return self._times[0] - began, [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
 
     def data_received(self, data: bytes) -> None:
@@ -47,7 +54,7 @@ class Asker(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """Part of the answer's body arrived."""
         self._has_body = True
-        self._end = body[-64:]
+        self._end = (self._end + body)[-64:]
 
     def on_message_complete(self) -> None:
         """The answer is whole."""

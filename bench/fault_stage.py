@@ -7,19 +7,28 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
 from bench.stepped_clock import SteppedClock
 from bench.system import start_own, stop_own, wait_for
+from policy.settings import fail
 from specpilot import embedded_redis
 
 
 class Stage:
     """The running system, with a hand on each of its parts."""
 
-    def __init__(self, program: str, out: Path, port: int, redis: subprocess.Popen[bytes], redis_url: str) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - everything that can be broken
+        self,
+        program: str,
+        out: Path,
+        port: int,
+        redis: subprocess.Popen[bytes],
+        redis_url: str,
+        clock: SteppedClock,
+    ) -> None:
         """`program` is who speaks when something does not come up; `out` the folder for logs, `port` the first one."""
         self._program = program
         self._out = out
@@ -27,7 +36,7 @@ class Stage:
         self._controllers: dict[int, subprocess.Popen[bytes]] = {}
         self.redis = redis
         self.port = port
-        self.clock = SteppedClock(out)
+        self.clock = clock
 
     @property
     def gateway_url(self) -> str:
@@ -63,7 +72,9 @@ class Stage:
         for process in self._controllers.values():
             process.terminate()
         for process in self._controllers.values():
-            process.wait(30.0)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30.0)
+            process.kill()
         self._controllers.clear()
 
     def leads(self, number: int) -> bool:
@@ -72,7 +83,11 @@ class Stage:
             return b"specpilot_controller_lease_held 1.0" in reply.read()
 
     def kill_engine(self, number: int) -> None:
-        """Kill the whole process group of engine `number`; its supervisor restarts it."""
+        """Kill all processes of engine `number`; its supervisor restarts it.
+
+        Raises `ProcessLookupError` when there is none.
+        """
+        groups: set[int] = set()
         wanted = ["--port", str(self.engine_port(number))]
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -80,7 +95,11 @@ class Stage:
             except OSError:
                 continue
             if any(arguments[at : at + 2] == wanted for at in range(len(arguments))) and "--scheduler-cls" in arguments:
-                os.killpg(int(folder.name), signal.SIGKILL)
+                groups.add(os.getpgid(int(folder.name)))
+        if not groups:
+            raise ProcessLookupError(f"engine {number} does not run")
+        for group in groups:
+            os.killpg(group, signal.SIGKILL)
 
     def metrics_folder(self, number: int) -> Path:
         """Return where the processes of engine `number` keep their counters."""
@@ -90,10 +109,16 @@ class Stage:
         """Return once engine `number` answers."""
         wait_for(self._program, f"http://127.0.0.1:{self.engine_port(number)}/health", 300.0)
 
-    def k(self, classes: Iterable[str], running: int) -> dict[str, int]:
-        """Return the K that each of `classes` has on engine 0 while `running` requests decode there."""
-        with urlopen(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
-            found = json.load(reply)
+    def k(self, classes: Iterable[str], running: int) -> dict[str, int] | None:
+        """Return the K that each of `classes` has on engine 0 while `running` requests decode there.
+
+        `None` when it does not answer in time.
+        """
+        try:
+            with urlopen(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
+                found = json.load(reply)
+        except OSError:
+            return None
         ranges = found["schedule"]["classes"] if found["source"] == "schedule" else {}
         return {
             name: next(
@@ -107,9 +132,13 @@ class Stage:
 @contextmanager
 def two_engines(program: str, out: Path, port: int) -> Iterator[Stage]:
     """Run Redis, two engines and a gateway, without a controller."""
+    try:
+        clock = SteppedClock(out)
+    except FileNotFoundError as error:
+        fail(program, str(error))
     command, redis_url = embedded_redis.server_command(out / "redis")
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    stage = Stage(program, out, port, redis, redis_url)
+    stage = Stage(program, out, port, redis, redis_url, clock)
     arguments = ["--controllers", "0", "--engines", "2", "--redis-url", redis_url, "--state-dir", str(out)]
     arguments += ["--port", str(stage.port), "--engine-port", str(stage.engine_port(0))]
     sys.stdout.write(f"starting a system with two engines; its output goes to {out / 'up.log'}\n")

@@ -33,6 +33,7 @@ DEMAND = {"json": 6, "code": 6}
 LOOK_S = 0.25
 STEP_S = 3600
 STAND_BY_S = 3.0
+LEADS_WITHIN_S = 30.0
 _RUNNING = sum(DEMAND.values()) // 2  # on each of the two engines
 
 
@@ -58,8 +59,6 @@ class Stretch:
 
     seconds: float = 0.0
     tokens: int = 0
-    sent: int = 0
-    failed: int = 0
     k: list[dict[str, int]] = field(default_factory=list)
 
     @property
@@ -110,6 +109,8 @@ def _take_over(stage: Stage) -> dict[str, float]:
     killed_at = time.monotonic()
     stage.kill_controller(0)
     while not stage.leads(1):
+        if time.monotonic() - killed_at > LEADS_WITHIN_S:
+            fail(PROGRAM, f"no controller took over within {LEADS_WITHIN_S:.0f} s")
         time.sleep(0.1)
     return {"take_over_s": time.monotonic() - killed_at}
 
@@ -189,6 +190,7 @@ async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) ->
             fault = FAULTS[name]
             sys.stdout.write(f"{name}: {fault.says}\n")
             sys.stdout.flush()
+            sent, failed = load_.sent, load_.failed.total()
             before = await _watch(stage, load_, settings.calm_s)
             figures = await asyncio.to_thread(fault.begin, stage)
             during = await _watch(stage, load_, settings.lasts_s)
@@ -196,8 +198,8 @@ async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) ->
             after = await _watch(stage, load_, settings.calm_s)
             found[name] = {
                 "says": fault.says,
-                "sent": before.sent + during.sent + after.sent,
-                "failed": before.failed + during.failed + after.failed,
+                "sent": load_.sent - sent,
+                "failed": load_.failed.total() - failed,
                 "during_over_before": round(during.rate / before.rate, 3),
                 "after_over_before": round(after.rate / before.rate, 3),
                 "k_before": before.k,
@@ -205,6 +207,8 @@ async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) ->
                 "k_after": after.k,
                 **{figure: round(value, 2) for figure, value in figures.items()},
             }
+            sys.stdout.write(f"  {json.dumps(found[name])}\n")
+            sys.stdout.flush()
     finally:
         await load_.close()
     return found
@@ -212,14 +216,14 @@ async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) ->
 
 async def _watch(stage: Stage, load_: Load, seconds: float) -> Stretch:
     seen = Stretch()
-    began, tokens, sent, failed = time.monotonic(), load_.tokens, load_.sent, load_.failed.total()
+    began, tokens = time.monotonic(), load_.tokens
     while (elapsed := time.monotonic() - began) < seconds:
         k = await asyncio.to_thread(stage.k, DEMAND, _RUNNING)
-        if not seen.k or seen.k[-1] != k:
+        if k is not None and (not seen.k or seen.k[-1] != k):
             seen.k.append(k)
         await asyncio.sleep(min(LOOK_S, seconds - elapsed))
     seen.seconds = time.monotonic() - began
-    seen.tokens, seen.sent, seen.failed = load_.tokens - tokens, load_.sent - sent, load_.failed.total() - failed
+    seen.tokens = load_.tokens - tokens
     return seen
 
 

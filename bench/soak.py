@@ -5,7 +5,7 @@ are closed midway) on a KV cache so small that requests are preempted, while K o
 second through `PUT /speculation`. It fails when
 
 - a request is answered with anything but 200, a structured output does not fit its schema, or the engine ends;
-- the engine, idle again, still holds a KV block, a request or a backlog of the drafter;
+- the engine, idle again, still holds a KV block or a request;
 - memory grows: the 95 % interval of the slope of the engine's memory after the warm-up lies above `--slope-mib`.
 
 *Slope.* Readings of one process are alike from one to the next, so a line through all of them would look far surer than
@@ -14,6 +14,7 @@ it is. They are grouped into `GROUPS` stretches of time; the line and its interv
 
 import asyncio
 import json
+import math
 import os
 import random
 import statistics
@@ -22,8 +23,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from subprocess import Popen
+from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 import aiohttp
@@ -52,8 +54,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 _MIB = 1 << 20
-_T_95 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447}
-"""Student's t for a two-sided 95 % interval, by degrees of freedom."""
+_T_95 = 2.447
+"""Student's t for a two-sided 95 % interval with `GROUPS - 2` degrees of freedom."""
 
 
 class SoakSettings(ProgramSettings):
@@ -91,7 +93,7 @@ class Soak:
             await self._wait_until_up(session)
             self._ends_at = time.monotonic() + 60.0 * self._settings.minutes
             clients = [self._client(session) for _ in range(self._settings.clients)]
-            await asyncio.gather(self._thrash(session), self._watch(session), *clients)
+            await asyncio.gather(self._thrash(session), self._watch(), *clients)
             return await self._report(session)
 
     @property
@@ -182,7 +184,7 @@ class Soak:
             self.changes += 1
             await asyncio.sleep(self._rng.choice((0.02, 0.2, 1.5)))
 
-    async def _watch(self, session: aiohttp.ClientSession) -> None:
+    async def _watch(self) -> None:
         began = time.monotonic()
         while not self._is_over:
             minutes = (time.monotonic() - began) / 60.0
@@ -196,19 +198,21 @@ class Soak:
             await asyncio.sleep(READ_EVERY_S if sys.stdout.isatty() else 5 * READ_EVERY_S)
         if self._engine.poll() is not None:
             self._note(f"the engine ended with status {self._engine.returncode}")
-        await _metrics(session)
 
     async def _report(self, session: aiohttp.ClientSession) -> dict[str, Any]:
         kept: dict[str, float] = {}
         end = time.monotonic() + IDLE_WITHIN_S
+        found: Counter[str] = Counter()
         while self._engine.poll() is None:
-            found = await _metrics(session)
+            try:
+                found = await _metrics(session)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self._note(f"GET /metrics: {type(error).__name__}: {error}")
+                break
             kept = {
                 "requests_running": found["vllm:num_requests_running"],
                 "requests_waiting": found["vllm:num_requests_waiting"],
                 "kv_cache_usage_ratio": found["vllm:kv_cache_usage_perc"],
-                "running_decodes": found[names.RUNNING_DECODES],
-                "backlog_tokens": found[names.BACKLOG_TOKENS],
             }
             if not any(kept.values()) or time.monotonic() > end:
                 break
@@ -226,7 +230,9 @@ class Soak:
             "generated_tokens": found["vllm:generation_tokens_total"] if kept else None,
             "catch_up_steps": found[names.CATCH_UP_STEPS] if kept else None,
             "memory_mib": [round(self.memory[0][1]), round(self.memory[-1][1])] if self.memory else None,
-            "memory_slope_mib_per_min": [round(low, 2), round(middle, 2), round(high, 2)],
+            "memory_slope_mib_per_min": [
+                round(item, 2) if math.isfinite(item) else None for item in (low, middle, high)
+            ],
             "left_over": kept,
             "faults": faults,
         }
@@ -251,7 +257,7 @@ def slope(readings: Sequence[tuple[float, float]]) -> tuple[float, float, float]
     middle, base = statistics.linear_regression(x, y)
     left = sum((b - base - middle * a) ** 2 for a, b in zip(x, y, strict=True))
     spread = sum((a - statistics.fmean(x)) ** 2 for a in x)
-    half = _T_95[GROUPS - 2] * (left / (GROUPS - 2) / spread) ** 0.5
+    half = _T_95 * (left / (GROUPS - 2) / spread) ** 0.5
     return middle - half, middle, middle + half
 
 
@@ -281,7 +287,9 @@ def main(arguments: Sequence[str]) -> None:
         finally:
             is_alive = engine.poll() is None
             engine.terminate()
-            engine.wait(60.0)
+            with suppress(TimeoutExpired):
+                engine.wait(60.0)
+            engine.kill()
             if not is_alive:
                 log.seek(0)
                 _say(log.read()[-3000:].decode(errors="replace"))

@@ -12,8 +12,10 @@ import json
 import time
 from typing import Any
 
+from pydantic import ValidationError
+
 from engine_adapter import compat
-from engine_adapter.errors import ScheduleRefusedError
+from engine_adapter.errors import ScheduleRefusedError, UnsupportedEngineError
 from engine_adapter.settings import AdapterSettings
 from policy.codec import decode, to_plain
 from policy.errors import InvalidDocumentError
@@ -29,7 +31,7 @@ def register() -> None:
 
     setattr(EngineCore, STATE_METHOD, _state)
     setattr(EngineCore, APPLY_METHOD, _apply)
-    if not (AdapterSettings().any_vllm or compat.is_tested(compat.vllm_version())):
+    if not _is_fit():
         return
     from engine_adapter import backlog, cpu_sampling, drafter, undrafted  # noqa: PLC0415 - import torch
 
@@ -37,6 +39,14 @@ def register() -> None:
     cpu_sampling.install()
     drafter.install()
     undrafted.install()
+
+
+def _is_fit() -> bool:
+    """Whether this vLLM may be changed; one that the adapter cannot make out is left alone."""
+    try:
+        return AdapterSettings().any_vllm or compat.is_tested(compat.vllm_version())
+    except (UnsupportedEngineError, ValidationError):
+        return False
 
 
 def _state(core: Any) -> str:

@@ -143,11 +143,21 @@ RELIANCE: tuple[Item, ...] = (
     Reads(_ASYNC_SCHEDULER, "AsyncScheduler", "_update_after_schedule", ("spec_token_ids",)),
     Attributes(
         "v1/core/sched/output.py", "SchedulerOutput",
-        ("num_scheduled_tokens", "scheduled_spec_decode_tokens", "finished_req_ids", "num_spec_tokens_to_schedule"),
+        (
+            "num_scheduled_tokens", "scheduled_spec_decode_tokens", "finished_req_ids", "num_spec_tokens_to_schedule",
+            "scheduled_new_reqs", "scheduled_cached_reqs",
+        ),
     ),
+    Attributes("v1/core/sched/output.py", "NewRequestData", ("req_id",)),
+    Attributes("v1/core/sched/output.py", "CachedRequestData", ("resumed_req_ids",)),
+    Attributes("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
+    Attributes("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids")),
     Attributes(
         "v1/request.py", "Request",
-        ("request_id", "sampling_params", "spec_token_ids", "is_prefill_chunk", "num_prompt_tokens"),
+        (
+            "request_id", "sampling_params", "spec_token_ids", "is_prefill_chunk", "num_computed_tokens",
+            "use_structured_output",
+        ),
     ),
     Attributes("sampling_params.py", "SamplingParams", ("extra_args",)),
     Attributes("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),
@@ -164,10 +174,15 @@ RELIANCE: tuple[Item, ...] = (
             "scheduler_config", "model_config",
         ),
     ),
-    Attributes("config/speculative.py", "SpeculativeConfig", ("method", "num_speculative_tokens_per_batch_size")),
+    Attributes(
+        "config/speculative.py", "SpeculativeConfig",
+        ("method", "num_speculative_tokens_per_batch_size", "draft_model_config"),
+    ),
     Attributes("config/parallel.py", "ParallelConfig", ("data_parallel_size", "pipeline_parallel_size")),
-    Attributes("config/scheduler.py", "SchedulerConfig", ("max_num_seqs", "async_scheduling")),
-    Attributes("config/model.py", "ModelConfig", ("served_model_name",)),
+    Attributes(
+        "config/scheduler.py", "SchedulerConfig", ("max_num_seqs", "async_scheduling", "max_num_batched_tokens")
+    ),
+    Attributes("config/model.py", "ModelConfig", ("served_model_name", "max_model_len", "uses_mrope")),
     # drafter.py: the drafter's width
     Method(
         _PROPOSER, "SpecDecodeBaseProposer", "propose", ("num_speculative_tokens",), Use.WRAP,
@@ -193,6 +208,10 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Reads(_PROPOSER, "SpecDecodeBaseProposer", "propose", ("model",)),
     Names("forward_context.py", ("set_forward_context",)),
+    Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids")),
+    Method(_RUNNER, "GPUModelRunner", "_get_positions", ("num_tokens",), Use.CALL),
+    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
+    Method("v1/attention/backend.py", "CommonAttentionMetadata", "naive_query_lens", (), Use.CALL),
     Record(
         "v1/attention/backend.py", "CommonAttentionMetadata",
         (
@@ -226,7 +245,10 @@ RELIANCE: tuple[Item, ...] = (
         (_RUNNER, "GPUModelRunner", "sample_tokens"),
     ),
     Attributes(_RUNNER, "GPUModelRunner", ("execute_model_state", "device")),
-    Attributes(_RUNNER, "ExecuteModelState", ("scheduler_output",)),
+    Attributes(
+        _RUNNER, "ExecuteModelState",
+        ("scheduler_output", "spec_decode_common_attn_metadata", "hidden_states", "aux_hidden_states"),
+    ),
     Record(
         "v1/spec_decode/metadata.py", "SpecDecodeMetadata",
         (

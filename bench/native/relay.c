@@ -5,6 +5,7 @@
    costs on this machine. */
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -62,7 +63,8 @@ int main(int count, char **arguments) {
                 continue;
             }
             if (!peer[from]) continue;
-            ssize_t size = read(from, buffer, sizeof buffer);
+            ssize_t size = recv(from, buffer, sizeof buffer, MSG_DONTWAIT);
+            if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) continue; /* an event of a closed pair's number */
             for (ssize_t sent = 0, part; sent < size; sent += part)
                 if ((part = write(peer[from], buffer + sent, size - sent)) < 0) size = 0;
             if (size <= 0) end(from);
