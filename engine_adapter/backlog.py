@@ -29,8 +29,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from engine_adapter.compat import STEERABLE_METHODS
-from engine_adapter.plan import row_limit
+from engine_adapter.compat import STEERABLE_METHODS, backlog_rows
 
 BACKLOG = "_specpilot_backlog"
 """The attribute of a drafter that holds its backlog."""
@@ -64,7 +63,7 @@ class Backlog:
     """The rows of one drafter: `keep` after a step without it, `catch_up` before it runs."""
 
     def __init__(self, drafter: Any) -> None:
-        limit = row_limit(drafter.max_num_tokens)
+        limit = backlog_rows(drafter.vllm_config)
         device = drafter.device
         positions = (3, limit) if drafter.vllm_config.model_config.uses_mrope else (limit,)
         self._drafter = drafter

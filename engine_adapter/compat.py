@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_adapter.errors import UnsupportedEngineError
+from engine_adapter.plan import row_limit
 from engine_adapter.reliance import lacking
 from engine_adapter.vllm_source import VllmSource
 
@@ -112,6 +113,23 @@ def parallel_faults(data_parallel: int, pipeline_parallel: int) -> list[str]:
     if pipeline_parallel > 1:
         faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
     return faults
+
+
+def backlog_rows(vllm_config: Any) -> int:
+    """Return how many positions may wait for the drafter of an engine (see `plan`); 0: it runs in every step.
+
+    A drafter that only looks at a window is never behind: vLLM gives the blocks outside of it to other requests, and
+    what is written late would land in theirs.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None or _is_windowed(speculative.draft_model_config):
+        return 0
+    return row_limit(vllm_config.scheduler_config.max_num_batched_tokens)
+
+
+def _is_windowed(model_config: Any) -> bool:
+    is_used = getattr(model_config.hf_text_config, "use_sliding_window", True)
+    return bool(is_used and model_config.get_sliding_window())
 
 
 def server_command() -> list[str]:

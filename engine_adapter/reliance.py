@@ -182,7 +182,10 @@ RELIANCE: tuple[Item, ...] = (
     Attributes(
         "config/scheduler.py", "SchedulerConfig", ("max_num_seqs", "async_scheduling", "max_num_batched_tokens")
     ),
-    Attributes("config/model.py", "ModelConfig", ("served_model_name", "max_model_len", "uses_mrope")),
+    Attributes(
+        "config/model.py", "ModelConfig", ("served_model_name", "max_model_len", "uses_mrope", "hf_text_config")
+    ),
+    Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),
     # drafter.py: the drafter's width
     Method(
         _PROPOSER, "SpecDecodeBaseProposer", "propose", ("num_speculative_tokens",), Use.WRAP,

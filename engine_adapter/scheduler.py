@@ -28,7 +28,7 @@ from engine_adapter import compat
 from engine_adapter.agent import start_agent
 from engine_adapter.apply import KTable, SpeculationControl
 from engine_adapter.measure import Draft, Meter, Outcome, StepShape
-from engine_adapter.plan import DraftState, Planner, row_limit
+from engine_adapter.plan import DraftState, Planner
 from engine_adapter.settings import AdapterSettings
 from policy.clock import SystemClock
 from policy.types import DEFAULT_CLASS, is_class_name
@@ -70,7 +70,7 @@ class _SpecPilotScheduler:
         self.running_decodes: Counter[str] = Counter()
         self.backlog_tokens = 0
         self._full_width = not settings.draft_width
-        rows = row_limit(vllm_config.scheduler_config.max_num_batched_tokens)
+        rows = compat.backlog_rows(vllm_config)
         self._planner = Planner(k_max, 0 if self._full_width else rows)
         self._draft_length_limit = _drafter_length(vllm_config) - k_max
         self._width = k_max

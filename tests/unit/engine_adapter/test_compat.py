@@ -106,3 +106,32 @@ def test_the_installed_version_fits() -> None:
 def test_only_a_speculating_engine_is_put_on_model_runner_v1() -> None:
     assert compat.server_environment(speculates=True) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     assert compat.server_environment(speculates=False) == {}
+
+
+class ModelConfig:
+    def __init__(self, window: int | None, **text: object) -> None:
+        self.window = window
+        self.hf_text_config = SimpleNamespace(**text)
+
+    def get_sliding_window(self) -> int | None:
+        return self.window
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rows"),
+    [
+        (ModelConfig(None), 2048),
+        (ModelConfig(128), 0),
+        (ModelConfig(128, use_sliding_window=True), 0),
+        (ModelConfig(128, use_sliding_window=False), 2048),
+    ],
+)
+def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfig, rows: int) -> None:
+    found = config()
+    found.speculative_config.draft_model_config = drafter
+    found.scheduler_config.max_num_batched_tokens = 2048
+    assert compat.backlog_rows(found) == rows
+
+
+def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:
+    assert compat.backlog_rows(SimpleNamespace(speculative_config=None)) == 0
