@@ -63,11 +63,9 @@ def key_routes(store: Store) -> APIRouter:
     async def change_key(request: Request, key_id: str) -> JSONResponse:
         """Change what a client key may; `null` resets a field, what is not named stays."""
         wanted = _key_request(await object_of(request))
-        found = next((key for key in await asyncio.to_thread(store.api_keys) if key.key_id == key_id), None)
-        if found is None:
+        key = await asyncio.to_thread(_change, store, key_id, wanted)
+        if key is None:
             raise _unknown(key_id)
-        key = replace(found, **wanted)
-        await asyncio.to_thread(lambda: store.put_api_key(key))
         return JSONResponse(_shown(key))
 
     @router.delete("/keys/{key_id}", status_code=204)
@@ -78,6 +76,17 @@ def key_routes(store: Store) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+def _change(store: Store, key_id: str, wanted: dict[str, Any]) -> ApiKey | None:
+    """Change the key, as often as somebody else was faster; `None` when there is none, or no more."""
+    while True:
+        found = next((key for key in store.api_keys() if key.key_id == key_id), None)
+        if found is None:
+            return None
+        changed = replace(found, **wanted)
+        if store.change_api_key(found, changed):
+            return changed
 
 
 def _unknown(key_id: str) -> ApiError:

@@ -99,6 +99,12 @@ class _Watch:
     shortfalls: list[float] = field(default_factory=list)
     skip: int = 1
 
+    def again(self) -> None:
+        """Another change came. What spoke against the first one stays; what spoke for it says nothing of this one."""
+        self.skip = 1
+        if self.shortfalls and np.mean(self.shortfalls) > 0:
+            self.shortfalls.clear()
+
 
 class Guard:
     """What the guard remembers of one pool: recent changes, the running comparison, the pause after a roll-back."""
@@ -156,7 +162,7 @@ class Guard:
                 held = Reason.MINIMUM_GAIN
         if changed_active:
             if self._watch is not None:
-                self._watch.skip = 1  # what the latest change is compared with has not proved itself yet: keep what had
+                self._watch.again()  # what the latest change is compared with has not proved itself yet: keep what had
             elif self._tuning.guard and self._log_ratio is not None:
                 self._watch = _Watch(in_force.copy(), self._log_ratio)
             return chosen, Reason.GAIN

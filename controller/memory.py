@@ -68,7 +68,6 @@ class PoolMemory:
         arm = turn or Arm.PRESENT
         if turn is None and arm is self.arm:
             self.parked.clear()
-        self.fresh_looks = max(0, self.fresh_looks - 1)
         if arm is self.arm:
             return in_force
         self.parked[self.arm] = _Parked(self.guard, self.advised, in_force)
@@ -78,6 +77,7 @@ class PoolMemory:
 
     def take(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
         """Take in one look at the whole pool."""
+        self.fresh_looks = max(0, self.fresh_looks - 1)
         self.seen_at, self.elapsed_s = at, elapsed_s
         self.evidence = evidence
         if evidence.drafts:

@@ -10,7 +10,7 @@ What does not count:
 - the time until a schedule has arrived: looks that began `DELIVERED_S` or more after the window's first tick count,
   and windows with fewer than `FEWEST_STEPS` steps make their block `no_traffic`;
 - a block that this controller did not lead from beginning to end, or in which it paused or lost Redis for more than
-  `GAP_S` seconds: nobody knows whose schedule was in force (`interrupted`).
+  `GAP_S` seconds, or its clock was set back: nobody knows whose schedule was in force (`interrupted`).
 """
 
 import math
@@ -73,7 +73,7 @@ class Tally:
 
         Call it only in ticks in which this controller leads and Redis answers.
         """
-        if self.last_at is not None and at - self.last_at > GAP_S:
+        if self.last_at is not None and not 0 <= at - self.last_at <= GAP_S:
             self.is_interrupted = True
         now = turn(experiment, "", at)
         found = experiment

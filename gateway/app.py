@@ -88,8 +88,8 @@ def create_app(
         marks_class=settings.mark_class,
         tracing=load_tracing(os.environ),
     )
-    if settings.redis_url is None and settings.workers > 1:
-        plane.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # nobody tells the workers of one another
+    if settings.workers > 1:
+        plane.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until Redis tells the workers of one another
     watcher = None if settings.redis_url is None else _watcher(settings, settings.redis_url, own_keys, plane, clock)
     exposition = plane.exposition if worker is None else partial(worker.exposition, plane)
     app = create_routes(plane, _secret(settings.admin_token), _shown(settings), exposition)
@@ -159,6 +159,9 @@ async def _lifespan(
     discovery = Discovery(plane)
     with suppress(TimeoutError):
         async with asyncio.timeout(FIRST_LOOK_S):
+            for follower in followers:
+                if isinstance(follower, Resolver):
+                    plane.fleet.resolve(follower.name, await asyncio.to_thread(follower.look))
             await discovery.once()
     tasks = [plane.spawn(asyncio.get_running_loop().create_task(discovery.run()))]
     if worker is not None:
@@ -172,11 +175,11 @@ async def _lifespan(
             task.cancel()
         for follower in followers:
             follower.stop()
+        if plane.tracing is not None:
+            await plane.tracing.close()
         if worker is not None:
             await worker.publish(plane)
             worker.close()
-        if plane.tracing is not None:
-            await plane.tracing.close()
         plane.fleet.close()
         plane.log.close()
 

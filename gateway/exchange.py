@@ -112,6 +112,8 @@ class Exchange:
         plane, length = self._plane, self._request.length
         plane.exchanges.add(self)
         self._last_at = plane.monotonic()
+        if self.is_received:
+            self._received_at = self._last_at  # what it waited behind another response is not its own
         if plane.tracing is not None:
             self._span = plane.tracing.begin(self._method, self._path, self._request)
         try:
@@ -347,7 +349,7 @@ class Exchange:
         record(plane, outcome)
         if self._is_charged and self._key is not None and intake is not None:
             estimate = intake.facts.work_tokens
-            plane.rates.meter(self._key, 0.0, outcome.ended_at).settle(estimate, used_tokens(outcome, intake))
+            plane.rates.settle(self._key.key_id, estimate, used_tokens(outcome, intake))
         if trip is not None:
             trip.drop()
         self._relay = None

@@ -65,6 +65,8 @@ class FrontProtocol(HttpToolsProtocol):
         self._head_since = 0.0
         self._is_upgrading = False
         self._is_deaf = False
+        self._is_held = False  # the next request waits until the client has read what was written
+        self._stuck_since: float | None = None
         self._last_words: bytes | None = None
 
     # Transport
@@ -117,6 +119,9 @@ class FrontProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self._active is not None:
             self._active.resume()
+        elif self._is_held:
+            self._is_held = False
+            self._begin_next()
 
     # Parser
 
@@ -198,12 +203,18 @@ class FrontProtocol(HttpToolsProtocol):
             exchange.refusal = MethodNotAllowedError(f"{path} takes POST")
         previous: RequestResponseCycle | None = self.cycle
         self.cycle = cast("RequestResponseCycle", exchange)
-        if previous is None or previous.response_complete:
+        if previous is not None and not previous.response_complete:
+            self._queue(exchange)
+        elif self.flow.write_paused:
+            self._is_held = True
+            self._queue(exchange)
+        else:
             self._active = exchange
             exchange.start()
-        else:
-            exchange.limit(PIPELINED_BODY_BYTES)
-            self.pipeline.appendleft((self.cycle, cast("Any", None)))
+
+    def _queue(self, exchange: Exchange) -> None:
+        exchange.limit(PIPELINED_BODY_BYTES)
+        self.pipeline.appendleft((cast("RequestResponseCycle", exchange), cast("Any", None)))
 
     def _leave_to_uvicorn(self) -> None:
         url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
@@ -228,8 +239,10 @@ class FrontProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+            if self.flow.write_paused:
+                self._is_held = True
+            else:
+                self._begin_next()
         elif self._last_words is not None:
             self.transport.write(self._last_words)
             self._close_gently()
@@ -238,6 +251,11 @@ class FrontProtocol(HttpToolsProtocol):
         else:
             self.flow.resume_reading()
             self._idle_since = self._plane.monotonic()
+
+    def _begin_next(self) -> None:
+        if self.pipeline and not self.transport.is_closing():
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
 
     # What an exchange asks for: `gateway.exchange.Front`
 
@@ -275,14 +293,20 @@ class FrontProtocol(HttpToolsProtocol):
     def sweep(self, now: float) -> None:
         """Close a connection that has been idle, or stuck in a head, for too long."""
         limits = self._plane.limits
-        if self._idle_since is not None and now - self._idle_since > limits.keep_alive_s:
+        is_stuck = self._active is None and (self.flow.write_paused or self.transport.is_closing())
+        self._stuck_since = (self._stuck_since or now) if is_stuck else None
+        if self._stuck_since is not None and now - self._stuck_since > limits.idle_timeout_s:
+            self.transport.abort()  # the client does not read the end of what was written; `close` would wait for ever
+        elif self._idle_since is not None and now - self._idle_since > limits.keep_alive_s:
             self.transport.close()
         elif self._is_in_head and not self._is_deaf and now - self._head_since > limits.request_timeout_s:
             said = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
             self._refuse_rest(RequestTimeoutError(said))
 
     def _refuse_rest(self, error: GatewayError) -> None:
-        """Nothing more can be read from this connection: say so, after what is under way."""
+        """Nothing more can be read from this connection: say so, once, after what is under way."""
+        if self._is_deaf:
+            return
         self._is_deaf = True
         active = self._active
         if active is not None and active is cast("object", self.cycle) and not active.is_received:

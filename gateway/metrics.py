@@ -26,6 +26,12 @@ PREFIX = "specpilot_gateway_"
 GAUGES = {"in_flight": SUMS, "queued": SUMS, "policy_versions": LEAST, "snapshot_age_s": LARGEST, "ejected": LARGEST}
 """How the workers' gauges become one: the oldest policy in force and the oldest snapshot anywhere are what counts."""
 
+NUMBERS = (
+    *("retries", "unknown_class", "refusals", "upstream_errors", "disconnects", "choices", "policy_versions"),
+    *("snapshot_age_s", "ejected", "log_lines_dropped", "spans"),
+)
+"""What `GatewayMetrics` counts besides its cells."""
+
 CELL_LIMIT = 1024
 """More pairs of model and class than any fleet has; what comes after counts under `other`."""
 
@@ -42,7 +48,7 @@ HELP = {
     "overhead_seconds": "Seconds from the whole request to its bytes going out to an engine; waiting for one excluded.",
     "output_tokens": "Output tokens delivered; source=usage: as the engine said, source=events: one per stream event.",
     "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine said.",
-    "in_flight": "Requests relayed now.",
+    "in_flight": "Requests under way, those that wait for an engine included.",
     "choices": "Engines chosen among several, by the rule that chose.",
     "retries": "Requests sent to a second engine or connection.",
     "upstream_errors": "Engine failures, by reason.",
@@ -172,8 +178,9 @@ class GatewayMetrics(Collector):
     def tally(self) -> dict[str, Any]:
         """Return a copy of every number, for `gateway.tally`."""
         found: dict[str, Any] = {COUNTERS: {}, SUMS: {}, LARGEST: {}, LEAST: {}}
-        for name, value in vars(self).items():
-            if name != "cells" and value is not None:
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
                 found[GAUGES.get(name, COUNTERS)][name] = _plain(value)
         for (model, traffic_class), cell in self.cells.items():
             for name in Cell.__slots__:

@@ -200,6 +200,7 @@ class Plane:
 
     def _sweep(self) -> None:
         assert self._loop is not None
+        self._loop.call_later(SWEEP_S, self._sweep)  # first, so that no fault below ends all time-outs
         now = self.monotonic()
         self._sweeps += 1
         for item in [*self.exchanges]:
@@ -214,4 +215,3 @@ class Plane:
                 connection.sweep(now)
             self.fleet.sweep(now)
         self.log.flush()
-        self._loop.call_later(SWEEP_S, self._sweep)

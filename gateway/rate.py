@@ -216,6 +216,12 @@ class Rates:
             found = self._meters[key.key_id] = _moved(found, key, now)
         return found
 
+    def settle(self, key_id: str, estimate: float, used: float) -> None:
+        """Correct the charge of a request that is over, by the limits that hold now."""
+        found = self._meters.get(key_id)
+        if found is not None:
+            found.settle(estimate, used)
+
     def adopt(self, shares: Shares, now: float) -> None:
         """Hold `shares` from now on."""
         self._shares = shares

@@ -232,7 +232,9 @@ class Relay:
         delivery = self.delivery
         assert delivery is not None
         self.last_at = now = self._plane.monotonic()
-        self.phase = "response"
+        if self.phase != "response":
+            self.phase = "response"
+            self._intake.body = ()  # there will be no retry, and a stream may last
         out = delivery.take(raw, payload, now, self._intake.cell.itl)
         if out:
             self._front.write(out)

@@ -37,7 +37,7 @@ class Resolver:
         self, name: str, look_up: Lookup, publish: Callable[[str, tuple[str, ...]], None], refresh_s: float
     ) -> None:
         parts = urlsplit(name)
-        self._name = name
+        self.name = name
         self._scheme = parts.scheme.removeprefix(PREFIX)
         self._host = parts.hostname or ""
         self._port = parts.port or DEFAULT_PORTS[self._scheme]
@@ -68,9 +68,9 @@ class Resolver:
         if complaint != self._complaint:
             self._complaint = complaint
             if complaint is None:
-                _log.warning("%s resolves again", self._name)
+                _log.warning("%s resolves again", self.name)
             else:
-                _log.warning("%s does not resolve, keeping its %d engines: %s", self._name, len(self._last), complaint)
+                _log.warning("%s does not resolve, keeping its %d engines: %s", self.name, len(self._last), complaint)
         if found:
             self._last = tuple(self._url(address) for address in found)
         return self._last
@@ -85,9 +85,9 @@ class Resolver:
             found = self.look()
             if found != published and not self._stopped.is_set():
                 try:
-                    self._publish(self._name, found)
+                    self._publish(self.name, found)
                 except RuntimeError:
                     return
                 published = found
-                _log.info("%s is %s", self._name, ", ".join(found))
+                _log.info("%s is %s", self.name, ", ".join(found))
             self._stopped.wait(self._refresh_s)

@@ -10,7 +10,6 @@ connections that it has, closing each with its next answer, and ends when nothin
 """
 
 import logging
-import signal
 import socket
 from types import FrameType
 
@@ -23,6 +22,7 @@ from gateway.plane import Plane
 from gateway.worker import Worker
 
 LINGER_S = 2.0
+ANOTHER_SIGNAL_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -39,47 +39,60 @@ class GatewayServer(Server):
         self._drain_timeout_s = drain_timeout_s
         self._worker = worker
         self._asked_at: float | None = None
+        self._busy_at = 0.0
         self._is_retiring = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `Server`; says where it listens, once signals are heeded and requests are taken."""
         await super().startup(sockets)
         if self._worker is not None:
-            self._worker.serve(self.retire, lambda: self.handle_exit(signal.SIGTERM, None))
+            self._worker.serve(self.retire, self.drain)
             return
         for listener in sockets or ():
             _log.info("listening on %s", url_of(listener))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain, or with a second signal stop at once."""
+        """Begin to drain, or with a second signal stop at once.
+
+        A worker may hear of one stop twice, from a service manager and from its parent: what follows at once is the
+        same signal.
+        """
         del sig, frame
+        if self._asked_at is None or self._is_retiring:
+            self.drain()
+        elif self._worker is None or self._plane.monotonic() - self._asked_at >= ANOTHER_SIGNAL_S:
+            self.should_exit = self.force_exit = True
+
+    def drain(self) -> None:
+        """Serve what is under way and end; nothing new when that has begun."""
         if self._asked_at is None or self._is_retiring:
             self._is_retiring = False
             self._asked_at = self._plane.monotonic()
             self._plane.is_draining = True
-        else:
-            self.should_exit = self.force_exit = True
 
     def retire(self) -> None:
         """Leave the port to a newer worker, and end when what is under way is served."""
         if self._asked_at is not None:
             return
         self._is_retiring = self._plane.is_leaving = True
-        self._asked_at = self._plane.monotonic()
+        self._asked_at = self._busy_at = self._plane.monotonic()
         for server in self.servers:
             server.close()
 
     async def on_tick(self, counter: int) -> bool:
         """See `Server`; called ten times a second."""
         if self._asked_at is not None:
-            elapsed_s = self._plane.monotonic() - self._asked_at
+            now = self._plane.monotonic()
+            elapsed_s = now - self._asked_at
             if not self._is_retiring and elapsed_s >= self._drain_grace_s:
                 self._plane.is_leaving = self._plane.is_refusing = True
             left = len(self._plane.exchanges)
+            if left:
+                self._busy_at = now
             if elapsed_s >= self._drain_timeout_s and left:
                 _log.warning("%d requests did not finish within the drain time-out", left)
                 self._plane.give_up(DrainingError("this gateway is shutting down", retry_after_s=1.0))
-            is_idle = not left and (elapsed_s >= LINGER_S if self._is_retiring else self._plane.is_refusing)
+            is_idle = not left and (now - self._busy_at >= LINGER_S if self._is_retiring else self._plane.is_refusing)
             if elapsed_s >= self._drain_timeout_s or is_idle:
                 self.should_exit = True
         return await super().on_tick(counter)

@@ -104,6 +104,8 @@ class GatewaySettings(ProgramSettings):
     def _check_engines(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
             _check_url(url, ("http", "https", "dns+http", "dns+https"), "http://127.0.0.1:8100")
+            if "@" in urlsplit(url).netloc:
+                raise ValueError("the URL holds a user name or password; leave them out, and use --engine-api-key")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
 
     @field_validator("redis_url")

@@ -11,6 +11,7 @@ did not say. Memory is bounded: of a frame longer than `FRAME_BYTES` only the en
 """
 
 import re
+from math import inf, isfinite
 
 TAIL_BYTES = 16_384
 FRAME_BYTES = 65_536
@@ -51,9 +52,10 @@ class Usage:
         speculation = _SPECULATION.search(text)
         if speculation is not None:
             try:
-                self.acceptance_length = float(speculation[1])
+                length = float(speculation[1])
             except ValueError:
-                self.acceptance_length = None
+                length = inf
+            self.acceptance_length = length if isfinite(length) else None
 
 
 class SseTap:

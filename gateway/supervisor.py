@@ -177,7 +177,7 @@ class Supervisor:
         inherited = (listener.fileno(), theirs.fileno())
         place = (str(worker), *map(str, inherited), str(self._folder))
         process = subprocess.Popen(  # noqa: S603 - the command is ours
-            [sys.executable, "-m", "gateway.as_worker", *place, *self._flags],
+            [sys.executable, "-P", "-m", "gateway.as_worker", *place, *self._flags],
             env=os.environ,
             stdin=subprocess.DEVNULL,
             pass_fds=inherited,

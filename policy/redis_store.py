@@ -50,6 +50,12 @@ redis.call('PUBLISH', KEYS[3], KEYS[1])
 return {1, 0}
 """
 
+_CHANGE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+redis.call('PUBLISH', KEYS[2], KEYS[1])
+return 1
+"""
 _PUT_CANARY = """
 if ARGV[4] ~= '' then
   local fence = redis.call('GET', KEYS[3])
@@ -126,6 +132,7 @@ class RedisStore:
             )
         except ValueError as error:
             raise InvalidDocumentError("Redis URL", ()) from error
+        self._change = self._redis.register_script(_CHANGE)
         self._put_if_version = self._redis.register_script(_PUT_IF_VERSION)
         self._publish_schedule = self._redis.register_script(_PUBLISH_SCHEDULE)
         self._put_canary = self._redis.register_script(_PUT_CANARY)
@@ -284,6 +291,12 @@ class RedisStore:
         """See `Store`."""
         self._redis.hset(keys.API_KEYS, key.key_id, encode(key))
         self._redis.publish(keys.CHANGES, keys.API_KEYS)
+
+    @_guarded
+    def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
+        """See `Store`."""
+        arguments = (before.key_id, encode(before), encode(after))
+        return bool(self._change(keys=[keys.API_KEYS, keys.CHANGES], args=arguments))
 
     @_guarded
     def delete_api_key(self, key_id: str) -> bool:

@@ -77,6 +77,9 @@ class Store(Protocol):
     def put_api_key(self, key: ApiKey) -> None:
         """Add or replace a client key."""
 
+    def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
+        """Replace `before` by `after` of the same id; `False`, and nothing is written, when `before` is not there."""
+
     def delete_api_key(self, key_id: str) -> bool:
         """Revoke a client key; `False` when there is none of that id."""
 

@@ -127,6 +127,38 @@ def full_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+async def test_a_client_that_sends_and_never_reads_holds_no_memory(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    size = 4_000_000
+    engine.script = [reply(b'"' + b"x" * size + b'"')]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.writer.transport.pause_reading()
+        client.send(request() * 12)
+        await engine.wait_seen(1)
+        await asyncio.sleep(1.0)
+        [connection] = [item for item in gateway.plane.connections if item.flow.write_paused]
+        assert connection.transport.get_write_buffer_size() < 2 * size
+        assert len(engine.seen) < 6  # the kernel's buffers took the first ones
+        client.writer.transport.resume_reading()
+        for _ in range(12):
+            answer = await client.answer()
+            assert len(answer.body) == size + 2
+
+
+async def test_the_end_of_an_answer_that_nobody_reads_is_given_up(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [reply(b'"' + b"x" * 20_000_000 + b'"')]
+    gateway = await start_gateway(engine, idle_timeout_s=1.0)
+    async with await Client.connect(gateway.port) as client:
+        client.writer.transport.pause_reading()
+        client.send(request(headers="connection: close\r\n"))
+        await engine.wait_seen(1)
+        await eventually(lambda: not gateway.plane.connections, 10)
+
+
 async def test_a_client_that_leaves_while_another_route_waits_behind_frees_the_engine(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:

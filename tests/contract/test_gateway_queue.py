@@ -60,6 +60,20 @@ async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
     assert len([line for line in gateway.log_lines() if line["queue_ms"]]) == 3
 
 
+async def test_what_a_pipelined_request_waits_behind_another_is_no_time_in_the_queue(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.6, reply(completion())]
+    gateway = await start_gateway(engine, engine_capacity=1, queue_timeout_s=1.5)
+    async with await Client.connect(gateway.port) as first, await Client.connect(gateway.port) as second:
+        first.send(request() * 3)
+        await engine.wait_seen(1)
+        second.send(request())
+        assert [(await first.answer()).status for _ in range(3)] == [200] * 3
+        assert (await second.answer()).status == 200
+    assert gateway.plane.metrics.refusals == {}
+
+
 async def test_never_more_than_the_capacity_is_under_way(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:

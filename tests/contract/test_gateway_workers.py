@@ -247,8 +247,25 @@ async def test_a_second_signal_ends_all_at_once(engine: ScriptedEngine, start: S
         await engine.wait_seen(1)
         program.process.send_signal(signal.SIGINT)
         await all_drain(program)
+        await asyncio.sleep(0.6)  # what follows at once is the same signal, heard twice
         program.process.send_signal(signal.SIGINT)
         assert await program.end(5) == 0
+
+
+async def test_a_signal_to_all_processes_at_once_drains_like_one_to_the_parent(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    engine.script = [SSE_HEAD, chunk(event("a")), 1.0, chunk(event("b")), LAST_CHUNK]
+    program = await start()
+    async with await Client.connect(program.port) as client:
+        client.send(request(STREAM))
+        await engine.wait_seen(1)
+        for pid in (*children(program), program.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        answer = await client.answer()
+    assert answer.is_whole
+    assert event("b") in answer.body
+    assert await program.end(10) == 0
 
 
 async def test_workers_do_not_outlive_their_parent(start: Start) -> None:

@@ -130,8 +130,15 @@ def test_api_keys_come_and_go(store: RedisStore) -> None:
     key = ApiKey("k1", "ab" * 32, "code", ("code",))
     store.put_api_key(key)
     assert store.api_keys() == [key]
+    changed = replace(key, requests_per_minute=5)
+    assert store.change_api_key(key, changed)
+    assert store.api_keys() == [changed]
+    assert not store.change_api_key(key, key)  # somebody was faster
+    assert store.api_keys() == [changed]
     assert store.delete_api_key("k1")
     assert not store.delete_api_key("k1")
+    assert not store.change_api_key(changed, key)  # a revoked key does not come back
+    assert store.api_keys() == []
 
 
 def test_a_change_is_announced_at_once(store: RedisStore, server: RedisServer) -> None:

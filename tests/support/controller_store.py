@@ -107,6 +107,13 @@ class MemoryStore:
         self.ping()
         self.keys[key.key_id] = key
 
+    def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
+        self.ping()
+        if self.keys.get(before.key_id) != before:
+            return False
+        self.keys[after.key_id] = after
+        return True
+
     def delete_api_key(self, key_id: str) -> bool:
         self.ping()
         return self.keys.pop(key_id, None) is not None

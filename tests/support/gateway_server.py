@@ -62,7 +62,7 @@ class GatewayProgram:
     def __init__(self, arguments: Sequence[str]) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "REDIS_URL"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "--port", "0", *arguments],
+            [sys.executable, "-P", "-m", "gateway", "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             env=environment,
             text=True,

@@ -97,6 +97,16 @@ def test_two_bad_changes_in_a_row_are_taken_back_together() -> None:
     assert (back == 3).all()
 
 
+def test_a_bad_change_does_not_hide_behind_a_good_one_before_it() -> None:
+    guard = Guard()
+    change(guard)
+    assert [guard.compare(1200.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(5)] == [None] * 5
+    assert gate(guard, [proposal(7, 0.5)], now=107.0, at=standing(5))[1] is Reason.GAIN
+    found = [guard.compare(800.0, 1500.0, 1000.0, 108.0 + tick) for tick in range(6)]
+    back = next(item for item in found if item is not None)
+    assert (back == 3).all()
+
+
 def test_a_change_that_delivers_stays_though_the_prediction_was_too_high() -> None:
     guard = Guard()
     change(guard)

@@ -27,6 +27,14 @@ def test_engines_can_be_all_addresses_of_a_name() -> None:
         assert "dns+http://" in str(caught.value)
 
 
+def test_a_password_in_an_engines_url_is_refused_and_not_repeated() -> None:
+    for url in ("http://user:hush@a:1", "dns+https://hush@b"):
+        with pytest.raises(ValidationError) as caught:
+            read(engine=url)
+        assert "--engine-api-key" in caught.value.errors()[0]["msg"]
+        assert "hush" not in caught.value.errors()[0]["msg"]
+
+
 def test_redis_comes_from_its_usual_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://r:6379/0")
     assert read().redis_url == "redis://r:6379/0"

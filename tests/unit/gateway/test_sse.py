@@ -96,7 +96,7 @@ def test_other_apis_say_it_otherwise() -> None:
     assert read(JsonTap(), b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5}}').output_tokens is None
 
 
-@pytest.mark.parametrize("length", ["null", '"x"', "--", "1e", "{}"])
+@pytest.mark.parametrize("length", ["null", '"x"', "--", "1e", "1e999", "{}"])
 def test_an_odd_acceptance_length_is_unknown(length: str) -> None:
     text = (
         '{"usage":{"completion_tokens":1},"metrics":{"speculative_decoding":{"mean_acceptance_length":' + length + "}}}"
