@@ -32,6 +32,12 @@ NUMBERS = (
 )
 """What `GatewayMetrics` counts besides its cells."""
 
+CELL_NUMBERS = (
+    *("acceptance_length", "duration", "in_flight", "itl", "overhead", "queue", "queued", "requests"),
+    *("tokens_by_events", "tokens_by_usage", "ttft"),
+)
+"""What a `Cell` counts."""
+
 CELL_LIMIT = 1024
 """More pairs of model and class than any fleet has; what comes after counts under `other`."""
 
@@ -183,7 +189,7 @@ class GatewayMetrics(Collector):
             if value is not None:
                 found[GAUGES.get(name, COUNTERS)][name] = _plain(value)
         for (model, traffic_class), cell in self.cells.items():
-            for name in Cell.__slots__:
+            for name in CELL_NUMBERS:
                 cells = found[GAUGES.get(name, COUNTERS)].setdefault("cells", {})
                 cells.setdefault(model, {}).setdefault(traffic_class, {})[name] = _plain(getattr(cell, name))
         return found

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import metrics as metrics_module
-from gateway.metrics import GAUGES, NUMBERS, Cell, GatewayMetrics, exposition
+from gateway.metrics import CELL_NUMBERS, GAUGES, NUMBERS, GatewayMetrics, exposition
 from gateway.sse import Usage
 from gateway.tally import COUNTERS, LARGEST, LEAST, SUMS, lasting, total
 
@@ -97,13 +97,15 @@ def test_a_tally_is_a_copy() -> None:
 def test_every_gauge_names_its_rule() -> None:
     shown = {family.name: family.type for family in filled().collect()}
     assert sum(kind == "gauge" for kind in shown.values()) == len(GAUGES)
-    assert set(GAUGES) <= {*NUMBERS, *Cell.__slots__}
+    assert set(GAUGES) <= {*NUMBERS, *CELL_NUMBERS}
 
 
 def test_every_number_is_carried() -> None:
     source = Path(metrics_module.__file__).with_name("metrics.py").read_text()
     made = source.split("class GatewayMetrics")[1].split("def cell")[0]
     assert set(re.findall(r"self\.(\w+)", made)) == {"cells", *NUMBERS}
+    made = source.split("class Cell")[1].split("def count")[0]
+    assert set(re.findall(r"self\.(\w+)", made)) == set(CELL_NUMBERS)
 
 
 def test_workers_with_other_buckets_are_not_added() -> None:
