@@ -196,7 +196,7 @@ class GatewayMetrics(Collector):
 
     @classmethod
     def of(cls, tally: Tally) -> Self:
-        """Return metrics to `collect` from, with the numbers of `tally`; JSON may have made its keys text."""
+        """Return metrics to `collect` from, with the numbers of `tally`; JSON has made its keys text."""
         metrics = cls()
         for values in tally.values():
             for name, value in values.items():
@@ -287,5 +287,7 @@ def _restore(cell: Cell, numbers: dict[str, Any]) -> None:
         histogram = getattr(cell, name)
         if isinstance(histogram, Histogram):
             histogram.counts, histogram.total = value["counts"], value["total"]
+        elif name == "requests":
+            cell.requests = {int(status): count for status, count in value.items()}
         else:
             setattr(cell, name, value)

@@ -60,13 +60,14 @@ class Address:
 class EngineConnection(asyncio.Protocol):
     """One connection. `reader` is whose response it carries now, `None` while idle."""
 
-    __slots__ = ("_buffer", "_framer", "_head", "_is_used", "_pool", "idle_since", "reader", "transport")
+    __slots__ = ("_buffer", "_framer", "_head", "_is_paused", "_is_used", "_pool", "idle_since", "reader", "transport")
 
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
         self._buffer = b""
         self._framer: Framer | None = None
         self._head: ResponseHead | None = None
+        self._is_paused = False
         self._is_used = False
         self.idle_since = 0.0
         self.reader: Reader | None = None
@@ -93,11 +94,13 @@ class EngineConnection(asyncio.Protocol):
     def pause(self) -> None:
         """Read no more until `resume`: the client is slower than the engine."""
         if not self.transport.is_closing():
+            self._is_paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
         if not self.transport.is_closing():
+            self._is_paused = False
             self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,6 +181,8 @@ class EngineConnection(asyncio.Protocol):
         head = self._head
         self.reader = self._framer = self._head = None
         self._is_used = True
+        if self._is_paused:
+            self.resume()  # a client too slow for the end of this response is no reason to leave the next one unread
         unsent = self.transport.get_write_buffer_size()
         if head is None or not head.is_kept_alive or self._buffer or unsent:
             self.transport.abort()
