@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,7 @@ class Stage:
         """Start controller `number`, on the clock that can be stepped, and wait until it answers."""
         port = self.controller_port(number)
         command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", self._redis_url]
+        command += ["--record", str(self._out / f"controller-{number}.jsonl")]
         with (self._out / f"controller-{number}.log").open("ab") as log:
             self._controllers[number] = subprocess.Popen(
                 [*command, "--port", str(port)], env=os.environ | self.clock.environment, stdout=log, stderr=log
@@ -101,9 +103,20 @@ class Stage:
         for group in groups:
             os.killpg(group, signal.SIGKILL)
 
-    def metrics_folder(self, number: int) -> Path:
-        """Return where the processes of engine `number` keep their counters."""
+    def hide_metrics(self, number: int) -> None:
+        """Take away the folder in which the processes of engine `number` keep their counters."""
+        shutil.rmtree(self._hidden(number), ignore_errors=True)  # of a run that was killed
+        shutil.move(self._metrics(number), self._hidden(number))
+
+    def show_metrics(self, number: int) -> None:
+        """Put the folder back where it was."""
+        shutil.move(self._hidden(number), self._metrics(number))
+
+    def _metrics(self, number: int) -> Path:
         return Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{self.engine_port(number)}"
+
+    def _hidden(self, number: int) -> Path:
+        return self._out / f"hidden-metrics-{number}"
 
     def await_engine(self, number: int) -> None:
         """Return once engine `number` answers."""

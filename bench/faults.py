@@ -122,14 +122,12 @@ def _lead_again(stage: Stage) -> dict[str, float]:
 
 
 def _hide_metrics(stage: Stage) -> dict[str, float]:
-    folder = stage.metrics_folder(1)
-    folder.rename(folder.with_name(folder.name + "-hidden"))
+    stage.hide_metrics(1)
     return {}
 
 
 def _show_metrics(stage: Stage) -> dict[str, float]:
-    folder = stage.metrics_folder(1)
-    folder.with_name(folder.name + "-hidden").rename(folder)
+    stage.show_metrics(1)
     return {}
 
 

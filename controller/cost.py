@@ -112,6 +112,11 @@ class PoolCost:
         self.surprise_ratio: float | None = None
         """Recent relative error of predictions made before the steps were taken in (median of a look, smoothed)."""
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the newest look was set aside, until the next one tells."""
+        return self._off_by != 0.0
+
     def learn(self, cells: Mapping[Cell, CellSums], elapsed_s: float, *, is_history: bool = False) -> None:
         """Take in the steps of the last `elapsed_s` seconds; `is_history`: of the engine's whole life."""
         if not cells or (self._tuning.freeze_cost and self._fit is not None and not self.lacking(_deepest(cells))):

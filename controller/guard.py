@@ -4,8 +4,11 @@ A row of the schedule changes when its predicted gain reaches the policy's minim
 the dwell time ago. After a change in a row that traffic uses, the measured goodput is compared, for some ticks, with
 what the *previous* schedule would yield now: the model's prediction for it, times the ratio of measured to predicted
 that held before the change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken
-for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time. Of several
-changes in a row the previous schedule is the last one that stood this test: two bad steps are taken back together.
+for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time: beyond the
+noise before the change, and beyond what the ticks since differ among themselves (one-sided 95 % by Student's t), for a
+neighbour that makes some of them three times as long is no fault of the schedule. While a shortfall is in doubt the
+comparison goes on. Of several changes in a row the previous schedule is the last one that stood this test: two bad
+steps are taken back together.
 
 Every tick ends with exactly one `Reason`.
 """
@@ -23,6 +26,8 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.int64]
 _ACTIVE_SHARE = 0.05
 _FEW_SAMPLES = 3
+_T_95 = np.array([np.nan, 6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81])
+"""Student's t, one-sided 95 %, by degrees of freedom; the last one serves for all above."""
 
 
 class Reason(StrEnum):
@@ -188,12 +193,12 @@ class Guard:
         count = len(watch.shortfalls)
         mean = float(np.mean(watch.shortfalls))
         allowed = max(self._tuning.check_tolerance_ratio, 2.0 * self._noise)
-        if count >= _FEW_SAMPLES and mean < -allowed:
+        if count >= _FEW_SAMPLES and mean + _error(watch.shortfalls) < -allowed:
             self._watch = None
             self._paused_until = now + self._back_off_s
             self._back_off_s = min(self._back_off_s * 2, self._tuning.back_off_limit_s)
             return watch.previous
-        if count >= self._tuning.check_ticks:
+        if count >= self._tuning.check_ticks and mean >= -allowed:
             self._watch = None
             self._log_ratio = log_ratio
             if mean > 0:
@@ -222,3 +227,9 @@ class Guard:
         if found is None or len(found) != rows:
             found = self._changed_at[name] = np.full(rows, -np.inf)
         return found
+
+
+def _error(samples: Sequence[float]) -> float:
+    """How far the mean of `samples`, two or more, may lie from the truth by chance."""
+    count = len(samples)
+    return float(_T_95[min(count, len(_T_95)) - 1] * np.std(samples, ddof=1) / np.sqrt(count))

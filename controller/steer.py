@@ -184,7 +184,7 @@ class Steering:
         measured = operation.measured(evidence)
         if not self._tuning.guard or self._policy.mode is not Mode.ACT or measured is None:
             return None
-        if self._pool.fresh_looks:
+        if self._pool.fresh_looks or self._pool.cost.is_in_doubt:
             return None
         previous = guard.previous
         if previous is not None and previous.shape != applied.shape:

@@ -115,6 +115,22 @@ def test_a_change_that_delivers_stays_though_the_prediction_was_too_high() -> No
     assert not guard.is_paused(110.0)
 
 
+def test_a_neighbour_that_makes_some_ticks_three_times_as_long_rolls_nothing_back() -> None:
+    guard = Guard()
+    change(guard)
+    noisy = [600.0, 1010.0, 480.0, 990.0, 1050.0, 520.0, 1000.0, 1020.0]
+    assert [guard.compare(measured, 1500.0, 1000.0, 101.0 + tick) for tick, measured in enumerate(noisy)] == [None] * 8
+
+
+def test_a_shortfall_in_doubt_is_watched_until_it_is_sure() -> None:
+    guard = Guard()
+    change(guard)
+    for tick, measured in enumerate([700.0, 1000.0, 720.0, 990.0, 700.0]):
+        assert guard.compare(measured, 1500.0, 1000.0, 101.0 + tick) is None
+    found = [guard.compare(720.0, 1500.0, 1000.0, 106.0 + tick) for tick in range(10)]
+    assert any(item is not None for item in found)
+
+
 def test_less_traffic_is_not_a_shortfall() -> None:
     """Half the load halves the goodput, but also what the previous schedule would yield."""
     guard = Guard()
