@@ -9,7 +9,8 @@ from one repetition to the next:
 - `adaptive`: a fresh controller;
 - `without ...`: the same with one idea of the law switched off; `without classes`: requests do not name their class.
 
-In static arms no controller runs. The report has a table, plots, and one JSON object as its last line.
+In static arms no controller runs. The report has a table, plots, and one JSON object as its last line. What each
+controller saw is beside it, to be looked into with `specpilot replay`.
 """
 
 import asyncio
@@ -139,7 +140,9 @@ class _Bench:
     async def _steered(self, arm: str) -> Played:
         idea = arm.removeprefix("without ")
         flags = [] if arm == report.ADAPTIVE or idea == CLASSES else ["--without", idea]
-        controller = await asyncio.to_thread(self._start_controller, flags)
+        record = self._settings.out / f"{arm.replace(' ', '-')}-{self._played + 1}.jsonl"
+        record.unlink(missing_ok=True)
+        controller = await asyncio.to_thread(self._start_controller, [*flags, "--record", str(record)])
         try:
             await asyncio.to_thread(wait_for, PROGRAM, f"{self._system.admin_url}/health", 30.0)
             began = time.time()
