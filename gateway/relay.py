@@ -165,11 +165,12 @@ class Relay:
     def _retry(self) -> bool:
         """Try another engine, if that is allowed and there is one; the engine at fault has been told off already."""
         now = self._plane.monotonic()
-        if self.leg is None or len(self.engines) > 1:
-            return False
+        if self.leg is None or len(self.engines) > 1 or not self._plane.budget.allows(now):
+            return False  # before the choice, which counts and remembers what it sends where
         engine = self._plane.fleet.pick(self._intake.facts, self._request.session, now, self.engines)
-        if engine is None or not self._plane.budget.spend(now):
+        if engine is None:
             return False
+        self._plane.budget.spend(now)
         self.engines.append(engine)
         self._try_again(engine)
         return True

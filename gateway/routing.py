@@ -170,12 +170,16 @@ class RetryBudget:
         """A request came in."""
         self._balance = min(self._burst, self._balance + self._ratio)
 
-    def spend(self, now: float) -> bool:
-        """Take one retry out; `False` when there is none left."""
+    def allows(self, now: float) -> bool:
+        """Whether there is a retry left to `spend`."""
         if self._at is not None:
             self._balance = min(self._burst, self._balance + self._floor_per_s * max(0.0, now - self._at))
         self._at = now
-        if self._balance < 1.0:
+        return self._balance >= 1.0
+
+    def spend(self, now: float) -> bool:
+        """Take one retry out; `False` when there is none left."""
+        if not self.allows(now):
             return False
         self._balance -= 1.0
         return True

@@ -1,6 +1,7 @@
 """What goes wrong: engines that break, hang or lie; clients that leave; and what each costs whom."""
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from typing import cast
 import pytest
 
 from gateway import routing
+from gateway.prefix import points_of
+from gateway.wire import read_facts
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import STREAM, Answer, Client, call, request
+from tests.support.gateway_client import PATH, STREAM, Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import (
     CLOSE,
@@ -410,6 +413,29 @@ async def test_retries_have_a_budget(
             client.send(request())
             assert (await client.answer()).status == 503
     assert gateway.plane.metrics.retries <= 10 + 0.1 * 100 + 5
+
+
+async def test_a_retry_that_the_budget_refuses_is_neither_counted_nor_remembered(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = [OVERLOADED]
+    gateway = await start_gateway(engine, other_engine, retry_ratio=0)
+    bodies = [{"model": "tiny", "messages": [{"role": "user", "content": f"{at}" * 2000}]} for at in range(100, 125)]
+    async with await Client.connect(gateway.port) as client:
+        for body in bodies:
+            client.send(request(body))
+            assert (await client.answer()).status == 503
+    chooser = gateway.plane.fleet.chooser
+    assert gateway.plane.metrics.retries < len(bodies)
+    assert sum(chooser.counts.values()) == len(engine.seen) + len(other_engine.seen)
+    for body in bodies:
+        got = {
+            f"127.0.0.1:{one.port}"
+            for one in (engine, other_engine)
+            if any(seen.json["messages"] == body["messages"] for seen in one.seen)
+        }
+        point = points_of(read_facts(PATH, json.dumps(body).encode()))[-1]
+        assert set(chooser.prefixes.holders(point)) == got
 
 
 async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
