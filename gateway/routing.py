@@ -131,6 +131,11 @@ def usable(candidates: Iterable[C], now: float) -> tuple[list[C], list[float]]:
     return engines, busy
 
 
+def is_peer(candidate: Candidate, chosen: Candidate) -> bool:
+    """Whether `candidate` could take requests as well as `chosen` if it had room: it is in no worse standing."""
+    return not candidate.is_draining and candidate.standing.is_ejected <= chosen.standing.is_ejected
+
+
 def least(engines: Sequence[C], busy: Sequence[float], turn: int) -> C:
     """Return the least busy; `turn` says whose turn it is among equals: any number that changes from call to call."""
     lowest = min(busy)

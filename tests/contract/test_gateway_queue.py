@@ -39,6 +39,18 @@ def queued(gateway: GatewayThread) -> int:
     return sum(cell.queued for cell in cells)
 
 
+async def test_a_session_whose_home_is_full_counts_as_spilled(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = SLOW
+    gateway = await start_gateway(engine, other_engine, engine_capacity=1)
+    of_session = request(headers="x-session-id: s\r\n")
+    answers = await asyncio.gather(*(call(gateway.port, of_session) for _ in range(2)))
+    assert len({answer.headers["x-specpilot-engine"] for answer in answers}) == 2
+    counts = gateway.plane.fleet.chooser.counts
+    assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
+
+
 async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
