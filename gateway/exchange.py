@@ -143,9 +143,13 @@ class Exchange:
         self._last_at = self._plane.monotonic()
         if self._size <= self._limit_bytes:
             self._chunks.append(data)
-            return
+        else:
+            self.refuse_in_turn(self._too_large())
+
+    def refuse_in_turn(self, error: GatewayError) -> None:
+        """The request will never be whole, or is not to be: answer with `error` once it is its turn."""
         self._chunks.clear()
-        self.refusal = self._too_large()
+        self.refusal = self.refusal or error
         if self.is_active:
             self.refuse(self.refusal)
 
@@ -215,7 +219,11 @@ class Exchange:
         self.refuse(RequestTimeoutError(f"the request did not arrive: {found}"))
 
     def _too_large(self) -> BodyTooLargeError:
-        said = f"the request body is larger than {self._limit_bytes} bytes (--max-body-bytes); send less"
+        said = f"the request body is larger than {self._limit_bytes} bytes "
+        if self._limit_bytes < self._plane.limits.max_body_bytes:
+            said += "and was sent before the answer to the request before it; wait for that, or use another connection"
+        else:
+            said += "(--max-body-bytes); send less"
         return BodyTooLargeError(said)
 
     def own_lines(self) -> bytes:
