@@ -310,7 +310,8 @@ class FrontProtocol(HttpToolsProtocol):
         request_id = self._plane.new_request_id()
         record_unread(self._plane, request_id, error, self._head_since if self._is_in_head else None)
         words = error_reply(error, b"x-request-id: %s\r\n" % request_id, keep_alive=False)
-        if (self.cycle is None or self.cycle.response_complete) and not self.pipeline:
+        cycle: RequestResponseCycle | None = self.cycle
+        if (cycle is None or cycle.response_complete) and not self.pipeline:
             self.transport.write(words)
             self._close_gently()
         else:

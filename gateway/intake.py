@@ -28,9 +28,17 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(slots=True)
 class Intake:
-    """A request as the gateway takes it on. `own` are the header lines that tell the client of it."""
+    """A request as the gateway takes it on. `own` are the header lines that tell the client of it.
 
-    facts: RequestFacts
+    `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` once an
+    engine is chosen. `body` is empty once there can be no retry.
+    """
+
+    facts: RequestFacts | None
+    model: str
+    is_stream: bool
+    max_tokens: int | None
+    work_tokens: int
     traffic_class: str
     own: bytes
     cell: Cell
@@ -59,6 +67,10 @@ def take_in(plane: Plane, path: str, head: RequestHead, key: ApiKey | None, body
     )
     return Intake(
         facts,
+        model,
+        facts.stream,
+        facts.max_tokens,
+        facts.work_tokens,
         found.traffic_class,
         own,
         plane.metrics.cell(model, found.traffic_class),

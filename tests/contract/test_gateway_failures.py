@@ -1,6 +1,7 @@
 """What goes wrong: engines that break, hang or lie; clients that leave; and what each costs whom."""
 
 import asyncio
+import gc
 import json
 import socket
 import time
@@ -362,6 +363,41 @@ async def test_a_broken_stream_of_messages_is_a_named_event(
     gateway = await start_gateway(engine)
     answer = await call(gateway.port, request(STREAM, path="/v1/messages"))
     assert answer.body.startswith(b'event: ping\ndata: {}\n\nevent: error\ndata: {"error":{')
+
+
+def parsed_bodies(marker: str) -> int:
+    """How many parsed request bodies with the field `marker` are in memory."""
+    return sum(type(item) is dict and marker in item and "model" in item for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_a_body_is_not_kept_parsed_while_its_engine_works(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, is_begun: bool
+) -> None:
+    script: Script = [SSE_HEAD, chunk(event("a")), HANG] if is_begun else [HANG]
+    engine.script = other_engine.script = script
+    gateway = await start_gateway(engine, other_engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request({**STREAM, "x-marked": [1]}))
+        await eventually(lambda: serves_twice(engine, other_engine))
+        if is_begun:
+            assert event("a") in await client.reader.readuntil(event("a"))
+        assert parsed_bodies("x-marked") == 0
+
+
+@pytest.mark.parametrize("script", [[OVERLOADED], [CLOSE], BROKEN["error cut off"]], ids=["503", "closed", "cut off"])
+async def test_a_retry_goes_by_the_same_session_and_sends_the_same_bytes(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script
+) -> None:
+    engine.script = other_engine.script = script
+    gateway = await start_gateway(engine, other_engine)
+    body = {**STREAM, "user": "u", "prompt": "x" * 100_000}
+    assert (await call(gateway.port, request(body))).status in (502, 503)
+    counts = gateway.plane.fleet.chooser.counts
+    assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
+    for seen in (*engine.seen, *other_engine.seen):
+        assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
+    assert serves_twice(engine, other_engine) == 2
 
 
 async def test_bytes_beyond_the_end_reach_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
