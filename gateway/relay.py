@@ -2,9 +2,9 @@
 
 Phases: `connect`, `wait` (sent, not one byte of body back), `response`. The engine's head is held back until the first
 byte of body, that of an error until the body's end: until then nothing has been said to the client and another engine
-may be tried, once, within the retry budget. vLLM sends the head of a stream before it has prefilled anything, so this is where
-most retries are possible. A kept connection that the engine closed just as a request went out is replaced by a fresh
-one, without this being counted against the engine or the budget. After the first byte there is no retry: see
+may be tried, once, within the retry budget. vLLM sends the head of a stream before it has prefilled anything, so this
+is where most retries are possible. A kept connection that the engine closed just as a request went out is replaced by
+a fresh one, without this being counted against the engine or the budget. After the first byte there is no retry: see
 `gateway.delivery`.
 
 The relay holds the engine's side only. What ends a request, and what it counts as, is its `Owner`'s business.
