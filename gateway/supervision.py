@@ -197,7 +197,10 @@ class Supervision:
         if any(self._is_doubled(item) for item in self._in(_Phase.STARTING)):
             return []
         serving = {item.slot for item in self._in(_Phase.SERVING)}
-        return [self._start(slot, now) for slot in self._to_reload if slot in serving][:1]
+        for slot in self._to_reload:
+            if slot in serving:
+                return [self._start(slot, now)]
+        return []
 
     def _is_doubled(self, item: _Worker) -> bool:
         return any(other.slot == item.slot for other in self._in(_Phase.SERVING))
