@@ -3,16 +3,21 @@
 import asyncio
 import http.client
 import json
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from gateway.errors import all_errors
+from gateway.settings import GatewaySettings
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -497,11 +502,35 @@ async def test_admin_config_needs_its_token_and_shows_no_secret(
     assert answer.status == 200
     assert answer.json["engines"][0]["models"] == ["tiny"]
     assert answer.json["settings"]["max_body_bytes"] == 16 * 1024 * 1024
+    assert set(answer.json["settings"]) == set(GatewaySettings.model_fields)
+    documented = PAGE.split("\n`GET /admin/config`, with")[1].split("\n## ")[0]
+    assert set(answer.json) == set(re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE))
     assert b"sesame" not in answer.body
     assert b"hush" not in answer.body
     closed = await start_gateway(engine)
     answer = await call(closed.port, request(path=path, method="GET", headers="authorization: Bearer None\r\n"))
     assert answer.status == 401
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://127.0.0.1:1/0", "redis://127.0.0.1:1/0"),
+        ("redis://me:hush@127.0.0.1:1/0", "redis://***@127.0.0.1:1/0"),
+        ("redis://127.0.0.1:1/0?password=hush", "redis://127.0.0.1:1/0"),
+        ("redis://me:hush@127.0.0.1:1/0?password=hush", "redis://***@127.0.0.1:1/0"),
+        ("unix://:hush@/nowhere?db=1", "unix://***@/nowhere"),
+    ],
+)
+async def test_admin_config_shows_no_password_of_redis(
+    engine: ScriptedEngine, start_gateway: StartGateway, url: str, shown: str
+) -> None:
+    gateway = await start_gateway(engine, admin_token="t", redis_url=url)
+    answer = await call(
+        gateway.port, request(path="/admin/config", method="GET", headers="authorization: Bearer t\r\n")
+    )
+    assert answer.json["settings"]["redis_url"] == shown
+    assert b"hush" not in answer.body
 
 
 async def test_in_flight_is_seen_while_it_lasts(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
