@@ -125,6 +125,8 @@ async def test_classes_share_by_weight_and_priority_goes_first(
     assert order[:3] == ["default", "urgent", "urgent"]
     assert order[3:11].count("heavy") == 6
     assert order[3:11].count("light") == 2
+    # vLLM's own `priority` runs the other way, and is an error unless the engine schedules by it.
+    assert not any("priority" in seen.json for seen in engine.seen)
 
 
 async def test_a_full_line_refuses_and_a_late_one_is_told(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

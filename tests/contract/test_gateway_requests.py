@@ -450,6 +450,7 @@ async def test_before_any_engine_is_known(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(engine=("http://127.0.0.1:1",))
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
     ready = await call(gateway.port, request(path="/ready", method="GET"))
     assert (ready.status, ready.json) == (503, {"status": "no engine"})
     assert (await call(gateway.port, request(path="/health", method="GET"))).status == 200
