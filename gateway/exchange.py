@@ -278,6 +278,7 @@ class Exchange:
         place = Place(self, intake.model, intake.traffic_class, self._received_at)
         admission.join(place, wanted.weight, wanted.priority)
         self._place = place
+        intake.facts = None
         intake.cell.queued += 1
 
     def proceed(self, now: float) -> None:
@@ -304,12 +305,10 @@ class Exchange:
         """Choose an engine and go to it."""
         plane, model = self._plane, intake.model
         avoided = () if plane.admission is None else plane.admission.full_engines(model)
-        assert intake.facts is not None
-        engine = plane.fleet.pick(intake.facts, self._request.session, plane.monotonic(), avoided)
+        engine = plane.fleet.pick(intake.take_facts(), self._request.session, plane.monotonic(), avoided)
         if engine is None:
             said = f"no engine of `{model}` takes requests now; try again"
             raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
-        intake.facts = None
         self._relay = relay.Relay(
             plane,
             self,

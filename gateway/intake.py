@@ -30,11 +30,12 @@ RETRY_AFTER_S = 1.0
 class Intake:
     """A request as the gateway takes it on. `own` are the header lines that tell the client of it.
 
-    `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` once an
-    engine is chosen. `body` is empty once there can be no retry.
+    `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` when the
+    request waits or its engine is chosen. `body` is empty once there can be no retry.
     """
 
     facts: RequestFacts | None
+    path: str
     model: str
     is_stream: bool
     max_tokens: int | None
@@ -48,6 +49,11 @@ class Intake:
     def size(self) -> int:
         """The body's length in bytes."""
         return sum(map(len, self.body))
+
+    def take_facts(self) -> RequestFacts:
+        """Return what the choice of an engine looks at and let go of it; a second time it is parsed again."""
+        facts, self.facts = self.facts, None
+        return read_facts(self.path, b"".join(self.body)) if facts is None else facts
 
 
 def take_in(plane: Plane, path: str, head: RequestHead, key: ApiKey | None, body: bytes) -> Intake:
@@ -67,6 +73,7 @@ def take_in(plane: Plane, path: str, head: RequestHead, key: ApiKey | None, body
     )
     return Intake(
         facts,
+        path,
         model,
         facts.stream,
         facts.max_tokens,

@@ -28,7 +28,6 @@ from gateway.intake import RETRY_AFTER_S, Intake
 from gateway.leg import Leg
 from gateway.limits import Overdue
 from gateway.plane import Plane
-from gateway.wire import read_facts
 
 RETRIED_STATUS = (502, 503, 504)
 SMALL_BODY_BYTES = 65_536
@@ -170,8 +169,7 @@ class Relay:
             return False
         if not self._plane.budget.allows(now):
             return False  # before the choice, which counts and remembers what it sends where
-        facts = read_facts(self._path, b"".join(self._intake.body))  # let go of at the first choice; retries are few
-        engine = self._plane.fleet.pick(facts, self._request.session, now, self.engines)
+        engine = self._plane.fleet.pick(self._intake.take_facts(), self._request.session, now, self.engines)
         if engine is None:
             return False
         self._plane.budget.spend(now)
