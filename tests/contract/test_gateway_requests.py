@@ -510,7 +510,8 @@ async def test_admin_config_needs_its_token_and_shows_no_secret(
     assert b"hush" not in answer.body
     closed = await start_gateway(engine)
     answer = await call(closed.port, request(path=path, method="GET", headers="authorization: Bearer None\r\n"))
-    assert answer.status == 401
+    assert (answer.status, answer.code) == (401, "invalid_api_key")
+    assert "start the gateway with --admin-token" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize(
