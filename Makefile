@@ -58,8 +58,9 @@ format: setup  ## Let ruff lay the code out
 test: lint test-compiled  ## Every test, the ones with a real engine included
 	$(BIN)/python -m pytest $(ARGS)
 
-test-compiled: compiled  ## The gateway's tests against its hot path as C
-	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
+test-compiled: compiled  ## The gateway's tests against its hot path as C, in the processes that they start too
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) \
+		$(BIN)/pytest -q -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
 
 test-fast: setup  ## The tests that need no engine
 	$(BIN)/python -m pytest -m "not engine and not e2e" $(ARGS)

@@ -239,7 +239,7 @@ def _secret(value: SecretStr | None) -> str | None:
 
 def _shown(settings: GatewaySettings) -> dict[str, Any]:
     shown = settings.model_dump(mode="json")
-    if settings.redis_url is not None and "@" in settings.redis_url:
-        scheme, _, rest = settings.redis_url.partition("://")
-        shown["redis_url"] = f"{scheme}://***@{rest.rpartition('@')[2]}"
+    if settings.redis_url is not None:
+        scheme, _, rest = settings.redis_url.partition("?")[0].partition("://")  # a password may stand in either place
+        shown["redis_url"] = f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else f"{scheme}://{rest}"
     return shown

@@ -8,15 +8,17 @@ In this order, among the engines of the best rank (`gateway.routing`):
 3. the least busy, or the less busy of two.
 
 1 and 2 only take an engine within `gateway.routing.bound`; else the next home, or the next shorter beginning, or 3.
+An engine that is to be avoided (it is full, or has failed this request) counts there as one beyond every bound.
 What is found under 2 or 3 is remembered for 2. Owns the memory and the turns; clock and randomness come by argument.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
+from math import inf
 
 from gateway.affinity import home, session_of
 from gateway.prefix import Prefixes, points_of
-from gateway.routing import C, bound, least, two_choices, usable
+from gateway.routing import C, bound, is_peer, least, two_choices, usable
 from gateway.wire import RequestFacts
 
 
@@ -37,7 +39,7 @@ class Affinity(StrEnum):
 
 
 class Rule(StrEnum):
-    """Why an engine was chosen. Spilled: the one preferred first was too busy."""
+    """Why an engine was chosen. Spilled: the one preferred first was too busy, or to be avoided."""
 
     SESSION = "session"
     SESSION_SPILLED = "session_spilled"
@@ -59,22 +61,33 @@ class Chooser:
         self.prefixes = Prefixes()
         self.counts: dict[str, int] = dict.fromkeys((rule.value for rule in Rule), 0)
 
-    def choose(self, candidates: Iterable[C], facts: RequestFacts, session: str | None, now: float) -> C | None:
-        """Return the engine for a request; `None` when none of `candidates` may be used.
+    def choose(
+        self,
+        candidates: Collection[C],
+        facts: RequestFacts,
+        session: str | None,
+        now: float,
+        avoid: Collection[C] = (),
+    ) -> C | None:
+        """Return the engine for a request; `None` when none of `candidates` but those to `avoid` may be used.
 
         `session` is what the request's header names; `now` is monotonic seconds.
         """
-        engines, busy = usable(candidates, now)
+        engines, busy = usable([item for item in candidates if item not in avoid] if avoid else candidates, now)
         if not engines:
             return None
+        preferable, load = engines, busy
+        if avoid:
+            passed = [item for item in candidates if item in avoid and is_peer(item, engines[0])]
+            preferable, load = engines + passed, busy + [inf] * len(passed)
         if self._has_session:
             name = session_of(session, facts.body)
             if name is not None:
-                engine, is_home = home(name, engines, busy, bound(busy))
+                engine, is_home = home(name, preferable, load, bound(busy))
                 self.counts[Rule.SESSION if is_home else Rule.SESSION_SPILLED] += 1
                 return engine
         points = points_of(facts) if self._has_prefix else []
-        rule, found = self._holder(points, engines, busy) if points else (Rule.BALANCED, None)
+        rule, found = self._holder(points, preferable, load) if points else (Rule.BALANCED, None)
         engine = self._balanced(engines, busy) if found is None else found
         self.counts[rule] += 1
         if points:

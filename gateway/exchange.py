@@ -143,9 +143,13 @@ class Exchange:
         self._last_at = self._plane.monotonic()
         if self._size <= self._limit_bytes:
             self._chunks.append(data)
-            return
+        else:
+            self.refuse_in_turn(self._too_large())
+
+    def refuse_in_turn(self, error: GatewayError) -> None:
+        """The request will never be whole, or is not to be: answer with `error` once it is its turn."""
         self._chunks.clear()
-        self.refusal = self._too_large()
+        self.refusal = self.refusal or error
         if self.is_active:
             self.refuse(self.refusal)
 
@@ -215,7 +219,11 @@ class Exchange:
         self.refuse(RequestTimeoutError(f"the request did not arrive: {found}"))
 
     def _too_large(self) -> BodyTooLargeError:
-        said = f"the request body is larger than {self._limit_bytes} bytes (--max-body-bytes); send less"
+        said = f"the request body is larger than {self._limit_bytes} bytes "
+        if self._limit_bytes < self._plane.limits.max_body_bytes:
+            said += "and was sent before the answer to the request before it; wait for that, or use another connection"
+        else:
+            said += "(--max-body-bytes); send less"
         return BodyTooLargeError(said)
 
     def own_lines(self) -> bytes:
@@ -239,7 +247,7 @@ class Exchange:
             if self._key is not None and self._key.has_limits:
                 self._charge(self._key, intake)
             self._plane.budget.earn()
-            if self._plane.admission is None or self._plane.admission.is_open(intake.facts.model, self._received_at):
+            if self._plane.admission is None or self._plane.admission.is_open(intake.model, self._received_at):
                 self._go(intake)
             else:
                 self._wait(intake, self._plane.admission)
@@ -255,8 +263,8 @@ class Exchange:
 
     def _charge(self, key: ApiKey, intake: Intake) -> None:
         """Count the request against its key's limits, or refuse it."""
-        meter = self._plane.rates.meter(key, intake.facts.work_tokens, self._received_at)
-        denied = meter.admit(intake.facts.work_tokens, self._received_at)
+        meter = self._plane.rates.meter(key, intake.work_tokens, self._received_at)
+        denied = meter.admit(intake.work_tokens, self._received_at)
         intake.own += rate_lines(meter)
         if denied is None:
             self._is_charged = True
@@ -266,10 +274,11 @@ class Exchange:
 
     def _wait(self, intake: Intake, admission: Admission[Engine]) -> None:
         """Wait for an engine with room."""
-        wanted = self._plane.class_policy(intake.facts.model, intake.traffic_class)
-        place = Place(self, intake.facts.model, intake.traffic_class, self._received_at)
+        wanted = self._plane.class_policy(intake.model, intake.traffic_class)
+        place = Place(self, intake.model, intake.traffic_class, self._received_at)
         admission.join(place, wanted.weight, wanted.priority)
         self._place = place
+        intake.facts = None
         intake.cell.queued += 1
 
     def proceed(self, now: float) -> None:
@@ -294,9 +303,9 @@ class Exchange:
 
     def _go(self, intake: Intake) -> None:
         """Choose an engine and go to it."""
-        plane, model = self._plane, intake.facts.model
+        plane, model = self._plane, intake.model
         avoided = () if plane.admission is None else plane.admission.full_engines(model)
-        engine = plane.fleet.pick(intake.facts, self._request.session, plane.monotonic(), avoided)
+        engine = plane.fleet.pick(intake.take_facts(), self._request.session, plane.monotonic(), avoided)
         if engine is None:
             said = f"no engine of `{model}` takes requests now; try again"
             raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
@@ -348,7 +357,7 @@ class Exchange:
         outcome.waited_s = self._waited_s
         record(plane, outcome)
         if self._is_charged and self._key is not None and intake is not None:
-            estimate = intake.facts.work_tokens
+            estimate = intake.work_tokens
             plane.rates.settle(self._key.key_id, estimate, used_tokens(outcome, intake))
         if trip is not None:
             trip.drop()

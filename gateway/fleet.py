@@ -138,11 +138,9 @@ class Fleet:
         `session` is what its header names.
         """
         candidates = self.by_model.get(facts.model, ())
-        if avoid:
-            candidates = tuple(engine for engine in candidates if engine not in avoid)
-        elif len(candidates) == 1:
+        if not avoid and len(candidates) == 1:
             return None if candidates[0].is_draining else candidates[0]
-        return self.chooser.choose(candidates, facts, session, now)
+        return self.chooser.choose(candidates, facts, session, now, avoid)
 
     def cards(self) -> list[Mapping[str, Any]]:
         """Return `/v1/models` over all engines: one entry per model, those not yet asked as registered."""

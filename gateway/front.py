@@ -2,7 +2,7 @@
 
 Every request is parsed by the same strict parser. A proxied route becomes an `Exchange`, which relays bytes; every
 other route becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds wait in uvicorn's one queue, so requests
-on one connection are answered in the order in which they came. Reading never pauses while an exchange is under way:
+on one connection are answered in the order in which they came. Reading never pauses, whatever is under way:
 a client that leaves is noticed in every phase. So what a client may send ahead is bounded instead: at most
 `PIPELINED` requests, beyond which the rest of the connection is ignored and closed after the answers.
 
@@ -172,12 +172,8 @@ class FrontProtocol(HttpToolsProtocol):
         """Part of a body arrived."""
         self._head_bytes = 0
         cycle: object = self.cycle
-        if not isinstance(cycle, Exchange):
-            if not self._is_deaf and not self._is_upgrading:
-                super().on_body(body)
-            return
-        if not self._is_deaf:
-            cycle.feed(body)
+        if isinstance(cycle, Exchange) and not self._is_deaf:
+            cycle.feed(body)  # no route of the app takes a body, so others' are dropped
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -223,8 +219,7 @@ class FrontProtocol(HttpToolsProtocol):
         self.headers.extend(headers)
         self.expect_100_continue = is_expecting
         super().on_headers_complete()
-        if self._active is not None:
-            self.flow.resume_reading()  # uvicorn pauses for what waits; but the client may leave the exchange
+        self.flow.resume_reading()  # uvicorn pauses for what waits, but a client may leave whatever is before it
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if isinstance(cycle, Exchange):
@@ -249,7 +244,6 @@ class FrontProtocol(HttpToolsProtocol):
         elif self._is_deaf:
             self._close_gently()
         else:
-            self.flow.resume_reading()
             self._idle_since = self._plane.monotonic()
 
     def _begin_next(self) -> None:
@@ -308,10 +302,10 @@ class FrontProtocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._is_deaf = True
-        active = self._active
-        if active is not None and active is cast("object", self.cycle) and not active.is_received:
-            active.keep_alive = False
-            active.refuse(error)
+        latest: object = self.cycle
+        if isinstance(latest, Exchange) and not latest.is_received and not latest.response_complete:
+            latest.keep_alive = False
+            latest.refuse_in_turn(error)
             return
         request_id = self._plane.new_request_id()
         record_unread(self._plane, request_id, error, self._head_since if self._is_in_head else None)

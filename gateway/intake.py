@@ -28,9 +28,18 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(slots=True)
 class Intake:
-    """A request as the gateway takes it on. `own` are the header lines that tell the client of it."""
+    """A request as the gateway takes it on. `own` are the header lines that tell the client of it.
 
-    facts: RequestFacts
+    `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` when the
+    request waits or its engine is chosen. `body` is empty once there can be no retry.
+    """
+
+    facts: RequestFacts | None
+    path: str
+    model: str
+    is_stream: bool
+    max_tokens: int | None
+    work_tokens: int
     traffic_class: str
     own: bytes
     cell: Cell
@@ -40,6 +49,11 @@ class Intake:
     def size(self) -> int:
         """The body's length in bytes."""
         return sum(map(len, self.body))
+
+    def take_facts(self) -> RequestFacts:
+        """Return what the choice of an engine looks at and let go of it; a second time it is parsed again."""
+        facts, self.facts = self.facts, None
+        return read_facts(self.path, b"".join(self.body)) if facts is None else facts
 
 
 def take_in(plane: Plane, path: str, head: RequestHead, key: ApiKey | None, body: bytes) -> Intake:
@@ -59,6 +73,11 @@ def take_in(plane: Plane, path: str, head: RequestHead, key: ApiKey | None, body
     )
     return Intake(
         facts,
+        path,
+        model,
+        facts.stream,
+        facts.max_tokens,
+        facts.work_tokens,
         found.traffic_class,
         own,
         plane.metrics.cell(model, found.traffic_class),

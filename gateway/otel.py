@@ -197,9 +197,9 @@ def _describe(span: Span, outcome: Outcome, now_ns: int) -> None:
     }
     if intake is not None:
         found["gen_ai.operation.name"] = _OPERATIONS.get(outcome.path)
-        found["gen_ai.request.model"] = intake.facts.model
-        found["gen_ai.request.stream"] = intake.facts.stream
-        found["gen_ai.request.max_tokens"] = intake.facts.max_tokens
+        found["gen_ai.request.model"] = intake.model
+        found["gen_ai.request.stream"] = intake.is_stream
+        found["gen_ai.request.max_tokens"] = intake.max_tokens
         found["specpilot.traffic_class"] = intake.traffic_class
     if delivery is not None:
         found["gen_ai.usage.input_tokens"] = delivery.usage.input_tokens

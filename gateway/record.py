@@ -85,7 +85,7 @@ def record(plane: Plane, outcome: Outcome) -> None:
                 "request_id": outcome.request_id.decode(),
                 "method": outcome.method.decode(),
                 "path": outcome.path,
-                "model": None if intake is None else intake.facts.model,
+                "model": None if intake is None else intake.model,
                 "traffic_class": None if intake is None else intake.traffic_class,
                 "key_id": None if outcome.key is None else outcome.key.key_id,
                 "engine": outcome.engine_id,
@@ -113,7 +113,7 @@ def used_tokens(outcome: Outcome, intake: Intake) -> int:
     relay = outcome.relay
     if relay is None or not relay.sent_at or (outcome.status >= _ERROR_BORDER and outcome.status != CLIENT_LEFT):
         return 0
-    estimate = intake.facts.work_tokens
+    estimate = intake.work_tokens
     if relay.delivery is None:
         return estimate
     said = relay.delivery.usage.total_tokens

@@ -1,10 +1,10 @@
 """A request on its way to an engine and its response on the way back: the phases from `connect` on.
 
 Phases: `connect`, `wait` (sent, not one byte of body back), `response`. The engine's head is held back until the first
-byte of body, or the body's end: until then nothing has been said to the client and another engine may be tried,
-once, within the retry budget. vLLM sends the head of a stream before it has prefilled anything, so this is where
-most retries are possible. A kept connection that the engine closed just as a request went out is replaced by a fresh
-one, without this being counted against the engine or the budget. After the first byte there is no retry: see
+byte of body, that of an error until the body's end: until then nothing has been said to the client and another engine
+may be tried, once, within the retry budget. vLLM sends the head of a stream before it has prefilled anything, so this
+is where most retries are possible. A kept connection that the engine closed just as a request went out is replaced by
+a fresh one, without this being counted against the engine or the budget. After the first byte there is no retry: see
 `gateway.delivery`.
 
 The relay holds the engine's side only. What ends a request, and what it counts as, is its `Owner`'s business.
@@ -159,7 +159,7 @@ class Relay:
 
     def _try(self, engine: Engine, *, is_fresh: bool = False) -> None:
         self.phase = "connect"
-        self.leg = Leg(self._plane, engine, self._intake.facts.work_tokens, self)
+        self.leg = Leg(self._plane, engine, self._intake.work_tokens, self)
         self.leg.begin(is_fresh=is_fresh)
 
     def _retry(self) -> bool:
@@ -167,9 +167,12 @@ class Relay:
         now = self._plane.monotonic()
         if self.leg is None or len(self.engines) > 1:
             return False
-        engine = self._plane.fleet.pick(self._intake.facts, self._request.session, now, self.engines)
-        if engine is None or not self._plane.budget.spend(now):
+        if not self._plane.budget.allows(now):
+            return False  # before the choice, which counts and remembers what it sends where
+        engine = self._plane.fleet.pick(self._intake.take_facts(), self._request.session, now, self.engines)
+        if engine is None:
             return False
+        self._plane.budget.spend(now)
         self.engines.append(engine)
         self._try_again(engine)
         return True
@@ -232,11 +235,10 @@ class Relay:
         delivery = self.delivery
         assert delivery is not None
         self.last_at = now = self._plane.monotonic()
-        if self.phase != "response":
-            self.phase = "response"
-            self._intake.body = ()  # there will be no retry, and a stream may last
+        self.phase = "response"
         out = delivery.take(raw, payload, now, self._intake.cell.itl)
         if out:
+            self._intake.body = ()  # there will be no retry, and a stream may last
             self._front.write(out)
 
     def end(self) -> None:

@@ -85,8 +85,10 @@ def create_routes(  # noqa: C901 - one small function a route
     @app.get("/admin/config")
     async def config(request: Request) -> dict[str, Any]:
         """What this replica runs: settings, engines, policies and key ids, without secrets."""
+        if admin_token is None:
+            raise InvalidApiKeyError("this route is closed; start the gateway with --admin-token to open it")
         sent = _bearer(request)
-        if admin_token is None or sent is None or not secrets.compare_digest(sent, admin_token.encode()):
+        if sent is None or not secrets.compare_digest(sent, admin_token.encode()):
             raise InvalidApiKeyError("send `Authorization: Bearer <token>` with the token of --admin-token")
         return _config_of(plane, shown_settings)
 

@@ -131,6 +131,11 @@ def usable(candidates: Iterable[C], now: float) -> tuple[list[C], list[float]]:
     return engines, busy
 
 
+def is_peer(candidate: Candidate, chosen: Candidate) -> bool:
+    """Whether `candidate` could take requests as well as `chosen` if it had room: it is in no worse standing."""
+    return not candidate.is_draining and candidate.standing.is_ejected <= chosen.standing.is_ejected
+
+
 def least(engines: Sequence[C], busy: Sequence[float], turn: int) -> C:
     """Return the least busy; `turn` says whose turn it is among equals: any number that changes from call to call."""
     lowest = min(busy)
@@ -170,12 +175,16 @@ class RetryBudget:
         """A request came in."""
         self._balance = min(self._burst, self._balance + self._ratio)
 
-    def spend(self, now: float) -> bool:
-        """Take one retry out; `False` when there is none left."""
+    def allows(self, now: float) -> bool:
+        """Whether there is a retry left to `spend`."""
         if self._at is not None:
             self._balance = min(self._burst, self._balance + self._floor_per_s * max(0.0, now - self._at))
         self._at = now
-        if self._balance < 1.0:
+        return self._balance >= 1.0
+
+    def spend(self, now: float) -> bool:
+        """Take one retry out; `False` when there is none left."""
+        if not self.allows(now):
             return False
         self._balance -= 1.0
         return True

@@ -7,8 +7,9 @@ Workers stand in slots, one that serves in each; a slot has a listening socket o
   `PAUSE_LIMIT_S`. Its slot stops listening, so that the others get its connections.
 - A worker that ends before it was ready ends the program when no other serves or is starting; else its slot is
   tried again like one that died. So a gateway that serves goes on serving whatever keeps new workers from starting.
-- Reload: slot by slot, a new worker on the slot's own socket, and when that is ready the old one leaves. A new worker
-  that does not become ready ends the reload; the old one stays.
+- Reload: slot by slot, a new worker on the slot's own socket, and when that is ready the old one leaves. A worker that
+  is starting may have read the old settings, so it is replaced too, once it is ready. A new worker that does not become
+  ready ends the reload, and the old one stays; unless another reload was asked for since that new one started.
 - Stop: every worker is told to; who has not ended when `stop_limit_s` is over is killed.
 
 Times are monotonic seconds.
@@ -157,8 +158,11 @@ class Supervision:
             said += ", before it was ready"
         heirs = [other for other in self._workers.values() if other.phase is not _Phase.LEAVING]
         if any(other.slot == item.slot for other in heirs):
-            self._to_reload.clear()
-            return [Say(f"{said}; the slot's other worker goes on, the reload ends here", is_warning=True)]
+            said += "; the slot's other worker goes on"
+            if item.phase is _Phase.STARTING and item.slot not in self._to_reload:
+                said += ", the reload ends here"
+                self._to_reload.clear()
+            return [Say(said, is_warning=True), *self._reload_next(now)]
         if item.phase is _Phase.STARTING and not heirs:
             return self._give_up(said, status, now)
         pause_s = 0.0 if lived_s >= HEALTHY_S else min(PAUSE_LIMIT_S, max(PAUSE_S, 2 * self._pause_s[item.slot]))
@@ -167,10 +171,10 @@ class Supervision:
         return [Unlisten(item.slot), Say(f"{said}; starting another in {pause_s:.0f} s", is_warning=True)]
 
     def reload(self, now: float) -> list[Action]:
-        """Replace every worker that serves by a new one."""
+        """Replace every worker that serves or is starting by a new one."""
         if self.is_stopping:
             return []
-        self._to_reload = sorted({item.slot for item in self._in(_Phase.SERVING)})
+        self._to_reload = sorted({item.slot for item in self._workers.values() if item.phase is not _Phase.LEAVING})
         return [Say("replacing the workers one after another"), *self._reload_next(now)]
 
     def stop(self, now: float) -> list[Action]:
@@ -190,9 +194,11 @@ class Supervision:
         return actions
 
     def _reload_next(self, now: float) -> list[Action]:
-        while self._to_reload and not any(self._is_doubled(item) for item in self._in(_Phase.STARTING)):
-            slot = self._to_reload.pop(0)
-            if any(item.slot == slot for item in self._in(_Phase.SERVING)):
+        if any(self._is_doubled(item) for item in self._in(_Phase.STARTING)):
+            return []
+        serving = {item.slot for item in self._in(_Phase.SERVING)}
+        for slot in self._to_reload:
+            if slot in serving:
                 return [self._start(slot, now)]
         return []
 
@@ -200,6 +206,8 @@ class Supervision:
         return any(other.slot == item.slot for other in self._in(_Phase.SERVING))
 
     def _start(self, slot: int, now: float) -> Start:
+        if slot in self._to_reload:
+            self._to_reload.remove(slot)
         self._last += 1
         self._workers[self._last] = _Worker(slot, now)
         return Start(self._last, slot)

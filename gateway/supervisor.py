@@ -52,7 +52,12 @@ def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
         fail(PROGRAM, f"--workers: {said}")
     with folder as name, reserved:
         supervision = Supervision(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
-        status = Supervisor(supervision, reserved, Path(name), flags, SystemClock()).run()
+        try:
+            ledger = Ledger(Path(name))
+        except OSError as error:
+            remedy = "make room there, or point TMPDIR at another directory"
+            fail(PROGRAM, f"--workers: the workers' counts cannot be written to {name}: {error.strerror}; {remedy}")
+        status = Supervisor(supervision, reserved, Path(name), ledger, flags, SystemClock()).run()
     sys.exit(status)
 
 
@@ -65,17 +70,26 @@ class _Child:
 
 
 class Supervisor:
-    """Performs what `supervision` decides. `flags` are the program's own; `folder` is where tallies are left."""
+    """Performs what `supervision` decides.
 
-    def __init__(
-        self, supervision: Supervision, reserved: socket.socket, folder: Path, flags: Sequence[str], clock: Clock
+    `flags` are the program's own; `folder` is where tallies are left, and `ledger` the account there.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a whole program
+        self,
+        supervision: Supervision,
+        reserved: socket.socket,
+        folder: Path,
+        ledger: Ledger,
+        flags: Sequence[str],
+        clock: Clock,
     ) -> None:
         self._supervision = supervision
         self._reserved = reserved
         self._folder = folder
         self._flags = flags
         self._monotonic = clock.monotonic
-        self._ledger = Ledger(folder)
+        self._ledger = ledger
         self._children: dict[int, _Child] = {}
         self._listeners: dict[int, socket.socket] = {}
         self._signals: list[int] = []

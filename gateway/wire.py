@@ -44,7 +44,8 @@ _NOT_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING.pattern + rb")++", re.D
 class RequestFacts:
     """What the gateway knows of a request. `body` is what `orjson` made of it; read it, never write it.
 
-    `work_tokens` estimates what the request asks of an engine: prompt plus output, in tokens.
+    `work_tokens` estimates what the request asks of an engine: prompt plus output, in tokens. `max_tokens` is the
+    largest number of output tokens that it allows; `None` when it does not say.
     """
 
     path: str
@@ -52,6 +53,7 @@ class RequestFacts:
     stream: bool
     body: dict[str, Any]
     work_tokens: int
+    max_tokens: int | None
 
     @property
     def has_tools(self) -> bool:
@@ -62,11 +64,6 @@ class RequestFacts:
     def has_response_format(self) -> bool:
         """Whether the request binds the shape of its answer."""
         return bool(self.body.get("response_format") or self.body.get("structured_outputs"))
-
-    @property
-    def max_tokens(self) -> int | None:
-        """The largest number of output tokens that the request allows; `None` when it does not say."""
-        return _max_tokens(self.body)
 
     @property
     def prompt_chars(self) -> int:
@@ -104,12 +101,9 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
     if stream is not None and type(stream) is not bool:
         raise InvalidFieldError("stream must be true or false", param="stream")
     prompt_tokens = min(len(body) // CHARS_PER_TOKEN, PROMPT_TOKENS_COUNTED)
-    output_tokens = _max_tokens(found)
-    if output_tokens is None:
-        output_tokens = UNSAID_OUTPUT_TOKENS
-    return RequestFacts(
-        path, model, stream is True, found, prompt_tokens + max(0, min(output_tokens, OUTPUT_TOKENS_COUNTED))
-    )
+    max_tokens = _max_tokens(found)
+    output_tokens = UNSAID_OUTPUT_TOKENS if max_tokens is None else max(0, min(max_tokens, OUTPUT_TOKENS_COUNTED))
+    return RequestFacts(path, model, stream is True, found, prompt_tokens + output_tokens, max_tokens)
 
 
 def mark(body: bytes, facts: RequestFacts, traffic_class: str) -> Sequence[bytes | memoryview]:

@@ -2,8 +2,8 @@
 
 Starts Redis, the engines, the controller and the gateway under one supervisor, shows progress, says where everything
 is, and then shows one live line. On a machine without a GPU each engine is bound to cores of its own and the other
-programs to the last core: an engine's OpenMP threads spin, and any other busy process on their cores would make its
-steps many times longer.
+programs to the last core, or as many as the gateway has workers: an engine's OpenMP threads spin, and any other busy
+process on their cores would make its steps many times longer.
 """
 
 import os
@@ -55,6 +55,7 @@ class UpSettings(ProgramSettings):
     )
     host: str = Field(default="127.0.0.1", description="address that gateway and admin API listen on")
     port: int = Field(default=8080, ge=1, le=65535, description="gateway's port")
+    workers: int = Field(default=1, ge=1, le=64, description="gateway's processes, which share the port")
     admin_port: int = Field(default=8081, ge=1, le=65535, description="first controller's port")
     engine_port: int = Field(default=8100, ge=1, le=65535, description="first engine's port")
     model: str = Field(default=str(DEMO_MODEL / "target"), description="target model: a folder or a name")
@@ -85,7 +86,11 @@ def main(arguments: Sequence[str]) -> None:
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    supervisor = Supervisor(settings.state_dir / "logs", _say)
+    try:
+        supervisor = Supervisor(settings.state_dir / "logs", _say)
+    except OSError as error:
+        said = f"cannot make {error.filename}: {error.strerror}; name a folder that can be written"
+        fail(PROGRAM, f"--state-dir: {said}")
     try:
         redis_url = _start(settings, supervisor, stop)
         if stop.is_set():
@@ -158,8 +163,7 @@ def _write_policy(settings: UpSettings, redis_url: str) -> None:
 
 def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
     has_gpu = shutil.which("nvidia-smi") is not None
-    cores = sorted(os.sched_getaffinity(0))
-    engine_cores = cores[:-1] or cores
+    engine_cores, _ = _cores(settings)
     parts = []
     for index in range(settings.engines):
         port = settings.engine_port + index
@@ -198,7 +202,7 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
 
 
 def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
-    last_core = frozenset(sorted(os.sched_getaffinity(0))[-1:])
+    _, server_cores = _cores(settings)
     specpilot = (sys.executable, "-m", "specpilot.cli")
     token = ("--admin-token", settings.admin_token) if settings.admin_token else ()
     shared = ("--host", settings.host, "--redis-url", redis_url, *token)
@@ -209,17 +213,24 @@ def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
                 "controller" if port == settings.admin_port else f"controller-{port}",
                 [*specpilot, "controller", *shared, "--port", str(port)],
                 _answers(f"http://{settings.host}:{port}/health"),
-                cores=last_core,
+                cores=frozenset(server_cores),
             )
             for port in admin_ports
         ),
         Part(
             "gateway",
-            [*specpilot, "gateway", *shared, "--port", str(settings.port)],
+            [*specpilot, "gateway", *shared, "--port", str(settings.port), "--workers", str(settings.workers)],
             _answers(f"http://{settings.host}:{settings.port}/ready"),
-            cores=last_core,
+            cores=frozenset(server_cores),
         ),
     ]
+
+
+def _cores(settings: UpSettings) -> tuple[list[int], list[int]]:
+    """Return the cores of the engines and those of the other programs; where there is only one, it is everybody's."""
+    cores = sorted(os.sched_getaffinity(0))
+    count = max(1, min(settings.workers, len(cores) - 1))
+    return cores[:-count] or cores, cores[-count:]
 
 
 def _answers(url: str) -> Callable[[], bool]:

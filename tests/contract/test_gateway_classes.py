@@ -219,6 +219,8 @@ async def test_frozen_redis_delays_no_request(
     try:
         for _ in range(50):
             assert (await call(gateway.port, timeout_s=0.5)).status == 200
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            assert (await call(gateway.port, request(path=path, method="GET"), timeout_s=0.5)).status == 200
     finally:
         redis.process.send_signal(18)
 
@@ -236,6 +238,19 @@ async def test_a_registered_engine_of_the_list_is_one_engine(
     store.close()
     gateway = await start_gateway(engine, redis_url=redis.url)
     assert [*gateway.plane.fleet.engines] == ["e1"]
+
+
+async def test_when_every_engine_drains_the_error_says_when_to_come_back(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(record_of(engine, draining=True), 60.0)
+    store.close()
+    gateway = await start_gateway(redis_url=redis.url)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert engine.seen == []
 
 
 async def test_requests_under_way_survive_the_engine_leaving_the_fleet(

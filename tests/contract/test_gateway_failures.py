@@ -1,6 +1,8 @@
 """What goes wrong: engines that break, hang or lie; clients that leave; and what each costs whom."""
 
 import asyncio
+import gc
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -9,8 +11,10 @@ from typing import cast
 import pytest
 
 from gateway import routing
+from gateway.prefix import points_of
+from gateway.wire import read_facts
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import STREAM, Answer, Client, call, request
+from tests.support.gateway_client import PATH, STREAM, Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import (
     CLOSE,
@@ -361,6 +365,41 @@ async def test_a_broken_stream_of_messages_is_a_named_event(
     assert answer.body.startswith(b'event: ping\ndata: {}\n\nevent: error\ndata: {"error":{')
 
 
+def parsed_bodies(marker: str) -> int:
+    """How many parsed request bodies with the field `marker` are in memory."""
+    return sum(type(item) is dict and marker in item and "model" in item for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_a_body_is_not_kept_parsed_while_its_engine_works(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, is_begun: bool
+) -> None:
+    script: Script = [SSE_HEAD, chunk(event("a")), HANG] if is_begun else [HANG]
+    engine.script = other_engine.script = script
+    gateway = await start_gateway(engine, other_engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request({**STREAM, "x-marked": [1]}))
+        await eventually(lambda: serves_twice(engine, other_engine))
+        if is_begun:
+            assert event("a") in await client.reader.readuntil(event("a"))
+        assert parsed_bodies("x-marked") == 0
+
+
+@pytest.mark.parametrize("script", [[OVERLOADED], [CLOSE], BROKEN["error cut off"]], ids=["503", "closed", "cut off"])
+async def test_a_retry_goes_by_the_same_session_and_sends_the_same_bytes(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script
+) -> None:
+    engine.script = other_engine.script = script
+    gateway = await start_gateway(engine, other_engine)
+    body = {**STREAM, "user": "u", "prompt": "x" * 100_000}
+    assert (await call(gateway.port, request(body))).status in (502, 503)
+    counts = gateway.plane.fleet.chooser.counts
+    assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
+    for seen in (*engine.seen, *other_engine.seen):
+        assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
+    assert serves_twice(engine, other_engine) == 2
+
+
 async def test_bytes_beyond_the_end_reach_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     evil = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
     engine.scripts = [[reply(completion()) + evil], [*stream("a")[:-1], LAST_CHUNK + evil], [reply(completion())]]
@@ -410,6 +449,29 @@ async def test_retries_have_a_budget(
             client.send(request())
             assert (await client.answer()).status == 503
     assert gateway.plane.metrics.retries <= 10 + 0.1 * 100 + 5
+
+
+async def test_a_retry_that_the_budget_refuses_is_neither_counted_nor_remembered(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = [OVERLOADED]
+    gateway = await start_gateway(engine, other_engine, retry_ratio=0)
+    bodies = [{"model": "tiny", "messages": [{"role": "user", "content": f"{at}" * 2000}]} for at in range(100, 125)]
+    async with await Client.connect(gateway.port) as client:
+        for body in bodies:
+            client.send(request(body))
+            assert (await client.answer()).status == 503
+    chooser = gateway.plane.fleet.chooser
+    assert gateway.plane.metrics.retries < len(bodies)
+    assert sum(chooser.counts.values()) == len(engine.seen) + len(other_engine.seen)
+    for body in bodies:
+        got = {
+            f"127.0.0.1:{one.port}"
+            for one in (engine, other_engine)
+            if any(seen.json["messages"] == body["messages"] for seen in one.seen)
+        }
+        point = points_of(read_facts(PATH, json.dumps(body).encode()))[-1]
+        assert set(chooser.prefixes.holders(point)) == got
 
 
 async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

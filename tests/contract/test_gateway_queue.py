@@ -1,6 +1,7 @@
 """Requests that wait for an engine with room: order, bounds, leaving, engines that come and go, the end."""
 
 import asyncio
+import gc
 import signal
 from contextlib import AsyncExitStack
 
@@ -39,6 +40,18 @@ def queued(gateway: GatewayThread) -> int:
     return sum(cell.queued for cell in cells)
 
 
+async def test_a_session_whose_home_is_full_counts_as_spilled(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = SLOW
+    gateway = await start_gateway(engine, other_engine, engine_capacity=1)
+    of_session = request(headers="x-session-id: s\r\n")
+    answers = await asyncio.gather(*(call(gateway.port, of_session) for _ in range(2)))
+    assert len({answer.headers["x-specpilot-engine"] for answer in answers}) == 2
+    counts = gateway.plane.fleet.chooser.counts
+    assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
+
+
 async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
@@ -72,6 +85,24 @@ async def test_what_a_pipelined_request_waits_behind_another_is_no_time_in_the_q
         assert [(await first.answer()).status for _ in range(3)] == [200] * 3
         assert (await second.answer()).status == 200
     assert gateway.plane.metrics.refusals == {}
+
+
+async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = SLOW
+    gateway = await start_gateway(engine, other_engine, engine_capacity=1)
+    body = {"model": "tiny", "user": "u", "x-marked": [1], "prompt": "x" * 100_000}
+    calls = [asyncio.create_task(call(gateway.port, request(body))) for _ in range(3)]
+    await eventually(lambda: queued(gateway) == 1)
+    # A line can be long and a parsed body many times its bytes.
+    marked = [item for item in gc.get_objects() if type(item) is dict and "x-marked" in item and "model" in item]
+    assert [item for item in marked if item is not body] == []
+    for answer in await asyncio.gather(*calls):
+        assert answer.status == 200
+    assert sum(gateway.plane.fleet.chooser.counts[rule] for rule in ("session", "session_spilled")) == 3
+    for seen in (*engine.seen, *other_engine.seen):
+        assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
 
 
 async def test_never_more_than_the_capacity_is_under_way(
@@ -113,6 +144,8 @@ async def test_classes_share_by_weight_and_priority_goes_first(
     assert order[:3] == ["default", "urgent", "urgent"]
     assert order[3:11].count("heavy") == 6
     assert order[3:11].count("light") == 2
+    # vLLM's own `priority` runs the other way, and is an error unless the engine schedules by it.
+    assert not any("priority" in seen.json for seen in engine.seen)
 
 
 async def test_a_full_line_refuses_and_a_late_one_is_told(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

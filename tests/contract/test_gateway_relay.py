@@ -101,7 +101,8 @@ async def test_every_relayed_route_reaches_the_engine(
 @pytest.mark.parametrize(
     "path",
     [
-        "/speculation", "/sleep", "/collective_rpc", "/reset_prefix_cache", "/v1/load_lora_adapter",
+        "/speculation", "/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache", "/load_lora_adapter",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/server_info", "/start_profile", "/v1/chat/completions/",
         "/v1/chat/completions/../../speculation", "//speculation", "/v1/%63hat/completions", "/metrics/x",
     ],
 )  # fmt: skip

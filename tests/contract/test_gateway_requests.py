@@ -3,16 +3,21 @@
 import asyncio
 import http.client
 import json
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from gateway.errors import all_errors
+from gateway.settings import GatewaySettings
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -124,6 +129,97 @@ async def test_a_bad_second_request_does_not_spoil_the_first(
         assert (await client.answer()).body == completion()
         assert (await client.answer()).code == "bad_request"
         assert await client.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("rest", "status", "code"),
+    [
+        (b"zz\r\n", 400, "bad_request"),
+        (b"2\r\n{}\r\n0\r\nx: y\r\n z\r\n\r\n", 400, "bad_request"),
+        (b"2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 40_000, 431, "head_too_large"),
+    ],
+)
+async def test_what_goes_wrong_within_a_request_that_waits_is_its_own_answer_in_order(
+    engine: ScriptedEngine, start_gateway: StartGateway, rest: bytes, status: int, code: str
+) -> None:
+    engine.script = [0.1, reply(completion())]
+    gateway = await start_gateway(engine)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() * 2 + head % b"mine" + rest)
+        for _ in range(2):
+            assert (await client.answer()).body == completion()
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (status, code)
+        assert answer.headers["x-request-id"] == "mine"
+        assert await client.is_closed()
+    assert len(engine.seen) == 2
+    lines = await eventually(lambda: found if len(found := gateway.log_lines()) == 3 else None)
+    assert [line["status"] for line in lines] == [200, 200, status]
+
+
+async def test_a_body_too_large_to_wait_behind_another_request_is_told_what_would_help(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.1, reply(completion())]
+    gateway = await start_gateway(engine)
+    large = request({"model": "tiny", "prompt": "x" * 1_200_000})
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + large)
+        assert (await client.answer()).status == 200
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (413, "body_too_large")
+        said = answer.json["error"]["message"]
+        assert "1048576" in said
+        assert "another connection" in said
+        assert "--max-body-bytes" not in said
+        client.send(large)  # alone it may be as large as any
+        assert (await client.answer()).status == 200
+        small = await start_gateway(engine, max_body_bytes=2048)
+    async with await Client.connect(small.port) as client:
+        client.send(request() + large)
+        assert (await client.answer()).status == 200
+        assert "2048 bytes (--max-body-bytes)" in (await client.answer()).json["error"]["message"]
+
+
+async def test_a_large_body_for_the_app_behind_a_request_hides_no_client_that_leaves(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, admin_token="t")
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + request(b"x" * 1_000_000, path="/admin/config"))
+        await engine.wait_seen(1)
+        await client.writer.drain()
+    async with asyncio.timeout(1):
+        await engine.seen[0].closed.wait()
+    assert gateway.plane.metrics.disconnects == {"wait": 1}
+
+
+async def test_a_large_body_for_the_app_is_read_over_and_the_next_request_answered(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.05, reply(completion())]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + request(b"x" * 1_000_000, path="/health", method="GET") + request())
+        assert (await client.answer()).body == completion()
+        assert (await client.answer()).json == {"status": "ok"}
+        assert (await client.answer()).body == completion()
+
+
+async def test_a_body_that_comes_late_behind_requests_for_the_app_is_read(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    health, whole = request(b"", path="/health", method="GET"), request()
+    async with await Client.connect(gateway.port) as client:
+        client.send(health * 3 + whole[:-10])
+        for _ in range(3):
+            assert (await client.answer()).json == {"status": "ok"}
+        await asyncio.sleep(0.05)
+        client.send(whole[-10:])
+        assert (await client.answer(timeout_s=3)).body == completion()
 
 
 async def test_chunked_bodies_are_taken_and_forwarded_with_a_length(
@@ -354,6 +450,7 @@ async def test_before_any_engine_is_known(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(engine=("http://127.0.0.1:1",))
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
     ready = await call(gateway.port, request(path="/ready", method="GET"))
     assert (ready.status, ready.json) == (503, {"status": "no engine"})
     assert (await call(gateway.port, request(path="/health", method="GET"))).status == 200
@@ -406,11 +503,36 @@ async def test_admin_config_needs_its_token_and_shows_no_secret(
     assert answer.status == 200
     assert answer.json["engines"][0]["models"] == ["tiny"]
     assert answer.json["settings"]["max_body_bytes"] == 16 * 1024 * 1024
+    assert set(answer.json["settings"]) == set(GatewaySettings.model_fields)
+    documented = PAGE.split("\n`GET /admin/config`, with")[1].split("\n## ")[0]
+    assert set(answer.json) == set(re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE))
     assert b"sesame" not in answer.body
     assert b"hush" not in answer.body
     closed = await start_gateway(engine)
     answer = await call(closed.port, request(path=path, method="GET", headers="authorization: Bearer None\r\n"))
-    assert answer.status == 401
+    assert (answer.status, answer.code) == (401, "invalid_api_key")
+    assert "start the gateway with --admin-token" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://127.0.0.1:1/0", "redis://127.0.0.1:1/0"),
+        ("redis://me:hush@127.0.0.1:1/0", "redis://***@127.0.0.1:1/0"),
+        ("redis://127.0.0.1:1/0?password=hush", "redis://127.0.0.1:1/0"),
+        ("redis://me:hush@127.0.0.1:1/0?password=hush", "redis://***@127.0.0.1:1/0"),
+        ("unix://:hush@/nowhere?db=1", "unix://***@/nowhere"),
+    ],
+)
+async def test_admin_config_shows_no_password_of_redis(
+    engine: ScriptedEngine, start_gateway: StartGateway, url: str, shown: str
+) -> None:
+    gateway = await start_gateway(engine, admin_token="t", redis_url=url)
+    answer = await call(
+        gateway.port, request(path="/admin/config", method="GET", headers="authorization: Bearer t\r\n")
+    )
+    assert answer.json["settings"]["redis_url"] == shown
+    assert b"hush" not in answer.body
 
 
 async def test_in_flight_is_seen_while_it_lasts(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

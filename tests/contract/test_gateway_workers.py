@@ -46,9 +46,12 @@ def children(program: GatewayProgram) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def arguments(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 def folder_of(worker: int) -> Path:
-    flags = Path(f"/proc/{worker}/cmdline").read_text().split("\0")
-    return next(Path(flag) for flag in flags if "specpilot-gateway-" in flag)
+    return next(Path(flag) for flag in arguments(worker) if "specpilot-gateway-" in flag)
 
 
 def is_alive(pid: int) -> bool:
@@ -335,6 +338,41 @@ def test_a_temporary_directory_that_cannot_be_written_is_named(tmp_path: Path) -
     assert done.stderr.count("\n") == 1
 
 
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", FULL_DISK, "--engine", "http://x", "--port", "0", "--workers", "2"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    assert done.returncode == 2
+    assert f"cannot be written to {tmp_path}/specpilot-gateway-" in done.stderr
+    assert "TMPDIR" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+async def test_reload_replaces_a_worker_that_is_still_starting(
+    engine: ScriptedEngine, start: Start, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('[{"key_id": "a", "key": "old"}]')
+    program = await start("--api-keys-file", str(keys))
+    victim, _ = children(program)
+    os.kill(victim, signal.SIGKILL)
+    await eventually(lambda: [pid for pid in children(program) if "3" in arguments(pid)], 20)  # has the third begun
+    keys.write_text('[{"key_id": "a", "key": "new"}]')
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: len(lines(program, "has left")) == 2, 30)
+    statuses = [
+        (await call(program.port, request(headers=f"authorization: Bearer {key}\r\n"))).status
+        for key in ("new", "old") * 12
+    ]
+    assert statuses == [200, 401] * 12
+
+
+# Room for the file by which `tempfile` tries a directory, and for no more.
+FULL_DISK = (
+    "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8));"
+    "import gateway.__main__ as g; g.main(sys.argv[1:])"
+)
 NO_TEMPORARY = (
     "import sys, tempfile; tempfile.tempdir = '/does/not/exist'; import gateway.__main__ as g; g.main(sys.argv[1:])"
 )

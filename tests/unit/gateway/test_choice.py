@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.choice import Affinity, Balance, Chooser, Rule
-from gateway.routing import bound, usable
+from gateway.routing import Standing, bound, usable
 from tests.support.candidates import One, chat, ejected, facts, fleet, fleets
 
 SYSTEM = "You are a careful assistant. " * 80
@@ -70,6 +70,41 @@ def test_a_session_stays_though_others_are_idle_and_leaves_when_its_home_is_much
         engine.work_tokens = 9000.0
     assert found.choose(engines, facts(), "s", 0.0) is home
     assert used(found) == {Rule.SESSION: 3, Rule.SESSION_SPILLED: 1}
+
+
+def test_a_session_whose_home_is_to_be_avoided_is_spilled() -> None:
+    found, engines = chooser(), fleet(4)
+    home = found.choose(engines, facts(), "s", 0.0)
+    assert home is not None
+    full = [home]
+    other = found.choose(engines, facts(), "s", 0.0, full)
+    assert other is found.choose([engine for engine in engines if engine is not home], facts(), "s", 0.0)
+    assert used(found) == {Rule.SESSION: 2, Rule.SESSION_SPILLED: 1}  # an engine that is not there is nobody's home
+    home.standing = ejected()
+    assert found.choose(engines, facts(), "s", 0.0, full) is other
+    home.standing, home.is_draining = Standing(), True
+    assert found.choose(engines, facts(), "s", 0.0, full) is other
+    assert used(found) == {Rule.SESSION: 4, Rule.SESSION_SPILLED: 1}  # nor is one that takes nothing
+    assert found.choose([home], facts(), "s", 0.0, full) is None
+
+
+def test_a_beginning_whose_engine_is_to_be_avoided_is_spilled_and_then_known_elsewhere() -> None:
+    found, engines = chooser(), fleet(3)
+    first = found.choose(engines, chat(SYSTEM), None, 0.0)
+    assert first is not None
+    other = found.choose(engines, chat(SYSTEM), None, 0.0, [first])
+    assert other is not first
+    assert found.choose(engines, chat(SYSTEM), None, 0.0, [first]) is other
+    assert used(found) == {Rule.BALANCED: 1, Rule.PREFIX_SPILLED: 1, Rule.PREFIX: 1}
+
+
+@pytest.mark.parametrize("balance", Balance)
+def test_what_is_to_be_avoided_is_not_balanced_to_though_nothing_is_busier(balance: Balance) -> None:
+    found, engines = chooser(balance=balance), fleet(3)
+    engines[2].work_tokens = None
+    for avoided in (engines[:2], engines[:1], engines[1:]):
+        assert found.choose(engines, facts(), None, 0.0, avoided) not in avoided
+    assert found.choose(engines, facts(), "s", 0.0, engines[:2]) is engines[2]
 
 
 def test_a_session_outlives_its_ejected_home_and_returns_to_it() -> None:

@@ -117,6 +117,64 @@ def test_a_reload_whose_worker_does_not_start_leaves_the_old_ones() -> None:
     assert not supervision.is_stopping
 
 
+def test_a_reload_replaces_a_worker_that_is_starting_once_that_is_ready() -> None:
+    supervision = serving()
+    supervision.ended(2, -9, 5.0)
+    assert deeds(supervision.due(6.0)) == [Start(3, 1)]
+    assert deeds(supervision.reload(6.1)) == [Start(4, 0)]  # 3 may have read the old settings
+    assert deeds(supervision.ready(3, 6.5)) == []
+    assert deeds(supervision.ready(4, 7.0)) == [Retire(1), Start(5, 1)]
+    assert deeds(supervision.ready(5, 8.0)) == [Retire(3)]
+    assert supervision.wait_s(9.0) is None
+
+
+def test_a_reload_replaces_the_first_worker_that_is_starting() -> None:
+    supervision = Supervision(2, 40.0)
+    supervision.due(0.0)
+    assert deeds(supervision.reload(0.1)) == []
+    assert deeds(supervision.ready(1, 1.0)) == [Start(2, 0)]
+    assert deeds(supervision.due(1.0)) == [Start(3, 1)]  # it reads the new settings
+    assert deeds(supervision.ready(3, 2.0)) == []
+    assert deeds(supervision.ready(2, 2.0)) == [Retire(1)]
+    assert supervision.wait_s(3.0) is None
+
+
+def test_a_worker_that_starts_after_the_reload_was_asked_for_is_not_replaced_again() -> None:
+    supervision = serving()
+    supervision.ended(2, -9, 5.0)
+    assert deeds(supervision.reload(5.5)) == [Start(3, 0)]
+    assert deeds(supervision.due(6.0)) == [Start(4, 1)]
+    assert deeds(supervision.ready(4, 6.5)) == []
+    assert deeds(supervision.ready(3, 7.0)) == [Retire(1)]
+    assert supervision.wait_s(9.0) is None
+
+
+def test_a_second_reload_replaces_what_the_first_has_started() -> None:
+    supervision = serving()
+    supervision.reload(9.0)
+    assert deeds(supervision.reload(9.1)) == []
+    assert deeds(supervision.ready(3, 10.0)) == [Retire(1), Start(4, 0)]
+    assert deeds(supervision.ready(4, 11.0)) == [Retire(3), Start(5, 1)]
+    assert deeds(supervision.ready(5, 12.0)) == [Retire(2)]
+
+
+def test_a_worker_that_fails_on_old_settings_does_not_end_a_newer_reload() -> None:
+    supervision = serving()
+    supervision.reload(9.0)
+    supervision.reload(9.1)  # the settings that 3 is about to fail on have been corrected
+    assert deeds(supervision.ended(3, 2, 9.5)) == [Start(4, 0)]
+    assert deeds(supervision.ended(4, 2, 9.9)) == []
+    assert supervision.wait_s(10.0) is None
+
+
+def test_a_worker_that_dies_while_its_successor_starts_does_not_end_the_reload() -> None:
+    supervision = serving()
+    supervision.reload(9.0)
+    assert deeds(supervision.ended(1, -9, 9.5)) == [Start(4, 1)]
+    assert deeds(supervision.ready(3, 10.0)) == []
+    assert deeds(supervision.ready(4, 11.0)) == [Retire(2)]
+
+
 def test_a_leaving_worker_keeps_no_slot_listening() -> None:
     supervision = serving()
     supervision.reload(9.0)

@@ -1,0 +1,92 @@
+"""`make test-compiled` tests what is compiled, also in the processes that tests start; other runs, what is plain."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway_client import call
+from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.scripted_engine import ScriptedEngine
+
+Start = Callable[[int], GatewayProgram]
+ROOT = Path(__file__).resolve().parents[2]
+COMPILED = ROOT / "build" / "compiled"
+IS_COMPILED = str(COMPILED) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def hot_path() -> list[str]:
+    """The names of the modules that `setup.py` compiles."""
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    [paths] = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HOT_PATH"
+    ]
+    return [path.removesuffix(".py").replace("/", ".") for path in paths]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_compiled(pid: int) -> bool:
+    """Whether the process runs what is compiled: one library with all of it, and at least one module's way into it.
+
+    The library loads the other modules itself. A package is one folder, so no module comes from elsewhere.
+    """
+    mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if line.endswith(".so")}
+    ours = {Path(path).relative_to(COMPILED) for path in mapped if Path(path).is_relative_to(COMPILED)}
+    has_library = any("__mypyc" in path.name for path in ours)
+    has_way_in = any(path.parent.name == "gateway" for path in ours)
+    assert has_library == has_way_in
+    return has_library
+
+
+@pytest.mark.parametrize("module", hot_path())
+def test_here(module: str) -> None:
+    path = import_module(module).__file__
+    assert path is not None
+    assert path.endswith(".so" if IS_COMPILED else ".py")
+    assert Path(path).is_relative_to(COMPILED) == IS_COMPILED
+
+
+def test_in_a_process_that_runs_code_or_a_module() -> None:
+    said = "import gateway.relay as r; print(r.__file__)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == import_module("gateway.relay").__file__
+    command = [sys.executable, "-v", "-m", "gateway", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert str(import_module("gateway.choice").__file__) in done.stderr
+
+
+@pytest.fixture
+def start(engine: ScriptedEngine) -> Iterator[Start]:
+    running: list[GatewayProgram] = []
+
+    def begin(workers: int) -> GatewayProgram:
+        running.append(GatewayProgram(["--engine", engine.url, "--workers", str(workers), "--no-access-log"]))
+        return running[-1]
+
+    yield begin
+    for program in running:
+        program.close()
+
+
+async def test_in_a_gateway(start: Start) -> None:
+    program = await start(1).started()
+    assert (await call(program.port)).status == 200
+    assert is_compiled(program.process.pid) == IS_COMPILED
+
+
+async def test_in_workers_and_their_parent(start: Start) -> None:
+    program = await start(2).started()
+    await eventually(lambda: sum("serves" in line for line in program.errors) == 2, 20)
+    workers = children(program.process.pid)
+    assert len(workers) == 2
+    assert [is_compiled(pid) for pid in (program.process.pid, *workers)] == [IS_COMPILED] * 3
