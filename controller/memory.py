@@ -1,6 +1,6 @@
 """What the law remembers of one pool between ticks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,11 @@ class PoolMemory:
         own = self.parked.pop(arm, None) or _Parked(Guard(self.tuning), None, in_force)
         self.arm, self.guard, self.advised, self.fresh_looks = arm, own.guard, own.advised, _FRESH_LOOKS
         return own.schedule
+
+    def take_over(self, at: float) -> None:
+        """Begin to lead at `at`: what was decided in stand-by was never in force, so both arms get new guards."""
+        self.guard = Guard(self.tuning, at)
+        self.parked = {arm: replace(own, guard=Guard(self.tuning, at)) for arm, own in self.parked.items()}
 
     def take(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
         """Take in one look at the whole pool."""

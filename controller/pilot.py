@@ -63,6 +63,11 @@ class Pilot:
         facts = replace(facts, in_force=pool.begin(facts.arm, facts.in_force))
         return Steering(facts, pool, self._model(facts.model), self._tuning, now).verdict()
 
+    def take_over(self, now: float) -> None:
+        """Begin to lead at `now`: keep what was learned, forget what was decided, as another decided till then."""
+        for pool in self._pools.values():
+            pool.take_over(now)
+
     def look(self, model: str, pool: str) -> Look | None:
         """Return the newest look at a pool; `None` before the first."""
         memory = self._pool((model, pool))

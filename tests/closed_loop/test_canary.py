@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.facts import Facts, Verdict
 from controller.narrate import explain, text
+from controller.pilot import Pilot
 from controller.record import from_line, to_line
 from controller.replay import replay
 from policy.canary import Arm, Canary, Experiment, Lost, Outcome
@@ -189,6 +191,27 @@ async def test_redis_gone_costs_the_blocks_it_was_gone_in() -> None:
     found = await until_it_ends(rig)
     assert (found.outcome, len(found.blocks)) == (Outcome.BETTER, 6)
     assert found.lost == {Lost.INTERRUPTED: 2}
+
+
+async def test_a_replay_knows_that_the_turns_stood_still_and_who_led() -> None:
+    rig = await rig_with(DEEP, replace(DEEP, mode=Mode.ACT))
+    live, pilot = [], rig.loop._pilot
+
+    def watched(facts: Facts, now: float) -> Verdict:
+        verdict = Pilot.steer(pilot, facts, now)
+        live.append((facts.arm, verdict.reason))
+        return verdict
+
+    pilot.steer = watched  # type: ignore[method-assign]
+    await rig.tick(25)
+    rig.store.is_down = True
+    await rig.tick(15)
+    rig.store.is_down, rig.store.leader = False, None
+    await rig.tick(40)
+    assert {Arm.PRESENT, Arm.CANARY} <= {arm for arm, _ in live}
+    assert len({tick.fence for tick in rig.recorded} - {None}) == 2
+    again = [(item.facts.arm, item.verdict.reason) for item in replay(from_line(to_line(one)) for one in rig.recorded)]
+    assert again[-len(live) :] == live
 
 
 async def test_a_short_silence_of_redis_costs_nothing() -> None:
