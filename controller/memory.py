@@ -37,7 +37,7 @@ class PoolMemory:
 
     While a canary runs, each arm has a guard and a schedule of its own, so that neither inherits what the other did;
     what was learned of cost and acceptance is common. `fresh_looks` counts the looks at the beginning of a turn whose
-    evidence is, wholly or in part, the other arm's.
+    evidence is, wholly or in part, the other arm's. `left_for_exploring` is the schedule to go on from after exploring.
     """
 
     tuning: Tuning
@@ -53,6 +53,7 @@ class PoolMemory:
     arm: Arm = Arm.PRESENT
     parked: dict[Arm, _Parked] = field(default_factory=dict)
     fresh_looks: int = 0
+    left_for_exploring: Schedule | None = None
     elapsed_s: float = 0.0
 
     @classmethod
@@ -70,14 +71,15 @@ class PoolMemory:
             self.parked.clear()
         if arm is self.arm:
             return in_force
-        self.parked[self.arm] = _Parked(self.guard, self.advised, in_force)
+        self.parked[self.arm] = _Parked(self.guard, self.advised, self.left_for_exploring or in_force)
+        self.left_for_exploring = None
         own = self.parked.pop(arm, None) or _Parked(Guard(self.tuning), None, in_force)
         self.arm, self.guard, self.advised, self.fresh_looks = arm, own.guard, own.advised, _FRESH_LOOKS
         return own.schedule
 
     def take_over(self, at: float) -> None:
         """Begin to lead at `at`: what was decided in stand-by was never in force, so both arms get new guards."""
-        self.guard = Guard(self.tuning, at)
+        self.guard, self.left_for_exploring = Guard(self.tuning, at), None
         self.parked = {arm: replace(own, guard=Guard(self.tuning, at)) for arm, own in self.parked.items()}
 
     def take(self, evidence: Evidence, elapsed_s: float, at: float) -> None:

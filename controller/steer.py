@@ -57,9 +57,13 @@ class Steering:
         bounded_static = self._inside(static)
         applied = {Mode.OFF: static, Mode.ADVISE: bounded_static, Mode.ACT: self._published(bounded_static)}[mode]
         before = applied
+        if mode is Mode.ACT and self._pool.left_for_exploring is not None:
+            before = rows.of_schedule(self._pool.left_for_exploring, self._names, self._n)
         if mode is Mode.ADVISE and self._pool.advised is not None and self._pool.advised.shape == static.shape:
             before = self._pool.advised
         chosen, reason, gain, probe_ratio = self._decide(self._inside(before), applied)
+        if reason is not Reason.EXPLORE:
+            self._pool.left_for_exploring = None
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static, 0.0, gain)
         if mode is Mode.ADVISE:
@@ -95,8 +99,7 @@ class Steering:
         if missing and self._policy.mode is Mode.ACT:
             depth = pool.explorer.next_depth(sorted(missing, reverse=True), pool.load.decodes, now)
             if depth is not None:
-                pool.guard.forget_watch()
-                return self._inside(self._uniform(depth)), Reason.EXPLORE, None, wish
+                return self._explored(depth), Reason.EXPLORE, None, wish
         if cost is None or any(depth in pool.cost.lacking(self._facts.k_max) for depth in missing):
             self._evidence["cost_unknown_at_k"] = list(missing)
             return before, Reason.COST_UNKNOWN, None, wish
@@ -131,8 +134,7 @@ class Steering:
         worse_than = self._compare(operation, applied)
         depth = self._depth_to_try(operation, best)
         if depth is not None:
-            pool.guard.forget_watch()
-            return self._inside(self._uniform(depth)), Reason.EXPLORE, gain, policy.probe_ratio
+            return self._explored(depth), Reason.EXPLORE, gain, policy.probe_ratio
         if worse_than is not None:
             chosen, reason = self._inside(worse_than), Reason.ROLLBACK
             pool.guard.mark_changed(self._names, len(n), now)
@@ -174,6 +176,13 @@ class Steering:
             key=lambda k: -promise[k],
         )
         return self._pool.explorer.next_depth(worth, decodes, self._now)
+
+    def _explored(self, depth: int) -> Matrix:
+        """Return the schedule that tries `depth`, and note the one to go on from afterwards."""
+        pool = self._pool
+        pool.guard.forget_watch()
+        pool.left_for_exploring = pool.left_for_exploring or self._facts.in_force
+        return self._inside(self._uniform(depth))
 
     def _slack(self, k: int) -> float:
         return self._tuning.explore_slack_ratio if k else self._tuning.explore_off_slack_ratio
