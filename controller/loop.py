@@ -138,7 +138,7 @@ class ControlLoop:
         if self._recorder:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
-                         tuple(observations), dict(shared.experiments), self._turns_at, lease and lease.fence)
+                         tuple(observations), dict(shared.experiments), self._turns_at, lease.fence if lease else None)
             )  # fmt: skip
         self._pilot.forget_engines(engine.engine_id for engine in shared.engines)
         self._pilot.observe(observations)

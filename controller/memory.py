@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.cost import PoolCost
+from controller.catch_up import CatchUp
+from controller.cost import PoolCost, StepCost
 from controller.explore import Explorer
 from controller.guard import Guard
 from controller.load import Load
@@ -42,6 +43,7 @@ class PoolMemory:
 
     tuning: Tuning
     cost: PoolCost
+    catch_up: CatchUp
     guard: Guard
     explorer: Explorer
     load: Load = field(default_factory=Load)
@@ -59,18 +61,25 @@ class PoolMemory:
     @classmethod
     def new(cls, tuning: Tuning) -> "PoolMemory":
         """Return the memory of a pool that nothing is known of."""
-        return cls(tuning, PoolCost(tuning), Guard(tuning), Explorer(tuning))
+        return cls(tuning, PoolCost(tuning), CatchUp(tuning), Guard(tuning), Explorer(tuning))
 
-    def begin(self, turn: Arm | None, in_force: Schedule | None) -> Schedule | None:
+    def begin(self, turn: Arm | None, heir: Arm, in_force: Schedule | None) -> Schedule | None:
         """Begin a tick of `turn`, `None` without a canary; return the schedule that its arm goes on from.
 
-        That is the arm's own of before; the one in force, where it has none.
+        That is the arm's own of before; the one in force, where it has none. When a canary has ended the pool goes on
+        as `heir` did.
         """
-        arm = turn or Arm.PRESENT
-        if turn is None and arm is self.arm:
-            self.parked.clear()
-        if arm is self.arm:
+        if turn is None and self.arm is Arm.PRESENT and not self.parked:
             return in_force
+        arm = turn or heir
+        schedule = in_force if arm is self.arm else self._switch(arm, in_force)
+        if turn is None:
+            self.arm = Arm.PRESENT
+            self.parked.clear()
+        return schedule
+
+    def _switch(self, arm: Arm, in_force: Schedule | None) -> Schedule | None:
+        """Park the arm whose turn it was, and return the schedule of `arm`."""
         self.parked[self.arm] = _Parked(self.guard, self.advised, self.left_for_exploring or in_force)
         self.left_for_exploring = None
         own = self.parked.pop(arm, None) or _Parked(Guard(self.tuning), None, in_force)
@@ -93,6 +102,19 @@ class PoolMemory:
         self.frozen_since = (at if self.frozen_since is None else self.frozen_since) if is_frozen else None
         self.load.take(evidence, elapsed_s, self.tuning.mix_time_s)
         self.cost.learn(evidence.cells, elapsed_s)
+        fit = self.cost.fit()
+        if fit is not None:
+            self.catch_up.learn(evidence, self.load.decodes, fit)
+
+    def step_cost(self) -> StepCost | None:
+        """Return the cost of steps with what K = 0 leaves behind; `None` before the first step."""
+        fit = self.cost.fit()
+        return None if fit is None else replace(fit, row_s=self.catch_up.row_s)
+
+    def left_s(self) -> float:
+        """Return the seconds that the newest look's steps at K = 0 leave to be caught up."""
+        cost = self.step_cost()
+        return 0.0 if cost is None else self.evidence.left_s(cost.left_s)
 
     def is_stale(self, now: float) -> bool:
         """Whether the evidence is too old to act on: no scrape, or counters that stand still while requests run."""

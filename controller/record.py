@@ -19,8 +19,8 @@ from policy.types import EngineRecord, Policy, Schedule
 class Recorded:
     """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds.
 
-    `turns_at` is the time by which canaries take turns, behind `at` while Redis is silent; `fence` that of the lease, so
-    that a new one tells a take-over, `None` in stand-by.
+    `turns_at` is the time by which canaries take turns; it stands still while Redis is silent. `fence` is that of the
+    lease, so that a new one tells a take-over; `None` in stand-by.
     """
 
     at: float

@@ -91,7 +91,7 @@ class Steering:
             return before, Reason.STALE, None, wish
         if pool.is_idle(now):
             return before, Reason.IDLE, None, wish
-        cost = pool.cost.fit()
+        cost = pool.step_cost()
         shares = pool.load.shares()
         known = {name: self._model.estimate(name, self._facts.k_max) for name in self._names}
         self._describe(shares, known, cost)
@@ -190,7 +190,7 @@ class Steering:
     def _compare(self, operation: Operation, applied: Matrix) -> Matrix | None:
         """Let the guard compare this tick with the schedule before; return that one if it was better."""
         guard, evidence = self._pool.guard, self._pool.evidence
-        measured = operation.measured(evidence)
+        measured = operation.measured(evidence, self._pool.left_s())
         if not self._tuning.guard or self._policy.mode is not Mode.ACT or measured is None:
             return None
         if self._pool.fresh_looks:
@@ -227,11 +227,11 @@ class Steering:
         evidence = self._pool.evidence
         self._evidence["goodput"] = {
             **{f"predicted_{name}": operation.goodput(k) for name, k in schedules.items()},
-            "measured": operation.measured(evidence),
+            "measured": operation.measured(evidence, self._pool.left_s()),
         }
         self._evidence["step_s"] = {
             "predicted": operation.step_s(schedules["in_force"]),
-            "measured": evidence.step_seconds / evidence.steps if evidence.steps else None,
+            "measured": (evidence.step_seconds + self._pool.left_s()) / evidence.steps if evidence.steps else None,
         }
         busiest = int(operation.rows[operation.weights.argmax()])
         self._evidence["best_k"] = {name: int(schedules["best"][busiest, at]) for at, name in enumerate(self._names)}

@@ -12,6 +12,7 @@ from controller.pilot import Pilot
 from controller.record import from_line, to_line
 from controller.replay import replay
 from policy.canary import Arm, Canary, Experiment, Lost, Outcome
+from policy.errors import StoreUnavailableError
 from policy.types import Decision, Lease, Mode, Policy
 from tests.closed_loop.plant import MODEL, POOL, Engine
 from tests.support.loop_rig import Rig, registered
@@ -120,6 +121,27 @@ async def test_each_policy_goes_on_from_its_own_schedule() -> None:
             assert max(k_published(rig)) <= 1
         before = arm
     assert turns >= 2
+
+
+async def test_a_block_that_could_not_be_written_is_written_later() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(18)
+    put, failures = rig.store.put_canary, 2
+
+    def put_canary(item: Experiment, lease: Lease | None, now: float) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise StoreUnavailableError("Redis does not answer: this write is lost")
+        put(item, lease, now)
+
+    rig.store.put_canary = put_canary  # type: ignore[method-assign]
+    await rig.tick(10)
+    assert failures == 0
+    assert [block.index for block in experiment(rig).blocks] == [0]
+    found = await until_it_ends(rig)
+    assert [block.index for block in found.blocks] == [0, 1, 2, 3, 4, 5]
+    assert not found.lost
 
 
 async def test_without_traffic_it_ends_inconclusive_and_says_so() -> None:

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from controller.guard import Reason
+from controller.pilot import Pilot
 from policy.types import ClassPolicy, Mode, Policy
 from tests.closed_loop.plant import (
     CHAT,
     CODE,
     JSON,
     MODEL,
+    POOL,
+    ROW_S,
     Phase,
     StepTime,
     concave_step_s,
@@ -128,6 +131,15 @@ def test_k_0_where_it_is_best_and_back() -> None:
     assert run.of_phase(1)[-1].k == {"chat": 0}
     assert run.of_phase(2)[-1].k["chat"] >= 2
     assert run.of_phase(3)[-1].k == {"chat": 0}
+
+
+def test_what_k_0_leaves_to_be_caught_up_is_found_and_predicted() -> None:
+    pilot = Pilot()
+    run = simulate([WARM_UP, Phase(40, {"chat": 16})], pilot=pilot)
+    assert run.ticks[-1].k == {"chat": 0}
+    assert pilot._pool((MODEL, POOL)).catch_up.row_s == pytest.approx(ROW_S, rel=0.1)
+    step_s = [tick.verdict.evidence["step_s"]["predicted"] for tick in run.ticks[-10:]]
+    assert np.mean(step_s) == pytest.approx(cpu_step_s(16, 16, 0) + 16 * ROW_S, rel=0.03)
 
 
 def test_two_engines_count_together() -> None:
