@@ -21,7 +21,7 @@ class Conduct:
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = {}
-        self._seen_running: set[tuple[str, str]] = set()
+        self._seen_running: dict[tuple[str, str], str] = {}  # by model and pool
 
     def judge(
         self, experiments: Iterable[Experiment], policy_versions: Mapping[str, int], at: float
@@ -57,12 +57,11 @@ class Conduct:
         """Return `verdict` with the canary's numbers; in the first tick after its end, with that as the reason."""
         if experiment is None:
             return verdict
-        mark = (experiment.experiment_id, facts.pool)
+        place = (facts.model, facts.pool)
         if experiment.is_running:
-            self._seen_running.add(mark)
+            self._seen_running[place] = experiment.experiment_id
             return replace(verdict, evidence={**verdict.evidence, "canary": described(experiment, facts.arm)})
-        if mark not in self._seen_running or experiment.outcome is None:
+        if self._seen_running.pop(place, None) != experiment.experiment_id or experiment.outcome is None:
             return verdict
-        self._seen_running.discard(mark)
         reason = Reason.CANARY_PROMOTED if experiment.outcome.is_promotion else Reason.CANARY_ROLLED_BACK
         return replace(verdict, reason=reason, evidence={**verdict.evidence, "canary": dict(experiment.evidence)})

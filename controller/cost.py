@@ -2,6 +2,10 @@
 
     T(n, m, W) = s [ c0 + c1 n + g(m) + [W > 0] (c2 + c3 n) + c4 n W ]      seconds
 
+What K = 0 leaves behind (`catch_up`) comes on top where K is chosen:
+
+    T(n, m, 0) += min(c n, c2 + c3 n)
+
 n: running decodes; m: verified tokens, one for each decode and one for each draft token; W: the drafter's width in
 slots a request, 0 when it did not run. g is piecewise linear and not decreasing, with knots at powers of two and
 halfway between: a processor that fills up, a kernel that pads and one that runs ever more efficiently all fit. No
@@ -67,14 +71,23 @@ class StepCost:
     per_slot_s: float
     verify_s: Vector  # g at KNOTS, then far beyond
     drift_ratio: float = 1.0
+    row_s: float = 0.0  # c: what a decode at width 0 leaves to be caught up
 
     def step_s(self, decodes: Vector | float, verified: Vector | float, width: Vector | float) -> Vector:
         """Seconds of a step; the arguments are broadcast against one another."""
         n, w = np.asarray(decodes, dtype=np.float64), np.asarray(width, dtype=np.float64)
         verify = np.interp(verified, _EDGES, self.verify_s)
         drafter = (w > 0) * (self.drafter_s + self.drafter_per_decode_s * n) + self.per_slot_s * n * w
-        total: Vector = self.drift_ratio * (self.base_s + self.per_decode_s * n + verify + drafter)
-        return np.maximum(total, _SHORTEST_S)
+        within = self.drift_ratio * (self.base_s + self.per_decode_s * n + verify + drafter)
+        total: Vector = np.maximum(within + np.where(w > 0, 0.0, self.left_s(n)), _SHORTEST_S)
+        return total
+
+    def left_s(self, decodes: Vector | float) -> Vector:
+        """Seconds that a step without the drafter leaves to it; at most what it would have taken within the step."""
+        n = np.asarray(decodes, dtype=np.float64)
+        within: Vector = self.drift_ratio * (self.drafter_s + self.drafter_per_decode_s * n)
+        left: Vector = np.minimum(np.multiply(n, self.row_s), within)
+        return left
 
     def described(self) -> dict[str, Any]:
         """Return the coefficients as plain data."""
@@ -86,6 +99,7 @@ class StepCost:
             "per_slot_s": self.per_slot_s,
             "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
             "drift_ratio": self.drift_ratio,
+            "row_s": self.row_s,
         }
 
 

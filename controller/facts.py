@@ -14,7 +14,8 @@ class Facts:
     """A pool as registered: `k_max`, `static_k` and `max_num_seqs` are its engines'.
 
     `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
-    turn it is, and `arm` tells which one that is; `None` without a canary.
+    turn it is, and `arm` tells which one that is; `None` without a canary. `heir` is the arm whose policy stays when a
+    canary has ended.
     """
 
     model: str
@@ -25,6 +26,7 @@ class Facts:
     max_num_seqs: int
     in_force: Schedule | None
     arm: Arm | None = None
+    heir: Arm = Arm.PRESENT
 
     @property
     def fallback_k(self) -> int:

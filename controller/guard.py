@@ -1,14 +1,18 @@
 """The last word over the law: whether a better-looking schedule may replace the one in force.
 
 A row of the schedule changes when its predicted gain reaches the policy's minimum and its last change is at least
-the dwell time ago. After a change in a row that traffic uses, the measured goodput is compared, for some ticks, with
-what the *previous* schedule would yield now: the model's prediction for it, times the ratio of measured to predicted
-that held before the change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken
-for a bad decision. A shortfall beyond the noise rolls the change back and pauses the law, longer every time: beyond the
-noise before the change, and beyond what the ticks since differ among themselves (one-sided 95 % by Student's t), for a
-neighbour that makes some of them three times as long is no fault of the schedule. While a shortfall is in doubt the
-comparison goes on. Of several changes in a row the previous schedule is the last one that stood this test: two bad
-steps are taken back together.
+the dwell time ago; a large gain in a row that traffic uses does not wait for that. Rows that no traffic uses are mostly
+extrapolated, and what they are predicted to gain moves with every look: they change along with a row in use, or when
+one of them gains much.
+
+After a change in a row that traffic uses, the measured goodput is compared, for some ticks, with what the *previous*
+schedule would yield now: the model's prediction for it, times the ratio of measured to predicted that held before the
+change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken for a bad decision. A
+shortfall beyond the noise rolls the change back and pauses the law, longer every time: beyond the noise before the
+change, and beyond what the ticks since differ among themselves (one-sided 95 % by Student's t), for a neighbour that
+makes some of them three times as long is no fault of the schedule. While a shortfall is in doubt the comparison goes on.
+Of several changes in a row the previous schedule is the last one that stood this test: two bad steps are taken back
+together.
 
 Every tick ends with exactly one `Reason`.
 """
@@ -114,8 +118,10 @@ class _Watch:
 class Guard:
     """What the guard remembers of one pool: recent changes, the running comparison, the pause after a roll-back."""
 
-    def __init__(self, tuning: Tuning | None = None) -> None:
+    def __init__(self, tuning: Tuning | None = None, since: float = -np.inf) -> None:
+        """Begin at `since`, when the schedule in force was another's: its dwell time begins then."""
         self._tuning = tuning or Tuning()
+        self._since = since
         self._changed_at: dict[str, Vector] = {}
         self._log_ratio: float | None = None
         self._noise = 0.02
@@ -147,31 +153,43 @@ class Guard:
             minimum_gain_ratio, dwell_s = 1e-9, 0.0
         chosen = in_force.copy()
         held: Reason = Reason.OPTIMAL
-        changed_active = changed_any = False
+        ahead: list[tuple[Proposal, NDArray[np.bool_]]] = []
+        is_changing = goes_ahead = False
         for proposal in proposals:
             columns = list(proposal.columns)
             in_use = (active >= _ACTIVE_SHARE) & proposal.is_present
             differs = (proposal.k[:, columns] != in_force[:, columns]).any(axis=1) & proposal.rows
             worth = differs & (proposal.gain >= minimum_gain_ratio)
             last = np.max([self._last_change(names[column], len(active)) for column in columns], axis=0)
-            ready = worth & ((now - last >= dwell_s) | (proposal.gain >= self._tuning.urgent_gain_ratio))
-            for column in columns:
-                moved = ready & (proposal.k[:, column] != in_force[:, column])
-                chosen[moved, column] = proposal.k[moved, column]
-                self._changed_at[names[column]][moved] = now
-            changed_any |= bool(ready.any())
-            changed_active |= bool((ready & in_use).any())
+            has_dwelt, gains_much = now - last >= dwell_s, proposal.gain >= self._tuning.urgent_gain_ratio
+            ready = worth & in_use & (has_dwelt | gains_much)
+            self._move(chosen, standing, proposal, ready, now)
+            ahead.append((proposal, worth & ~in_use & has_dwelt))
+            is_changing |= bool(ready.any())
+            goes_ahead |= bool((ahead[-1][1] & gains_much).any()) or not self._tuning.guard
             if (worth & ~ready & in_use).any():
                 held = Reason.DWELL
             elif (differs & ~worth & in_use).any() and held is Reason.OPTIMAL:
                 held = Reason.MINIMUM_GAIN
-        if changed_active:
+        if is_changing or goes_ahead:
+            for proposal, rows in ahead:
+                self._move(chosen, standing, proposal, rows, now)
+        if is_changing:
             if self._watch is not None:
                 self._watch.again()  # what the latest change is compared with has not proved itself yet: keep what had
             elif self._tuning.guard and self._log_ratio is not None:
                 self._watch = _Watch(in_force.copy(), self._log_ratio)
             return chosen, Reason.GAIN
-        return chosen, Reason.AHEAD if changed_any else held
+        return chosen, held if (chosen == in_force).all() else Reason.AHEAD
+
+    def _move(
+        self, chosen: Matrix, standing: Standing, proposal: Proposal, rows: NDArray[np.bool_], now: float
+    ) -> None:
+        """Put `rows` of `proposal` into `chosen`."""
+        for column in proposal.columns:
+            moved = rows & (proposal.k[:, column] != standing.k[:, column])
+            chosen[moved, column] = proposal.k[moved, column]
+            self._last_change(standing.names[column], len(rows))[moved] = now
 
     def compare(self, measured: float, predicted: float, predicted_previous: float | None, now: float) -> Matrix | None:
         """Take in one tick's goodput; return the schedule to go back to when the latest change proved bad.
@@ -225,7 +243,7 @@ class Guard:
     def _last_change(self, name: str, rows: int) -> Vector:
         found = self._changed_at.get(name)
         if found is None or len(found) != rows:
-            found = self._changed_at[name] = np.full(rows, -np.inf)
+            found = self._changed_at[name] = np.full(rows, self._since)
         return found
 
 

@@ -108,9 +108,10 @@ class Operation:
         """Predicted mean seconds of a step under `k`."""
         return float((self.weights * self._yield(k).step_s).sum())
 
-    def measured(self, evidence: Evidence) -> float | None:
+    def measured(self, evidence: Evidence, left_s: float) -> float | None:
         """Measured weighted tokens per second of decode-only steps; `None` without such steps.
 
+        `left_s` are the seconds that steps at K = 0 leave behind: they count where they are caused, not when spent.
         Tokens per draft come from all steps, decodes per second from decode-only ones: prefills do not disturb it.
         """
         drafts = evidence.class_drafts
@@ -119,7 +120,7 @@ class Operation:
         if not total or not decodes:
             return None
         tokens = sum(demand.weight * evidence.decode_tokens.get(demand.name, 0.0) for demand in self.demands)
-        return tokens / total * decodes / evidence.step_seconds
+        return tokens / total * decodes / (evidence.step_seconds + left_s)
 
     def _yield(self, k: Matrix) -> Yield:
         """What `k` does at each point; where one request runs at a time its class is alone in the step."""

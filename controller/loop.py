@@ -89,6 +89,7 @@ class ControlLoop:
         self._shared = _Shared()
         self._conduct = Conduct()
         self._turns_at = 0.0
+        self._fence: int | None = None
         self._store_up = True
         self._published_at: dict[tuple[str, str], float] = {}
         self._recorded: dict[tuple[str, str], tuple[Reason, float]] = {}
@@ -129,12 +130,15 @@ class ControlLoop:
         now, at = self._clock.monotonic(), self._clock.now()
         self._turns_at = at if self._store_up else self._turns_at
         if lease is not None:
+            if lease.fence != self._fence:
+                self._fence = lease.fence
+                self._pilot.take_over(now)
             for changed in self._conduct.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._ask(lambda item=changed, on=lease: self._put_canary(item, on, at))
         if self._recorder:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
-                         tuple(observations), dict(shared.experiments))
+                         tuple(observations), dict(shared.experiments), self._turns_at, lease.fence if lease else None)
             )  # fmt: skip
         self._pilot.forget_engines(engine.engine_id for engine in shared.engines)
         self._pilot.observe(observations)

@@ -1,12 +1,13 @@
 """What the law remembers of one pool between ticks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.cost import PoolCost
+from controller.catch_up import CatchUp
+from controller.cost import PoolCost, StepCost
 from controller.explore import Explorer
 from controller.guard import Guard
 from controller.load import Load
@@ -37,11 +38,12 @@ class PoolMemory:
 
     While a canary runs, each arm has a guard and a schedule of its own, so that neither inherits what the other did;
     what was learned of cost and acceptance is common. `fresh_looks` counts the looks at the beginning of a turn whose
-    evidence is, wholly or in part, the other arm's.
+    evidence is, wholly or in part, the other arm's. `left_for_exploring` is the schedule to go on from after exploring.
     """
 
     tuning: Tuning
     cost: PoolCost
+    catch_up: CatchUp
     guard: Guard
     explorer: Explorer
     load: Load = field(default_factory=Load)
@@ -53,27 +55,41 @@ class PoolMemory:
     arm: Arm = Arm.PRESENT
     parked: dict[Arm, _Parked] = field(default_factory=dict)
     fresh_looks: int = 0
+    left_for_exploring: Schedule | None = None
     elapsed_s: float = 0.0
 
     @classmethod
     def new(cls, tuning: Tuning) -> "PoolMemory":
         """Return the memory of a pool that nothing is known of."""
-        return cls(tuning, PoolCost(tuning), Guard(tuning), Explorer(tuning))
+        return cls(tuning, PoolCost(tuning), CatchUp(tuning), Guard(tuning), Explorer(tuning))
 
-    def begin(self, turn: Arm | None, in_force: Schedule | None) -> Schedule | None:
+    def begin(self, turn: Arm | None, heir: Arm, in_force: Schedule | None) -> Schedule | None:
         """Begin a tick of `turn`, `None` without a canary; return the schedule that its arm goes on from.
 
-        That is the arm's own of before; the one in force, where it has none.
+        That is the arm's own of before; the one in force, where it has none. When a canary has ended the pool goes on
+        as `heir` did.
         """
-        arm = turn or Arm.PRESENT
-        if turn is None and arm is self.arm:
-            self.parked.clear()
-        if arm is self.arm:
+        if turn is None and self.arm is Arm.PRESENT and not self.parked:
             return in_force
-        self.parked[self.arm] = _Parked(self.guard, self.advised, in_force)
+        arm = turn or heir
+        schedule = in_force if arm is self.arm else self._switch(arm, in_force)
+        if turn is None:
+            self.arm = Arm.PRESENT
+            self.parked.clear()
+        return schedule
+
+    def _switch(self, arm: Arm, in_force: Schedule | None) -> Schedule | None:
+        """Park the arm whose turn it was, and return the schedule of `arm`."""
+        self.parked[self.arm] = _Parked(self.guard, self.advised, self.left_for_exploring or in_force)
+        self.left_for_exploring = None
         own = self.parked.pop(arm, None) or _Parked(Guard(self.tuning), None, in_force)
         self.arm, self.guard, self.advised, self.fresh_looks = arm, own.guard, own.advised, _FRESH_LOOKS
         return own.schedule
+
+    def take_over(self, at: float) -> None:
+        """Begin to lead at `at`: what was decided in stand-by was never in force, so both arms get new guards."""
+        self.guard, self.left_for_exploring = Guard(self.tuning, at), None
+        self.parked = {arm: replace(own, guard=Guard(self.tuning, at)) for arm, own in self.parked.items()}
 
     def take(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
         """Take in one look at the whole pool."""
@@ -86,6 +102,19 @@ class PoolMemory:
         self.frozen_since = (at if self.frozen_since is None else self.frozen_since) if is_frozen else None
         self.load.take(evidence, elapsed_s, self.tuning.mix_time_s)
         self.cost.learn(evidence.cells, elapsed_s)
+        fit = self.cost.fit()
+        if fit is not None:
+            self.catch_up.learn(evidence, self.load.decodes, fit)
+
+    def step_cost(self) -> StepCost | None:
+        """Return the cost of steps with what K = 0 leaves behind; `None` before the first step."""
+        fit = self.cost.fit()
+        return None if fit is None else replace(fit, row_s=self.catch_up.row_s)
+
+    def left_s(self) -> float:
+        """Return the seconds that the newest look's steps at K = 0 leave to be caught up."""
+        cost = self.step_cost()
+        return 0.0 if cost is None else self.evidence.left_s(cost.left_s)
 
     def is_stale(self, now: float) -> bool:
         """Whether the evidence is too old to act on: no scrape, or counters that stand still while requests run."""

@@ -7,9 +7,9 @@ times: those do not age as traffic does, and they let a new controller know the 
 predecessor tried.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policy import engine_metrics as names
 
@@ -52,6 +52,8 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.STEP_VERIFIED: names.CELL_LABELS,
     names.PREFILL_STEPS: (),
     names.PREFILL_STEP_SECONDS: (),
+    names.CATCH_UP_STEPS: (),
+    names.CATCH_UP_STEP_SECONDS: (),
     names.RUNNING_DECODES: _CLASS,
 }
 """The metrics that the law reads, and the labels that tell their series apart."""
@@ -77,7 +79,7 @@ class Evidence:
     """What happened in a pool between two readings, all its engines together.
 
     `trials` and `accepts` are keyed by (class, position), positions from 1; `drafts` by (class, K). `running` are the
-    requests that decode now, by class.
+    requests that decode now, by class. `catch_up_steps` took `catch_up_seconds` together; they are in no cell.
     """
 
     trials: Mapping[tuple[str, int], float]
@@ -87,6 +89,8 @@ class Evidence:
     decode_tokens: Mapping[str, float]
     cells: Mapping[Cell, CellSums]
     running: Mapping[str, float] = field(default_factory=dict)
+    catch_up_steps: float = 0.0
+    catch_up_seconds: float = 0.0
 
     @property
     def class_drafts(self) -> dict[str, float]:
@@ -101,6 +105,14 @@ class Evidence:
         """Decode-only steps."""
         return sum(cell.steps for cell in self.cells.values())
 
+    def left_s(self, step_left_s: Callable[[float], Any]) -> float:
+        """Seconds that the steps at width 0 leave behind, if one of n decodes leaves `step_left_s(n)`."""
+        return sum(
+            sums.steps * float(step_left_s(sums.decodes / sums.steps))
+            for cell, sums in self.cells.items()
+            if cell.width == 0
+        )
+
     @property
     def step_seconds(self) -> float:
         """Seconds spent in decode-only steps."""
@@ -108,11 +120,15 @@ class Evidence:
 
 
 class Look(NamedTuple):
-    """The evidence of the `elapsed_s` seconds before `at`, on the clock of whoever asks."""
+    """The evidence of the `elapsed_s` seconds before `at`, on the clock of whoever asks.
+
+    `left_s` are the seconds of drafting that its steps at K = 0 leave behind, by what rows were measured to cost.
+    """
 
     at: float
     elapsed_s: float
     evidence: Evidence
+    left_s: float = 0.0
 
 
 NO_EVIDENCE = Evidence({}, {}, {}, {}, {}, {})
@@ -175,4 +191,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
             if sums.get(names.STEPS, 0.0) > 0 and sums.get(names.STEP_SECONDS, 0.0) > 0
         },
         running=classed[names.RUNNING_DECODES],
+        catch_up_steps=totals.get(Series(names.CATCH_UP_STEPS, ()), 0.0),
+        catch_up_seconds=totals.get(Series(names.CATCH_UP_STEP_SECONDS, ()), 0.0),
     )

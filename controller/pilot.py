@@ -60,13 +60,20 @@ class Pilot:
     def steer(self, facts: Facts, now: float) -> Verdict:
         """Decide for one pool at `now`."""
         pool = self._pool((facts.model, facts.pool))
-        facts = replace(facts, in_force=pool.begin(facts.arm, facts.in_force))
+        facts = replace(facts, in_force=pool.begin(facts.arm, facts.heir, facts.in_force))
         return Steering(facts, pool, self._model(facts.model), self._tuning, now).verdict()
+
+    def take_over(self, now: float) -> None:
+        """Begin to lead at `now`: keep what was learned, forget what was decided, as another decided till then."""
+        for pool in self._pools.values():
+            pool.take_over(now)
 
     def look(self, model: str, pool: str) -> Look | None:
         """Return the newest look at a pool; `None` before the first."""
         memory = self._pool((model, pool))
-        return None if memory.seen_at is None else Look(memory.seen_at, memory.elapsed_s, memory.evidence)
+        return (
+            None if memory.seen_at is None else Look(memory.seen_at, memory.elapsed_s, memory.evidence, memory.left_s())
+        )
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:

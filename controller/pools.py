@@ -39,9 +39,13 @@ def facts_of(
 
 
 def in_turn(facts: Facts, experiment: Experiment | None, at: float) -> Facts:
-    """Return `facts` with the policy whose turn it is at `at` (Unix seconds); unchanged where no experiment runs."""
-    now = turn(experiment, facts.pool, at) if experiment else None
-    if experiment is None or now is None:
+    """Return `facts` with the policy whose turn it is at `at` (Unix seconds), or with the arm that a promotion left."""
+    if experiment is None:
+        return facts
+    if experiment.outcome is not None and experiment.outcome.is_promotion:
+        return replace(facts, heir=Arm.CANARY)
+    now = turn(experiment, facts.pool, at)
+    if now is None:
         return facts
     policy = experiment.canary.policy if now.arm is Arm.CANARY else facts.policy
     return replace(facts, policy=policy, arm=now.arm)

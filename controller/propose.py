@@ -1,14 +1,16 @@
 """Sets up the choice for a pool and puts its outcome into proposals that the guard can take or leave.
 
 Classes with traffic are chosen for together, row by row; at one running decode each class for itself, as it is alone
-then. A class without traffic gets, for every n, the K that it would have if it made up half of the batch, so that its
-first requests do not meet a K chosen for others; a class that was never seen has its model's mean acceptance.
+then. A class without traffic gets, for every n, the K that is best for it if it makes up half of the batch beside the
+present classes at their K in force, so that its first requests do not meet a K chosen for others; a class that was
+never seen has its model's mean acceptance.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.decide import Cost, Demand, Matrix, Vector, choose, evaluate
 from controller.estimate import Acceptance
@@ -16,7 +18,6 @@ from controller.facts import Facts
 from controller.guard import Proposal
 from policy.types import Objective
 
-_ABSENT_SHARE = 0.5
 _NOTHING = 1e-9
 
 
@@ -52,10 +53,12 @@ class Problem:
 
 def proposals(present: Mapping[int, Demand], absent: Mapping[int, Demand], problem: Problem) -> list[Proposal]:
     """Return what would be better than `problem.before`; the mappings go by column."""
-    columns, demands = list(present), list(present.values())
-    best = problem.best(demands)
-    found = _together(columns, demands, best, problem)
-    found += [_absent(column, item, demands, best, problem) for column, item in absent.items()]
+    every = np.ones(len(problem.n), dtype=np.bool_)
+    mixed = problem.n > 1 if len(present) > 1 else every
+    found = [_proposal(present, problem, mixed)]
+    if len(present) > 1:
+        found += [_alone(column, item, problem, ~mixed) for column, item in present.items()]
+    found += [replace(_alone(column, item, problem, every), is_present=False) for column, item in absent.items()]
     return found
 
 
@@ -68,29 +71,14 @@ def wanted(found: Sequence[Proposal], before: Matrix) -> Matrix:
     return k
 
 
-def _together(columns: list[int], demands: list[Demand], best: Matrix, problem: Problem) -> list[Proposal]:
-    before, n = problem.before, problem.n
-    k = before.copy()
+def _alone(column: int, item: Demand, problem: Problem, rows: NDArray[np.bool_]) -> Proposal:
+    return _proposal({column: replace(item, share=1.0)}, problem, rows)
+
+
+def _proposal(demands: Mapping[int, Demand], problem: Problem, rows: NDArray[np.bool_]) -> Proposal:
+    columns = list(demands)
+    best = problem.best(list(demands.values()))
+    k = problem.before.copy()
     k[:, columns] = best
-    gain = problem.gain(demands, best, before[:, columns])
-    if len(columns) == 1:
-        return [Proposal(tuple(columns), np.ones(len(n), dtype=np.bool_), k, gain)]
-    found = [Proposal(tuple(columns), n > 1, k, gain)]
-    for column, item in zip(columns, demands, strict=True):
-        single = problem.gain([replace(item, share=1.0)], k[:, [column]], before[:, [column]])
-        found.append(Proposal((column,), n <= 1, k, single))
-    return found
-
-
-def _absent(column: int, item: Demand, present: list[Demand], best: Matrix, problem: Problem) -> Proposal:
-    before, n = problem.before, problem.n
-    demands = [replace(other, share=other.share * (1 - _ABSENT_SHARE)) for other in present]
-    demands.append(replace(item, share=_ABSENT_SHARE))
-    chosen = problem.best(demands)[:, -1:]
-    old = before[:, [column]]
-    k = before.copy()
-    k[:, column] = chosen[:, 0]
-    together = problem.gain(demands, np.hstack([best, chosen]), np.hstack([best, old]))
-    alone = problem.gain([replace(item, share=1.0)], chosen, old)
-    rows = np.ones(len(n), dtype=np.bool_)
-    return Proposal((column,), rows, k, np.where(n <= 1, alone, together), is_present=False)
+    gain = problem.gain(list(demands.values()), best, problem.before[:, columns])
+    return Proposal(tuple(columns), rows, k, gain)

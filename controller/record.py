@@ -17,7 +17,11 @@ from policy.types import EngineRecord, Policy, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds."""
+    """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds.
+
+    `turns_at` is the time by which canaries take turns; it stands still while Redis is silent. `fence` is that of the
+    lease, so that a new one tells a take-over; `None` in stand-by.
+    """
 
     at: float
     now: float
@@ -26,6 +30,8 @@ class Recorded:
     schedules: tuple[Schedule, ...]
     observations: tuple[Observation, ...]
     experiments: Mapping[str, Experiment] = field(default_factory=dict)
+    turns_at: float | None = None
+    fence: int | None = None
 
 
 def to_line(tick: Recorded) -> str:
@@ -33,6 +39,8 @@ def to_line(tick: Recorded) -> str:
     plain: dict[str, Any] = {
         "at": tick.at,
         "now": tick.now,
+        "turns_at": tick.turns_at,
+        "fence": tick.fence,
         "engines": [to_plain(engine) for engine in tick.engines],
         "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
         "schedules": [to_plain(schedule) for schedule in tick.schedules],
@@ -71,4 +79,6 @@ def from_line(line: str) -> Recorded:
         experiments={
             model: from_plain(Experiment, item) for model, item in plain.get("experiments", {}).items()
         },
+        turns_at=plain.get("turns_at"),
+        fence=plain.get("fence"),
     )  # fmt: skip

@@ -50,7 +50,11 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
     """Yield every decision that the law makes on `ticks`, in order."""
     pilot = Pilot()
     own: dict[tuple[str, str], Schedule] = {}
+    fence: int | None = None
     for tick in ticks:
+        if tick.fence not in (None, fence):
+            fence = tick.fence
+            pilot.take_over(tick.now)
         pilot.forget_engines(engine.engine_id for engine in tick.engines)
         pilot.observe(tick.observations)
         policies = {**tick.policies, **({other.model: other} if other else {})}
@@ -60,7 +64,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             facts = (
                 replace(recorded, in_force=own.get(key, recorded.in_force))
                 if is_other
-                else in_turn(recorded, tick.experiments.get(recorded.model), tick.at)
+                else in_turn(recorded, tick.experiments.get(recorded.model), tick.turns_at or tick.at)
             )
             verdict = pilot.steer(facts, tick.now)
             version = (facts.in_force.version if facts.in_force else 0) + 1

@@ -57,9 +57,13 @@ class Steering:
         bounded_static = self._inside(static)
         applied = {Mode.OFF: static, Mode.ADVISE: bounded_static, Mode.ACT: self._published(bounded_static)}[mode]
         before = applied
+        if mode is Mode.ACT and self._pool.left_for_exploring is not None:
+            before = rows.of_schedule(self._pool.left_for_exploring, self._names, self._n)
         if mode is Mode.ADVISE and self._pool.advised is not None and self._pool.advised.shape == static.shape:
             before = self._pool.advised
         chosen, reason, gain, probe_ratio = self._decide(self._inside(before), applied)
+        if reason is not Reason.EXPLORE:
+            self._pool.left_for_exploring = None
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static, 0.0, gain)
         if mode is Mode.ADVISE:
@@ -87,7 +91,7 @@ class Steering:
             return before, Reason.STALE, None, wish
         if pool.is_idle(now):
             return before, Reason.IDLE, None, wish
-        cost = pool.cost.fit()
+        cost = pool.step_cost()
         shares = pool.load.shares()
         known = {name: self._model.estimate(name, self._facts.k_max) for name in self._names}
         self._describe(shares, known, cost)
@@ -95,8 +99,7 @@ class Steering:
         if missing and self._policy.mode is Mode.ACT:
             depth = pool.explorer.next_depth(sorted(missing, reverse=True), pool.load.decodes, now)
             if depth is not None:
-                pool.guard.forget_watch()
-                return self._inside(self._uniform(depth)), Reason.EXPLORE, None, wish
+                return self._explored(depth), Reason.EXPLORE, None, wish
         if cost is None or any(depth in pool.cost.lacking(self._facts.k_max) for depth in missing):
             self._evidence["cost_unknown_at_k"] = list(missing)
             return before, Reason.COST_UNKNOWN, None, wish
@@ -131,8 +134,7 @@ class Steering:
         worse_than = self._compare(operation, applied)
         depth = self._depth_to_try(operation, best)
         if depth is not None:
-            pool.guard.forget_watch()
-            return self._inside(self._uniform(depth)), Reason.EXPLORE, gain, policy.probe_ratio
+            return self._explored(depth), Reason.EXPLORE, gain, policy.probe_ratio
         if worse_than is not None:
             chosen, reason = self._inside(worse_than), Reason.ROLLBACK
             pool.guard.mark_changed(self._names, len(n), now)
@@ -175,13 +177,20 @@ class Steering:
         )
         return self._pool.explorer.next_depth(worth, decodes, self._now)
 
+    def _explored(self, depth: int) -> Matrix:
+        """Return the schedule that tries `depth`, and note the one to go on from afterwards."""
+        pool = self._pool
+        pool.guard.forget_watch()
+        pool.left_for_exploring = pool.left_for_exploring or self._facts.in_force
+        return self._inside(self._uniform(depth))
+
     def _slack(self, k: int) -> float:
         return self._tuning.explore_slack_ratio if k else self._tuning.explore_off_slack_ratio
 
     def _compare(self, operation: Operation, applied: Matrix) -> Matrix | None:
         """Let the guard compare this tick with the schedule before; return that one if it was better."""
         guard, evidence = self._pool.guard, self._pool.evidence
-        measured = operation.measured(evidence)
+        measured = operation.measured(evidence, self._pool.left_s())
         if not self._tuning.guard or self._policy.mode is not Mode.ACT or measured is None:
             return None
         if self._pool.fresh_looks or self._pool.cost.is_in_doubt:
@@ -218,11 +227,11 @@ class Steering:
         evidence = self._pool.evidence
         self._evidence["goodput"] = {
             **{f"predicted_{name}": operation.goodput(k) for name, k in schedules.items()},
-            "measured": operation.measured(evidence),
+            "measured": operation.measured(evidence, self._pool.left_s()),
         }
         self._evidence["step_s"] = {
             "predicted": operation.step_s(schedules["in_force"]),
-            "measured": evidence.step_seconds / evidence.steps if evidence.steps else None,
+            "measured": (evidence.step_seconds + self._pool.left_s()) / evidence.steps if evidence.steps else None,
         }
         busiest = int(operation.rows[operation.weights.argmax()])
         self._evidence["best_k"] = {name: int(schedules["best"][busiest, at]) for at, name in enumerate(self._names)}

@@ -5,6 +5,9 @@ alike; its inter-token latency is that of a mean token, sum(n_i T_i) / tokens ov
 is given, the two say the same; where requests arrive by themselves, a faster policy lets n fall and shows in the
 latency alone. Where a block has several windows of the present policy, the mean of their logarithms counts.
 
+What a window's steps at K = 0 leave for the drafter to catch up counts as time of this window, at the pool's measured
+seconds per row: whoever leaves it pays, also when it is spent in the other policy's turn.
+
 What does not count:
 
 - the time until a schedule has arrived: looks that began `DELIVERED_S` or more after the window's first tick count,
@@ -15,7 +18,6 @@ What does not count:
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from controller.canary import Turn, turn
@@ -41,14 +43,17 @@ class _Window:
     tokens: float = 0.0
     drafts: float = 0.0
 
-    def take(self, evidence: Evidence) -> None:
+    def take(self, evidence: Evidence, left_s: float) -> None:
         self.steps += evidence.steps
-        self.busy_s += evidence.step_seconds
+        self.busy_s += evidence.step_seconds + left_s
         self.tokens += sum(evidence.decode_tokens.values())
         self.drafts += sum(evidence.drafts.values())
         for cell in evidence.cells.values():
             self.decodes += cell.decodes
             self.decode_s += cell.seconds * cell.decodes / cell.steps
+        if evidence.steps:
+            decodes = sum(cell.decodes for cell in evidence.cells.values())
+            self.decode_s += left_s * decodes / evidence.steps
 
     @property
     def logs(self) -> tuple[float, float] | None:
@@ -67,25 +72,38 @@ class Tally:
     is_interrupted: bool = False
     last_at: float | None = None
     windows: dict[tuple[str, int], _Window] = field(default_factory=dict)
+    closed: list[Block | Lost] = field(default_factory=list)
+    version: int = 0
 
     def roll(self, experiment: Experiment, at: float) -> Experiment:
-        """Begin the tick at `at`; return `experiment` with the block that ended since the tick before, if one did.
+        """Begin the tick at `at`; return `experiment` with the blocks that ended and are not written yet, if any.
 
+        They are written once the stored experiment has another version than the one that they were returned with.
         Call it only in ticks in which this controller leads and Redis answers.
         """
         if self.last_at is not None and not 0 <= at - self.last_at <= GAP_S:
             self.is_interrupted = True
         now = turn(experiment, "", at)
-        found = experiment
+        if experiment.version != self.version:
+            self.closed.clear()
+            self.version = experiment.version
         if self.block is not None and (now is None or now.block != self.block):
-            found = self._close(experiment, self.block)
+            self.closed.append(self._close(experiment, self.block))
         if now is None:
             self.block = None
         elif now.block != self.block:
             self.block = now.block
             self.windows.clear()
             self.is_interrupted = now.block_age_s > GAP_S
-        return found
+        blocks = tuple(item for item in self.closed if isinstance(item, Block))
+        lost = [item for item in self.closed if isinstance(item, Lost)]
+        if not self.closed:
+            return experiment
+        return replace(
+            experiment,
+            blocks=(*experiment.blocks, *blocks),
+            lost=dict(Counter({**experiment.lost}) + Counter(lost)),
+        )
 
     def take(self, pool: str, now: Turn, at: float, look: Look | None) -> None:
         """Take in the newest look at `pool`, its time in Unix seconds."""
@@ -94,20 +112,18 @@ class Tally:
         if look is None or look.at - look.elapsed_s < window.seen_at - _ROUNDING_S:
             return
         window.seen_at = look.at
-        window.take(look.evidence)
+        window.take(look.evidence, look.left_s)
 
     def end_tick(self, at: float) -> None:
         """End the tick: what comes next happens after `at`."""
         self.last_at = at
 
-    def _close(self, experiment: Experiment, index: int) -> Experiment:
+    def _close(self, experiment: Experiment, index: int) -> Block | Lost:
         pools = {pool for pool, _ in self.windows}
         gains = {pool: gain for pool in sorted(pools) if (gain := self._gain(pool, experiment))}
         if gains and not self.is_interrupted:
-            return replace(experiment, blocks=(*experiment.blocks, Block(index, gains)))
-        cause = Lost.INTERRUPTED if self.is_interrupted else Lost.NO_TRAFFIC
-        lost: Mapping[Lost, int] = Counter({**experiment.lost}) + Counter([cause])
-        return replace(experiment, lost=dict(lost))
+            return Block(index, gains)
+        return Lost.INTERRUPTED if self.is_interrupted else Lost.NO_TRAFFIC
 
     def _gain(self, pool: str, experiment: Experiment) -> Gain | None:
         own = [window for (name, _), window in self.windows.items() if name == pool]

@@ -40,8 +40,9 @@ class Tuning:
         stale_s: age of the newest evidence at which a schedule is held.
         idle_s: time without a decode after which a pool counts as idle.
         probe_loss_ratio: share of the predicted goodput that probing may cost.
-        urgent_gain_ratio: predicted gain from which a change does not wait for the policy's dwell: to hold on would
-            cost more than a change too many.
+        urgent_gain_ratio: predicted gain from which a change does not wait: one that traffic would use not for the
+            policy's dwell, one for other loads not for the next change that traffic uses. To hold on would cost more
+            than a change too many.
         check_ticks: ticks with traffic that a change is watched for.
         check_tolerance_ratio: shortfall against the previous schedule that is put down to noise.
         back_off_s: first pause after a roll-back; doubles up to `back_off_limit_s`.

@@ -1,8 +1,9 @@
 """An engine pool in virtual time: it applies a schedule and counts what a real one counts.
 
-Truth: conditional acceptances by class and a step time function. A tick of virtual time is simulated in bulk: so many
-steps as fit, drafts cut at K, accepted lengths drawn one by one from the truth, step times with noise. Deterministic
-for a given seed.
+Truth: conditional acceptances by class and a step time function. What a step at K = 0 leaves is caught up, at its
+price, when a probe or a deeper K runs the drafter again. A tick of virtual time is simulated in bulk: so many steps as
+fit, drafts cut at K, accepted lengths drawn one by one from the truth, step times with noise. Deterministic for a given
+seed.
 """
 
 from collections import defaultdict
@@ -23,6 +24,8 @@ CODE = (0.88, 0.76, 0.76, 0.75, 0.75, 0.74, 0.73)
 CHAT = (0.58, 0.50, 0.45, 0.42, 0.40, 0.40, 0.40)
 JSON = (0.95, 0.92, 0.92, 0.91, 0.90, 0.90, 0.90)
 StepTime = Callable[[float, float, int], float]
+ROW_S = 40e-3 / 1536  # to catch up a row that K = 0 left: docs/decisions/0004
+ROW_LIMIT = 4096
 
 
 def cpu_step_s(n: float, m: float, width: int) -> float:
@@ -69,12 +72,14 @@ class Engine:
     started_at: float = 0.0
     frozen: Observation | None = None
     is_lying: bool = False
+    backlog: int = 0
     claims: Mapping[int, float] = field(default_factory=dict)
     values: dict[Series, float] = field(default_factory=lambda: defaultdict(float))
 
     def restart(self, at: float) -> None:
         self.values = defaultdict(float)
         self.started_at = at
+        self.backlog = 0
 
     def run(
         self,
@@ -95,9 +100,20 @@ class Engine:
         # A share of the steps, not of the time: a probe step is the longer one.
         plain = (1 - probing) * self._mean_s(running, k)
         deep = probing * self._mean_s(running, dict.fromkeys(running, K_MAX))
+        is_off = not any(k.values())
+        if is_off:  # a probe first catches up, in a step of its own
+            plain += (1 - probing) * n * ROW_S
+            deep += probing * self.step_s(n, n, 1)
+        elif self.backlog:
+            seconds = max(0.0, seconds - self._catch_up(1, running, truth, slowdown))
         self._steps(seconds * plain / (plain + deep), running, k, truth, slowdown)
+        probes = 0
         if probing:
-            self._steps(seconds * deep / (plain + deep), running, dict.fromkeys(running, K_MAX), truth, slowdown)
+            every = dict.fromkeys(running, K_MAX)
+            deep_s = seconds * probing * self._mean_s(running, every) / (plain + deep)
+            probes = self._steps(deep_s, running, every, truth, slowdown)
+        if is_off and (probes or self.backlog > ROW_LIMIT):
+            self._catch_up(max(probes, self.backlog // ROW_LIMIT), running, truth, slowdown)
 
     def _mean_s(self, running: Mapping[str, int], k: Mapping[str, int]) -> float:
         verified = sum(count * (1 + k[name]) for name, count in running.items())
@@ -115,14 +131,16 @@ class Engine:
         k: Mapping[str, int],
         truth: Mapping[str, Sequence[float]],
         slowdown: float,
-    ) -> None:
+    ) -> int:
         n = sum(running.values())
         verified = sum(count * (1 + k[name]) for name, count in running.items())
         width = max(k.values())
         mean_s = self.step_s(n, verified, width) * slowdown
-        steps = int(self.rng.poisson(seconds / mean_s))
+        left_s = 0.0 if width else n * ROW_S * slowdown
+        steps = int(self.rng.poisson(seconds / (mean_s + left_s)))
         if not steps:
-            return
+            return 0
+        self.backlog += 0 if width else n * steps
         times = mean_s * np.exp(self.rng.normal(0, self.noise) + self.rng.normal(0, 3 * self.noise, steps))
         cell = (str(rounded(n)), str(rounded(verified)), str(width))
         for metric, value in (
@@ -132,6 +150,21 @@ class Engine:
             self.values[Series(metric, cell)] += value
         for name, count in running.items():
             self._drafts(name, count * steps, k[name], truth[name])
+        return steps
+
+    def _catch_up(
+        self, steps: int, running: Mapping[str, int], truth: Mapping[str, Sequence[float]], slowdown: float
+    ) -> float:
+        """Let the drafter see the rows that it missed, in so many steps; return their seconds."""
+        n = sum(running.values())
+        seconds = (steps * self.step_s(n, n, 1) + self.backlog * ROW_S) * slowdown
+        seconds *= float(np.exp(self.rng.normal(0, self.noise)))
+        self.values[Series(names.CATCH_UP_STEPS, ())] += steps
+        self.values[Series(names.CATCH_UP_STEP_SECONDS, ())] += seconds
+        self.backlog = 0
+        for name, count in running.items():
+            self._drafts(name, count * steps, 0, truth[name])
+        return seconds
 
     def _drafts(self, name: str, drafts: int, k: int, hazards: Sequence[float]) -> None:
         self.values[Series(names.DRAFTS, (name, str(k)))] += drafts
@@ -169,12 +202,13 @@ def survival_length(hazards: Sequence[float], k: int) -> float:
 def true_goodput(
     load: Mapping[str, int], truth: Mapping[str, Sequence[float]], k: Mapping[str, int], step_s: StepTime
 ) -> float:
-    """Expected tokens per second of one engine at fixed K by class."""
+    """Expected tokens per second of one engine at fixed K by class; its requests go on, so all rows are caught up."""
     n = sum(load.values())
     running = {name: count for name, count in load.items() if count}
     verified = sum(count * (1 + k[name]) for name, count in running.items())
     tokens = sum(count * survival_length(truth[name], k[name]) for name, count in running.items())
-    return tokens / step_s(n, verified, max(k[name] for name in running))
+    width = max(k[name] for name in running)
+    return tokens / (step_s(n, verified, width) + (0.0 if width else n * ROW_S))
 
 
 def oracle(

@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.facts import Facts, Verdict
 from controller.narrate import explain, text
+from controller.pilot import Pilot
 from controller.record import from_line, to_line
 from controller.replay import replay
 from policy.canary import Arm, Canary, Experiment, Lost, Outcome
+from policy.errors import StoreUnavailableError
 from policy.types import Decision, Lease, Mode, Policy
 from tests.closed_loop.plant import MODEL, POOL, Engine
 from tests.support.loop_rig import Rig, registered
@@ -120,6 +123,27 @@ async def test_each_policy_goes_on_from_its_own_schedule() -> None:
     assert turns >= 2
 
 
+async def test_a_block_that_could_not_be_written_is_written_later() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(18)
+    put, failures = rig.store.put_canary, 2
+
+    def put_canary(item: Experiment, lease: Lease | None, now: float) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise StoreUnavailableError("Redis does not answer: this write is lost")
+        put(item, lease, now)
+
+    rig.store.put_canary = put_canary  # type: ignore[method-assign]
+    await rig.tick(10)
+    assert failures == 0
+    assert [block.index for block in experiment(rig).blocks] == [0]
+    found = await until_it_ends(rig)
+    assert [block.index for block in found.blocks] == [0, 1, 2, 3, 4, 5]
+    assert not found.lost
+
+
 async def test_without_traffic_it_ends_inconclusive_and_says_so() -> None:
     rig = await rig_with(SHALLOW, DEEP, max_duration_s=120.0)
     rig.fleet.load = {}
@@ -189,6 +213,27 @@ async def test_redis_gone_costs_the_blocks_it_was_gone_in() -> None:
     found = await until_it_ends(rig)
     assert (found.outcome, len(found.blocks)) == (Outcome.BETTER, 6)
     assert found.lost == {Lost.INTERRUPTED: 2}
+
+
+async def test_a_replay_knows_that_the_turns_stood_still_and_who_led() -> None:
+    rig = await rig_with(DEEP, replace(DEEP, mode=Mode.ACT))
+    live, pilot = [], rig.loop._pilot
+
+    def watched(facts: Facts, now: float) -> Verdict:
+        verdict = Pilot.steer(pilot, facts, now)
+        live.append((facts.arm, verdict.reason))
+        return verdict
+
+    pilot.steer = watched  # type: ignore[method-assign]
+    await rig.tick(25)
+    rig.store.is_down = True
+    await rig.tick(15)
+    rig.store.is_down, rig.store.leader = False, None
+    await rig.tick(40)
+    assert {Arm.PRESENT, Arm.CANARY} <= {arm for arm, _ in live}
+    assert len({tick.fence for tick in rig.recorded} - {None}) == 2
+    again = [(item.facts.arm, item.verdict.reason) for item in replay(from_line(to_line(one)) for one in rig.recorded)]
+    assert again[-len(live) :] == live
 
 
 async def test_a_short_silence_of_redis_costs_nothing() -> None:

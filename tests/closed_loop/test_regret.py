@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from controller.guard import Reason
+from controller.pilot import Pilot
 from policy.types import ClassPolicy, Mode, Policy
 from tests.closed_loop.plant import (
     CHAT,
     CODE,
     JSON,
     MODEL,
+    POOL,
+    ROW_S,
     Phase,
     StepTime,
     concave_step_s,
@@ -24,7 +27,7 @@ from tests.closed_loop.simulation import Run, simulate
 # A schedule may stay below the best by the policy's minimum gain for ever, so this bounds the regret from below.
 KEEN = Policy(model=MODEL, minimum_gain_ratio=0.015)
 WARM_UP = Phase(20, {"code": 8})
-SETTLE_S = 6  # with a depth to be explored at a load that nobody saw
+SETTLE_S = 5
 MEDIAN_SETTLE_S = 4
 # The plant's step times scatter by 3 % from second to second, and a depth that was tried for one second is known no
 # better than that: single phases end some per cent below their best, all together do not.
@@ -113,11 +116,30 @@ def test_the_default_policy_stays_within_its_minimum_gain(seed: int) -> None:
     assert_good(simulate(phases, step_s=PLANTS[seed], seed=seed), phases=len(phases), regret=0.03)
 
 
+@pytest.mark.parametrize("step_s", PLANTS, ids=PLANT_NAMES)
+@pytest.mark.parametrize("load", [{"code": 8}, {"chat": 4}], ids=str)
+def test_a_settled_system_publishes_rarely(step_s: StepTime, load: dict[str, int]) -> None:
+    """What is predicted for loads and classes that are not there moves with every look; versions do not."""
+    minutes = 3
+    ticks = simulate([Phase(30 + 60 * minutes, load)], step_s=step_s, seed=1).ticks[29:]
+    versions = sum(a.verdict.publish != b.verdict.publish for a, b in pairwise(ticks))
+    assert versions <= minutes, [tick.verdict.reason.value for tick in ticks]
+
+
 def test_k_0_where_it_is_best_and_back() -> None:
     run = simulate([WARM_UP, Phase(20, {"chat": 16}), Phase(20, {"chat": 1}), Phase(20, {"chat": 16})])
     assert run.of_phase(1)[-1].k == {"chat": 0}
     assert run.of_phase(2)[-1].k["chat"] >= 2
     assert run.of_phase(3)[-1].k == {"chat": 0}
+
+
+def test_what_k_0_leaves_to_be_caught_up_is_found_and_predicted() -> None:
+    pilot = Pilot()
+    run = simulate([WARM_UP, Phase(40, {"chat": 16})], pilot=pilot)
+    assert run.ticks[-1].k == {"chat": 0}
+    assert pilot._pool((MODEL, POOL)).catch_up.row_s == pytest.approx(ROW_S, rel=0.1)
+    step_s = [tick.verdict.evidence["step_s"]["predicted"] for tick in run.ticks[-10:]]
+    assert np.mean(step_s) == pytest.approx(cpu_step_s(16, 16, 0) + 16 * ROW_S, rel=0.03)
 
 
 def test_two_engines_count_together() -> None:

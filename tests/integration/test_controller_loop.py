@@ -60,6 +60,10 @@ async def running(url: str, holder: str) -> AsyncIterator[ControlLoop]:
             store.close()
 
 
+STARTS_SHALLOW = Policy(model=MODEL, static_k=1)
+"""With a gain to be found: after exploring the law goes on from the static K, which may be as good as the best."""
+
+
 async def until(condition: object, timeout_s: float = 8.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # type: ignore[operator]  # noqa: ASYNC110 - watches a database
@@ -71,6 +75,7 @@ def k_of(engine: HttpEngine) -> int:
 
 
 async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisServer, store: RedisStore) -> None:
+    store.put_policy(STARTS_SHALLOW, 0, 1.0)
     async with HttpEngine(store) as engine, running(server.url, "a") as loop:
         engine.ignores_names = True
         await until(lambda: any(item.reason == "gain" for item in store.decisions(MODEL, POOL, 100)))
@@ -96,6 +101,7 @@ async def test_an_unchanged_schedule_is_renewed_before_it_lapses(server: RedisSe
 
 
 async def test_a_stand_by_takes_over_within_five_seconds_without_a_jump(server: RedisServer, store: RedisStore) -> None:
+    store.put_policy(STARTS_SHALLOW, 0, 1.0)
     async with HttpEngine(store) as engine, running(server.url, "a") as first, running(server.url, "b") as second:
         await until(lambda: any(item.reason == "gain" for item in store.decisions(MODEL, POOL, 100)))
         await until(lambda: k_of(engine) in (4, 5))

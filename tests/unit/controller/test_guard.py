@@ -44,6 +44,27 @@ def test_a_change_for_another_load_is_ahead() -> None:
     assert gate(Guard(), [proposal(5, 0.5, is_present=False)])[1] is Reason.AHEAD
 
 
+def test_a_small_gain_for_another_load_waits_for_a_change_that_traffic_uses() -> None:
+    elsewhere = np.array([True, False, True, True])
+    small = [proposal(5, 0.09, elsewhere), proposal(5, 0.09, is_present=False)]
+    assert gate(Guard(), small)[1] is Reason.OPTIMAL
+    k, reason = gate(Guard(), [proposal(5, 0.09, elsewhere), proposal(4, 0.03, ~elsewhere)])
+    assert reason is Reason.GAIN
+    assert list(k[:, 1]) == [5, 4, 5, 5]
+    one_is_large = Proposal((1,), elsewhere, np.full((ROWS, 2), 5), np.array([0.1, 0.5, 0.09, 0.02]))
+    k, reason = gate(Guard(), [one_is_large])
+    assert reason is Reason.AHEAD
+    assert list(k[:, 1]) == [5, 3, 5, 3]
+
+
+def test_a_schedule_of_another_controller_dwells_from_the_take_over_on() -> None:
+    elsewhere = [proposal(5, 0.5, is_present=False)]
+    here = [proposal(5, 0.05)]
+    for found, held in ((elsewhere, Reason.OPTIMAL), (here, Reason.DWELL)):
+        assert gate(Guard(since=100.0), found, now=101.9)[1] is held
+        assert gate(Guard(since=100.0), found, now=102.0)[1] in {Reason.AHEAD, Reason.GAIN}
+
+
 def test_dwell_holds_a_second_change() -> None:
     guard = Guard()
     k, _ = gate(guard, [proposal(5, 0.5)], now=100.0)

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,5 +112,6 @@ def test_the_load_is_the_recent_mix_and_the_steps_decodes() -> None:
 def test_measured_goodput_is_not_disturbed_by_prefills() -> None:
     cells = {Cell(8, 16, 1): CellSums(10, 0.1, 80, 160)}
     evidence = Evidence({}, {}, {("code", 1): 800.0}, {}, {"code": 1200.0}, cells)  # 90 of 100 steps held prefills
-    assert operation(8.0, 0.5).measured(evidence) == 1.5 * 80 / 0.1
-    assert operation(8.0, 0.5).measured(Evidence({}, {}, {}, {}, {}, {})) is None
+    assert operation(8.0, 0.5).measured(evidence, 0.0) == 1.5 * 80 / 0.1
+    assert operation(8.0, 0.5).measured(evidence, 0.02) == pytest.approx(1.5 * 80 / 0.12)
+    assert operation(8.0, 0.5).measured(Evidence({}, {}, {}, {}, {}, {}), 0.0) is None

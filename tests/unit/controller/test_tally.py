@@ -1,5 +1,7 @@
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -27,6 +29,11 @@ def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
     )
 
 
+def written(before: Experiment, after: Experiment) -> Experiment:
+    """What is stored then: a change gets a new version."""
+    return after if after is before else replace(after, version=before.version + 1)
+
+
 def play(
     ticks: range,
     by_arm: dict[Arm, Evidence],
@@ -35,6 +42,7 @@ def play(
     pools: tuple[str, ...] = ("p",),
     begin_s: float = 0.0,
     delay_s: float = 0.0,
+    left_s: Mapping[Arm, float] = MappingProxyType({}),
 ) -> Experiment:
     found = experiment or Experiment(1, "id", CANARY, 0, START - begin_s)
     tally = Tally()
@@ -42,12 +50,12 @@ def play(
         at = START + tick + 0.5
         if tick in silent:
             continue
-        found = tally.roll(found, at)
+        found = written(found, tally.roll(found, at))
         for pool in pools:
             now, seen = turn(found, pool, at), turn(found, pool, at - delay_s)
             assert now is not None
             assert seen is not None
-            tally.take(pool, now, at, Look(at - delay_s, 1.0, by_arm[seen.arm]))
+            tally.take(pool, now, at, Look(at - delay_s, 1.0, by_arm[seen.arm], left_s.get(seen.arm, 0.0)))
         tally.end_tick(at)
     return found
 
@@ -70,6 +78,16 @@ def test_fewer_running_decodes_show_in_the_latency_and_not_in_the_goodput() -> N
     (block,) = play(range(21), by_arm).blocks
     assert block.pools["p"].goodput == pytest.approx(0.0)
     assert block.pools["p"].itl == pytest.approx(math.log(2.0), abs=1e-6)
+
+
+def test_what_k_0_leaves_counts_as_time_of_the_window_that_leaves_it() -> None:
+    owing = {Arm.PRESENT: evidence(), Arm.CANARY: evidence()}
+    found = play(range(41), owing, left_s={Arm.PRESENT: 0.0, Arm.CANARY: 0.1})
+    for block in found.blocks:
+        _, goodput, itl = block.pools["p"]
+        assert goodput == pytest.approx(-math.log(1.1), abs=1e-5)
+        assert itl == pytest.approx(-math.log(1.1), abs=1e-5)
+    assert found.blocks
 
 
 def test_a_block_with_too_little_traffic_is_lost() -> None:
@@ -108,6 +126,6 @@ def test_nothing_is_counted_after_the_last_block() -> None:
     short = Experiment(1, "id", replace(CANARY, max_duration_s=60.0), 0, START - 46.0)
     tally = Tally()
     for tick in range(30):
-        short = tally.roll(short, START + tick)
+        short = written(short, tally.roll(short, START + tick))
         tally.end_tick(START + tick)
     assert short.lost == {Lost.INTERRUPTED: 1}

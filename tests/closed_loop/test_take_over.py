@@ -1,0 +1,32 @@
+"""Who takes over goes on from the schedule in force, whatever its own estimates say of loads that are not there."""
+
+from dataclasses import replace
+
+from controller.record import from_line, to_line
+from controller.replay import replay
+from policy.types import KRange, Policy
+from tests.closed_loop.plant import K_MAX, MODEL, POOL
+from tests.support.loop_rig import Rig
+
+DWELL_S = Policy(MODEL).dwell_s
+
+
+async def test_the_successors_first_schedule_is_its_predecessors_for_every_load_and_class() -> None:
+    first = Rig.new()
+    second = Rig.new("other", beside=first)
+    for _ in range(30):
+        await first.loop.tick()
+        await second.tick()
+    # As if the predecessor had known better: far from here every draft is deep.
+    settled = first.store.published[MODEL, POOL]
+    *near, (lo, hi, _) = settled.classes["code"]
+    before = replace(settled, classes={**settled.classes, "code": (*near, KRange(lo, 39, 0), KRange(40, hi, K_MAX))})
+    first.store.published[MODEL, POOL] = before
+    first.store.leader = None
+    await second.tick()
+    after = first.store.published[MODEL, POOL]
+    assert (after.version, after.classes) == (before.version + 1, before.classes)
+    again = [dict(item.verdict.publish) for item in replay(from_line(to_line(one)) for one in second.recorded)]
+    assert again[-1] == before.classes
+    await second.tick(round(DWELL_S))
+    assert first.store.log[-1].reason == "ahead"  # it has its own view, and says it when its time has come
