@@ -10,8 +10,8 @@ schedule would yield now: the model's prediction for it, times the ratio of meas
 change. So a wrong model cannot excuse itself, and a change of load or acceptance is not mistaken for a bad decision. A
 shortfall beyond the noise rolls the change back and pauses the law, longer every time: beyond the noise before the
 change, and beyond what the ticks since differ among themselves (one-sided 95 % by Student's t), for a neighbour that
-makes some of them three times as long is no fault of the schedule. While a shortfall is in doubt the comparison goes on.
-Of several changes in a row the previous schedule is the last one that stood this test: two bad steps are taken back
+makes some of them three times as long is no fault of the schedule. While a shortfall is in doubt the comparison goes
+on. Of several changes in a row the previous schedule is the last one that stood this test: two bad steps are taken back
 together.
 
 Every tick ends with exactly one `Reason`.
