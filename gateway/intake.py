@@ -3,8 +3,6 @@
 Decides and performs nothing; the exchange acts on what is returned. The routes that are relayed are named here.
 """
 
-from dataclasses import dataclass
-
 from gateway.classify import classify
 from gateway.errors import EngineUnavailableError, GatewayError, ModelNotFoundError
 from gateway.heads import RequestHead
@@ -26,15 +24,19 @@ PROXIED = MARKED | {
 RETRY_AFTER_S = 1.0
 
 
-@dataclass(slots=True)
 class Intake:
     """A request as the gateway takes it on. `own` are the header lines that tell the client of it."""
 
-    facts: RequestFacts
-    traffic_class: str
-    own: bytes
-    cell: Cell
-    body: tuple[bytes | memoryview, ...]
+    __slots__ = ("body", "cell", "facts", "own", "traffic_class")
+
+    def __init__(
+        self, facts: RequestFacts, traffic_class: str, own: bytes, cell: Cell, body: tuple[bytes | memoryview, ...]
+    ) -> None:
+        self.facts = facts
+        self.traffic_class = traffic_class
+        self.own = own
+        self.cell = cell
+        self.body = body
 
     @property
     def size(self) -> int:
