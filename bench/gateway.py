@@ -5,9 +5,19 @@ runs against each target in turn, several rounds in one run; figures are medians
 the target's whole process tree, from the kernel. Added latencies are the difference to the direct way, percentile by
 percentile, of the same round.
 
-`bytes only` is a relay in C that looks at nothing: the least that this machine's kernel takes for a request in between.
+Three floors stand beside it, none of which looks at, counts or decides anything. `bytes only` is a relay in C: what
+this machine's kernel takes for a request in between. `uvloop, bytes only` is the same on the gateway's event loop, and
+`uvloop + httptools` also knows where each message ends: the least that any gateway on this stack takes
+(`bench.uvloop_relay`). What the gateway takes above that is its own.
 
-Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like.
+Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like. They get no API key and are
+asked for the model `canned`. LiteLLM, in an environment of its own (`pip install 'litellm[proxy]'`), must be told
+not to fetch prices, to do without a master key and not to break off a stream that repeats itself; it is slow, so give
+it a short run of its own:
+
+    --peer 'litellm=env LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true
+    REPEATED_STREAMING_CHUNK_LIMIT=1000000 OPENAI_API_KEY=none litellm --model openai/canned --alias canned
+    --api_base {engine}/v1 --host 127.0.0.1 --port {port}' --rounds 1 --scale 0.1
 """
 
 import asyncio
@@ -41,8 +51,10 @@ OURS = "specpilot"
 PLAIN = "specpilot, not compiled"
 NAIVE = "fastapi+httpx"
 FLOOR = "bytes only"
-"""A relay in C that looks at nothing: what the kernel alone takes for a relayed request."""
-START_WITHIN_S = 60.0
+LOOP_FLOOR = "uvloop, bytes only"
+STACK_FLOOR = "uvloop + httptools"
+FLOORS = (FLOOR, LOOP_FLOOR, STACK_FLOOR)
+START_WITHIN_S = 120.0
 STAGGER_S = 0.005
 """Between the begins of two paced streams, so that their first bytes are not those of a stampede."""
 
@@ -141,6 +153,8 @@ def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict
     plain = f"{sys.executable} {flags}"
     commands = {
         FLOOR: f"{relay} {{port}} {settings.port}",
+        LOOP_FLOOR: f"{sys.executable} -m bench.uvloop_relay {{port}} {settings.port}",
+        STACK_FLOOR: f"{sys.executable} -m bench.uvloop_relay {{port}} {settings.port} parsed",
         **({OURS: plain} if settings.compiled is None else {OURS: _compiled(settings.compiled, flags), PLAIN: plain}),
         NAIVE: f"{sys.executable} -m bench.naive_proxy {{port}} {engine}",
     }
@@ -270,23 +284,20 @@ def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) 
     """Return the figures of the last line."""
     json_32 = next(item for item in SCENARIOS if item.name.startswith("json, 32 conn"))
     paced = next(item for item in SCENARIOS if item.kind == "paced")
-    peers = [name for name in names if name not in (DIRECT, FLOOR, OURS, PLAIN)]
+    peers = [name for name in names if name not in (DIRECT, *FLOORS, OURS, PLAIN)]
 
-    def against_best_peer(scenario: Scenario) -> float:
-        mine = figures(samples, scenario, OURS)["cpu_us"]
-        return mine / min(figures(samples, scenario, name)["cpu_us"] for name in peers)
-
-    def floor(scenario: Scenario) -> float:
-        return figures(samples, scenario, FLOOR)["cpu_us"] / min(
-            figures(samples, scenario, name)["cpu_us"] for name in peers
-        )
+    def against_best_peer(scenario: Scenario, name: str) -> float:
+        best = min(figures(samples, scenario, peer)["cpu_us"] for peer in peers)
+        return round(figures(samples, scenario, name)["cpu_us"] / best, 3)
 
     mine = figures(samples, paced, OURS)
     found: dict[str, Any] = {
-        "json_cpu_vs_best_peer": round(against_best_peer(json_32), 3),
-        "sse_cpu_vs_best_peer": round(against_best_peer(paced), 3),
-        "json_floor_vs_best_peer": round(floor(json_32), 3),
-        "sse_floor_vs_best_peer": round(floor(paced), 3),
+        "json_cpu_vs_best_peer": against_best_peer(json_32, OURS),
+        "sse_cpu_vs_best_peer": against_best_peer(paced, OURS),
+        "json_floor_vs_best_peer": against_best_peer(json_32, FLOOR),
+        "sse_floor_vs_best_peer": against_best_peer(paced, FLOOR),
+        "json_stack_floor_vs_best_peer": against_best_peer(json_32, STACK_FLOOR),
+        "sse_stack_floor_vs_best_peer": against_best_peer(paced, STACK_FLOOR),
         "added_ttft_ms_p99": round(mine["ttft_p99"], 2),
         "added_itl_ms_p99": round(mine["itl_p99"], 2),
         "kb_per_stream": round(mine["kb"], 1),

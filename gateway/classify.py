@@ -15,6 +15,7 @@ Without a policy a model has `default` and the classes that API keys name. Pure.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gateway.wire import RequestFacts
 from policy.types import DEFAULT_CLASS, ApiKey, MatchRule
@@ -28,7 +29,8 @@ class Classified:
     has_unknown: bool = False
 
 
-_DEFAULT = Classified(DEFAULT_CLASS)
+_of = lru_cache(maxsize=256)(Classified)
+"""A model's classes are few, and each is the same value every time."""
 
 
 def classify(
@@ -52,7 +54,7 @@ def classify(
         if asked not in known:
             has_unknown = True
         elif key is None or key.allowed_classes is None or asked in key.allowed_classes or asked == key.traffic_class:
-            return Classified(asked)
+            return _of(asked)
     if key is not None and key.traffic_class is not None:
         if key.traffic_class in known:
             return Classified(key.traffic_class, has_unknown)
@@ -60,7 +62,7 @@ def classify(
     for rule in rules:
         if is_match(rule, facts):
             return Classified(rule.traffic_class, has_unknown)
-    return Classified(DEFAULT_CLASS, has_unknown=True) if has_unknown else _DEFAULT
+    return Classified(DEFAULT_CLASS, has_unknown=True) if has_unknown else _of(DEFAULT_CLASS)
 
 
 def is_match(rule: MatchRule, facts: RequestFacts) -> bool:

@@ -133,6 +133,8 @@ class Delivery:
         if wrapped is not None:
             body = wrapped
             headers = tuple(item for item in head.headers if item[0] not in (b"content-type", b"content-encoding"))
-            head = ResponseHead(head.status, headers, None, False, True, b"")
+            head = ResponseHead(
+                head.status, headers, length=None, is_chunked=False, is_kept_alive=True, content_type=b""
+            )
             own += b"content-type: application/json\r\n"
         return client_head(head, own, is_chunked=False, length=len(body), keep_alive=self.keep_alive) + body

@@ -9,16 +9,25 @@ chunks (only there can an event of the gateway's own be added to a broken stream
 """
 
 import re
-from dataclasses import dataclass
-from typing import Protocol
 
 HEAD_BYTES = 65_536
 LENGTH_DIGITS = 15
 
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
-_FIELDS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*")
+_USUAL_NAMES = frozenset(
+    (b"connection", b"content-length", b"content-type", b"date", b"server", b"transfer-encoding", b"x-request-id")
+)
+"""Names that need no look at each of their characters."""
+
+_USUAL_STATUS_LINE = b"HTTP/1.1 200 OK"
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?")
+_NAME = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_TEXT = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
 _TRAILERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
+_DIGIT = bytes(b"0123456789abcdef".find(bytes((octet,)).lower()) & 0xFF for octet in range(256))
+"""The value of each octet as a hexadecimal digit, 255 where it is none."""
+
+_USUAL_SIZE_DIGITS = 8
 _LINE_BYTES = 4096
 _TRAILER_BYTES = 16_384
 _BODILESS = (204, 304)
@@ -31,18 +40,21 @@ class FramingError(ValueError):
     """The engine's bytes are not a response as HTTP/1.1 has it."""
 
 
-class Framer(Protocol):
+class Framer:
     """Follows one body. `is_done`: it is whole. `is_between_chunks`: something could be added here."""
 
-    payload: list[bytes]
-    is_done: bool
-    is_between_chunks: bool
+    __slots__ = ("is_between_chunks", "is_done", "payload")
+
+    def __init__(self, *, is_done: bool = False, is_between_chunks: bool = False) -> None:
+        self.payload: list[bytes] = []
+        self.is_done = is_done
+        self.is_between_chunks = is_between_chunks
 
     def feed(self, data: bytes) -> int:
         """Read `data`; return how many of its bytes belong to the body. Raises `FramingError`."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
 class ResponseHead:
     """Status and end-to-end headers as they came (names in lower case), and how the body is delimited.
 
@@ -50,12 +62,24 @@ class ResponseHead:
     in `headers`.
     """
 
-    status: int
-    headers: tuple[tuple[bytes, bytes], ...]
-    length: int | None
-    is_chunked: bool
-    is_kept_alive: bool
-    content_type: bytes
+    __slots__ = ("content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
+
+    def __init__(  # noqa: PLR0913 - a head says that much
+        self,
+        status: int,
+        headers: tuple[tuple[bytes, bytes], ...],
+        *,
+        length: int | None,
+        is_chunked: bool,
+        is_kept_alive: bool,
+        content_type: bytes,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.length = length
+        self.is_chunked = is_chunked
+        self.is_kept_alive = is_kept_alive
+        self.content_type = content_type
 
     def framer(self) -> "Framer":
         """Return what follows this response's body."""
@@ -72,26 +96,28 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
     Raises `FramingError` for anything that HTTP/1.1 does not allow, for both length headers at once and for a
     coding other than chunked.
     """
-    line = _STATUS_LINE.match(text)
-    if line is None or _FIELDS.fullmatch(text, line.end()) is None:
+    lines = text.split(b"\r\n")
+    if lines.pop() or not lines or text.translate(None, _TEXT) != b"\r\n" * len(lines):
         raise FramingError("the head is not HTTP/1.1")
-    status = int(line[2])
-    is_kept_alive = line[1] == b"1"
+    status, is_modern = _read_status(lines[0])
+    is_kept_alive = is_modern
     length: int | None = None
     is_chunked = False
     content_type = b""
     dropped: frozenset[bytes] = _PER_HOP
     headers: list[tuple[bytes, bytes]] = []
-    for field in text[line.end() : -2].split(b"\r\n") if len(text) > line.end() else ():
-        name, _, value = field.partition(b":")
+    for field in lines[1:]:
+        name, colon, value = field.partition(b":")
         name = name.lower()
+        if not colon or (name not in _USUAL_NAMES and (not name or name.translate(None, _NAME))):
+            raise FramingError("the head is not HTTP/1.1")
         value = value.strip(b" \t")
         if name == b"content-length":
             if not value.isdigit() or len(value) > LENGTH_DIGITS or length not in (None, int(value)):
                 raise FramingError("content-length is not one number")
             length = int(value)
         elif name == b"transfer-encoding":
-            if is_chunked or line[1] == b"0" or value.lower() != b"chunked":
+            if is_chunked or not is_modern or value.lower() != b"chunked":
                 raise FramingError("transfer-encoding is not chunked, once, in HTTP/1.1")
             is_chunked = True
         elif name == b"connection":
@@ -107,20 +133,35 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
     if status in _BODILESS:
         is_chunked, length = False, 0
     kept = tuple(header for header in headers if header[0] not in dropped)
-    return ResponseHead(status, kept, length, is_chunked, is_kept_alive, content_type)
+    return ResponseHead(
+        status,
+        kept,
+        length=length,
+        is_chunked=is_chunked,
+        is_kept_alive=is_kept_alive,
+        content_type=content_type,
+    )
 
 
-class LengthFramer:
+def _read_status(line: bytes) -> tuple[int, bool]:
+    """Return the status, and whether the engine speaks HTTP/1.1 rather than 1.0."""
+    if line == _USUAL_STATUS_LINE:
+        return 200, True
+    found = _STATUS_LINE.fullmatch(line)
+    if found is None:
+        raise FramingError("the head is not HTTP/1.1")
+    return int(found[2]), found[1] == b"1"
+
+
+class LengthFramer(Framer):
     """A body of a stated length."""
 
-    __slots__ = ("is_between_chunks", "is_done", "left", "payload")
+    __slots__ = ("left",)
 
     def __init__(self, length: int) -> None:
         """`length` is in bytes."""
+        super().__init__(is_done=length == 0)
         self.left = length
-        self.payload: list[bytes] = []
-        self.is_done = length == 0
-        self.is_between_chunks = False
 
     def feed(self, data: bytes) -> int:
         """See `Framer`."""
@@ -131,15 +172,10 @@ class LengthFramer:
         return taken
 
 
-class OpenFramer:
+class OpenFramer(Framer):
     """A body that ends with its connection. Whether it was whole, nobody can tell."""
 
-    __slots__ = ("is_between_chunks", "is_done", "payload")
-
-    def __init__(self) -> None:
-        self.payload: list[bytes] = []
-        self.is_done = False
-        self.is_between_chunks = False
+    __slots__ = ()
 
     def feed(self, data: bytes) -> int:
         """See `Framer`."""
@@ -147,10 +183,10 @@ class OpenFramer:
         return len(data)
 
 
-class ChunkedFramer:
+class ChunkedFramer(Framer):
     """A chunked body."""
 
-    __slots__ = ("_left", "_line", "_state", "is_between_chunks", "is_done", "payload")
+    __slots__ = ("_left", "_line", "_state")
 
     SIZE = 0
     DATA = 1
@@ -158,9 +194,7 @@ class ChunkedFramer:
     TRAILERS = 3
 
     def __init__(self) -> None:
-        self.payload: list[bytes] = []
-        self.is_done = False
-        self.is_between_chunks = True
+        super().__init__(is_between_chunks=True)
         self._state = self.SIZE
         self._left = 0
         self._line = b""  # the part of a size line, of a chunk's closing CRLF or of trailers read so far
@@ -187,6 +221,14 @@ class ChunkedFramer:
         return position
 
     def _size(self, data: bytes, position: int) -> int:
+        at, size = position, 0
+        while at < len(data) and at - position < _USUAL_SIZE_DIGITS and _DIGIT[data[at]] < 16:  # noqa: PLR2004 - hexadecimal
+            size = 16 * size + _DIGIT[data[at]]
+            at += 1
+        if at > position and not self._line and data.startswith(b"\r\n", at):
+            self._left = size
+            self._state = self.DATA if size else self.TRAILERS
+            return at + 2
         whole = None if self._line else _CHUNK_SIZE.match(data, position)
         if whole is not None:
             self._left = int(whole[1], 16)

@@ -13,6 +13,7 @@ besides chunked, ...) gets a 400 and the connection ends, whichever kind of rout
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -68,12 +69,14 @@ class FrontProtocol(HttpToolsProtocol):
         self._is_held = False  # the next request waits until the client has read what was written
         self._stuck_since: float | None = None
         self._last_words: bytes | None = None
+        self.write: Callable[[bytes], None]  # see `Front`: the transport's own
 
     # Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(cast("asyncio.Transport", transport))
+        self.write = self.transport.write
         self._plane.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -129,9 +132,16 @@ class FrontProtocol(HttpToolsProtocol):
         """A request begins. Only a request for the app needs what uvicorn prepares here."""
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
         self._is_in_head = True
         self._head_since = self._plane.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request target arrived."""
+        self.url = self.url + url  # not `+=`: mypyc has none for what a class that is not compiled holds
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header arrived."""
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """The head is whole: take the request, or leave it to uvicorn."""
@@ -164,7 +174,7 @@ class FrontProtocol(HttpToolsProtocol):
             self.url = _origin_form(self.url)
         path = _ROUTES.get(self.url.partition(b"?")[0])
         if path is None:
-            self._leave_to_uvicorn()
+            self._leave_to_uvicorn(is_expecting=head.is_expecting)
         else:
             self._take(path, head)
 
@@ -212,8 +222,8 @@ class FrontProtocol(HttpToolsProtocol):
         exchange.limit(PIPELINED_BODY_BYTES)
         self.pipeline.appendleft((cast("RequestResponseCycle", exchange), cast("Any", None)))
 
-    def _leave_to_uvicorn(self) -> None:
-        url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
+    def _leave_to_uvicorn(self, *, is_expecting: bool) -> None:
+        url, headers = self.url, self.headers
         super().on_message_begin()
         self.url = url
         self.headers.extend(headers)
@@ -257,10 +267,6 @@ class FrontProtocol(HttpToolsProtocol):
     def is_stalled(self) -> bool:
         """See `Front`."""
         return bool(self.flow.write_paused)
-
-    def write(self, data: bytes) -> None:
-        """See `Front`."""
-        self.transport.write(data)
 
     def cut(self) -> None:
         """See `Front`."""

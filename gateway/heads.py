@@ -8,7 +8,6 @@ same way, with the gateway's `x-` headers in place of any of that name. Pure.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
 
@@ -65,22 +64,27 @@ _STATUS = {
 }
 
 
-@dataclass(slots=True)
 class RequestHead:
     """What the gateway reads of a request's headers. `forwarded` are those for the engine, as bytes.
 
     `is_modern`: the client speaks HTTP/1.1, and so understands chunks and keeps its connection.
     """
 
-    forwarded: bytes
-    api_key: bytes | None = None
-    traffic_class: str | None = None
-    request_id: bytes | None = None
-    session: str | None = None
-    length: int | None = None
-    is_chunked: bool = False
-    is_expecting: bool = False
-    is_modern: bool = True
+    __slots__ = (
+        "api_key", "forwarded", "is_chunked", "is_expecting", "is_modern", "length", "request_id", "session",
+        "traffic_class",
+    )  # fmt: skip
+
+    def __init__(self, *, is_modern: bool) -> None:
+        self.forwarded = b""
+        self.api_key: bytes | None = None
+        self.traffic_class: str | None = None
+        self.request_id: bytes | None = None
+        self.session: str | None = None
+        self.length: int | None = None
+        self.is_chunked = False
+        self.is_expecting = False
+        self.is_modern = is_modern
 
 
 def read_request_head(  # noqa: C901, PLR0912 - one branch a header
@@ -91,7 +95,7 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
     The HTTP parser has checked characters and that there is one length. Raises `BadHeadError` for what it lets pass
     and another server on the way might read otherwise: a coding besides chunked, chunks in HTTP/1.0, two hosts.
     """
-    head = RequestHead(b"", is_modern=is_modern)
+    head = RequestHead(is_modern=is_modern)
     kept: list[bytes] = []
     dropped: set[bytes] | None = None
     has_host = False

@@ -3,8 +3,6 @@
 Decides and performs nothing; the exchange acts on what is returned. The routes that are relayed are named here.
 """
 
-from dataclasses import dataclass
-
 from gateway.classify import classify
 from gateway.errors import EngineUnavailableError, GatewayError, ModelNotFoundError
 from gateway.heads import RequestHead
@@ -26,7 +24,6 @@ PROXIED = MARKED | {
 RETRY_AFTER_S = 1.0
 
 
-@dataclass(slots=True)
 class Intake:
     """A request as the gateway takes it on. `own` are the header lines that tell the client of it.
 
@@ -34,16 +31,32 @@ class Intake:
     request waits or its engine is chosen. `body` is empty once there can be no retry.
     """
 
-    facts: RequestFacts | None
-    path: str
-    model: str
-    is_stream: bool
-    max_tokens: int | None
-    work_tokens: int
-    traffic_class: str
-    own: bytes
-    cell: Cell
-    body: tuple[bytes | memoryview, ...]
+    __slots__ = (
+        "body",
+        "cell",
+        "facts",
+        "is_stream",
+        "max_tokens",
+        "model",
+        "own",
+        "path",
+        "traffic_class",
+        "work_tokens",
+    )
+
+    def __init__(
+        self, facts: RequestFacts, traffic_class: str, own: bytes, cell: Cell, body: tuple[bytes | memoryview, ...]
+    ) -> None:
+        self.facts: RequestFacts | None = facts
+        self.path = facts.path
+        self.model = facts.model
+        self.is_stream = facts.stream
+        self.max_tokens = facts.max_tokens
+        self.work_tokens = facts.work_tokens
+        self.traffic_class = traffic_class
+        self.own = own
+        self.cell = cell
+        self.body = body
 
     @property
     def size(self) -> int:
@@ -73,11 +86,6 @@ def take_in(plane: Plane, path: str, head: RequestHead, key: ApiKey | None, body
     )
     return Intake(
         facts,
-        path,
-        model,
-        facts.stream,
-        facts.max_tokens,
-        facts.work_tokens,
         found.traffic_class,
         own,
         plane.metrics.cell(model, found.traffic_class),

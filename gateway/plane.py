@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.access_log import AccessLog
 from gateway.admission import Admission
@@ -177,10 +177,6 @@ class Plane:
         """Seconds since Redis was last read; `None` without Redis."""
         taken_at = self.snapshot.taken_at
         return None if taken_at is None else self.monotonic() - taken_at
-
-    def note(self, fields: Mapping[str, Any]) -> None:
-        """Write `fields` to the access log, with the time."""
-        self.log.add({"at": round(self.clock.now(), 3), **fields})
 
     async def exposition(self) -> bytes:
         """Return this process's metrics, from memory."""

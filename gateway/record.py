@@ -1,7 +1,5 @@
 """What remains of a request when it is over: counts, and a line in the access log. No body, no secret."""
 
-from dataclasses import dataclass
-
 from gateway.delivery import Delivery
 from gateway.errors import GatewayError
 from gateway.intake import Intake
@@ -14,7 +12,6 @@ CLIENT_LEFT = 499
 _ERROR_BORDER = 400
 
 
-@dataclass(slots=True)
 class Outcome:
     """How one request went. Times are monotonic seconds; `relay` is `None` when it never got as far as an engine.
 
@@ -22,19 +19,40 @@ class Outcome:
     response or at the end of one; `error_event` for an engine's within a stream; `stalled` for a client cut off.
     """
 
-    request_id: bytes
-    method: bytes
-    path: str
-    status: int
-    phase: str
-    received_at: float
-    ended_at: float
-    key: ApiKey | None = None
-    intake: Intake | None = None
-    relay: Relay | None = None
-    waited_s: float = 0.0
-    error: str | None = None
-    span: Span | None = None
+    __slots__ = (
+        "ended_at", "error", "intake", "key", "method", "path", "phase", "received_at", "relay", "request_id", "span",
+        "status", "waited_s",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - a request is that much
+        self,
+        *,
+        request_id: bytes,
+        method: bytes,
+        path: str,
+        status: int,
+        phase: str,
+        received_at: float,
+        ended_at: float,
+        error: str | None,
+        key: ApiKey | None = None,
+        intake: Intake | None = None,
+        relay: Relay | None = None,
+        span: Span | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.method = method
+        self.path = path
+        self.status = status
+        self.phase = phase
+        self.received_at = received_at
+        self.ended_at = ended_at
+        self.error = error
+        self.key = key
+        self.intake = intake
+        self.relay = relay
+        self.span = span
+        self.waited_s = 0.0
 
     @property
     def delivery(self) -> Delivery | None:
@@ -56,7 +74,17 @@ def record_unread(plane: Plane, request_id: bytes, error: GatewayError, began_at
     """Count and log a request that could not be read, and so has neither method nor path."""
     now = plane.monotonic()
     began_at = now if began_at is None else began_at
-    record(plane, Outcome(request_id, b"", "", error.status, "request", began_at, now, error=error.code))
+    outcome = Outcome(
+        request_id=request_id,
+        method=b"",
+        path="",
+        status=error.status,
+        phase="request",
+        received_at=began_at,
+        ended_at=now,
+        error=error.code,
+    )
+    record(plane, outcome)
 
 
 def record(plane: Plane, outcome: Outcome) -> None:
@@ -80,8 +108,9 @@ def record(plane: Plane, outcome: Outcome) -> None:
         plane.tracing.end(outcome.span, outcome)
     if plane.log.is_on:
         usage = None if delivery is None else delivery.usage
-        plane.note(
+        plane.log.add(
             {
+                "at": _rounded(plane.clock.now(), 1e3),
                 "request_id": outcome.request_id.decode(),
                 "method": outcome.method.decode(),
                 "path": outcome.path,
@@ -93,15 +122,25 @@ def record(plane: Plane, outcome: Outcome) -> None:
                 "status": outcome.status,
                 "error": outcome.error,
                 "phase": outcome.phase,
-                "queue_ms": round(outcome.waited_s * 1000, 2),
-                "duration_ms": round(duration_s * 1000, 2),
-                "ttft_ms": None if ttft_s is None else round(ttft_s * 1000, 2),
+                "queue_ms": _ms(outcome.waited_s),
+                "duration_ms": _ms(duration_s),
+                "ttft_ms": None if ttft_s is None else _ms(ttft_s),
                 "input_tokens": None if usage is None else usage.input_tokens,
                 "output_tokens": None if usage is None else usage.output_tokens,
                 "acceptance_length": None if usage is None else usage.acceptance_length,
                 "trace_id": trace,
             }
         )
+
+
+def _ms(seconds: float) -> float:
+    """Return milliseconds to two decimals."""
+    return _rounded(seconds * 1e3, 1e2)
+
+
+def _rounded(value: float, steps: float) -> float:
+    """Return `value` to the nearest of `steps` to a unit; `round` takes the way by decimal text, ten times as long."""
+    return int(value * steps + (0.5 if value >= 0 else -0.5)) / steps
 
 
 def used_tokens(outcome: Outcome, intake: Intake) -> int:

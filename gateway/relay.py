@@ -10,6 +10,7 @@ a fresh one, without this being counted against the engine or the budget. After 
 The relay holds the engine's side only. What ends a request, and what it counts as, is its `Owner`'s business.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.delivery import Delivery
@@ -41,8 +42,9 @@ class Front(Protocol):
     def is_stalled(self) -> bool:
         """Whether the client reads more slowly than it is written to."""
 
-    def write(self, data: bytes) -> None:
-        """Send to the client."""
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Sends to the client."""
 
 
 class Owner(Protocol):
@@ -68,8 +70,8 @@ class Relay:
     """
 
     __slots__ = (
-        "_began_at", "_front", "_intake", "_method", "_owner", "_path", "_plane", "_request", "_request_id", "delivery",
-        "engines", "error", "last_at", "leg", "phase", "sent_at", "status",
+        "_began_at", "_front", "_intake", "_method", "_owner", "_path", "_plane", "_request", "_request_id", "_write",
+        "delivery", "engines", "error", "last_at", "leg", "phase", "sent_at", "status",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - a request is that much
@@ -87,6 +89,7 @@ class Relay:
         self._plane = plane
         self._owner = owner
         self._front = front
+        self._write = front.write
         self._method = method
         self._path = path
         self._request = request
@@ -239,7 +242,7 @@ class Relay:
         out = delivery.take(raw, payload, now, self._intake.cell.itl)
         if out:
             self._intake.body = ()  # there will be no retry, and a stream may last
-            self._front.write(out)
+            self._write(out)
 
     def end(self) -> None:
         """The response is whole."""
@@ -256,7 +259,7 @@ class Relay:
             self.error = "error_event"
         out = delivery.end(self._plane.monotonic())
         if out:
-            self._front.write(out)
+            self._write(out)
         self._owner.finish()
 
     def broken(self, reason: str, *, is_stale: bool) -> None:
@@ -284,5 +287,5 @@ class Relay:
         self._owner.keep_alive = False
         tail = self.delivery.broken(event_of(error, self._path))
         if tail is not None:
-            self._front.write(tail)
+            self._write(tail)
         self._owner.finish(is_cut=tail is None)

@@ -16,8 +16,7 @@ from math import inf, isfinite
 TAIL_BYTES = 16_384
 FRAME_BYTES = 65_536
 
-_INPUT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
-_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+_TOKENS = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _ERROR_NAME = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
@@ -43,12 +42,13 @@ class Usage:
 
     def read(self, text: bytes) -> None:
         """Learn from JSON that may hold usage; later sayings replace earlier ones."""
-        asked = _INPUT.search(text)
-        if asked is not None:
-            self.input_tokens = int(asked[1])
-        said = _TOKENS.findall(text)
-        if said:
-            self.output_tokens = int(said[-1])
+        has_input = False
+        for is_input, count in _TOKENS.findall(text):
+            if not is_input:
+                self.output_tokens = int(count)
+            elif not has_input:
+                self.input_tokens = int(count)
+                has_input = True
         speculation = _SPECULATION.search(text)
         if speculation is not None:
             try:

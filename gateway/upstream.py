@@ -9,7 +9,7 @@ keep-alive would close it under a new request.
 import asyncio
 import ssl
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from gateway.framing import HEAD_BYTES, Framer, FramingError, OpenFramer, ResponseHead, parse_head
@@ -57,8 +57,11 @@ class Address:
         self.prefix = parts.path.rstrip("/").encode()
 
 
-class EngineConnection(asyncio.Protocol):
-    """One connection. `reader` is whose response it carries now, `None` while idle."""
+class EngineConnection:
+    """One connection. `reader` is whose response it carries now, `None` while idle.
+
+    An `asyncio.Protocol` in all but name: with that as its base it could not be compiled to plain structures.
+    """
 
     __slots__ = ("_buffer", "_framer", "_head", "_is_paused", "_is_used", "_pool", "idle_since", "reader", "transport")
 
@@ -119,6 +122,15 @@ class EngineConnection(asyncio.Protocol):
         else:
             is_stale = self._is_used and self._framer is None and not self._buffer
             reader.broken("closed" if exc is None else "reset", is_stale=is_stale)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`. The engine is behind with reading; a request is held in memory anyway."""
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+
+    def eof_received(self) -> None:
+        """See `asyncio.Protocol`."""
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -204,8 +216,13 @@ class Pool:
     async def connect(self) -> EngineConnection:
         """Open a new connection. Raises `OSError` when that fails."""
         address = self._address
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: EngineConnection(self), address.host, address.port, ssl=address.tls, server_hostname=address.name
+        connection = EngineConnection(self)
+        await asyncio.get_running_loop().create_connection(
+            lambda: cast("asyncio.Protocol", connection),
+            address.host,
+            address.port,
+            ssl=address.tls,
+            server_hostname=address.name,
         )
         return connection
 

@@ -12,7 +12,7 @@ Whether `messages` and the like make sense is the engine's business. Pure.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -40,7 +40,6 @@ _SCALAR = re.compile(rb"[^,\]}\s]+")
 _NOT_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING.pattern + rb")++", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
 class RequestFacts:
     """What the gateway knows of a request. `body` is what `orjson` made of it; read it, never write it.
 
@@ -48,12 +47,17 @@ class RequestFacts:
     largest number of output tokens that it allows; `None` when it does not say.
     """
 
-    path: str
-    model: str
-    stream: bool
-    body: dict[str, Any]
-    work_tokens: int
-    max_tokens: int | None
+    __slots__ = ("body", "max_tokens", "model", "path", "stream", "work_tokens")
+
+    def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
+        self, path: str, model: str, body: dict[str, Any], work_tokens: int, max_tokens: int | None, *, stream: bool
+    ) -> None:
+        self.path = path
+        self.model = model
+        self.body = body
+        self.work_tokens = work_tokens
+        self.max_tokens = max_tokens
+        self.stream = stream
 
     @property
     def has_tools(self) -> bool:
@@ -103,7 +107,7 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
     prompt_tokens = min(len(body) // CHARS_PER_TOKEN, PROMPT_TOKENS_COUNTED)
     max_tokens = _max_tokens(found)
     output_tokens = UNSAID_OUTPUT_TOKENS if max_tokens is None else max(0, min(max_tokens, OUTPUT_TOKENS_COUNTED))
-    return RequestFacts(path, model, stream is True, found, prompt_tokens + output_tokens, max_tokens)
+    return RequestFacts(path, model, found, prompt_tokens + output_tokens, max_tokens, stream=stream is True)
 
 
 def mark(body: bytes, facts: RequestFacts, traffic_class: str) -> Sequence[bytes | memoryview]:
@@ -111,13 +115,10 @@ def mark(body: bytes, facts: RequestFacts, traffic_class: str) -> Sequence[bytes
 
     `facts` must be what `read_facts` made of `body`.
     """
-    if not is_class_name(traffic_class):
-        raise ValueError(f"{traffic_class!r} is not a class name")
-    value = b'"' + traffic_class.encode() + b'"'
-    member = b'"' + CLASS_FIELD.encode() + b'":' + value
+    value, member, whole = _texts_of(traffic_class)
     if XARGS not in facts.body:
         start = body.index(b"{") + 1
-        return _spliced(body, [(start, start, b'"vllm_xargs":{' + member + b"},")])
+        return _spliced(body, [(start, start, whole)])
     edits: list[tuple[int, int, bytes]] = []
     for key, start, end in _members(body, body.index(b"{")):
         if key != XARGS:
@@ -127,6 +128,16 @@ def mark(body: bytes, facts: RequestFacts, traffic_class: str) -> Sequence[bytes
         elif body[start : start + 1] == b"{":
             edits.extend(_edits_of(body, start, value, member))
     return _spliced(body, edits)
+
+
+@lru_cache(maxsize=256)
+def _texts_of(traffic_class: str) -> tuple[bytes, bytes, bytes]:
+    """Return a class as a JSON value, as a member of `vllm_xargs`, and as a first member of the body."""
+    if not is_class_name(traffic_class):
+        raise ValueError(f"{traffic_class!r} is not a class name")
+    value = b'"%s"' % traffic_class.encode()
+    member = b'"%s":%s' % (CLASS_FIELD.encode(), value)
+    return value, member, b'"%s":{%s},' % (XARGS.encode(), member)
 
 
 def _edits_of(body: bytes, start: int, value: bytes, member: bytes) -> list[tuple[int, int, bytes]]:

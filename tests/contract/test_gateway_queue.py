@@ -212,6 +212,7 @@ async def test_an_engine_that_dies_while_requests_wait(engine: ScriptedEngine, s
     gateway = await start_gateway(engine, engine_capacity=1, queue_timeout_s=20)
     waiting = [asyncio.create_task(call(gateway.port)) for _ in range(4)]
     await eventually(lambda: queued(gateway) == 3)
+    await engine.wait_seen(1)  # a connection that nobody has accepted yet would outlive the engine here
     await engine.stop()
     answers = await asyncio.gather(*waiting)
     assert {answer.status for answer in answers} <= {502, 503}

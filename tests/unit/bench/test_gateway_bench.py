@@ -1,15 +1,18 @@
+import json
 import os
 import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 
 from bench.gateway import SCENARIOS, Sample, figures, markdown, summary
 from bench.origin import EVENTS
 from bench.process_tree import cpu_s_of, memory_of, tree
+from tests.support.controller_program import free_port
 
-NAMES = ("direct", "bytes only", "specpilot", "fastapi+httpx", "other")
+NAMES = ("direct", "bytes only", "uvloop, bytes only", "uvloop + httptools", "specpilot", "fastapi+httpx", "other")
 
 
 def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -> Sample:
@@ -17,7 +20,7 @@ def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -
 
 
 def samples() -> dict[tuple[str, str], list[Sample]]:
-    of = {"bytes only": (0.004, 0.001)}
+    of = {"bytes only": (0.004, 0.001), "uvloop, bytes only": (0.006, 0.001), "uvloop + httptools": (0.008, 0.001)}
     of |= {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "fastapi+httpx": (0.1, 0.004), "other": (0.04, 0.003)}
     return {
         (scenario.name, name): [sample(*of[name], memory=scenario.connections * 20_000)] * 3
@@ -41,6 +44,7 @@ def test_the_summary_compares_with_the_best_peer() -> None:
     assert found["json_cpu_vs_best_peer"] == 0.25
     assert found["sse_cpu_vs_best_peer"] == 0.25
     assert found["json_floor_vs_best_peer"] == found["sse_floor_vs_best_peer"] == 0.1
+    assert found["json_stack_floor_vs_best_peer"] == found["sse_stack_floor_vs_best_peer"] == 0.2
     assert found["added_itl_ms_p99"] == 1.0
     assert found["kb_per_stream"] == 20.0
     assert found["peers"] == ["fastapi+httpx", "other"]
@@ -66,3 +70,32 @@ def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:
         for child in reversed(tree(process.pid)):
             os.kill(child, 9)
         process.wait()
+
+
+@pytest.mark.parametrize("reading", [(), ("parsed",)])
+def test_the_floor_passes_bytes_both_ways(reading: tuple[str, ...]) -> None:
+    ports = free_port(), free_port()
+    origin = subprocess.Popen([sys.executable, "-m", "bench.origin", str(ports[0])])
+    relay = subprocess.Popen([sys.executable, "-m", "bench.uvloop_relay", str(ports[1]), str(ports[0]), *reading])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports[1]}") as client:
+            answers = [_answer(client, words) for words in ("json", "burst", "json")]
+    finally:
+        for process in (origin, relay):
+            process.kill()
+            process.wait()
+    assert answers[0] == answers[2]
+    assert json.loads(answers[0])["object"] == "chat.completion"
+    assert answers[1].count("data: ") == EVENTS + 1
+
+
+def _answer(client: httpx.Client, words: str) -> str:
+    body = {"messages": [{"role": "user", "content": f"{words} x"}]}
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return client.post("/v1/chat/completions", json=body).text
+        except httpx.TransportError:  # one of the two does not listen yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

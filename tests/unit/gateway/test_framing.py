@@ -1,3 +1,4 @@
+import re
 from contextlib import suppress
 from itertools import pairwise
 
@@ -145,11 +146,38 @@ def test_how_a_body_ends() -> None:
         OK + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", OK + b"transfer-encoding: identity\r\n",
         b"HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n",
         OK + "content-length: \u00b2\r\n".encode("latin-1"),
+        OK[:-2], OK + b"a: b", OK + b"\r\n", OK + b"a: b\n\r\n", OK + b"a: b\rc\nd: e\r\n",
+        OK + b"date\x80: b\r\n", OK + b"a: \x7f\r\n", OK + b"date\r\n",
     ],
 )  # fmt: skip
 def test_a_bad_head_is_refused(head: bytes) -> None:
     with pytest.raises(FramingError):
         parse_head(head)
+
+
+HEAD = re.compile(
+    rb"HTTP/1\.[01] [1-5][0-9]{2}(?: [^\x00-\x08\x0a-\x1f\x7f]*)?\r\n"
+    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*"
+)
+PIECES = (b"a", b"Date", b":", b" ", b"\t", b"\r", b"\n", b"\r\n", b"\x00", b"\x7f", b"\x80", b"(", b"a: b\r\n")
+
+
+@given(st.sampled_from([OK, b"HTTP/1.1 200", b"HTTP/1.0 404 "]), st.lists(st.sampled_from(PIECES), max_size=12))
+def test_a_head_is_read_if_the_grammar_has_it(begin: bytes, pieces: list[bytes]) -> None:
+    text = begin + b"".join(pieces)
+    is_read = True
+    try:
+        parse_head(text)
+    except FramingError:
+        is_read = False
+    assert is_read == (HEAD.fullmatch(text) is not None)
+
+
+def test_a_long_chunk_size_is_a_number_too() -> None:
+    framer = ChunkedFramer()
+    assert framer.feed(b"00000000000a\r\n0123456789\r\n0\r\n\r\n") == 31
+    assert framer.payload == [b"0123456789"]
+    assert framer.is_done
 
 
 @given(st.binary(max_size=80))
