@@ -2,12 +2,13 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from bench.gateway import SCENARIOS, Sample, figures, markdown, summary
 from bench.origin import EVENTS
-from bench.process_tree import cpu_s_of, memory_of, tree
+from bench.process_tree import cpu_s_of, descriptors_of, memory_of, tree
 
 NAMES = ("direct", "bytes only", "specpilot", "fastapi+httpx", "other")
 
@@ -66,3 +67,10 @@ def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:
         for child in reversed(tree(process.pid)):
             os.kill(child, 9)
         process.wait()
+
+
+def test_open_files_are_counted() -> None:
+    before = descriptors_of(os.getpid())
+    with Path(os.devnull).open(), Path(os.devnull).open():
+        assert descriptors_of(os.getpid()) == before + 2
+    assert descriptors_of(os.getpid()) == before
