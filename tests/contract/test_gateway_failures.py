@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from gateway import routing
+from gateway.discovery import Discovery
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -547,6 +548,21 @@ async def test_an_engine_that_hangs_costs_time_but_no_request_while_another_live
     async with asyncio.timeout(1):
         for seen in engine.seen:
             await seen.closed.wait()
+
+
+async def test_an_engine_that_says_what_it_serves_may_hang_all_the_same(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, first_byte_timeout_s=0.2)
+    assert (await call(gateway.port)).status == 504
+    [one] = gateway.plane.fleet.engines.values()
+    assert gateway.plane._loop is not None
+    asked = engine.model_calls
+    looking = asyncio.run_coroutine_threadsafe(Discovery(gateway.plane).once(), gateway.plane._loop)
+    await asyncio.wrap_future(looking)
+    assert engine.model_calls == asked + 1
+    assert one.standing.failures == 1
 
 
 async def test_when_every_engine_hangs_the_time_out_is_the_answer(
