@@ -48,17 +48,18 @@ leaves in a phase of `LEAVING`, `refused` is the client's own fault; the last th
 
 
 class Mix:
-    """Draws calls. `admin_token` opens `/admin/config`."""
+    """Draws calls. `admin_token` opens `/admin/config`; `wait_s`: an engine's mean time to a first byte."""
 
-    def __init__(self, weights: Mapping[str, int], seed: int, admin_token: str) -> None:
+    def __init__(self, weights: Mapping[str, int], seed: int, admin_token: str, wait_s: float = 0.0) -> None:
         self._rng = random.Random(seed)  # noqa: S311 - a reproducible load
         self._numbers = (f"bench-{seed}-{at}" for at in count())
         self._admin_token = admin_token
+        self._wait_s = wait_s
         self._kinds, self._weights = tuple(weights), tuple(weights.values())
         self._makers: dict[str, Callable[[str], Call]] = {
             "json": lambda kind: self._chat(kind, {}),
             "stream": lambda kind: self._chat(kind, {"events": 30}),
-            "paced": lambda kind: self._chat(kind, {"events": 40, "pause_s": 0.02, "wait_s": 0.05}),
+            "paced": lambda kind: self._chat(kind, {"events": 40, "pause_s": 0.02}),
             "large": lambda kind: self._chat(kind, {}, prompt="x" * LARGE_BYTES),
             "conversation": lambda kind: self._chat(kind, {}, turns=TURNS),
             "stalled": lambda kind: self._chat(kind, {"events": 100, "padding": 20_000}, stalls=True),
@@ -90,6 +91,8 @@ class Mix:
         self, kind: str, canned: dict[str, Any], *, prompt: str = "", turns: int = 1, key: str = FREE_KEY, **more: Any
     ) -> Call:
         number = next(self._numbers)
+        if self._wait_s:
+            canned = {"wait_s": round(self._rng.uniform(0.0, 2 * self._wait_s), 3)} | canned
         messages = [{"role": "user", "content": f"{number} {turn} {prompt}"} for turn in range(turns)]
         if turns > 1:
             messages = [item | {"content": item["content"].ljust(TURN_CHARS, "y")} for item in messages]

@@ -41,6 +41,8 @@ FLAGS = ("--workers", "2", "--engine-capacity", "8", "--keep-alive-s", "5")
 FILL_CALLS = 6000
 """Each leaves some 40 beginnings; two workers remember 65,536 each."""
 FILL_CLIENTS = 16
+REUSED_WITHIN_S = 3.0
+"""Well below the gateway's 5 s: on a connection that idled longer, a request and the gateway's closing could cross."""
 READ_EVERY_S = 5.0
 IDLE_WITHIN_S = 30.0
 SHOWN_FAULTS = 20
@@ -127,12 +129,15 @@ class GatewaySoak:
 
     async def _client(self) -> None:
         caller: Caller | None = None
-        while time.monotonic() < self._ends_at:
-            if caller is None or caller.is_closed or self._rng.random() < 0.1:  # noqa: PLR2004 - one of ten
+        idle_since = 0.0
+        while (now := time.monotonic()) < self._ends_at:
+            is_old = now - idle_since > REUSED_WITHIN_S
+            if caller is None or caller.is_closed or is_old or self._rng.random() < 0.1:  # noqa: PLR2004 - one of ten
                 caller = await self._reconnect(caller)
             call = self._mix.draw()
             await self._ask(caller, call)
             self._done[call.kind] += 1
+            idle_since = time.monotonic()
             await asyncio.sleep(self._rng.expovariate(1 / self._settings.pause_s) if self._settings.pause_s else 0.0)
         if caller is not None:
             caller.close()

@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.process_tree import tree
 from bench.system import wait_for
 from specpilot import embedded_redis
 
@@ -27,7 +28,7 @@ class GatewayStage:
     def __init__(self, program: str, out: Path, port: int, engines: int) -> None:
         """`program` is who speaks when something does not come up; `out` the folder for logs."""
         self._program = program
-        self._out = out
+        self.out = out
         self.port = port
         self.engine_ports = [port + 10 + at for at in range(engines)]
         self.engines: dict[int, subprocess.Popen[bytes]] = {}
@@ -68,7 +69,7 @@ class GatewayStage:
         command += ["--redis-url", self._redis_url, "--admin-token", ADMIN_TOKEN]
         for engine in self.engine_ports:
             command += ["--engine", f"http://127.0.0.1:{engine}"]
-        with (self._out / f"gateway-{port}.log").open("ab") as log:
+        with (self.out / f"gateway-{port}.log").open("ab") as log:
             process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
         self.gateways[port] = process
         wait_for(self._program, f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
@@ -85,9 +86,23 @@ class GatewayStage:
                 found[name] = found.get(name, 0.0) + sample.value
         return found
 
+    def workers(self, port: int) -> list[int]:
+        """Return the process ids of the workers of the gateway on `port`."""
+        return tree(self.gateways[port].pid)[1:]
+
+    def stop_gateway(self, port: int) -> None:
+        """Let the gateway on `port` drain, and wait until it has ended."""
+        process = self.gateways.pop(port)
+        process.terminate()
+        process.wait(ENDS_WITHIN_S)
+
+    def kill_gateway(self, port: int) -> None:
+        """Kill the gateway on `port`."""
+        _kill(self.gateways.pop(port))
+
     def complaints(self, port: int) -> list[str]:
         """Return the errors that the gateway on `port` has logged: their first lines."""
-        with (self._out / f"gateway-{port}.log").open(errors="replace") as log:
+        with (self.out / f"gateway-{port}.log").open(errors="replace") as log:
             return [line.rstrip() for line in log if line.startswith(("ERROR", "CRITICAL", "Traceback"))]
 
     def close(self) -> None:
