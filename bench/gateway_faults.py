@@ -37,7 +37,8 @@ from policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench gateway-faults"
 ENGINES = 3
-FLAGS = ("--keep-alive-s", "2", "--engine-keep-alive-s", "1", "--drain-grace-s", "1")
+FLAGS = ("--keep-alive-s", "2", "--engine-keep-alive-s", "1", "--drain-grace-s", "1", "--affinity", "session")
+"""Without what a gateway remembers of prompts, which takes longer to fill than a fault lasts: memory must come back."""
 HANG_FLAGS = ("--first-byte-timeout-s", "3", "--idle-timeout-s", "3")
 WAIT_S = 0.2
 WARM_UP_S = 3.0
