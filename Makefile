@@ -7,8 +7,8 @@ ARGS ?=
 COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
-.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway bench-soak test test-compiled test-fast fuzz
-.PHONY: lint format compiled check-vllm-versions clean
+.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-soak
+.PHONY: bench-soak test test-compiled test-fast fuzz lint format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -33,6 +33,12 @@ bench-faults: setup  ## What users notice while a part of the running system fai
 
 bench-gateway: compiled  ## What the gateway costs beside other ways to reach an engine
 	$(BIN)/specpilot bench gateway --compiled build/compiled $(ARGS)
+
+bench-gateway-faults: setup  ## What clients notice while engines, Redis, gateways or clients fail
+	$(BIN)/specpilot bench gateway-faults $(ARGS)
+
+bench-gateway-soak: setup  ## A gateway under everything at once, watched for wrong answers and leaks
+	$(BIN)/specpilot bench gateway-soak $(ARGS)
 
 bench-soak: setup  ## A real engine under everything at once, watched for errors and leaks
 	$(BIN)/specpilot bench soak $(ARGS)

@@ -1,4 +1,4 @@
-"""What a process and all its descendants cost: CPU time and memory, as the kernel counts them."""
+"""What a process and all its descendants cost: CPU time, memory and open files, as the kernel counts them."""
 
 import os
 from contextlib import suppress
@@ -34,4 +34,13 @@ def memory_of(pid: int) -> int:
     for item in tree(pid):
         with suppress(OSError):
             total += int(Path(f"/proc/{item}/statm").read_text().split()[1]) * _PAGE
+    return total
+
+
+def descriptors_of(pid: int) -> int:
+    """Open file descriptors of a process tree."""
+    total = 0
+    for item in tree(pid):
+        with suppress(OSError):
+            total += sum(1 for _ in Path(f"/proc/{item}/fd").iterdir())
     return total

@@ -7,9 +7,6 @@ second through `PUT /speculation`. It fails when
 - a request is answered with anything but 200, a structured output does not fit its schema, or the engine ends;
 - the engine, idle again, still holds a KV block or a request;
 - memory grows: the 95 % interval of the slope of the engine's memory after the warm-up lies above `--slope-mib`.
-
-*Slope.* Readings of one process are alike from one to the next, so a line through all of them would look far surer than
-it is. They are grouped into `GROUPS` stretches of time; the line and its interval come from the stretches' medians.
 """
 
 import asyncio
@@ -17,7 +14,6 @@ import json
 import math
 import os
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -34,6 +30,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench.process_tree import memory_of
+from bench.slope import slope
 from bench.trace import read_prompts
 from policy import engine_metrics as names
 from policy.settings import ProgramSettings, fail, load
@@ -43,7 +40,6 @@ DEMO_MODEL = Path(__file__).resolve().parent.parent / "deploy" / "demo_model"
 CLASSES = ("chat", "code", "json")
 KINDS = ("stream", "aborted", "long", "structured", "two", "stopped")
 FIELDS = {"name", "count"}
-GROUPS = 8
 READ_EVERY_S = 2.0
 START_WITHIN_S = 300.0
 IDLE_WITHIN_S = 60.0
@@ -54,8 +50,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 _MIB = 1 << 20
-_T_95 = 2.447
-"""Student's t for a two-sided 95 % interval with `GROUPS - 2` degrees of freedom."""
 
 
 class SoakSettings(ProgramSettings):
@@ -240,25 +234,6 @@ class Soak:
     def _note(self, text: str) -> None:
         self.errors.append(text)
         _say(f"\n{text}")
-
-
-def slope(readings: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Return slope and the bounds of its 95 % interval (low, slope, high) of `readings` (minutes, MiB), in order.
-
-    The first quarter is warm-up. Too few readings for groups of two: an interval without bounds.
-    """
-    settled = readings[len(readings) // 4 :]
-    if len(settled) < 2 * GROUPS:
-        return float("-inf"), 0.0, float("inf")
-    size = len(settled) // GROUPS
-    groups = [settled[len(settled) - (GROUPS - i) * size :][:size] for i in range(GROUPS)]
-    x = [statistics.fmean(minutes for minutes, _ in group) for group in groups]
-    y = [statistics.median(mib for _, mib in group) for group in groups]
-    middle, base = statistics.linear_regression(x, y)
-    left = sum((b - base - middle * a) ** 2 for a, b in zip(x, y, strict=True))
-    spread = sum((a - statistics.fmean(x)) ** 2 for a in x)
-    half = _T_95 * (left / (GROUPS - 2) / spread) ** 0.5
-    return middle - half, middle, middle + half
 
 
 async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:

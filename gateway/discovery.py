@@ -127,7 +127,8 @@ class Discovery:
         finally:
             self._asking.discard(engine)
         engine.complaint = None
-        engine.standing.restore(self._plane.monotonic())
+        if engine.standing.is_ejected:
+            engine.standing.restore(self._plane.monotonic())
         if cards != engine.cards:
             engine.cards = cards
             self._plane.fleet.index()

@@ -246,7 +246,7 @@ class Exchange:
             intake.cell.in_flight += 1
             if self._key is not None and self._key.has_limits:
                 self._charge(self._key, intake)
-            self._plane.budget.earn()
+            self._plane.budget.earn(self._received_at)
             if self._plane.admission is None or self._plane.admission.is_open(intake.model, self._received_at):
                 self._go(intake)
             else:

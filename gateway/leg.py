@@ -84,7 +84,6 @@ class Leg:
             self._plane.serve_queue()
 
     async def _connect(self) -> None:
-        standing = self.engine.standing
         try:
             async with asyncio.timeout(self._plane.limits.connect_timeout_s):
                 connection = await self.engine.pool.connect()
@@ -92,13 +91,12 @@ class Leg:
             self._task = None
             reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
             self._plane.metrics.count_upstream_error(reason)
-            standing.fail(self._plane.monotonic(), is_connect=True)
+            self.engine.standing.fail(self._plane.monotonic(), is_connect=True)
             self._traveller.unconnected(reason)
             return
         self._task = None
         if self._is_dropped:
             connection.abort()
             return
-        standing.restore(self._plane.monotonic())
         self._connection = connection
         self._traveller.connected()

@@ -84,11 +84,14 @@ class Plane:
         self._id_count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeps = 0
+        self._swept_at = 0.0
+        self._is_behind = False
         fleet.apply(snapshot.engines)
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Belong to `loop` from now on, and begin to sweep."""
         self._loop = loop
+        self._swept_at = self.monotonic()
         loop.call_later(SWEEP_S, self._sweep)
 
     def offer(self, snapshot: Snapshot) -> None:
@@ -198,6 +201,10 @@ class Plane:
         assert self._loop is not None
         self._loop.call_later(SWEEP_S, self._sweep)  # first, so that no fault below ends all time-outs
         now = self.monotonic()
+        self._is_behind = now - self._swept_at > 2 * SWEEP_S and not self._is_behind
+        self._swept_at = now
+        if self._is_behind:
+            return  # timers come before sockets: what arrived while this process stood still has not been read yet
         self._sweeps += 1
         for item in [*self.exchanges]:
             try:

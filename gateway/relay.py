@@ -2,9 +2,10 @@
 
 Phases: `connect`, `wait` (sent, not one byte of body back), `response`. The engine's head is held back until the first
 byte of body, that of an error until the body's end: until then nothing has been said to the client and another engine
-may be tried, once, within the retry budget. vLLM sends the head of a stream before it has prefilled anything, so this
-is where most retries are possible. A kept connection that the engine closed just as a request went out is replaced by
-a fresh one, without this being counted against the engine or the budget. After the first byte there is no retry: see
+may be tried, once, within the retry budget: when the engine cannot be reached, breaks off, says nothing in time or
+answers 500, 502, 503 or 504. vLLM sends the head of a stream before it has prefilled anything, so this is where most
+retries are possible. A kept connection that the engine closed just as a request went out is replaced by a fresh one,
+without this being counted against the engine or the budget. After the first byte there is no retry: see
 `gateway.delivery`.
 
 The relay holds the engine's side only. What ends a request, and what it counts as, is its `Owner`'s business.
@@ -30,7 +31,7 @@ from gateway.leg import Leg
 from gateway.limits import Overdue
 from gateway.plane import Plane
 
-RETRIED_STATUS = (502, 503, 504)
+RETRIED_STATUS = (500, 502, 503, 504)
 SMALL_BODY_BYTES = 65_536
 _SERVER_ERROR = 500
 
@@ -144,6 +145,9 @@ class Relay:
         self._plane.metrics.count_upstream_error(f"{found.name}_timeout")
         if found.name == "first_byte" and self.leg is not None:
             self.leg.engine.standing.fail(now, is_connect=False)
+            self.delivery = None
+            if self._retry():
+                return
         self.give_up(EngineTimeoutError(str(found)))
 
     def give_up(self, error: GatewayError) -> None:
@@ -217,15 +221,12 @@ class Relay:
     def head(self, head: ResponseHead, framer: Framer) -> None:
         """The engine's head arrived; nothing of it goes out yet."""
         assert self.leg is not None
-        standing = self.leg.engine.standing
         self.last_at = now = self._plane.monotonic()
         if head.status >= _SERVER_ERROR:
             self._plane.metrics.count_upstream_error(f"status_{head.status}")
-            standing.fail(now, is_connect=False)
+            self.leg.engine.standing.fail(now, is_connect=False)
             if head.status in RETRIED_STATUS and self._retry():
                 return
-        else:
-            standing.succeed()
         self.status = head.status
         owner = self._owner
         self.delivery = Delivery(
@@ -238,7 +239,10 @@ class Relay:
         delivery = self.delivery
         assert delivery is not None
         self.last_at = now = self._plane.monotonic()
-        self.phase = "response"
+        if self.phase != "response":
+            self.phase = "response"
+            if self.status < _SERVER_ERROR and self.leg is not None:
+                self.leg.engine.standing.restore(now)
         out = delivery.take(raw, payload, now, self._intake.cell.itl)
         if out:
             self._intake.body = ()  # there will be no retry, and a stream may last

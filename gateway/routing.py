@@ -14,13 +14,16 @@ as much as elsewhere.
 
 Standing. A failure to connect ejects at once; other failures (closed before its answer, 5xx, time-out before the
 first byte) eject after `FAILURES_ALLOWED` in a row. Each further ejection doubles the time, up to `EJECTED_MAX_S`.
-Any answer below 500 clears the count: a 4xx is the client's fault. A background probe, not a user's request, tries
-an ejected engine when its time is over.
+The first byte of an answer below 500 clears the count: a 4xx is the client's fault. A connection clears nothing, and
+neither does a head: the kernel still accepts for an engine that hangs, and a server whose engine hangs may still send
+the head of a stream. A background probe, not a user's request, tries an ejected engine when its time is over.
 
 Retries spend from a budget: a share of the requests plus a small floor, so that retries cannot double the load of
-a fleet that fails. Pure: `now` is monotonic seconds.
+a fleet that fails. What the requests of `SAVED_S` earned can be saved up, because an engine that dies fails at once all
+that has gathered on it. Pure: `now` is monotonic seconds.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -30,6 +33,7 @@ EJECTED_MIN_S = 0.5
 EJECTED_MAX_S = 30.0
 RAMP_S = 10.0
 RAMP_FLOOR = 0.1
+SAVED_S = 60.0
 BOUND_RATIO = 1.5
 BOUND_TOKENS = 8192.0
 
@@ -71,12 +75,8 @@ class Standing:
     is_ejected: bool = False
     returned_at: float | None = None
 
-    def succeed(self) -> None:
-        """The engine gave an answer below 500, so it lives."""
-        self.failures = 0
-
     def restore(self, now: float) -> None:
-        """A probe, or a request for want of a better engine, found the engine alive: let it return, slowly."""
+        """A probe, or an answer below 500, found the engine alive: if it was ejected, let it return, slowly."""
         if self.is_ejected:
             self.is_ejected = False
             self.returned_at = now
@@ -161,7 +161,10 @@ def bound(busy: Sequence[float]) -> float:
 
 
 class RetryBudget:
-    """Retries allowed: `ratio` of the requests, and `floor_per_s` a second besides, saved up to `burst`."""
+    """Retries allowed: `ratio` of the requests, and `floor_per_s` a second besides.
+
+    Saved up are at most `burst`, and `ratio` of the requests of the last `SAVED_S` (counted with exponential decay).
+    """
 
     def __init__(self, ratio: float = 0.1, floor_per_s: float = 1.0, burst: float = 10.0) -> None:
         """`ratio` is 0..1."""
@@ -169,17 +172,18 @@ class RetryBudget:
         self._floor_per_s = floor_per_s
         self._burst = burst
         self._balance = burst
+        self._recent = 0.0
         self._at: float | None = None
 
-    def earn(self) -> None:
+    def earn(self, now: float) -> None:
         """A request came in."""
-        self._balance = min(self._burst, self._balance + self._ratio)
+        self._settle(now)
+        self._recent += 1.0
+        self._balance += self._ratio
 
     def allows(self, now: float) -> bool:
         """Whether there is a retry left to `spend`."""
-        if self._at is not None:
-            self._balance = min(self._burst, self._balance + self._floor_per_s * max(0.0, now - self._at))
-        self._at = now
+        self._settle(now)
         return self._balance >= 1.0
 
     def spend(self, now: float) -> bool:
@@ -188,3 +192,11 @@ class RetryBudget:
             return False
         self._balance -= 1.0
         return True
+
+    def _settle(self, now: float) -> None:
+        """Let the time since the last call count: the floor earns, and requests are forgotten."""
+        elapsed_s = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._at = now
+        self._recent *= math.exp(-elapsed_s / SAVED_S)
+        most = self._burst + self._ratio * self._recent
+        self._balance = min(most, self._balance + self._floor_per_s * elapsed_s)

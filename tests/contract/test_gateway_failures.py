@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from gateway import routing
+from gateway.discovery import Discovery
 from gateway.prefix import points_of
 from gateway.wire import read_facts
 from tests.contract.conftest import StartGateway
@@ -581,14 +582,80 @@ async def test_a_dead_engine_alone_is_a_clear_error_and_comes_back(
     assert one.standing.share(time.monotonic()) < 1.0
 
 
-async def test_an_engine_of_server_errors_is_ejected(
+@pytest.mark.parametrize("closes", [False, True], ids=["kept", "closed"])
+async def test_an_engine_of_server_errors_costs_nothing_while_another_lives_and_is_ejected(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, closes: bool
+) -> None:
+    answer = reply(b"{}", "500 Internal Server Error", extra="connection: close\r\n" if closes else "")
+    engine.script = [answer, CLOSE] if closes else [answer]
+    gateway = await start_gateway(engine, other_engine)
+    assert {(await call(gateway.port)).status for _ in range(2 * routing.FAILURES_ALLOWED + 2)} == {200}
+    assert len(engine.seen) == gateway.plane.metrics.retries == routing.FAILURES_ALLOWED
+    assert gateway.plane.fleet.engines[f"127.0.0.1:{engine.port}"].standing.is_ejected
+
+
+@pytest.mark.parametrize("script", [[HANG], [SSE_HEAD, HANG]], ids=["says nothing", "says only its head"])
+async def test_an_engine_that_hangs_costs_time_but_no_request_while_another_lives_and_is_ejected(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script
+) -> None:
+    engine.script, other_engine.script = script, stream("ok")
+    gateway = await start_gateway(engine, other_engine, first_byte_timeout_s=0.2)
+    for _ in range(2 * routing.FAILURES_ALLOWED + 2):
+        answer = await call(gateway.port, request(STREAM))
+        assert answer.status == 200
+        assert answer.body.endswith(DONE)
+    assert len(engine.seen) == gateway.plane.metrics.retries == routing.FAILURES_ALLOWED
+    assert gateway.plane.metrics.upstream_errors == {"first_byte_timeout": routing.FAILURES_ALLOWED}
+    assert gateway.plane.fleet.engines[f"127.0.0.1:{engine.port}"].standing.is_ejected
+    async with asyncio.timeout(1):
+        for seen in engine.seen:
+            await seen.closed.wait()
+
+
+async def test_an_engine_that_says_what_it_serves_may_hang_all_the_same(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, first_byte_timeout_s=0.2)
+    assert (await call(gateway.port)).status == 504
+    [one] = gateway.plane.fleet.engines.values()
+    assert gateway.plane._loop is not None
+    asked = engine.model_calls
+    looking = asyncio.run_coroutine_threadsafe(Discovery(gateway.plane).once(), gateway.plane._loop)
+    await asyncio.wrap_future(looking)
+    assert engine.model_calls == asked + 1
+    assert one.standing.failures == 1
+
+
+async def test_when_every_engine_hangs_the_time_out_is_the_answer(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    engine.script = [reply(b"{}", "500 Internal Server Error")]
+    engine.script = other_engine.script = [SSE_HEAD, HANG]
+    gateway = await start_gateway(engine, other_engine, first_byte_timeout_s=0.2)
+    answer = await call(gateway.port, request(STREAM))
+    assert (answer.status, answer.code) == (504, "engine_timeout")
+    assert serves_twice(engine, other_engine) == 2
+
+
+async def test_the_requests_of_a_dying_engine_go_elsewhere_however_many_they_are(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
     gateway = await start_gateway(engine, other_engine)
-    statuses = [(await call(gateway.port)).status for _ in range(30)]
-    assert statuses.count(500) <= routing.FAILURES_ALLOWED
-    assert gateway.plane.metrics.retries == 0
+    async with await Client.connect(gateway.port) as client:
+        for _ in range(400):
+            client.send(request())
+            await client.answer()
+    engine.seen.clear()
+    engine.script, other_engine.script = [HANG], [0.2, reply(completion())]
+    clients = [await Client.connect(gateway.port) for _ in range(60)]
+    for client in clients:
+        client.send(request())
+    await eventually(lambda: len(engine.seen) >= 25)
+    await engine.stop()
+    for client in clients:
+        assert (await client.answer()).status == 200
+        client.close()
+    assert gateway.plane.metrics.retries >= 25
 
 
 async def test_a_kept_connection_that_the_engine_closed_is_replaced(

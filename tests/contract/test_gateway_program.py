@@ -146,3 +146,18 @@ async def test_the_access_log_can_be_left_out(engine: ScriptedEngine, start: Sta
     program.process.send_signal(signal.SIGTERM)
     assert await program.end() == 0
     assert len(program.errors) == 1
+
+
+async def test_a_process_that_stood_still_reads_what_came_before_it_judges_time_outs(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    engine.script = [0.5, SSE_HEAD, chunk(event("a")), LAST_CHUNK]
+    program = await start("--engine", engine.url, "--first-byte-timeout-s", "1").started()
+    async with await Client.connect(program.port) as client:
+        client.send(request(STREAM))
+        await engine.wait_seen(1)
+        program.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        program.process.send_signal(signal.SIGCONT)
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, event("a"))

@@ -3,13 +3,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from bench.gateway import SCENARIOS, Sample, figures, markdown, summary
 from bench.origin import EVENTS
-from bench.process_tree import cpu_s_of, memory_of, tree
+from bench.process_tree import cpu_s_of, descriptors_of, memory_of, tree
 from tests.support.controller_program import free_port
 
 NAMES = ("direct", "bytes only", "uvloop, bytes only", "uvloop + httptools", "specpilot", "fastapi+httpx", "other")
@@ -99,3 +100,10 @@ def _answer(client: httpx.Client, words: str) -> str:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+def test_open_files_are_counted() -> None:
+    before = descriptors_of(os.getpid())
+    with Path(os.devnull).open(), Path(os.devnull).open():
+        assert descriptors_of(os.getpid()) == before + 2
+    assert descriptors_of(os.getpid()) == before

@@ -10,6 +10,7 @@ from gateway.routing import (
     FAILURES_ALLOWED,
     RAMP_FLOOR,
     RAMP_S,
+    SAVED_S,
     RetryBudget,
     Standing,
     bound,
@@ -118,7 +119,7 @@ def test_other_failures_eject_after_some_in_a_row() -> None:
     standing = Standing()
     for _ in range(FAILURES_ALLOWED - 1):
         assert not standing.fail(0.0, is_connect=False)
-    standing.succeed()
+    standing.restore(0.0)
     for _ in range(FAILURES_ALLOWED - 1):
         assert not standing.fail(0.0, is_connect=False)
     assert standing.fail(0.0, is_connect=False)
@@ -154,8 +155,24 @@ def test_the_budget_is_a_share_of_requests() -> None:
     budget = RetryBudget(ratio=0.1, floor_per_s=0.0, burst=10.0)
     assert sum(budget.spend(0.0) for _ in range(100)) == 10
     for _ in range(55):
-        budget.earn()
+        budget.earn(0.0)
     assert sum(budget.spend(0.0) for _ in range(100)) == 5
+
+
+def test_what_the_requests_of_the_last_minute_earned_is_saved_up() -> None:
+    budget = RetryBudget(ratio=0.1, floor_per_s=0.0, burst=10.0)
+    for at in range(100_000):
+        budget.earn(at / 100)
+    saved = [budget.spend(1000.0) for _ in range(2000)]
+    assert sum(saved) == pytest.approx(10 + 0.1 * 100 * SAVED_S, rel=0.01)
+    assert saved == sorted(saved, reverse=True)
+
+
+def test_what_requests_of_long_ago_earned_is_gone() -> None:
+    budget = RetryBudget(ratio=0.1, floor_per_s=0.0, burst=10.0)
+    for _ in range(1000):
+        budget.earn(0.0)
+    assert sum(budget.spend(20 * SAVED_S) for _ in range(200)) == 10
 
 
 def test_the_budget_has_a_floor() -> None:
@@ -172,7 +189,7 @@ def test_retries_never_exceed_the_share_and_the_burst(steps: list[bool]) -> None
     requests = retries = 0
     for is_request in steps:
         if is_request:
-            budget.earn()
+            budget.earn(0.0)
             requests += 1
         else:
             retries += budget.spend(0.0)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.soak import slope
+from bench.slope import slope
 
 
 @given(st.floats(-50, 50), st.floats(0, 5000))

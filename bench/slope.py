@@ -1,0 +1,31 @@
+"""How fast a reading grows, and how sure that is: for memory that must stay flat.
+
+Readings of one process are alike from one to the next, so a line through all of them would look far surer than it is.
+They are grouped into `GROUPS` stretches of time; the line and its interval come from the stretches' medians.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+GROUPS = 8
+_T_95 = 2.447
+"""Student's t for a two-sided 95 % interval with `GROUPS - 2` degrees of freedom."""
+
+
+def slope(readings: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return slope and the bounds of its 95 % interval (low, slope, high) of `readings` (minutes, MiB), in order.
+
+    The first quarter is warm-up. Too few readings for groups of two: an interval without bounds.
+    """
+    settled = readings[len(readings) // 4 :]
+    if len(settled) < 2 * GROUPS:
+        return float("-inf"), 0.0, float("inf")
+    size = len(settled) // GROUPS
+    groups = [settled[len(settled) - (GROUPS - i) * size :][:size] for i in range(GROUPS)]
+    x = [statistics.fmean(minutes for minutes, _ in group) for group in groups]
+    y = [statistics.median(mib for _, mib in group) for group in groups]
+    middle, base = statistics.linear_regression(x, y)
+    left = sum((b - base - middle * a) ** 2 for a, b in zip(x, y, strict=True))
+    spread = sum((a - statistics.fmean(x)) ** 2 for a in x)
+    half = _T_95 * (left / (GROUPS - 2) / spread) ** 0.5
+    return middle - half, middle, middle + half
