@@ -260,6 +260,8 @@ RELIANCE: tuple[Item, ...] = (
         ),
     ),
     Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("max_spec_len",)),
+    Names("v1/sample/rejection_sampler.py", ("PLACEHOLDER_TOKEN_ID",)),
+    Attributes("v1/outputs.py", "SamplerOutput", ("sampled_token_ids",)),
     # cpu_sampling.py: the repair of sampling on CPUs
     Method(
         "v1/sample/rejection_sampler.py", None, "expand_batch_to_tokens",
@@ -268,6 +270,7 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Names("triton_utils/__init__.py", ("HAS_TRITON",)),
     Names("utils/cpu_triton_utils.py"),
+    Names("v1/spec_decode/utils.py"),
     Method("platforms/interface.py", "Platform", "is_cpu", (), Use.CALL),
     # plugin.py and endpoint.py: the control route
     Attributes(_CORE, "EngineCore", ("scheduler",)),
