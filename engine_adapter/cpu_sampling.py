@@ -4,8 +4,9 @@
 for integers through a converted copy that is never copied back. The logits of drafted positions are then divided by
 uninitialised memory instead of the temperature: almost every draft is rejected, and the text is not the target's.
 
-*Any draft at all* (0.30): the stand-ins are put where the rejection sampler, and a sequential drafter after its first
-token, no longer look for their kernels, so the first step that verifies or makes such drafts ends the engine.
+*Any draft at all* (0.30): the stand-ins are put where the rejection sampler no longer looks for its kernels, so the
+first step that verifies a draft ends the engine. (The same befalls the kernel of sequential drafters there, whose
+stand-in takes other arguments besides: they stay broken.)
 
 GPUs are not affected. Remove each repair when no tested version of vLLM needs it.
 """
@@ -43,9 +44,7 @@ def install() -> None:
         from vllm.triton_utils import HAS_TRITON  # noqa: PLC0415
         from vllm.utils import cpu_triton_utils  # noqa: PLC0415
         from vllm.v1.sample import rejection_sampler  # noqa: PLC0415
-        from vllm.v1.spec_decode import utils as spec_decode_utils  # noqa: PLC0415
 
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
         if not HAS_TRITON:
             reach_kernels(rejection_sampler, cpu_triton_utils)
-            reach_kernels(spec_decode_utils, cpu_triton_utils)

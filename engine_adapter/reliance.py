@@ -270,7 +270,6 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Names("triton_utils/__init__.py", ("HAS_TRITON",)),
     Names("utils/cpu_triton_utils.py"),
-    Names("v1/spec_decode/utils.py"),
     Method("platforms/interface.py", "Platform", "is_cpu", (), Use.CALL),
     # plugin.py and endpoint.py: the control route
     Attributes(_CORE, "EngineCore", ("scheduler",)),
