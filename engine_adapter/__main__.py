@@ -14,9 +14,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from engine_adapter import compat
 from engine_adapter.errors import UnsupportedEngineError
-from engine_adapter.settings import PREFIX
+from engine_adapter.settings import PREFIX, AdapterSettings
+from policy.codec import faults_of
 from policy.settings import fail
 
 PROGRAM = "specpilot engine"
@@ -28,9 +31,11 @@ def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     ours, passed = _parser().parse_known_args(list(arguments))
     try:
-        compat.check_installed(any_version=ours.any_vllm)
+        compat.check_installed(any_version=ours.any_vllm or AdapterSettings().any_vllm)
     except UnsupportedEngineError as error:
         fail(PROGRAM, str(error))
+    except ValidationError as error:
+        fail(PROGRAM, *(f"{PREFIX}{fault.field.upper()}: {fault.problem}" for fault in faults_of(error)))
     _check_model("--model", ours.model)
     speculative = _speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
     if speculative:

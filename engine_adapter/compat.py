@@ -127,6 +127,14 @@ def backlog_rows(vllm_config: Any) -> int:
     return row_limit(vllm_config.scheduler_config.max_num_batched_tokens)
 
 
+def drafter_length(vllm_config: Any) -> int:
+    """Return the longest sequence, in tokens, that the drafter can read; 0 without speculation."""
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return 0
+    return int(speculative.draft_model_config.max_model_len or vllm_config.model_config.max_model_len)
+
+
 def _is_windowed(model_config: Any) -> bool:
     is_used = getattr(model_config.hf_text_config, "use_sliding_window", True)
     return bool(is_used and model_config.get_sliding_window())

@@ -5,7 +5,8 @@ for integers through a converted copy that is never copied back. The logits of d
 uninitialised memory instead of the temperature: almost every draft is rejected, and the text is not the target's.
 
 *Any draft at all* (0.30): the stand-ins are put where the rejection sampler no longer looks for its kernels, so the
-first step that verifies a draft ends the engine.
+first step that verifies a draft ends the engine. (The same befalls the kernel of sequential drafters there, whose
+stand-in takes other arguments besides: they stay broken.)
 
 GPUs are not affected. Remove each repair when no tested version of vLLM needs it.
 """

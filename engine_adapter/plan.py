@@ -9,7 +9,8 @@ single decodes can be made up for later.
 
 *Backlog.* After a step of width 0 each of its requests lacks one position in the draft KV cache. The drafter makes
 these up when it next runs (`engine_adapter.backlog`), so K may rise again at any time. At most `rows` are kept, over
-all requests; before there would be more, the drafter runs at width 1 to catch up.
+all requests; before there would be more, the drafter runs at width 1 to catch up. Where vLLM cannot draft it catches
+up in the same steps, and only the step's own last position of each request waits on.
 
 *Probe steps.* Every step earns `probe_ratio` of a probe step; a probe step verifies every request to K_max. Whole
 steps, because a single deeper draft widens the drafter for the whole batch.
@@ -69,11 +70,19 @@ class Planner:
         self._rows = 0
         self._credit = 0.0
 
-    def plan(self, states: Sequence[DraftState], table: KTable, *, is_plain: bool, can_draft: bool = True) -> StepPlan:
+    def plan(
+        self,
+        states: Sequence[DraftState],
+        table: KTable,
+        *,
+        is_plain: bool,
+        can_draft: bool = True,
+        prefilling: Sequence[DraftState] = (),
+    ) -> StepPlan:
         """Set `k` of each of `states`, the requests that decode in the next step, and return the step's plan.
 
         `is_plain` says that the step being drafted after neither prefills nor verifies a draft, `can_draft` that vLLM
-        will draft after it at all.
+        will draft after it at all. `prefilling` are its requests that go on prefilling in the next step.
         """
         deepest = 0
         has_shallow = False
@@ -94,14 +103,14 @@ class Planner:
                 state.k = self._k_max
         if self._k_max == 0:
             return StepPlan(0)
-        is_kept = is_plain and self._rows + running <= self._rows_limit
-        if not can_draft or (deepest == 0 and is_kept):
-            self._rows = self._rows + running if is_kept else 0
+        if deepest == 0 and is_plain and self._rows + running <= self._rows_limit:
+            self._rows += running
             for state in states:
                 state.backlog += 1
             return StepPlan(0)
         has_backlog = self._rows > 0
-        self._rows = 0
-        for state in states:
-            state.backlog = 0
+        waiting = 0 if can_draft else 1
+        self._rows = waiting * (running + len(prefilling))
+        for state in (*states, *prefilling):
+            state.backlog = waiting
         return StepPlan(max(deepest, 1), has_backlog)

@@ -260,6 +260,8 @@ RELIANCE: tuple[Item, ...] = (
         ),
     ),
     Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("max_spec_len",)),
+    Names("v1/sample/rejection_sampler.py", ("PLACEHOLDER_TOKEN_ID",)),
+    Attributes("v1/outputs.py", "SamplerOutput", ("sampled_token_ids",)),
     # cpu_sampling.py: the repair of sampling on CPUs
     Method(
         "v1/sample/rejection_sampler.py", None, "expand_batch_to_tokens",

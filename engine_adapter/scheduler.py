@@ -72,7 +72,7 @@ class _SpecPilotScheduler:
         self._full_width = not settings.draft_width
         rows = compat.backlog_rows(vllm_config)
         self._planner = Planner(k_max, 0 if self._full_width else rows)
-        self._draft_length_limit = _drafter_length(vllm_config) - k_max
+        self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
         self._states: dict[str, DraftState] = {}
         self._steps: deque[_Step] = deque()
@@ -94,6 +94,7 @@ class _SpecPilotScheduler:
         has_prefill = False
         next_requests: list[Any] = []
         next_states: list[DraftState] = []
+        unfinished: list[DraftState] = []
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             request = self.requests[request_id]  # type: ignore[attr-defined]
             longest = max(longest, request.num_computed_tokens)
@@ -114,7 +115,9 @@ class _SpecPilotScheduler:
             else:
                 has_prefill = True
             state.allowed = None
-            if not request.is_prefill_chunk:
+            if request.is_prefill_chunk:
+                unfinished.append(state)
+            else:
                 state.decoding = True
                 next_requests.append(request)
                 next_states.append(state)
@@ -122,7 +125,8 @@ class _SpecPilotScheduler:
             next_states,
             self._table,
             is_plain=not has_prefill and not spec_tokens,
-            can_draft=longest <= self._draft_length_limit,
+            can_draft=longest + self.control.k_max <= self._drafter_length,
+            prefilling=unfinished,
         )
         width = self.control.k_max if self._full_width else plan.width
         scheduler_output.num_spec_tokens_to_schedule = self._width = width
@@ -208,7 +212,7 @@ class _SpecPilotScheduler:
         """Free the blocks, after taking those with a backlog off the prefix cache: who needs them prefills them."""
         state = self._states.get(request.request_id)
         if state is not None and state.backlog:
-            seen = max(0, request.num_computed_tokens - state.backlog)
+            seen = min(max(0, request.num_computed_tokens - state.backlog), self._drafter_length)
             cache = self.kv_cache_manager  # type: ignore[attr-defined]
             groups = zip(cache.get_block_ids(request.request_id), cache.coordinator.single_type_managers, strict=True)
             cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})
@@ -263,14 +267,6 @@ def _served_name(vllm_config: Any) -> str:
     """The first name under which vLLM serves the model, as on its metrics."""
     name = vllm_config.model_config.served_model_name
     return str(name[0] if isinstance(name, list) else name)
-
-
-def _drafter_length(vllm_config: Any) -> int:
-    """The longest sequence that vLLM drafts for; 0 without speculation."""
-    speculative = vllm_config.speculative_config
-    if speculative is None:
-        return 0
-    return int(speculative.draft_model_config.max_model_len or vllm_config.model_config.max_model_len)
 
 
 def _class_of(request: Any) -> str:

@@ -6,7 +6,7 @@ that is left of speculation, and for a small model a sixth of the step. So:
 
 - a step whose drafts nobody wants (`num_spec_tokens_to_schedule` 0) is handled as one whose tokens do not fit into the
   drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter. What the
-  drafter misses goes to its `backlog`, and through it before it next runs;
+  drafter misses, here and where vLLM cannot draft, goes to its `backlog`, and through it before it next runs;
 - a step that verifies no draft samples as an engine without speculation does; where the tokens stand is known without
   computing it.
 
@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine_adapter.backlog import BACKLOG
 
 _INSTALLED = "_specpilot_undrafted"
-_NO_DRAFTER = "_specpilot_no_drafter"
+_STATE = "_specpilot_state"
 
 
 def install() -> None:
@@ -44,31 +45,47 @@ def install() -> None:
         return layout(cu_num_scheduled_tokens, self.device)
 
     def sample_undrafted(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
-        """Sample without the rejection sampler when there is nothing to reject."""
-        is_drafted = metadata is not None and metadata.max_spec_len > 0
-        return sample(self, logits, metadata if is_drafted else None)
+        """Sample without the rejection sampler when there is nothing to reject; then see to the backlog."""
+        verified = metadata if metadata is not None and metadata.max_spec_len > 0 else None
+        output = sample(self, logits, verified)
+        state = getattr(self, _STATE, None)
+        backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
+        if state is None or backlog is None or state.spec_decode_common_attn_metadata is None:
+            return output
+        if is_wanted(state):
+            backlog.catch_up(self, state)
+        if not fits_if_wanted(self, state.spec_decode_common_attn_metadata):
+            backlog.keep(self, state, None if verified is None else rejected(verified, output.sampled_token_ids))
+        return output
 
     @torch.inference_mode()
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
-        state = self.execute_model_state
-        if state is not None:
-            setattr(self, _NO_DRAFTER, state.scheduler_output.num_spec_tokens_to_schedule == 0)
-            backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
-            if backlog is not None and state.spec_decode_common_attn_metadata is not None:
-                if fits_if_wanted(self, state.spec_decode_common_attn_metadata):
-                    backlog.catch_up(self, state)
-                else:
-                    backlog.keep(self, state)
-        return sample_tokens(self, grammar_output)
+        setattr(self, _STATE, self.execute_model_state)
+        try:
+            return sample_tokens(self, grammar_output)
+        finally:
+            setattr(self, _STATE, None)
 
     def fits_if_wanted(self: Any, common_attn_metadata: Any) -> bool:
-        return not getattr(self, _NO_DRAFTER, False) and fits(self, common_attn_metadata)
+        return is_wanted(getattr(self, _STATE, None)) and fits(self, common_attn_metadata)
 
     GPUModelRunner._calc_spec_decode_metadata = calculate_undrafted
     GPUModelRunner._sample = sample_undrafted
     GPUModelRunner.sample_tokens = sample_tokens_noting
     GPUModelRunner._input_fits_in_drafter = fits_if_wanted
     setattr(GPUModelRunner, _INSTALLED, True)
+
+
+def is_wanted(state: Any) -> bool:
+    """Whether the scheduler asks for drafts after the step of which the runner keeps `state`, if it keeps one."""
+    return state is None or state.scheduler_output.num_spec_tokens_to_schedule != 0
+
+
+def rejected(metadata: SpecDecodeMetadata, sampled: torch.Tensor) -> torch.Tensor:
+    """Return how many draft tokens of each request were rejected, from `sampled` [requests, K_max + 1]: [requests]."""
+    return torch.diff(metadata.cu_num_sampled_tokens, prepend=metadata.cu_num_sampled_tokens.new_zeros(1)) - (
+        sampled != PLACEHOLDER_TOKEN_ID
+    ).sum(dim=1)
 
 
 def layout(cu_num_scheduled_tokens: NDArray[np.int32], device: torch.device) -> SpecDecodeMetadata:

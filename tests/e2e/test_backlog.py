@@ -1,6 +1,13 @@
-"""Which rows of the backlog go through the drafter."""
+"""Which rows of the backlog go through the drafter, and that none is lost where vLLM cannot draft."""
+
+import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
+
+from tests.support.stack import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 
@@ -18,3 +25,26 @@ def test_requests_that_ended_or_began_anew_give_no_rows() -> None:
     steps = [["gone", "again", "a"], ["again", "a"]]
     assert lag(steps, ["again", "a", "new"], {"again", "new"}) == ([1], [[2, 4]])
     assert lag(steps, ["new"], {"new"}) == ([], [])
+
+
+def test_rows_past_the_drafters_length_limit_are_left_out() -> None:
+    from engine_adapter.backlog import Lag, within  # noqa: PLC0415 - as above
+
+    missing = Lag([0, 2, 3], [[0, 1, 2], [3, 4, 5], [6]])
+    assert within(missing, [100, 999, 102, 120], 100) == (Lag([0, 2], [[0, 1, 2], [3]]), [100, 100])
+    assert within(missing, [50, 999, 51, 52], 100) == (missing, [50, 51, 52])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_nothing_is_lost_while_a_request_beyond_the_drafters_limit_keeps_vllm_from_drafting(kind: str) -> None:
+    command = [sys.executable, "-m", "tests.support.too_long", kind]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=350, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(lines[-1])
+    whole, caught_up, hole = found["whole"], found["caught up"], found["hole"]
+    assert {name for name, count in caught_up["seen"].items() if not count} == set()
+    assert whole["ids"] == caught_up["ids"] == hole["ids"]
+    assert (caught_up["accepted"], caught_up["verified"]) == (whole["accepted"], whole["verified"])
+    assert hole["accepted"] / hole["verified"] < 0.95 * whole["accepted"] / whole["verified"]

@@ -35,7 +35,7 @@ def set_k(engine: Engine, k: int, probe_ratio: float = 0.0) -> None:
 def chat(engine: Engine, messages: Any, traffic_class: str = "chat", **arguments: Any) -> Any:
     body = {"model": "demo", "messages": messages, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
     extra = {"vllm_xargs": {"traffic_class": traffic_class}}
-    status, answer, _ = call(f"{engine.url}/v1/chat/completions", "POST", body | extra | arguments)
+    status, answer, _ = call(f"{engine.url}/v1/chat/completions", "POST", body | extra | arguments, timeout_s=120.0)
     assert status == 200, answer
     return answer
 

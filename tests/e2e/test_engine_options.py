@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter import compat
 from tests.support.option_engine import Case, make_lora
 from tests.support.stack import DEMO_MODEL, ROOT
 
@@ -45,6 +46,7 @@ def test_priority_scheduling_with_preemptions_keeps_the_text() -> None:
     assert found["ids"] == plain()["ids"]
 
 
+@pytest.mark.skipif(compat.vllm_version().startswith("0.30."), reason="on CPUs vLLM 0.30 cannot run sequential heads")
 def test_a_sequential_eagle_head_keeps_the_text() -> None:
     found = outcome(Case(is_sequential=True))
     assert found["drafted"] > 100

@@ -1,4 +1,4 @@
-"""A step without drafts is laid out as vLLM would lay it out."""
+"""A step without drafts is laid out as vLLM would lay it out; what was rejected is read off vLLM's own output."""
 
 from dataclasses import fields
 from types import SimpleNamespace
@@ -33,3 +33,13 @@ def test_the_layout_equals_what_vllm_computes(scheduled: list[int]) -> None:
         else:
             assert mine == theirs, field.name
     assert found.max_spec_len == expected.max_spec_len == 0
+
+
+def test_rejected_drafts_are_counted_for_each_request() -> None:
+    from engine_adapter.undrafted import rejected  # noqa: PLC0415 - imports vLLM, which takes seconds
+
+    sampled = torch.tensor([[5, 6, 7, -1], [8, -1, -1, -1], [9, -1, -1, -1], [1, 2, 3, 4]])
+    metadata = SimpleNamespace(
+        cu_num_sampled_tokens=torch.tensor([4, 8, 9, 13], dtype=torch.int32)
+    )  # drafts: 3, 3, 0, 3
+    assert rejected(metadata, sampled).tolist() == [1, 3, 0, 0]

@@ -48,7 +48,7 @@ def main() -> None:
     step = 0
     way = ""
 
-    def plan(states: list[DraftState], table: Any, *, is_plain: bool, can_draft: bool = True) -> StepPlan:
+    def plan(states: list[DraftState], table: Any, *, is_plain: bool, **_: Any) -> StepPlan:
         nonlocal step
         step += 1
         for state in states:

@@ -2,7 +2,8 @@
 
 `python -m tests.support.exact_engine plain|sync|async` runs the same requests and prints one JSON object: the token ids
 of every reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of
-each step gives beside what the adapter exported. K changes at random, by class, every few steps.
+each step gives beside what the adapter exported. K changes at random, by class, every few steps. A reply that a stop
+string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop beside it.
 
 The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
@@ -133,13 +134,13 @@ def _options(kind: str) -> dict[str, Any]:
     }
 
 
-def _serve(llm: LLM, control: Any) -> dict[str, list[list[int]]]:
-    """Serve every request; return the token ids of the determined ones by request and choice."""
+def _serve(llm: LLM, control: Any) -> dict[str, list[list[int] | str]]:
+    """Serve every request; return the token ids (or text, after a stop string) of the determined ones, by choice."""
     engine, rng = llm.llm_engine, random.Random(5)
     tokenizer = llm.get_tokenizer()
     waiting = list(enumerate(prompts(COUNT)[:COUNT]))
     aborts: dict[str, int] = {}
-    replies: dict[str, list[list[int]]] = {}
+    replies: dict[str, list[list[int] | str]] = {}
     step = 0
     _thrash(control, rng)
     while waiting or engine.has_unfinished_requests():
@@ -164,7 +165,10 @@ def _serve(llm: LLM, control: Any) -> dict[str, list[list[int]]]:
             engine.reset_prefix_cache(reset_running_requests=True)
         for output in engine.step():
             if output.finished and output.request_id not in aborts and int(output.request_id) % 12 != 4:
-                replies[output.request_id] = [list(choice.token_ids) for choice in output.outputs]
+                replies[output.request_id] = [
+                    choice.text if isinstance(choice.stop_reason, str) else list(choice.token_ids)
+                    for choice in output.outputs
+                ]
     return replies
 
 

@@ -37,13 +37,17 @@ def prompts(count: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def call(
-    url: str, method: str = "GET", body: object = None, headers: Mapping[str, str] | None = None
+    url: str,
+    method: str = "GET",
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 10.0,
 ) -> tuple[int, Any, Mapping[str, str]]:
     """Return status, JSON body (or text) and headers."""
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     request = Request(url, method=method, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     try:
-        with urlopen(request, timeout=10.0) as reply:
+        with urlopen(request, timeout=timeout_s) as reply:
             status, text, got = reply.status, reply.read(), reply.headers
     except HTTPError as error:
         with error:

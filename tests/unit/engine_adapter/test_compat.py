@@ -135,3 +135,12 @@ def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfi
 
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:
     assert compat.backlog_rows(SimpleNamespace(speculative_config=None)) == 0
+
+
+@pytest.mark.parametrize(("own", "length"), [(512, 512), (None, 2048)])
+def test_a_drafter_reads_as_far_as_its_own_limit_or_the_models(own: int | None, length: int) -> None:
+    found = config()
+    found.speculative_config.draft_model_config = SimpleNamespace(max_model_len=own)
+    found.model_config = SimpleNamespace(max_model_len=2048)
+    assert compat.drafter_length(found) == length
+    assert compat.drafter_length(SimpleNamespace(speculative_config=None)) == 0

@@ -66,14 +66,24 @@ def test_rows_of_requests_that_ended_take_room_until_the_drafter_runs() -> None:
     assert newcomer[0].backlog == 0
 
 
-def test_where_vllm_cannot_draft_nothing_is_asked_for_and_plain_steps_are_kept() -> None:
-    planner, states = Planner(K_MAX, ROWS), decoding("chat")
+def test_where_vllm_cannot_draft_plain_steps_wait_and_others_leave_one_position() -> None:
+    planner, states, chunk = Planner(K_MAX, ROWS), decoding("chat"), decoding("chat")
     seven = table(probe_ratio=0.5, default=7)
     assert planner.plan(states, seven, is_plain=True, can_draft=False) == StepPlan(0)
     assert (states[0].k, states[0].backlog) == (0, 1)
+    unable = planner.plan(states, seven, is_plain=False, can_draft=False, prefilling=chunk)
+    assert unable == StepPlan(1, has_backlog=True)
+    assert [(state.k, state.backlog) for state in (*states, *chunk)] == [(0, 1), (0, 1)]
     assert planner.plan(states, seven, is_plain=True) == StepPlan(7, has_backlog=True)
-    planner.plan(states, seven, is_plain=False, can_draft=False)
-    assert planner.plan(states, seven, is_plain=False) == StepPlan(7)
+    assert states[0].backlog == 0
+
+
+def test_where_vllm_cannot_draft_the_drafter_catches_up_before_the_rows_are_full() -> None:
+    planner, states = Planner(K_MAX, rows=10), decoding("chat", "chat", "chat")
+    plans = [planner.plan(states, table(default=7), is_plain=True, can_draft=False) for _ in range(8)]
+    caught_up = StepPlan(1, has_backlog=True)
+    assert plans == [StepPlan(0)] * 3 + [caught_up] + [StepPlan(0)] * 2 + [caught_up, StepPlan(0)]
+    assert [state.backlog for state in states] == [2, 2, 2]
 
 
 def test_a_preempted_request_starts_anew() -> None:
@@ -128,32 +138,37 @@ def test_probes_do_not_pile_up_where_there_is_nothing_to_probe() -> None:
 
 @given(
     st.integers(0, 40),
-    st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 2), st.integers(0, 7)), max_size=60),
+    st.lists(
+        st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 2), st.integers(0, 7), st.booleans()), max_size=60
+    ),
     st.floats(0, 0.3),
 )
 def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
-    limit: int, steps: list[tuple[int, bool, int, int]], probe_ratio: float
+    limit: int, steps: list[tuple[int, bool, int, int, bool]], probe_ratio: float
 ) -> None:
-    """Replay what the worker would hold: rows of plain steps without the drafter, gone when it runs."""
+    """Replay what the worker would hold: rows of steps without drafts, gone when the drafter runs."""
     planner, states = Planner(K_MAX, limit), decoding(*["chat", "code"] * 3)
     rows = dict.fromkeys(states, 0)
     held, has_drafts = 0, False
-    for running, has_prefill, code, chat in steps:
-        batch = states[:running]
+    for running, has_prefill, code, chat, can_draft in steps:
+        batch, prefilling = states[:running], states[running:] if has_prefill else []
         is_plain = not has_prefill and not has_drafts
-        plan = planner.plan(batch, table(probe_ratio, default=0, code=code, chat=chat), is_plain=is_plain)
-        assert max(state.k for state in batch) <= plan.width <= K_MAX
+        k = table(probe_ratio, default=0, code=code, chat=chat)
+        plan = planner.plan(batch, k, is_plain=is_plain, can_draft=can_draft, prefilling=prefilling)
+        assert max(state.k for state in batch) <= (plan.width if can_draft else 0)
+        assert plan.width <= K_MAX
         assert plan.has_backlog == (plan.width > 0 and held > 0)
         if plan.width:
             held = 0
-            rows.update(dict.fromkeys(batch, 0))
+            rows.update(dict.fromkeys([*batch, *prefilling], 0))
         else:
             assert is_plain
-            held += running
-            assert held <= limit
-            for state in batch:
+        if not (plan.width and can_draft):
+            held += running + len(prefilling)
+            assert held <= max(limit, len(states))
+            for state in (*batch, *prefilling):
                 rows[state] += 1
-        assert [state.backlog for state in batch] == [rows[state] for state in batch]
+        assert [state.backlog for state in states] == [rows[state] for state in states]
         has_drafts = any(state.k for state in batch)
 
 

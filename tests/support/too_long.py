@@ -1,0 +1,151 @@
+"""Acceptance after a spell in which a request beyond the drafter's length limit kept vLLM from drafting for anybody.
+
+Run as a program it prints, for each way, accepted and verified draft tokens of the other requests after the spell:
+at K = 0 with the drafter on and no such request (`whole`), with one (`caught up`), and with one while rows are
+forgotten after each step that prefilled or verified drafts and when they are full (`hole`). Some begin in the spell.
+Text and positions are the same in all three.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
+
+from vllm import LLM, SamplingParams
+
+from engine_adapter.apply import KTable, Source
+from engine_adapter.backlog import Backlog
+from engine_adapter.measure import Draft
+from engine_adapter.plan import DraftState, StepPlan
+from tests.support.exact_engine import make_asynchronous
+from tests.support.stack import DEMO_MODEL, prompts
+
+BEGIN, SPELL, AFTER, K = 24, 128, 100, 7
+REQUESTS, LATER = 18, 5
+SHORT, LONG = 512, 768
+"""Tokens that the drafter and the target can read."""
+TOKENS = 768
+"""A step's, so the long prompt fits into one; also the rows that wait, so they are full twice within the spell."""
+
+
+class Watch:
+    """Steers K of the scheduler by step, forgets rows where `way` is "hole", and notes what happens."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.way = ""
+        self.step = 0
+        self.drafts: list[Draft] = []
+        self.seen: Counter[str] = Counter()
+        self._plan, self._commit = scheduler._planner.plan, scheduler.meter.commit
+        self._catch_up, self._keep = Backlog.catch_up, Backlog.keep
+        scheduler._planner.plan, scheduler.meter.commit = self._planned, self._noted
+
+        def caught_up(rows: Backlog, runner: Any, state: Any) -> None:
+            self._caught_up(rows, runner, state)
+
+        def kept(rows: Backlog, runner: Any, state: Any, rejected: Any) -> None:
+            self._kept(rows, runner, state, rejected)
+
+        Backlog.catch_up, Backlog.keep = caught_up, kept  # type: ignore[method-assign]
+
+    def begin(self, way: str) -> None:
+        self.way, self.step = way, 0
+        self.drafts.clear()
+        self.seen.clear()
+
+    def _planned(self, states: list[DraftState], table: Any, **about: Any) -> StepPlan:
+        k = 0 if BEGIN < self.step <= BEGIN + SPELL else K
+        self.seen["undraftable"] += not about["can_draft"]
+        if self.way == "whole":
+            about["is_plain"] = False  # so the drafter runs
+        return self._plan(states, KTable(Source.SCHEDULE, {"default": (k,)}, 0.0), **about)  # type: ignore[no-any-return]
+
+    def _noted(self, shape: Any, seconds: float, outcome: Any) -> None:
+        if self.step > BEGIN + SPELL:
+            self.drafts.extend(outcome.drafts)
+        self._commit(shape, seconds, outcome)
+
+    def _caught_up(self, rows: Backlog, runner: Any, state: Any) -> None:
+        self.seen["caught up"] += rows._used > 0
+        if self.way == "hole":
+            rows.drop()
+        self._catch_up(rows, runner, state)
+
+    def _kept(self, rows: Backlog, runner: Any, state: Any, rejected: Any) -> None:
+        is_plain = state.spec_decode_common_attn_metadata.max_query_len == 1
+        self.seen["kept of more than single decodes"] += not is_plain
+        self.seen["kept of rejected drafts"] += rejected is not None and int(rejected.sum()) > 0
+        if self.way != "hole" or is_plain:
+            self._keep(rows, runner, state, rejected)
+
+
+def main(kind: str) -> None:
+    """Serve the same requests in each of the ways."""
+    if kind == "async":
+        make_asynchronous()
+    llm = LLM(
+        str(DEMO_MODEL / "target"),
+        dtype="float32",
+        enforce_eager=True,
+        max_num_seqs=REQUESTS + 1,
+        max_model_len=LONG,
+        max_num_batched_tokens=TOKENS,
+        num_gpu_blocks_override=100,
+        enable_prefix_caching=False,
+        async_scheduling=kind == "async",
+        scheduler_cls=f"engine_adapter.scheduler.SpecPilot{'Async' if kind == 'async' else ''}Scheduler",
+        speculative_config={
+            "method": "eagle3",
+            "model": str(DEMO_MODEL / "peagle"),
+            "num_speculative_tokens": K,
+            "parallel_drafting": True,
+            "max_model_len": SHORT,
+        },
+    )
+    watch = Watch(llm.llm_engine.engine_core.engine_core.scheduler)
+    tokenizer = llm.get_tokenizer()
+    texts = [
+        tokenizer.apply_chat_template(item["messages"], tokenize=False, add_generation_prompt=True)
+        for _, item in prompts(REQUESTS)
+    ]
+    found: dict[str, Any] = {}
+    for way in ("warm-up", "whole", "caught up", "hole"):
+        watch.begin(way)
+        ids = _serve(llm.llm_engine, watch, texts)
+        found[way] = {
+            "accepted": sum(draft.accepted for draft in watch.drafts),
+            "verified": sum(draft.k for draft in watch.drafts),
+            "seen": dict(watch.seen),
+            "ids": ids,
+        }
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's own teardown expects a GPU's
+
+
+def _serve(engine: Any, watch: Watch, texts: list[str]) -> dict[str, list[int]]:
+    """Return the token ids of the replies, but for that of the request that is too long."""
+    arrivals = {0: range(LATER, REQUESTS), BEGIN + SPELL // 4: range(LATER)}
+    ids: dict[str, list[int]] = {}
+    while watch.step == 0 or engine.has_unfinished_requests():
+        for number in arrivals.get(watch.step, ()):
+            _add(engine, str(number), texts[number], SPELL + AFTER + (3 * BEGIN if watch.step == 0 else 0))
+        if watch.step == BEGIN and watch.way in ("caught up", "hole"):
+            _add(engine, "long", {"prompt_token_ids": [11 + i % 97 for i in range(SHORT)]}, SPELL)
+        watch.step += 1
+        for output in engine.step():
+            if output.finished and output.request_id != "long":
+                ids[output.request_id] = list(output.outputs[0].token_ids)
+    return ids
+
+
+def _add(engine: Any, name: str, prompt: Any, tokens: int) -> None:
+    engine.add_request(name, prompt, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
