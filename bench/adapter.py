@@ -4,6 +4,7 @@ Engines with and without the adapter run in processes of their own, one at a tim
 the median of the ratios of neighbouring turns, with its spread.
 
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
+- `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
 - `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
 - `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
@@ -62,14 +63,20 @@ def main(arguments: Sequence[str]) -> None:
     found: dict[str, Any] = {}
     workers = {
         "no speculation": EngineWorker("no speculation", plain, base),
+        "no speculation, synchronous": EngineWorker(
+            "no speculation, synchronous", plain | {"async_scheduling": False}, base
+        ),
         "stock": EngineWorker("stock", plain | speculative, base),
         "adapter": EngineWorker("adapter", adapter, base),
         "full width": EngineWorker("full width", adapter, base | {"SPECPILOT_ENGINE_DRAFT_WIDTH": "0"}),
     }
     try:
         for running in (1, 8, 32):
-            pairs = [("k0_vs_no_spec", 0, "no speculation"), ("constant_k_vs_stock", settings.k_max, "stock")]
-            for name, k, other in pairs:
+            for name, k, other in (
+                ("k0_vs_no_spec", 0, "no speculation"),
+                ("k0_vs_no_spec_sync", 0, "no speculation, synchronous"),
+                ("constant_k_vs_stock", settings.k_max, "stock"),
+            ):
                 found[f"{name}_{running}"] = _ratio(settings, workers, texts[:running], k, other)
         for k in (1, 3):
             found[f"width_gain_k{k}_32"] = _ratio(settings, workers, texts[:32], k, "full width")
@@ -100,7 +107,7 @@ def _ratio(
             ratios.append(mine["decode_rate"] / theirs["decode_rate"])
     median = statistics.median(ratios)
     _say(
-        f"K={k} with {len(texts):2d} running, adapter / {other:<15} "
+        f"K={k} with {len(texts):2d} running, adapter / {other:<27} "
         f"median {median:.3f}   spread {min(ratios):.3f} to {max(ratios):.3f}"
     )
     return round(median, 3)

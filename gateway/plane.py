@@ -1,6 +1,7 @@
 """What every request of this process shares: snapshot, fleet, limits, counts, the clock.
 
-And the sweep, the one timer that enforces every time-out, closes what is idle and writes the log out.
+And the sweep, the one timer that enforces every time-out, closes what is idle, writes the log out and gives free
+memory back.
 
 Owned by the event loop. Other threads hand over snapshots through `offer`.
 """
@@ -15,6 +16,7 @@ from gateway.access_log import AccessLog
 from gateway.admission import Admission
 from gateway.errors import GatewayError, InvalidApiKeyError
 from gateway.fleet import Engine, Fleet
+from gateway.heap import trimmer
 from gateway.limits import Limits
 from gateway.metrics import GatewayMetrics, exposition
 from gateway.rate import Rates, Shares
@@ -25,6 +27,7 @@ from policy.clock import Clock
 from policy.types import OTHER, ApiKey, ClassPolicy
 
 SWEEP_S = 0.1
+_SWEEPS_A_MINUTE = 600
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class Plane:
         self._sweeps = 0
         self._swept_at = 0.0
         self._is_behind = False
+        self._trim = trimmer()
         fleet.apply(snapshot.engines)
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -218,3 +222,5 @@ class Plane:
                 connection.sweep(now)
             self.fleet.sweep(now)
         self.log.flush()
+        if self._sweeps % _SWEEPS_A_MINUTE == 0:
+            self._trim()

@@ -1,0 +1,14 @@
+"""Gives free memory back to the system.
+
+The C library keeps what was freed for the next request, which with bodies of all sizes grows for hours though nothing
+is held: after trimming, a process that has run for an hour is as large as one that has run for minutes.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+
+def trimmer() -> Callable[[], None]:
+    """Return what gives free memory back, in about a millisecond; it does nothing where the C library cannot."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return (lambda: None) if trim is None else lambda: trim(0)
