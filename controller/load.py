@@ -1,8 +1,9 @@
 """The present load: which classes run, how many decodes at a time, and what a schedule yields at that.
 
-The class mix is what the next seconds will meet, as far as one can tell: partly the share of each class in the drafts,
-fading with `mix_time_s`, partly the requests that run at this moment, and these the more the more they are (one
-moment of few requests says little). When traffic changes, the drafts of the last look still speak of what was. The
+The class mix is what the next seconds will meet, as far as one can tell: the share of each class in the drafts, fading
+with `mix_time_s`, which is long enough to even out that few requests at a time are now of one class, now of another.
+When traffic changes, the drafts still speak of what was, but the requests that run at this moment do not: where chance
+does not explain how they differ from the mix (by the likelihood ratio, the G-test), they are the mix from then on. The
 decodes are those of the last look's decode-only steps, with the share of steps that each number had.
 """
 
@@ -19,7 +20,8 @@ from policy.types import Objective
 
 PRESENT_SHARE = 0.005
 _PRESENT_DECODES = 0.1
-_TELLING = 2.0  # so many running requests weigh as much as the drafts
+_SURPRISE = 6.0  # of the G statistic, beyond one for each class: a false alarm in some hundred looks
+_RAREST = 0.05  # what is not in the mix may come all the same
 _ALONE = 1.5
 
 
@@ -39,6 +41,10 @@ class Load:
         if drafts:
             keep = float(np.exp(-elapsed_s / mix_time_s))
             self.mix = {name: self.mix.get(name, 0.0) * keep + drafts.get(name, 0.0) for name in {*self.mix, *drafts}}
+            running = sum(self.running.values())
+            if running and self._is_surprising(running):
+                scale = sum(drafts.values()) / running
+                self.mix = {name: count * scale for name, count in self.running.items()}
         if evidence.cells:
             sums = evidence.cells.values()
             self.points = np.array([max(1.0, item.decodes / item.steps) for item in sums])
@@ -54,17 +60,22 @@ class Load:
 
         A class that would be found in less than one step out of ten is not.
         """
-        drafted, running = sum(self.mix.values()), sum(self.running.values())
-        now = running / (running + _TELLING) if drafted else 0.0
-        blend = {
-            name: (1 - now) * self.mix.get(name, 0.0) / drafted + now * self.running.get(name, 0.0) / max(running, 1.0)
-            for name in {**self.mix, **self.running}
-            if drafted
-        }
+        drafted = sum(self.mix.values())
+        shares = {name: count / drafted for name, count in self.mix.items()} if drafted else {}
         least = max(PRESENT_SHARE, _PRESENT_DECODES / max(self.decodes, 1.0))
-        present = {name: share for name, share in blend.items() if share >= least}
+        present = {name: share for name, share in shares.items() if share >= least}
         whole = sum(present.values())
         return {name: share / whole for name, share in present.items()}
+
+    def _is_surprising(self, running: float) -> bool:
+        """Whether chance does not explain how the `running` requests of this moment differ from the mix."""
+        drafted = sum(self.mix.values())
+        g = 0.0
+        for name, count in self.running.items():
+            if count:
+                expected = running * max(self.mix.get(name, 0.0) / drafted, _RAREST)
+                g += 2.0 * count * float(np.log(count / expected))
+        return g > _SURPRISE + len({*self.mix, *self.running})
 
 
 @dataclass(frozen=True, slots=True)

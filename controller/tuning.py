@@ -31,7 +31,7 @@ class Tuning:
         cost_floor_ratio: weight that an old cell keeps, so that the shape of the cost is never forgotten.
         cost_band_steps: steps that a band of draft depths needs before the cost of that band is known.
         freeze_cost: keep the first fit for ever (an ablation).
-        mix_time_s: time constant of the class mix.
+        mix_time_s: time constant of the class mix, while the requests that run do not contradict it.
         explore_limit_s: the longest time spent with traffic on learning the cost of one band of depths.
         explore_slack_ratio: a depth whose cost is only extrapolated to the present load is tried once when its
             predicted goodput is at most this far below the best one's.
@@ -64,7 +64,7 @@ class Tuning:
     cost_floor_ratio: float = 0.05
     cost_band_steps: float = 30.0
     freeze_cost: bool = False
-    mix_time_s: float = 1.0
+    mix_time_s: float = 2.0
     explore_limit_s: float = 4.0
     explore_slack_ratio: float = 0.12
     explore_off_slack_ratio: float = 0.2

@@ -32,6 +32,22 @@ def test_one_request_that_runs_now_says_little() -> None:
     assert load.shares()["chat"] > 0.55
 
 
+def test_few_requests_that_are_mostly_of_one_class_for_a_moment_do_not_turn_the_mix_round() -> None:
+    load = Load()
+    for _ in range(10):
+        load.take(evidence({"code": 100, "json": 100}, {"code": 3, "json": 3}), 1.0, 3.0)
+    load.take(evidence({"code": 180, "json": 20}, {"code": 5, "json": 1}), 1.0, 3.0)
+    assert load.shares()["json"] > 0.35
+
+
+def test_a_change_of_class_is_believed_at_once() -> None:
+    load = Load()
+    for _ in range(10):
+        load.take(evidence({"json": 200}, {"json": 8}), 1.0, 3.0)
+    load.take(evidence({"json": 150, "code": 50}, {"code": 8}), 1.0, 3.0)
+    assert load.shares() == {"code": 1.0}
+
+
 def test_nothing_is_present_before_the_first_draft() -> None:
     assert Load().shares() == {}
 
