@@ -1,9 +1,8 @@
 """Sets up the choice for a pool and puts its outcome into proposals that the guard can take or leave.
 
 Classes with traffic are chosen for together, row by row; at one running decode each class for itself, as it is alone
-then. A class without traffic gets, for every n, the K that is best for it if it makes up half of the batch beside the
-present classes at their K in force, so that its first requests do not meet a K chosen for others; a class that was
-never seen has its model's mean acceptance.
+then. A class without traffic gets, for every n, the K that is best where it runs alone, so that its first requests do
+not meet a K chosen for others; a class that was never seen has its model's mean acceptance.
 """
 
 from collections.abc import Mapping, Sequence
