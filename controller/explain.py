@@ -8,6 +8,7 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
 from controller.admin_client import AdminClient, AdminSettings
 from controller.narrate import text
@@ -18,6 +19,8 @@ PROGRAM = "specpilot explain"
 
 class ExplainSettings(AdminSettings):
     """Says which K is in force for one model and pool, why, and from which evidence."""
+
+    model_config = SettingsConfigDict(populate_by_name=False)  # or `--as-json` would be a flag besides
 
     model: Annotated[str | None, Field(description="model; may be left out when there is only one")] = None
     pool: Annotated[str, Field(description="pool of engines")] = "default"

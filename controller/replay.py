@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic_settings import CliPositionalArg
+from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from controller.facts import Facts, Verdict
 from controller.pilot import Pilot
@@ -31,6 +31,8 @@ _VALID_FOR_S = 15.0
 
 class ReplaySettings(ProgramSettings):
     """Runs recorded observations through the control law again."""
+
+    model_config = SettingsConfigDict(populate_by_name=False)  # or `--as-json` would be a flag besides
 
     file: CliPositionalArg[Path]
     policy: Annotated[Path | None, Field(description="JSON file with a policy to use instead")] = None
