@@ -15,8 +15,8 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_free_memory_goes_back() -> None:
-    blocks = [bytes(100_000) for _ in range(1000)]  # below what the C library maps by itself
-    last = bytes(100_000)
+    blocks = [b"x" * 100_000 for _ in range(1000)]  # below what the C library maps by itself
+    last = b"x" * 100_000
     del blocks
     before = resident_bytes()
     trimmer()()
