@@ -9,6 +9,7 @@ chunks (only there can an event of the gateway's own be added to a broken stream
 """
 
 import re
+from abc import ABC, abstractmethod
 
 HEAD_BYTES = 65_536
 LENGTH_DIGITS = 15
@@ -40,7 +41,7 @@ class FramingError(ValueError):
     """The engine's bytes are not a response as HTTP/1.1 has it."""
 
 
-class Framer:
+class Framer(ABC):
     """Follows one body. `is_done`: it is whole. `is_between_chunks`: something could be added here."""
 
     __slots__ = ("is_between_chunks", "is_done", "payload")
@@ -50,9 +51,9 @@ class Framer:
         self.is_done = is_done
         self.is_between_chunks = is_between_chunks
 
+    @abstractmethod
     def feed(self, data: bytes) -> int:
         """Read `data`; return how many of its bytes belong to the body. Raises `FramingError`."""
-        raise NotImplementedError
 
 
 class ResponseHead:
