@@ -27,6 +27,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench import control_report as report
+from bench.chosen import chosen
 from bench.play import Played, play
 from bench.system import System, start_own, stop_own, wait_for
 from bench.trace import TRACES, Trace, read_prompts, read_trace
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, f"{error.filename}: {error.strerror}")
     except ValueError:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
-    ablations = _ablations(settings.without)
+    ablations = [] if settings.without == "none" else chosen(PROGRAM, "--without", settings.without, ABLATIONS)
     settings.out.mkdir(parents=True, exist_ok=True)
     with _system(settings) as (system, redis_url):
         bench = _Bench(settings, system, redis_url, trace, prompts)
@@ -87,14 +88,6 @@ def main(arguments: Sequence[str]) -> None:
     (settings.out / "report.md").write_text(f"{text}\n![plot](plot.svg)\n\n```json\n{figures}\n```\n")
     report.plot(result, settings.out / "plot.svg")
     _say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
-
-
-def _ablations(text: str) -> list[str]:
-    ideas = [item for item in text.split(",") if item and item != "none"]
-    for idea in ideas:
-        if idea not in ABLATIONS:
-            fail(PROGRAM, f"--without: {idea!r} is none of {', '.join(ABLATIONS)}")
-    return ideas
 
 
 class _Bench:

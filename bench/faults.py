@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from bench.chosen import chosen
 from bench.fault_stage import Stage, two_engines
 from bench.load import Load
 from bench.trace import Phase, read_prompts
@@ -166,10 +167,7 @@ FAULTS: Mapping[str, Fault] = {
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(FaultsSettings, PROGRAM, arguments)
-    names = [item for item in settings.only.split(",") if item] or list(FAULTS)
-    for name in names:
-        if name not in FAULTS:
-            fail(PROGRAM, f"--only: {name!r} is none of {', '.join(FAULTS)}")
+    names = chosen(PROGRAM, "--only", settings.only, FAULTS) or list(FAULTS)
     settings.out.mkdir(parents=True, exist_ok=True)
     with two_engines(PROGRAM, settings.out, settings.port) as stage:
         found = asyncio.run(_play(settings, stage, names))

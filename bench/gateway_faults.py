@@ -30,10 +30,11 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench.call_mix import EVERYDAY, FREE_KEY, LEAVING, Mix
+from bench.chosen import chosen
 from bench.gateway_stage import ADMIN_TOKEN, GatewayStage, stage
 from bench.process_tree import descriptors_of, memory_of
 from bench.steady_calls import SteadyCalls
-from policy.settings import ProgramSettings, fail, load
+from policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench gateway-faults"
 ENGINES = 3
@@ -214,10 +215,7 @@ def _start_gateway(scene: GatewayStage, port: int, *flags: str) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object, and the exit status is 1 when a promise was broken."""
     settings = load(GatewayFaultsSettings, PROGRAM, arguments)
-    names = [item for item in settings.only.split(",") if item] or list(FAULTS)
-    for name in names:
-        if name not in FAULTS:
-            fail(PROGRAM, f"--only: {name!r} is none of {', '.join(FAULTS)}")
+    names = chosen(PROGRAM, "--only", settings.only, FAULTS) or list(FAULTS)
     rows: dict[str, Row] = {}
     broken: list[str] = []
     with stage(PROGRAM, settings.out, settings.port, ENGINES) as scene:
