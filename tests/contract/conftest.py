@@ -1,5 +1,6 @@
 """Gateways and scripted engines, started on demand and gone after each test."""
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -47,3 +48,13 @@ async def start_gateway(leaving: list[GatewayThread]) -> AsyncIterator[StartGate
     for gateway in running:
         gateway.leave()
     leaving += running
+
+
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """The port of a server that accepts nothing and whose queue is full: connecting to it hangs."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        yield listener.getsockname()[1]

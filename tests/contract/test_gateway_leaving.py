@@ -1,0 +1,147 @@
+"""Clients that leave or do not read, in every phase: the engine is free again, and nothing is held."""
+
+import asyncio
+
+import pytest
+
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, Client, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import (
+    HANG,
+    SSE_HEAD,
+    Script,
+    ScriptedEngine,
+    chunk,
+    event,
+    reply,
+)
+
+FREED_WITHIN_S = 0.25
+
+
+async def assert_freed(engine: ScriptedEngine, leave: float) -> None:
+    async with asyncio.timeout(3):
+        await engine.seen[0].closed.wait()
+    closed_at = engine.seen[0].closed_at
+    assert closed_at is not None
+    assert closed_at - leave < FREED_WITHIN_S
+
+
+@pytest.mark.parametrize(
+    ("script", "body"),
+    [
+        ([HANG], None),
+        ([HANG], STREAM),
+        ([SSE_HEAD, HANG], STREAM),
+        ([SSE_HEAD, chunk(event("a")), HANG], STREAM),
+        ([SSE_HEAD, chunk(event("a"))[:-9], HANG], STREAM),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", HANG], None),
+        ([b"HTTP/1.1 400 Bad Request\r\ncontent-length: 99\r\n\r\n{", HANG], None),
+    ],
+    ids=["wait", "wait stream", "head", "stream", "mid chunk", "mid json", "mid error"],
+)
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closes", "resets"])
+async def test_a_client_that_leaves_frees_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway, script: Script, body: dict[str, object] | None, is_reset: bool
+) -> None:
+    engine.script = script
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(body))
+        await engine.wait_seen(1)
+        await asyncio.sleep(0.05)
+        leave = asyncio.get_running_loop().time()
+        if is_reset:
+            client.abort()
+        else:
+            client.close()
+    await assert_freed(engine, leave)
+    await eventually(lambda: not gateway.plane.exchanges)
+    [one] = gateway.plane.fleet.engines.values()
+    assert (one.outstanding_requests, one.outstanding_tokens) == (0, 0)
+    assert sum(gateway.plane.metrics.disconnects.values()) == 1
+    assert gateway.plane.metrics.cells["tiny", "default"].requests == {499: 1}
+
+
+async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request()[:-5])
+        await eventually(lambda: gateway.plane.exchanges)
+    await eventually(lambda: gateway.plane.metrics.disconnects == {"request": 1})
+    assert engine.seen == []
+
+
+async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() * 3)
+        await engine.wait_seen(1)
+        leave = asyncio.get_running_loop().time()
+    await assert_freed(engine, leave)
+    assert len(engine.seen) == 1
+
+
+async def test_a_client_that_sends_and_never_reads_holds_no_memory(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    size = 4_000_000
+    engine.script = [reply(b'"' + b"x" * size + b'"')]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.writer.transport.pause_reading()
+        client.send(request() * 12)
+        await engine.wait_seen(1)
+        await asyncio.sleep(1.0)
+        [connection] = [item for item in gateway.plane.connections if item.flow.write_paused]
+        assert connection.transport.get_write_buffer_size() < 2 * size
+        assert len(engine.seen) < 6  # the kernel's buffers took the first ones
+        client.writer.transport.resume_reading()
+        for _ in range(12):
+            answer = await client.answer()
+            assert len(answer.body) == size + 2
+
+
+async def test_the_end_of_an_answer_that_nobody_reads_is_given_up(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [reply(b'"' + b"x" * 20_000_000 + b'"')]
+    gateway = await start_gateway(engine, idle_timeout_s=1.0)
+    async with await Client.connect(gateway.port) as client:
+        client.writer.transport.pause_reading()
+        client.send(request(headers="connection: close\r\n"))
+        await engine.wait_seen(1)
+        await eventually(lambda: not gateway.plane.connections, 10)
+
+
+async def test_a_client_that_leaves_while_another_route_waits_behind_frees_the_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + request(path="/health", method="GET"))
+        await engine.wait_seen(1)
+        leave = asyncio.get_running_loop().time()
+    await assert_freed(engine, leave)
+
+
+async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
+    start_gateway: StartGateway, full_port: int
+) -> None:
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{full_port}",))
+    plane = gateway.plane
+    [one] = plane.fleet.engines.values()
+    one.cards = ({"id": "tiny"},)
+    plane.fleet.index()
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        await eventually(lambda: one.outstanding_requests == 1)
+    await eventually(lambda: one.outstanding_requests == 0)
+    assert plane.metrics.disconnects == {"connect": 1}
