@@ -1,0 +1,148 @@
+"""What the gateway answers itself: health, models, metrics, its configuration, and when it has nothing to offer."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import all_errors
+from gateway.settings import GatewaySettings
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Client, call, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
+
+
+async def test_health_ready_models_and_metrics(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.models = ["tiny", "adapter"]
+    gateway = await start_gateway(engine)
+    for path, found in (("/health", "ok"), ("/ping", "ok"), ("/ready", "ready")):
+        assert (await call(gateway.port, request(path=path, method="GET"))).json == {"status": found}
+    models = (await call(gateway.port, request(path="/v1/models", method="GET"))).json
+    assert [card["id"] for card in models["data"]] == ["adapter", "tiny"]
+    one = await call(gateway.port, request(path="/v1/models/tiny", method="GET"))
+    assert one.json["id"] == "tiny"
+    none = await call(gateway.port, request(path="/v1/models/none", method="GET"))
+    assert (none.status, none.code) == (404, "model_not_found")
+    assert (await call(gateway.port, request({"model": "adapter"}))).status == 200
+    text = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    assert 'specpilot_gateway_requests_total{model="adapter",status="200",traffic_class="default"} 1.0' in text
+
+
+async def test_models_are_merged_over_engines(start_gateway: StartGateway) -> None:
+    engines = [await ScriptedEngine(names).start() for names in (("a", "shared"), ("b", "shared"))]
+    gateway = await start_gateway(*engines)
+    models = (await call(gateway.port, request(path="/v1/models", method="GET"))).json["data"]
+    assert [card["id"] for card in models] == ["a", "b", "shared"]
+    assert (await call(gateway.port, request({"model": "b"}))).status == 200
+    assert len(engines[1].seen) == 1
+    for engine in engines:
+        await engine.stop()
+
+
+async def test_before_any_engine_is_known(start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine=("http://127.0.0.1:1",))
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    ready = await call(gateway.port, request(path="/ready", method="GET"))
+    assert (ready.status, ready.json) == (503, {"status": "no engine"})
+    assert (await call(gateway.port, request(path="/health", method="GET"))).status == 200
+
+
+async def test_an_engine_that_starts_later_is_found(start_gateway: StartGateway) -> None:
+    engine = await ScriptedEngine().start()
+    await engine.stop()
+    gateway = await start_gateway(engine)
+    await engine.start()
+    await eventually(lambda: gateway.plane.fleet.by_model)
+    assert (await call(gateway.port)).status == 200
+    await engine.stop()
+
+
+async def test_the_access_log_has_a_line_a_request_and_no_secret(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    await call(gateway.port, request({"model": "tiny", "user": "private"}, headers="authorization: Bearer private\r\n"))
+    await call(gateway.port, request(b"{"))
+    lines = await eventually(lambda: found if len(found := gateway.log_lines()) == 2 else None)
+    assert [line["status"] for line in lines] == [200, 400]
+    assert lines[0]["model"] == "tiny"
+    assert lines[0]["output_tokens"] == 2
+    assert lines[0]["engine"] == f"127.0.0.1:{engine.port}"
+    assert "private" not in json.dumps(lines)
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [1.5, reply(completion())]
+    gateway = await start_gateway(engine, keep_alive_s=0.3)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        assert (await client.answer()).status == 200
+        assert await client.is_closed()
+
+
+async def test_admin_config_needs_its_token_and_shows_no_secret(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, admin_token="open-sesame", engine_api_key="hush")
+    path = "/admin/config"
+    for headers in ("", "authorization: Bearer wrong\r\n", "authorization: Basic open-sesame\r\n"):
+        answer = await call(gateway.port, request(path=path, method="GET", headers=headers))
+        assert (answer.status, answer.code) == (401, "invalid_api_key")
+    answer = await call(gateway.port, request(path=path, method="GET", headers="authorization: Bearer open-sesame\r\n"))
+    assert answer.status == 200
+    assert answer.json["engines"][0]["models"] == ["tiny"]
+    assert answer.json["settings"]["max_body_bytes"] == 16 * 1024 * 1024
+    assert set(answer.json["settings"]) == set(GatewaySettings.model_fields)
+    documented = PAGE.split("\n`GET /admin/config`, with")[1].split("\n## ")[0]
+    assert set(answer.json) == set(re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE))
+    assert b"sesame" not in answer.body
+    assert b"hush" not in answer.body
+    closed = await start_gateway(engine)
+    answer = await call(closed.port, request(path=path, method="GET", headers="authorization: Bearer None\r\n"))
+    assert (answer.status, answer.code) == (401, "invalid_api_key")
+    assert "start the gateway with --admin-token" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://127.0.0.1:1/0", "redis://127.0.0.1:1/0"),
+        ("redis://me:hush@127.0.0.1:1/0", "redis://***@127.0.0.1:1/0"),
+        ("redis://127.0.0.1:1/0?password=hush", "redis://127.0.0.1:1/0"),
+        ("redis://me:hush@127.0.0.1:1/0?password=hush", "redis://***@127.0.0.1:1/0"),
+        ("unix://:hush@/nowhere?db=1", "unix://***@/nowhere"),
+    ],
+)
+async def test_admin_config_shows_no_password_of_redis(
+    engine: ScriptedEngine, start_gateway: StartGateway, url: str, shown: str
+) -> None:
+    gateway = await start_gateway(engine, admin_token="t", redis_url=url)
+    answer = await call(
+        gateway.port, request(path="/admin/config", method="GET", headers="authorization: Bearer t\r\n")
+    )
+    assert answer.json["settings"]["redis_url"] == shown
+    assert b"hush" not in answer.body
+
+
+async def test_in_flight_is_seen_while_it_lasts(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        await engine.wait_seen(1)
+        text = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    assert 'specpilot_gateway_in_flight{model="tiny",traffic_class="default"} 1.0' in text
+
+
+def test_every_error_has_its_own_code() -> None:
+    codes = [error.code for error in all_errors()]
+    assert len(codes) == len(set(codes)) > 15
+    assert all(400 <= error.status <= 599 for error in all_errors())
