@@ -13,7 +13,7 @@ from controller.settings import ControllerSettings
 from policy.clock import SystemClock
 from policy.errors import InvalidDocumentError, PolicyError
 from policy.redis_store import RedisStore
-from policy.settings import fail, load
+from policy.settings import fail, load, without_secrets
 
 PROGRAM = "specpilot controller"
 
@@ -28,11 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         store = RedisStore(settings.redis_url)
         store.ping()
     except InvalidDocumentError:
-        fail(PROGRAM, f"--redis-url: {settings.redis_url!r} must begin with redis://, rediss:// or unix://")
+        fail(
+            PROGRAM,
+            f"--redis-url: {without_secrets(settings.redis_url)!r} must begin with redis://, rediss:// or unix://",
+        )
     except PolicyError as error:
         fail(
             PROGRAM,
-            f"--redis-url: {_without_password(settings.redis_url)} cannot be used: {error}; "
+            f"--redis-url: {without_secrets(settings.redis_url)} cannot be used: {error}; "
             "start Redis there or give another URL",
         )
     if settings.record is not None:
@@ -67,11 +70,6 @@ def _listen(host: str, port: int) -> socket.socket:
             f"--port: cannot listen on {host}:{port}: {error.strerror}; stop what listens there or give another --port",
         )
     return listener
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('://', 1)[0]}://***@{tail}" if at else url
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from gateway.worker import Worker
 from policy.clock import Clock, SystemClock
 from policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
 from policy.redis_store import RedisStore
-from policy.settings import fail
+from policy.settings import fail, without_secrets
 from policy.types import ApiKey
 
 FIRST_LOOK_S = 1.0
@@ -240,6 +240,5 @@ def _secret(value: SecretStr | None) -> str | None:
 def _shown(settings: GatewaySettings) -> dict[str, Any]:
     shown = settings.model_dump(mode="json")
     if settings.redis_url is not None:
-        scheme, _, rest = settings.redis_url.partition("?")[0].partition("://")  # a password may stand in either place
-        shown["redis_url"] = f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else f"{scheme}://{rest}"
+        shown["redis_url"] = without_secrets(settings.redis_url)
     return shown

@@ -55,6 +55,13 @@ def fail(program: str, *lines: str) -> NoReturn:
     sys.exit(2)
 
 
+def without_secrets(url: str) -> str:
+    """Return `url` without what may hold a password: the user part, and the query (`?password=`)."""
+    scheme, mark, rest = url.partition("?")[0].rpartition("://")
+    _, at, place = rest.rpartition("@")
+    return f"{scheme}{mark}{'***@' if at else ''}{place}"
+
+
 def _one_dash(argument: str) -> str:
     """Take `--k` for `-k`: the library gives a setting of one letter a flag with one dash, and only that."""
     return argument[1:] if re.fullmatch(r"--[a-z](=.*)?", argument) else argument
