@@ -129,15 +129,16 @@ class GatewaySoak:
 
     async def _client(self) -> None:
         caller: Caller | None = None
-        idle_since = 0.0
+        idle_since, before = 0.0, ""
         while (now := time.monotonic()) < self._ends_at:
             is_old = now - idle_since > REUSED_WITHIN_S
             if caller is None or caller.is_closed or is_old or self._rng.random() < 0.1:  # noqa: PLR2004 - one of ten
                 caller = await self._reconnect(caller)
+                before = "on a new connection"
             call = self._mix.draw()
-            await self._ask(caller, call)
+            await self._ask(caller, call, before)
             self._done[call.kind] += 1
-            idle_since = time.monotonic()
+            idle_since, before = time.monotonic(), f"after {call.kind}"
             await asyncio.sleep(self._rng.expovariate(1 / self._settings.pause_s) if self._settings.pause_s else 0.0)
         if caller is not None:
             caller.close()
@@ -147,13 +148,16 @@ class GatewaySoak:
             caller.close()
         return await connect(self._settings.port)
 
-    async def _ask(self, caller: Caller, call: Call) -> None:
+    async def _ask(self, caller: Caller, call: Call, before: str = "") -> None:
+        began = time.monotonic()
         verdict = await caller.ask(call)
         self._verdicts[str(verdict)] += 1
         if verdict not in call.expected:
             self._wrong += 1
             if self._wrong <= SHOWN_FAULTS:
-                self._faults.append(f"{call.kind} {call.number}: {verdict}")
+                took_s = time.monotonic() - began
+                about = f"{call.kind} {call.leaves} {call.number} {before}, in {took_s:.3f} s"
+                self._faults.append(f"{' '.join(about.split())}: {verdict}")
                 _say(self._faults[-1])
 
     async def _watch(self, began: float) -> None:

@@ -1,13 +1,16 @@
 """How long a decode-only step takes in one pool, learned from the steps that its engines measured.
 
-    T(n, m, W) = s [ c0 + c1 n + g(m) + [W > 0] (c2 + c3 n) + c4 n W ]      seconds
+    T(n, m, W) = s [ c0 + c1 n + g(m) + [W > 0] (c2 + c3 n) + c4 n W ] + C      seconds
+    C = s [R > 0] (c5 + c6 R)
 
-What K = 0 leaves behind (`catch_up`) comes on top where K is chosen:
+n: running decodes; m: verified tokens, one for each decode and one for each draft token; W: the drafter's width in
+slots a request, 0 when it does not draft; R: positions that it read to catch up. Where K is chosen there is no C, but
+what K = 0 leaves behind (`catch_up`) comes on top:
 
     T(n, m, 0) += min(c n, c2 + c3 n)
 
-n: running decodes; m: verified tokens, one for each decode and one for each draft token; W: the drafter's width in
-slots a request, 0 when it did not run. g is piecewise linear and not decreasing, with knots at powers of two and
+Steps that caught up tell of c5 and c6, and of all the rest: at K = 0 for all, only they show what drafting would cost
+there. g is piecewise linear and not decreasing, with knots at powers of two and
 halfway between: a processor that fills up, a kernel that pads and one that runs ever more efficiently all fit. No
 coefficient is negative, so T never falls with m, n or W.
 
@@ -33,7 +36,8 @@ in one step does not. Looks of fewer than ten steps say nothing of s.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +52,7 @@ _EDGES = np.append(KNOTS, 1e7)
 _SHORTEST_S = 1e-9
 _SMOOTHNESS = 0.05
 _RIDGE = 1e-4
-_DOUBT = np.array([0.1, 5.0, 1.0, 5.0, 5.0] + [1.0] * len(KNOTS))  # of c0 to c4, then of g's slopes
+_DOUBT = np.array([0.1, 5.0, 1.0, 5.0, 5.0, 10.0, 1.0] + [1.0] * len(KNOTS))  # of c0 to c6, then of g's slopes
 _SATURATION_STEPS = 20.0
 _ESTABLISHED_STEPS = 50.0
 _DRIFT_GAIN = 0.3
@@ -58,6 +62,7 @@ _HISTORY_STEPS = 50.0
 _LARGEST_MOVE = 2.0
 _NEAR_DECODES = 1.5
 _NEAR_DEPTH = 1.35
+NO_CELLS: Mapping[Cell, CellSums] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +77,21 @@ class StepCost:
     verify_s: Vector  # g at KNOTS, then far beyond
     drift_ratio: float = 1.0
     row_s: float = 0.0  # c: what a decode at width 0 leaves to be caught up
+    read_s: float = 0.0
+    per_read_s: float = 0.0
 
     def step_s(self, decodes: Vector | float, verified: Vector | float, width: Vector | float) -> Vector:
-        """Seconds of a step; the arguments are broadcast against one another."""
+        """Seconds of a step in which the drafter catches up with nothing; the arguments are broadcast."""
         n, w = np.asarray(decodes, dtype=np.float64), np.asarray(width, dtype=np.float64)
         verify = np.interp(verified, _EDGES, self.verify_s)
         drafter = (w > 0) * (self.drafter_s + self.drafter_per_decode_s * n) + self.per_slot_s * n * w
         within = self.drift_ratio * (self.base_s + self.per_decode_s * n + verify + drafter)
         total: Vector = np.maximum(within + np.where(w > 0, 0.0, self.left_s(n)), _SHORTEST_S)
         return total
+
+    def reading_s(self, positions: float) -> float:
+        """Seconds that a step takes longer because the drafter reads so many positions to catch up."""
+        return self.drift_ratio * (self.read_s + self.per_read_s * positions) if positions > 0 else 0.0
 
     def left_s(self, decodes: Vector | float) -> Vector:
         """Seconds that a step without the drafter leaves to it; at most what it would have taken within the step."""
@@ -100,7 +111,16 @@ class StepCost:
             "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
             "drift_ratio": self.drift_ratio,
             "row_s": self.row_s,
+            "read_s": self.read_s,
+            "per_read_s": self.per_read_s,
         }
+
+
+class _Mean(NamedTuple):
+    decodes: float
+    verified: float
+    seconds: float
+    read: float
 
 
 @dataclass(slots=True)
@@ -110,6 +130,18 @@ class _CellMemory:
     verified: float
     seconds: float  # with the drift taken out
     seen_s: float
+    read: float = 0.0
+
+    def take(self, steps: float, mean: _Mean, seconds: float, memory_steps: float) -> None:
+        """Move towards the `mean` of so many new steps, of `seconds` each without the drift."""
+        seconds = min(max(seconds, self.seconds / _LARGEST_MOVE), self.seconds * _LARGEST_MOVE)
+        kept = self.steps * float(np.exp(-steps / memory_steps))
+        share = steps / (kept + steps)
+        self.steps = kept + steps
+        self.decodes += share * (mean.decodes - self.decodes)
+        self.verified += share * (mean.verified - self.verified)
+        self.read += share * (mean.read - self.read)
+        self.seconds += share * (seconds - self.seconds)
 
 
 class PoolCost:
@@ -118,6 +150,7 @@ class PoolCost:
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
         self._cells: dict[Cell, _CellMemory] = {}
+        self._catch_ups: dict[Cell, _CellMemory] = {}
         self._traffic_s = 0.0
         self._drift = 1.0
         self._off_by = 0.0  # logarithm of how far the look that was set aside was off
@@ -131,29 +164,36 @@ class PoolCost:
         """Whether the newest look was set aside, until the next one tells."""
         return self._off_by != 0.0
 
-    def learn(self, cells: Mapping[Cell, CellSums], elapsed_s: float, *, is_history: bool = False) -> None:
-        """Take in the steps of the last `elapsed_s` seconds; `is_history`: of the engine's whole life."""
+    def learn(
+        self,
+        cells: Mapping[Cell, CellSums],
+        elapsed_s: float,
+        *,
+        catch_ups: Mapping[Cell, CellSums] = NO_CELLS,
+        is_history: bool = False,
+    ) -> None:
+        """Take in the steps of the last `elapsed_s` seconds, those that caught up apart.
+
+        `is_history`: of the engine's whole life.
+        """
         if not cells or (self._tuning.freeze_cost and self._fit is not None and not self.lacking(_deepest(cells))):
             return
         self._traffic_s += elapsed_s
         means = {cell: _mean(sums) for cell, sums in cells.items()}
         if not is_history and not self._follow_drift(cells, means):
             return
-        for cell, (decodes, verified, seconds) in means.items():
-            steps = min(cells[cell].steps, _HISTORY_STEPS) if is_history else cells[cell].steps
-            settled = seconds / self._drift
-            known = self._cells.get(cell)
-            if known is None:
-                self._cells[cell] = _CellMemory(steps, decodes, verified, settled, self._traffic_s)
-                continue
-            settled = min(max(settled, known.seconds / _LARGEST_MOVE), known.seconds * _LARGEST_MOVE)
-            kept = known.steps * float(np.exp(-steps / self._tuning.cost_memory_steps))
-            share = steps / (kept + steps)
-            known.steps = kept + steps
-            known.decodes += share * (decodes - known.decodes)
-            known.verified += share * (verified - known.verified)
-            known.seconds += share * (settled - known.seconds)
-            known.seen_s = self._traffic_s
+        for memories, table in ((self._cells, cells), (self._catch_ups, catch_ups)):
+            for cell, sums in table.items():
+                steps, mean = min(sums.steps, _HISTORY_STEPS) if is_history else sums.steps, _mean(sums)
+                settled = mean.seconds / self._drift
+                known = memories.get(cell)
+                if known is None:
+                    memories[cell] = _CellMemory(
+                        steps, mean.decodes, mean.verified, settled, self._traffic_s, mean.read
+                    )
+                else:
+                    known.take(steps, mean, settled, self._tuning.cost_memory_steps)
+                    known.seen_s = self._traffic_s
         self._is_fresh = False
 
     def lacking(self, k_max: int) -> tuple[int, ...]:
@@ -196,7 +236,7 @@ class PoolCost:
         return self._fit
 
     def _solve(self) -> StepCost:
-        cells = list(self._cells.items())
+        cells = [*self._cells.items(), *self._catch_ups.items()]
         n = np.array([memory.decodes for _, memory in cells])
         m = np.array([memory.verified for _, memory in cells])
         w = np.array([float(cell.width) for cell, _ in cells])
@@ -205,8 +245,9 @@ class PoolCost:
         age = np.array([self._traffic_s - memory.seen_s for _, memory in cells])
         fading = np.maximum(0.5 ** (age / self._tuning.cost_half_life_s), self._tuning.cost_floor_ratio)
         weight = np.sqrt(steps / (steps + _SATURATION_STEPS) * fading)
-        on = (w > 0).astype(np.float64)
-        features = np.column_stack([np.ones_like(n), n, on, on * n, n * w, _ramps(m)])
+        read = np.array([memory.read for _, memory in cells])
+        on, reads = (w > 0).astype(np.float64), (read > 0).astype(np.float64)
+        features = np.column_stack([np.ones_like(n), n, on, on * n, n * w, reads, read, _ramps(m)])
         typical_s = float(np.average(seconds, weights=weight))
         scale = np.maximum(features.max(axis=0), 1e-12)
         plain = features.shape[1] - len(KNOTS)
@@ -223,7 +264,7 @@ class PoolCost:
         size_of = np.linalg.norm(rows, axis=0)
         found = nnls.solve(rows / size_of, target) / size_of
         heights = np.cumsum(found[plain:] * np.diff(_EDGES))
-        base, per_decode, drafter, drafter_per_decode, per_slot = (float(value) for value in found[:plain])
+        base, per_decode, drafter, drafter_per_decode, per_slot, reading, per_read = map(float, found[:plain])
         return StepCost(
             base_s=base,
             per_decode_s=per_decode,
@@ -232,16 +273,18 @@ class PoolCost:
             per_slot_s=per_slot,
             verify_s=np.concatenate([[0.0], heights]),
             drift_ratio=self._drift,
+            read_s=reading,
+            per_read_s=per_read,
         )
 
-    def _follow_drift(self, cells: Mapping[Cell, CellSums], means: Mapping[Cell, tuple[float, float, float]]) -> bool:
+    def _follow_drift(self, cells: Mapping[Cell, CellSums], means: Mapping[Cell, _Mean]) -> bool:
         """Return whether the look can be believed: it is not off by much, or the one before was off the same way."""
         fit = self.fit()
         if fit is None:
             return True
         ratios: list[tuple[float, float]] = []
         surprises: list[tuple[float, float]] = []
-        for cell, (decodes, verified, seconds) in means.items():
+        for cell, (decodes, verified, seconds, _) in means.items():
             predicted = float(fit.step_s(decodes, verified, cell.width))
             surprises.append((abs(predicted / seconds - 1), cells[cell].steps))
             known = self._cells.get(cell)
@@ -272,9 +315,9 @@ def _is_near(value: float, wanted: float, factor: float) -> bool:
     return max(value, wanted) <= factor * min(value, wanted)
 
 
-def _mean(sums: CellSums) -> tuple[float, float, float]:
+def _mean(sums: CellSums) -> _Mean:
     decodes = max(sums.decodes / sums.steps, 1.0)
-    return decodes, max(sums.verified / sums.steps, decodes), sums.seconds / sums.steps
+    return _Mean(decodes, max(sums.verified / sums.steps, decodes), sums.seconds / sums.steps, sums.read / sums.steps)
 
 
 def _ramps(verified: Vector) -> Vector:

@@ -8,8 +8,8 @@ the load is just changing.
 
 Only in mode `act` and inside the policy's bounds, every class gets the depth until the pool has done `cost_band_steps`
 steps of it (a fraction of a second under load), at most `explore_limit_s`. A depth that was measured at about this load
-counts as known for `explore_again_s` of traffic. One that would not come (engines that do not follow) is not asked for
-again for fifteen times as long as it was waited for.
+counts as known for `explore_again_s` of traffic. One that would not come (engines that do not follow, a load that left
+before) is not asked for again for fifteen times as long as it would have been waited for.
 """
 
 import math
@@ -40,10 +40,12 @@ class Explorer:
         """Return the depth to try at `now`, the first of `missing` that was not tried in vain; `None` for none."""
         limit_s = self._tuning.explore_limit_s
         octave = round(math.log2(max(decodes, 1.0)))
-        if self._trying is not None and self._trying[0] in missing:
-            if now - self._since < limit_s and self._trying[1] == octave:
-                return self._trying[0]
-            self._gave_up[self._trying] = now
+        if self._trying is not None:
+            depth, at = self._trying
+            if at == octave and depth in missing and now - self._since < limit_s:
+                return depth
+            if at != octave or depth in missing:
+                self._gave_up[self._trying] = now
         self._trying = None
         for k in missing:
             if now - self._gave_up.get((k, octave), -math.inf) >= _REST_FACTOR * limit_s:

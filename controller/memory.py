@@ -101,10 +101,10 @@ class PoolMemory:
         is_frozen = any(evidence.running.values()) and not evidence.drafts
         self.frozen_since = (at if self.frozen_since is None else self.frozen_since) if is_frozen else None
         self.load.take(evidence, elapsed_s, self.tuning.mix_time_s)
-        self.cost.learn(evidence.cells, elapsed_s)
+        self.cost.learn(evidence.cells, elapsed_s, catch_ups=evidence.catch_ups)
         fit = self.cost.fit()
         if fit is not None:
-            self.catch_up.learn(evidence, self.load.decodes, fit)
+            self.catch_up.learn(evidence, fit)
 
     def step_cost(self) -> StepCost | None:
         """Return the cost of steps with what K = 0 leaves behind; `None` before the first step."""

@@ -30,12 +30,16 @@ class Cell(NamedTuple):
 
 
 class CellSums(NamedTuple):
-    """What a cell holds: steps, their seconds, and the exact sums of running decodes and verified tokens."""
+    """What steps of a cell come to: their number, seconds, and the exact sums of what was in them.
+
+    That is running decodes, verified tokens, and positions that the drafter read to catch up.
+    """
 
     steps: float
     seconds: float
     decodes: float
     verified: float
+    read: float = 0.0
 
 
 _CLASS = (names.LABEL_CLASS,)
@@ -52,14 +56,22 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.STEP_VERIFIED: names.CELL_LABELS,
     names.PREFILL_STEPS: (),
     names.PREFILL_STEP_SECONDS: (),
-    names.CATCH_UP_STEPS: (),
-    names.CATCH_UP_STEP_SECONDS: (),
+    names.CATCH_UP_STEPS: names.CELL_LABELS,
+    names.CATCH_UP_STEP_SECONDS: names.CELL_LABELS,
+    names.CATCH_UP_STEP_DECODES: names.CELL_LABELS,
+    names.CATCH_UP_STEP_VERIFIED: names.CELL_LABELS,
+    names.CATCH_UP_STEP_READ: names.CELL_LABELS,
     names.RUNNING_DECODES: _CLASS,
 }
 """The metrics that the law reads, and the labels that tell their series apart."""
 
 _GAUGES = frozenset({names.RUNNING_DECODES})
 _CELL_METRICS = (names.STEPS, names.STEP_SECONDS, names.STEP_DECODES, names.STEP_VERIFIED)
+_CATCH_UP_METRICS = (
+    names.CATCH_UP_STEPS, names.CATCH_UP_STEP_SECONDS, names.CATCH_UP_STEP_DECODES, names.CATCH_UP_STEP_VERIFIED,
+    names.CATCH_UP_STEP_READ,
+)  # fmt: skip
+_TABLE_METRICS = frozenset(_CELL_METRICS + _CATCH_UP_METRICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,8 @@ class Evidence:
     """What happened in a pool between two readings, all its engines together.
 
     `trials` and `accepts` are keyed by (class, position), positions from 1; `drafts` by (class, K). `running` are the
-    requests that decode now, by class. `catch_up_steps` took `catch_up_seconds` together; they are in no cell.
+    requests that decode now, by class. `catch_ups` are the decode-only steps in which the drafter also caught up; they
+    are not in `cells`.
     """
 
     trials: Mapping[tuple[str, int], float]
@@ -89,8 +102,7 @@ class Evidence:
     decode_tokens: Mapping[str, float]
     cells: Mapping[Cell, CellSums]
     running: Mapping[str, float] = field(default_factory=dict)
-    catch_up_steps: float = 0.0
-    catch_up_seconds: float = 0.0
+    catch_ups: Mapping[Cell, CellSums] = field(default_factory=dict)
 
     @property
     def class_drafts(self) -> dict[str, float]:
@@ -152,7 +164,7 @@ def changes(before: Observation | None, after: Observation) -> dict[Series, floa
     are left out. A repeated scrape gives nothing.
     """
     if before is None:
-        return {series: value for series, value in after.values.items() if series.metric in _CELL_METRICS}
+        return {series: value for series, value in after.values.items() if series.metric in _TABLE_METRICS}
     earlier = {} if is_restart(before, after) else before.values
     gained: dict[Series, float] = {}
     for series, value in after.values.items():
@@ -172,25 +184,32 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     keyed: dict[str, dict[tuple[str, int], float]] = {names.TRIALS: {}, names.ACCEPTS: {}, names.DRAFTS: {}}
     classed: dict[str, dict[str, float]] = {names.PROBES: {}, names.DECODE_TOKENS: {}, names.RUNNING_DECODES: {}}
     cells: dict[Cell, dict[str, float]] = {}
+    catch_ups: dict[Cell, dict[str, float]] = {}
     for (metric, labels), value in totals.items():
         if metric in keyed and labels[1].isdecimal():
             keyed[metric][labels[0], int(labels[1])] = value
         elif metric in classed:
             classed[metric][labels[0]] = value
-        elif metric in _CELL_METRICS and all(label.isdecimal() for label in labels):
-            cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
+        elif metric in _TABLE_METRICS and all(label.isdecimal() for label in labels):
+            table = cells if metric in _CELL_METRICS else catch_ups
+            table.setdefault(Cell(*map(int, labels)), {})[metric] = value
     return Evidence(
         trials=keyed[names.TRIALS],
         accepts=keyed[names.ACCEPTS],
         drafts=keyed[names.DRAFTS],
         probes=classed[names.PROBES],
         decode_tokens=classed[names.DECODE_TOKENS],
-        cells={
-            cell: CellSums(*(sums.get(metric, 0.0) for metric in _CELL_METRICS))
-            for cell, sums in cells.items()
-            if sums.get(names.STEPS, 0.0) > 0 and sums.get(names.STEP_SECONDS, 0.0) > 0
-        },
+        cells=_summed(cells, _CELL_METRICS),
         running=classed[names.RUNNING_DECODES],
-        catch_up_steps=totals.get(Series(names.CATCH_UP_STEPS, ()), 0.0),
-        catch_up_seconds=totals.get(Series(names.CATCH_UP_STEP_SECONDS, ()), 0.0),
+        catch_ups=_summed(catch_ups, _CATCH_UP_METRICS),
     )
+
+
+def _summed(found: Mapping[Cell, Mapping[str, float]], metrics: tuple[str, ...]) -> dict[Cell, CellSums]:
+    """Return the sums of `metrics` by cell; without steps or their seconds there is nothing to say."""
+    steps, seconds, *_ = metrics
+    return {
+        cell: CellSums(*(sums.get(metric, 0.0) for metric in metrics))
+        for cell, sums in found.items()
+        if sums.get(steps, 0.0) > 0 and sums.get(seconds, 0.0) > 0
+    }

@@ -46,7 +46,8 @@ class Pilot:
             if before is not None:
                 elapsed_s[key] = max(elapsed_s.get(key, 0.0), seen.at - before.at)
         for key, parts in history.items():
-            self._pool(key).cost.learn(evidence_of(parts).cells, 0.0, is_history=True)
+            life = evidence_of(parts)
+            self._pool(key).cost.learn(life.cells, 0.0, catch_ups=life.catch_ups, is_history=True)
         for key, at in latest.items():
             evidence = evidence_of(gained.get(key, ()))
             self._pool(key).take(evidence, elapsed_s.get(key, 0.0), at)

@@ -8,19 +8,22 @@ tokens:
 
 with R, T the tokens and seconds of a step under the schedule and R', T' those at K_max. The loss grows with p
 wherever K_max is not the better choice; loss(p) = limit is linear in p and gives the largest affordable share.
-Where K is 0 for all, the drafter does not run otherwise, and a probe runs it three times: for what it missed, for the
-drafts, and after their verification. So T' has two drafter runs of width 1 more there.
+Where K is 0 for all, the drafter does not run otherwise, and a probe runs it three times: for what those who are probed
+have to catch up with, for the drafts, and over what was verified. So T' has two drafter runs of width 1 more there. It
+finds out less, as not all are probed, and nothing else shows what drafting would bring: so the limit is another one
+there (`probe_off_loss_ratio`).
 """
 
 import numpy as np
 
 from controller.decide import Matrix, evaluate
 from controller.load import Operation
+from controller.tuning import Tuning
 from policy.types import Objective
 
 
-def affordable_ratio(operation: Operation, k: Matrix, *, k_max: int, wanted_ratio: float, loss_ratio: float) -> float:
-    """Return the largest share of probe steps, at most `wanted_ratio`, that costs at most `loss_ratio` of goodput.
+def affordable_ratio(operation: Operation, k: Matrix, *, k_max: int, wanted_ratio: float, tuning: Tuning) -> float:
+    """Return the largest share of probe steps, at most `wanted_ratio`, whose loss is within the limits of `tuning`.
 
     `k` is the schedule [rows, all classes]; the loss at the present load counts.
     """
@@ -36,7 +39,10 @@ def affordable_ratio(operation: Operation, k: Matrix, *, k_max: int, wanted_rati
     tokens = float(weights @ (plain.goodput * plain.step_s))
     deep_tokens = float(weights @ (deep.goodput * deep.step_s))
     # (1-p) R + p R' = (1-limit) (R/T) [(1-p) T + p T']  is linear in p.
-    kept = (1.0 - loss_ratio) * tokens / seconds
+    limit = float(weights @ np.where(is_off, tuning.probe_off_loss_ratio, tuning.probe_loss_ratio)) / float(
+        weights.sum()
+    )
+    kept = (1.0 - limit) * tokens / seconds
     slope = (deep_tokens - tokens) - kept * (deep_seconds - seconds)
     if slope >= 0:
         return wanted_ratio

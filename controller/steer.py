@@ -153,7 +153,7 @@ class Steering:
             chosen,
             k_max=self._facts.k_max,
             wanted_ratio=policy.probe_ratio,
-            loss_ratio=self._tuning.probe_loss_ratio,
+            tuning=self._tuning,
         )
         return chosen, reason, gain, probe_ratio
 

@@ -40,6 +40,7 @@ class Tuning:
         stale_s: age of the newest evidence at which a schedule is held.
         idle_s: time without a decode after which a pool counts as idle.
         probe_loss_ratio: share of the predicted goodput that probing may cost.
+        probe_off_loss_ratio: the same where K is 0 for all and only probes show what drafting would bring.
         urgent_gain_ratio: predicted gain from which a change does not wait: one that traffic would use not for the
             policy's dwell, one for other loads not for the next change that traffic uses. To hold on would cost more
             than a change too many.
@@ -72,6 +73,7 @@ class Tuning:
     stale_s: float = 5.0
     idle_s: float = 2.0
     probe_loss_ratio: float = 0.01
+    probe_off_loss_ratio: float = 0.02
     urgent_gain_ratio: float = 0.1
     check_ticks: int = 5
     check_tolerance_ratio: float = 0.05
@@ -81,7 +83,7 @@ class Tuning:
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
-    "probes": {"probe_loss_ratio": 0.0},
+    "probes": {"probe_loss_ratio": 0.0, "probe_off_loss_ratio": 0.0},
     "change-detection": {"detect_changes": False},
     "guard": {"guard": False},
     "cost-learning": {"freeze_cost": True},

@@ -1,31 +1,31 @@
 """What the drafter has not seen yet, and how it catches up when it is wanted again.
 
-While K is 0 for all, the drafter does not run, so the tokens decoded meanwhile are missing from its KV cache, and
-drafts would be poor for a while. It can make them up at any time: of a position, an EAGLE-type drafter needs the
-target's hidden state and the token that followed. So each step without the drafter leaves one row per request, and
-before the drafter next runs, the rows of the running requests go through it in one forward pass, as a prompt would:
-no draft slots, no sampling.
+A request that is not drafted for does not go through the drafter, so what it decodes meanwhile is missing from the
+draft KV cache, and drafts would be poor for a while. It can be made up at any time: of a position, an EAGLE-type
+drafter needs the target's hidden state and the token that followed. So each step leaves one row for each such request,
+and before it is next drafted for, its rows go through the drafter in one forward pass, as a prompt would: no draft
+slots, no sampling. Who catches up in a step, the scheduler says (`engine_adapter.plan`); the others' rows wait on.
 
-*Where vLLM cannot draft* because a request is beyond the drafter's length limit, also steps that prefill or verify
-drafts must not be lost. The drafter then takes in their positions in such a pass too, but for each request's last one:
-the token that follows it is only known in the next step, so it is the row that the step leaves. What lies past the
-limit is left out: it will never be drafted from.
+*Several positions* of a request, where nothing is drafted after the step (a prompt, verified drafts), go through such a
+pass at once, but for the last one: the token that follows it is only known in the next step, so it is the row that the
+step leaves. The same holds where vLLM cannot draft because a request is beyond the drafter's length limit. What lies
+past the limit is left out: it will never be drafted from.
 
-*Rows* are few: `plan.ROW_LIMIT`, and never more than one pass of the drafter takes. The planner knows the limit and
-runs the drafter before it is reached. A row is one hidden state of the drafter in the model's type: for a hidden size
-of 4,096 in bfloat16, 32 MiB in all. The memory is taken with the drafter's weights, before vLLM measures what is left
-for the KV cache.
+*Rows* take a bounded piece of memory (`compat.backlog_rows`): a row is one hidden state of the drafter in the model's
+type, 8 KiB for a hidden size of 4,096 in bfloat16. It is taken with the drafter's weights, before vLLM measures what is
+left for the KV cache. The planner knows the bound and lets requests catch up before it is reached. Rows of requests
+that have ended are only noticed when there is no room left; an eighth more than the bound keeps that rare.
 
 *Never* does a row reach another request's cache: rows of a request that was preempted, ended or began anew are dropped,
 because its slots may be another's by now. *Nothing waits* for the accelerator: rows are copied and gathered in stream
 order, and which row is whose is known on the host.
 
-A running request that sits out the step in which the others catch up loses its rows. What is missing then stays
-missing: drafts are lossless, and for a while less often accepted.
+A running request that sits out the step in which room is made loses its rows. What is missing then stays missing:
+drafts are lossless, and for a while less often accepted.
 """
 
-from collections.abc import Collection, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -48,18 +48,9 @@ class Lag(NamedTuple):
     rows: list[list[int]]
 
 
-def lag(steps: Sequence[Sequence[str]], batch: Sequence[str], anew: Collection[str]) -> Lag:
-    """Return the rows of the requests in `batch` that are not `anew`.
-
-    `steps` names, for each step kept, its requests in the order of their rows.
-    """
-    rows: dict[str, list[int]] = {}
-    row = 0
-    for requests in steps:
-        for request in requests:
-            rows.setdefault(request, []).append(row)
-            row += 1
-    places = [place for place, request in enumerate(batch) if request in rows and request not in anew]
+def lag(rows: Mapping[str, list[int]], batch: Sequence[str], wanted: Collection[str]) -> Lag:
+    """Return the `rows`, by request, of those in `batch` that are `wanted`."""
+    places = [place for place, request in enumerate(batch) if request in wanted and request in rows]
     return Lag(places, [rows[batch[place]] for place in places])
 
 
@@ -77,12 +68,25 @@ def within(missing: Lag, ends: Sequence[int], limit: int) -> tuple[Lag, list[int
     return Lag(places, [rows for _, rows in cut]), [min(ends[place], limit) for place in places]
 
 
+def passes(missing: Lag, ends: Sequence[int], limit: int) -> Iterator[tuple[Lag, Sequence[int]]]:
+    """Split `missing`, which ends at `ends`, by request into passes of at most `limit` rows, or of one request."""
+    begin, count = 0, 0
+    for at, rows in enumerate(missing.rows):
+        if count and count + len(rows) > limit:
+            yield Lag(missing.places[begin:at], missing.rows[begin:at]), ends[begin:at]
+            begin, count = at, 0
+        count += len(rows)
+    if count:
+        yield Lag(missing.places[begin:], missing.rows[begin:]), ends[begin:]
+
+
 class Backlog:
-    """The rows of one drafter: `keep` after a step without it, `catch_up` before it runs."""
+    """The rows of one drafter: `catch_up` after each step, before the drafter runs; then `keep` for who waits."""
 
     def __init__(self, drafter: Any) -> None:
         config = drafter.vllm_config
-        size = max(backlog_rows(config), config.scheduler_config.max_num_seqs)  # where vLLM cannot draft, one for each
+        rows = backlog_rows(config)
+        size = max(rows + rows // 8, config.scheduler_config.max_num_seqs)  # where vLLM cannot draft, one for each
         device = drafter.device
         positions = (3, size) if config.model_config.uses_mrope else (size,)
         self._drafter = drafter
@@ -91,60 +95,98 @@ class Backlog:
         self._tokens = torch.zeros(size, dtype=torch.int32, device=device)
         self._positions = torch.zeros(positions, dtype=torch.int64, device=device)
         self._slots = torch.zeros(size, dtype=torch.int64, device=device)
-        self._steps: list[list[str]] = []
+        self._rows: dict[str, list[int]] = {}
         self._used = 0
 
+    def __len__(self) -> int:
+        """Return how many rows wait, those of ended requests included while nobody noticed."""
+        return sum(map(len, self._rows.values()))
+
     def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None) -> None:
-        """Keep the last row of each request of a step after which vLLM does not draft; the drafter takes in the others.
+        """Keep the last row of each request of a step that drafts nothing; the drafter takes in its other positions.
 
         `state` is the runner's, as it was before sampling. `rejected` says how many draft tokens of each request were
         rejected ([requests]), `None` that the step verified none.
         """
         metadata = state.spec_decode_common_attn_metadata
-        count = metadata.num_reqs
-        last: Any = slice(count)
+        last: Any = slice(metadata.num_reqs)
         if metadata.max_query_len > 1:
             self._take_in(runner, state)
-            last = metadata.query_start_loc[1 : count + 1].long() - 1
+            last = _last(metadata)
             if rejected is not None:
                 last -= rejected
-        if self._used + count > len(self._tokens):
-            self.drop()
-        begin, end = self._used, self._used + count
-        self._hidden[begin:end] = self._combined(state, last)
-        self._tokens[begin:end] = runner.input_ids.gpu[last]
-        self._positions[..., begin:end] = runner._get_positions(metadata.num_actual_tokens)[..., last]
-        self._slots[begin:end] = metadata.slot_mapping[last]
-        self._steps.append(list(runner.input_batch.req_ids))
-        self._used = end
+        self._store(runner, state, runner.input_batch.req_ids, last)
+
+    def keep_waiting(self, runner: Any, state: Any) -> None:
+        """Keep the row of each request that waits on, while a step drafts for the others; it came with one position."""
+        if not self._rows:
+            return
+        batch, metadata = runner.input_batch.req_ids, state.spec_decode_common_attn_metadata
+        places = [place for place, request in enumerate(batch) if request in self._rows]
+        if places:
+            last = _last(metadata)[_indices(places, self._hidden.device)]
+            self._store(runner, state, [batch[place] for place in places], last)
 
     def drop(self) -> None:
         """Forget all rows."""
-        self._steps.clear()
+        self._rows.clear()
         self._used = 0
 
-    def catch_up(self, runner: Any, state: Any) -> None:
-        """Run the drafter over the rows of the step's requests, and forget all rows; `state` as for `keep`."""
-        if not self._used:
+    def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
+        """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""
+        for request in _anew(state.scheduler_output):
+            self._rows.pop(request, None)
+        if not wanted or not self._rows:
             return
         metadata, device = state.spec_decode_common_attn_metadata, self._hidden.device
-        missing = lag(self._steps, runner.input_batch.req_ids, _anew(state.scheduler_output))
+        missing = lag(self._rows, runner.input_batch.req_ids, wanted)
         queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
         missing, ends = within(missing, _ends(metadata, queries), self._length)
-        if missing.places:
-            used = self._used
+        firsts = runner.input_ids.gpu[metadata.query_start_loc[: metadata.num_reqs].long()]
+        for part, part_ends in passes(missing, ends, self._drafter.max_num_tokens):
             # The token that follows a row is the request's next row's, and after its last row the step's first.
+            used = self._used
             following = [
-                row
-                for place, rows in zip(missing.places, missing.rows, strict=True)
-                for row in (*rows[1:], used + place)
+                row for place, rows in zip(part.places, part.rows, strict=True) for row in (*rows[1:], used + place)
             ]
-            firsts = runner.input_ids.gpu[metadata.query_start_loc[: metadata.num_reqs].long()]
-            rows = _indices([row for rows in missing.rows for row in rows], device)
+            rows = _indices([*chain.from_iterable(part.rows)], device)
             tokens = torch.cat([self._tokens[:used], firsts])[_indices(following, device)]
-            batch = _batch(metadata, missing, ends, self._slots[rows])
+            batch = _batch(metadata, part, part_ends, self._slots[rows])
             self._forward(tokens, self._positions[..., rows], self._hidden[rows], batch)
-        self.drop()
+        for request in wanted:
+            self._rows.pop(request, None)
+        if not self._rows:
+            self._used = 0
+
+    def _store(self, runner: Any, state: Any, requests: Sequence[str], at: Any) -> None:
+        """Append a row for each of `requests`, `at` their places among the step's tokens: indices or a slice."""
+        metadata, count = state.spec_decode_common_attn_metadata, len(requests)
+        self._make_room(count, runner.input_batch.req_ids)
+        begin, end = self._used, self._used + count
+        self._hidden[begin:end] = self._combined(state, at)
+        self._tokens[begin:end] = runner.input_ids.gpu[at]
+        self._positions[..., begin:end] = runner._get_positions(metadata.num_actual_tokens)[..., at]
+        self._slots[begin:end] = metadata.slot_mapping[at]
+        self._used = end
+        for row, request in enumerate(requests, begin):
+            self._rows.setdefault(request, []).append(row)
+
+    def _make_room(self, count: int, batch: Sequence[str]) -> None:
+        """Move the rows of the requests in `batch` together, and drop the others', if `count` more do not fit."""
+        if self._used + count <= len(self._tokens):
+            return
+        self._rows = {request: self._rows[request] for request in batch if request in self._rows}
+        if len(self) + count > len(self._tokens):
+            self.drop()
+            return
+        stay = _indices([*chain.from_iterable(self._rows.values())], self._hidden.device)
+        self._used = 0
+        for request, rows in self._rows.items():
+            self._rows[request] = list(range(self._used, self._used + len(rows)))
+            self._used += len(rows)
+        for store in (self._hidden, self._tokens, self._slots):
+            store[: self._used] = store[stay]
+        self._positions[..., : self._used] = self._positions[..., stay]
 
     def _take_in(self, runner: Any, state: Any) -> None:
         """Run the drafter over all positions of the step but the last of each request."""
@@ -157,7 +199,7 @@ class Backlog:
                 own.rows.append(list(range(starts[place], starts[place + 1] - 1)))
         own, ends = within(own, _ends(metadata, 1), self._length)
         if own.places:
-            rows = _indices([row for rows in own.rows for row in rows], self._hidden.device)
+            rows = _indices([*chain.from_iterable(own.rows)], self._hidden.device)
             positions = runner._get_positions(metadata.num_actual_tokens)[..., rows]
             batch = _batch(metadata, own, ends, metadata.slot_mapping[rows])
             self._forward(runner.input_ids.gpu[rows + 1], positions, self._combined(state, rows), batch)
@@ -214,6 +256,11 @@ def _anew(scheduler_output: Any) -> set[str]:
     )
 
 
+def _last(metadata: CommonAttentionMetadata) -> torch.Tensor:
+    """Return where the last token of each request stands in the step: [requests]."""
+    return metadata.query_start_loc[1 : metadata.num_reqs + 1].long() - 1
+
+
 def _ends(metadata: CommonAttentionMetadata, ahead: torch.Tensor | int) -> list[int]:
     """Return for each request where its sequence ends `ahead` positions before the step's end, as the host knows."""
     ends: list[int] = (metadata.seq_lens_cpu_upper_bound[: metadata.num_reqs] - ahead).tolist()
@@ -221,7 +268,7 @@ def _ends(metadata: CommonAttentionMetadata, ahead: torch.Tensor | int) -> list[
 
 
 def _batch(
-    metadata: CommonAttentionMetadata, missing: Lag, ends: list[int], slots: torch.Tensor
+    metadata: CommonAttentionMetadata, missing: Lag, ends: Sequence[int], slots: torch.Tensor
 ) -> CommonAttentionMetadata:
     """Lay out a pass over the rows of `missing`, which end at `ends`; `slots` [rows] is where they go."""
     device = slots.device

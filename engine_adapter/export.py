@@ -7,7 +7,7 @@ multiprocess files, so `PROMETHEUS_MULTIPROC_DIR` must name an empty directory b
 
 from prometheus_client import Counter, Gauge
 
-from engine_adapter.measure import Evidence
+from engine_adapter.measure import CellSums, Evidence
 from policy import engine_metrics as names
 
 
@@ -22,17 +22,22 @@ class MetricsExporter:
         self._probes = _counter(names.PROBES, "Drafts verified deeper than the schedule says")
         self._tokens = _counter(names.DECODE_TOKENS, "Tokens delivered by decodes")
         cell = (names.LABEL_MODEL, *names.CELL_LABELS)
-        self._steps = Counter(names.STEPS, "Decode-only steps", cell)
-        self._seconds = Counter(names.STEP_SECONDS, "Duration of decode-only steps", cell)
-        self._step_decodes = Counter(names.STEP_DECODES, "Running decodes summed over decode-only steps", cell)
-        self._step_verified = Counter(names.STEP_VERIFIED, "Verified tokens summed over decode-only steps", cell)
+        self._steps = (
+            Counter(names.STEPS, "Decode-only steps", cell),
+            Counter(names.STEP_SECONDS, "Duration of decode-only steps", cell),
+            Counter(names.STEP_DECODES, "Running decodes summed over decode-only steps", cell),
+            Counter(names.STEP_VERIFIED, "Verified tokens summed over decode-only steps", cell),
+        )
         model_only = (names.LABEL_MODEL,)
         self._prefill_steps = Counter(names.PREFILL_STEPS, "Steps that prefilled", model_only)
         self._prefill_seconds = Counter(names.PREFILL_STEP_SECONDS, "Duration of steps that prefilled", model_only)
-        self._catch_up_steps = Counter(
-            names.CATCH_UP_STEPS, "Decode-only steps in which the drafter caught up", model_only
+        self._catch_ups = (
+            Counter(names.CATCH_UP_STEPS, "Decode-only steps in which the drafter also caught up", cell),
+            Counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", cell),
+            Counter(names.CATCH_UP_STEP_DECODES, "Running decodes summed over those steps", cell),
+            Counter(names.CATCH_UP_STEP_VERIFIED, "Verified tokens summed over those steps", cell),
         )
-        self._catch_up_seconds = Counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", model_only)
+        self._read = Counter(names.CATCH_UP_STEP_READ, "Positions that the drafter read to catch up", cell)
         self._running = _gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = _gauge(names.ACTIVE_K, "K that the latest step looked up", names.LABEL_CLASS)
         self._version = _gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
@@ -53,17 +58,14 @@ class MetricsExporter:
             for traffic_class, count in by_class.items():
                 counter.labels(model, traffic_class).inc(count)
         for cell, sums in evidence.cells.items():
-            labels = (model, str(cell.decodes), str(cell.verified), str(cell.width))
-            self._steps.labels(*labels).inc(sums.steps)
-            self._seconds.labels(*labels).inc(sums.seconds)
-            self._step_decodes.labels(*labels).inc(sums.decodes)
-            self._step_verified.labels(*labels).inc(sums.verified)
+            _add_sums(self._steps, (model, *map(str, cell)), sums)
         if evidence.prefill_steps:
             self._prefill_steps.labels(model).inc(evidence.prefill_steps)
             self._prefill_seconds.labels(model).inc(evidence.prefill_seconds)
-        if evidence.catch_up_steps:
-            self._catch_up_steps.labels(model).inc(evidence.catch_up_steps)
-            self._catch_up_seconds.labels(model).inc(evidence.catch_up_seconds)
+        for cell, sums in evidence.catch_ups.items():
+            labels = (model, *map(str, cell))
+            _add_sums(self._catch_ups, labels, sums)
+            self._read.labels(*labels).inc(sums.read)
 
     def show(
         self, running: dict[str, int], active_k: dict[str, int], backlog: int, version: int, age_s: float | None
@@ -77,6 +79,11 @@ class MetricsExporter:
         self._backlog.labels(model).set(backlog)
         self._version.labels(model).set(version)
         self._age.labels(model).set(-1.0 if age_s is None else age_s)
+
+
+def _add_sums(counters: tuple[Counter, ...], labels: tuple[str, ...], sums: CellSums) -> None:
+    for counter, value in zip(counters, (sums.steps, sums.seconds, sums.decodes, sums.verified), strict=True):
+        counter.labels(*labels).inc(value)
 
 
 def _counter(name: str, text: str, *labels: str) -> Counter:

@@ -49,14 +49,14 @@ class Outcome:
 class StepShape(NamedTuple):
     """What one step did: running decodes, tokens verified for them, drafter width; whether it did other work too.
 
-    `has_prefill`: it prefilled. `has_backlog`: its drafter first caught up with steps that it had not seen.
+    `has_prefill`: it prefilled. `read`: positions that its drafter read without drafting from them, to catch up.
     """
 
     decodes: int
     verified: int
     width: int
     has_prefill: bool
-    has_backlog: bool = False
+    read: int = 0
 
 
 class Cell(NamedTuple):
@@ -69,17 +69,26 @@ class Cell(NamedTuple):
 
 @dataclass(slots=True)
 class CellSums:
-    """Sums over the steps of a cell; `seconds` is their duration."""
+    """Sums over steps; `seconds` is their duration."""
 
     steps: int = 0
     seconds: float = 0.0
     decodes: int = 0
     verified: int = 0
+    read: int = 0
+
+    def add(self, shape: StepShape, seconds: float) -> None:
+        """Add one step."""
+        self.steps += 1
+        self.seconds += seconds
+        self.decodes += shape.decodes
+        self.verified += shape.verified
+        self.read += shape.read
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Counts since the last `Meter.take`."""
+    """Counts since the last `Meter.take`. `catch_ups` are the decode-only steps that also caught up; not in `cells`."""
 
     trials: Counter[tuple[str, int]] = field(default_factory=Counter)
     accepts: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -89,8 +98,7 @@ class Evidence:
     cells: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
     prefill_steps: int = 0
     prefill_seconds: float = 0.0
-    catch_up_steps: int = 0
-    catch_up_seconds: float = 0.0
+    catch_ups: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
 
     def count(self, draft: Draft) -> None:
         """Add one verified draft's trials and accepts."""
@@ -132,15 +140,9 @@ class Meter:
             if shape.has_prefill:
                 evidence.prefill_steps += 1
                 evidence.prefill_seconds += seconds
-            elif shape.has_backlog:
-                evidence.catch_up_steps += 1
-                evidence.catch_up_seconds += seconds
             elif shape.decodes:
-                sums = evidence.cells[Cell(rounded(shape.decodes), rounded(shape.verified), shape.width)]
-                sums.steps += 1
-                sums.seconds += seconds
-                sums.decodes += shape.decodes
-                sums.verified += shape.verified
+                cell = Cell(rounded(shape.decodes), rounded(shape.verified), shape.width)
+                (evidence.catch_ups if shape.read else evidence.cells)[cell].add(shape, seconds)
 
     def take(self) -> Evidence:
         """Return the counts since the last call and start anew."""

@@ -1,19 +1,24 @@
-"""What the next drafts look like: K for each request and the drafter's width, once a step.
+"""What the next drafts look like: K for each request, the drafter's width, and who catches up, once a step.
 
 Pure and deterministic. K depends on class, load and past steps, never on the draft tokens that are being cut, so
 the output's distribution stays the target's.
 
-*Width* is how many positions per request the drafter lays out: the largest K of the step. Width 0 means that the
-drafter does not run. It runs (width 1 at least) after a step that prefilled or verified drafts, because only a step of
-single decodes can be made up for later.
+*Width* is how many positions per request the drafter lays out: the largest K of the step. Width 0 means that nothing
+is drafted.
 
-*Backlog.* After a step of width 0 each of its requests lacks one position in the draft KV cache. The drafter makes
-these up when it next runs (`engine_adapter.backlog`), so K may rise again at any time. At most `rows` are kept, over
-all requests; before there would be more, the drafter runs at width 1 to catch up. Where vLLM cannot draft it catches
-up in the same steps, and only the step's own last position of each request waits on.
+*Backlog.* Whoever is not drafted for leaves one position that is missing from the draft KV cache, and catches up (with
+`engine_adapter.backlog`) before the next draft. So K may rise again at any time, and who is not drafted for costs the
+drafter nothing. The plan says who catches up:
 
-*Probe steps.* Every step earns `probe_ratio` of a probe step; a probe step verifies every request to K_max. Whole
-steps, because a single deeper draft widens the drafter for the whole batch.
+- where the schedule drafts, everyone: those with the fewest rows first, as many as `rows_per_step` allows. Who has to
+  wait for a later step is not drafted for yet, so no step takes much longer than its neighbours;
+- at K = 0 for all nobody, until more rows would wait than may (`rows`), or one request's would be more than a step
+  takes: then those with most rows;
+- who comes with several positions in the step (a prompt, verified drafts): what waits goes first.
+
+*Probe steps.* Every step earns `probe_ratio` of a probe step, which verifies requests to K_max. Whole steps, because a
+single deeper draft widens the drafter for the whole batch. At K = 0 for all, only those with the fewest rows catch up
+and are probed: the requests that have just begun, and those that were probed before. `PROBE_ROWS` bounds their rows.
 """
 
 from collections.abc import Sequence
@@ -21,33 +26,39 @@ from dataclasses import dataclass
 
 from engine_adapter.apply import KTable
 
-ROW_LIMIT = 4096
+CATCH_UP = "specpilot_catch_up"
+"""The attribute of a step's `SchedulerOutput` that names the requests which catch up, for the workers."""
 
+ROWS_PER_STEP = 1024
+"""Rows that catch up in one step where K rises: a short prompt's worth of time."""
 
-def row_limit(max_num_batched_tokens: int) -> int:
-    """Return how many positions may wait for the drafter; one pass of it takes `max_num_batched_tokens`."""
-    return min(ROW_LIMIT, max_num_batched_tokens)
+PROBE_ROWS = 4
+"""Rows that catch up for a probe at K = 0, over the positions of its drafts; a row takes no sampling and no logits, so
+catching up then costs about as much as drafting does."""
 
 
 class DraftState:
     """What the adapter keeps about one request: its class, whether it decodes yet, its backlog, its next K.
 
-    `k` is how many tokens of its next draft are verified, `due` how many the schedule says: fewer when it is a probe.
+    `k` is how many tokens of its next draft are verified, `due` how many the schedule says: fewer when it is a probe,
+    more while it waits to catch up.
 
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
-    `backlog` is how many of its latest positions the drafter has not seen. `allowed` is how many tokens of its next
-    draft the request's grammar allows, `None` when it cut nothing off.
+    `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
+    `allowed` is how many tokens of its next draft the request's grammar allows, `None` when it cut nothing off.
     """
 
-    __slots__ = ("allowed", "backlog", "decoding", "due", "k", "label", "traffic_class")
+    __slots__ = ("allowed", "backlog", "decoding", "due", "k", "label", "positions", "request_id", "traffic_class")
 
-    def __init__(self, traffic_class: str) -> None:
+    def __init__(self, request_id: str, traffic_class: str) -> None:
+        self.request_id = request_id
         self.traffic_class = self.label = traffic_class
         self.restart()
 
     def restart(self) -> None:
         """Forget the draft KV cache: the request is (again) to be prefilled, which makes it whole."""
         self.decoding = False
+        self.positions = 1
         self.backlog = 0
         self.k = self.due = 0
         self.allowed: int | None = None
@@ -55,19 +66,29 @@ class DraftState:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The outcome for one step: `width` for its drafter, and whether that first catches up with a backlog."""
+    """The outcome for one step: `width` of its drafts, and who first catches up.
+
+    `read` is how many positions the drafter reads without drafting from them: the backlog of `catch_up`, and what
+    requests come with, but for the last, in a step that drafts nothing.
+    """
 
     width: int
-    has_backlog: bool = False
+    catch_up: tuple[str, ...] = ()
+    read: int = 0
 
 
 class Planner:
-    """Plans the drafts of one engine. Holds the probe credit and the number of rows that wait for the drafter."""
+    """Plans the drafts of one engine. Holds the probe credit.
 
-    def __init__(self, k_max: int, rows: int) -> None:
+    `rows` is how many positions may wait for the drafter, over all requests, `rows_per_step` how many of them catch up
+    in a step. `least_width` is that of a drafter which runs in every step.
+    """
+
+    def __init__(self, k_max: int, rows: int, rows_per_step: int = ROWS_PER_STEP, least_width: int = 0) -> None:
         self._k_max = k_max
-        self._rows_limit = rows
-        self._rows = 0
+        self._rows = rows
+        self._rows_per_step = rows_per_step
+        self._least_width = least_width
         self._credit = 0.0
 
     def plan(
@@ -75,42 +96,83 @@ class Planner:
         states: Sequence[DraftState],
         table: KTable,
         *,
-        is_plain: bool,
         can_draft: bool = True,
         prefilling: Sequence[DraftState] = (),
     ) -> StepPlan:
         """Set `k` of each of `states`, the requests that decode in the next step, and return the step's plan.
 
-        `is_plain` says that the step being drafted after neither prefills nor verifies a draft, `can_draft` that vLLM
-        will draft after it at all. `prefilling` are its requests that go on prefilling in the next step.
+        `can_draft` says that vLLM will draft after this step at all. `prefilling` are its requests that go on
+        prefilling in the next step.
         """
+        deepest, is_shallow = self._look_up(states, table if can_draft else None)
+        is_probe = self._is_probe_due(table.probe_ratio, is_wanted=is_shallow and can_draft)
+        if self._k_max == 0:
+            return StepPlan(0)
+        width = self._k_max if is_probe else max(deepest, self._least_width if can_draft else 0)
+        everyone = (*states, *prefilling)
+        behind = sorted((state for state in everyone if state.backlog), key=lambda state: state.backlog)
+        if width == 0:
+            return self._leave(everyone, behind)
+        if is_probe:
+            for state in states:
+                state.k = self._k_max
+        if not behind:
+            return StepPlan(width)
+        room, has_enough = self._rows_per_step, False
+        if is_probe and deepest == 0:
+            room = PROBE_ROWS * len(states) * (self._k_max + 1)
+            has_enough = not all(state.backlog for state in states)
+        caught_up: list[str] = []
+        read = 0
+        for state in behind:
+            room -= state.backlog
+            if room >= 0 or state.positions > 1 or not has_enough:
+                caught_up.append(state.request_id)
+                read += state.backlog
+                state.backlog = 0
+                has_enough = True
+            else:
+                state.k = 0
+                state.backlog += 1
+        return StepPlan(width, tuple(caught_up), read)
+
+    def _look_up(self, states: Sequence[DraftState], table: KTable | None) -> tuple[int, bool]:
+        """Give each request the K of the schedule; return the largest, and whether any is below K_max."""
         deepest = 0
-        has_shallow = False
+        is_shallow = False
         k_of: dict[str, int] = {}
         running = len(states)
         for state in states:
             k = k_of.get(state.traffic_class)
             if k is None:
-                k = k_of[state.traffic_class] = table.k(state.traffic_class, running) if can_draft else 0
+                k = k_of[state.traffic_class] = table.k(state.traffic_class, running) if table is not None else 0
                 deepest = max(deepest, k)
-                has_shallow |= k < self._k_max
+                is_shallow |= k < self._k_max
             state.k = state.due = k
-        self._credit = min(1.0, self._credit) + table.probe_ratio
-        if has_shallow and can_draft and self._credit >= 1.0:
-            self._credit -= 1.0
-            deepest = self._k_max
-            for state in states:
-                state.k = self._k_max
-        if self._k_max == 0:
-            return StepPlan(0)
-        if deepest == 0 and is_plain and self._rows + running <= self._rows_limit:
-            self._rows += running
-            for state in states:
-                state.backlog += 1
-            return StepPlan(0)
-        has_backlog = self._rows > 0
-        waiting = 0 if can_draft else 1
-        self._rows = waiting * (running + len(prefilling))
-        for state in (*states, *prefilling):
-            state.backlog = waiting
-        return StepPlan(max(deepest, 1), has_backlog)
+        return deepest, is_shallow
+
+    def _is_probe_due(self, ratio: float, *, is_wanted: bool) -> bool:
+        self._credit = min(1.0, self._credit) + ratio
+        if not is_wanted or self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
+
+    def _leave(self, everyone: Sequence[DraftState], behind: list[DraftState]) -> StepPlan:
+        """Plan a step that drafts nothing: everyone leaves a position; `behind` have left some before, fewest first."""
+        excess = sum(state.backlog for state in behind) + len(everyone) - self._rows
+        room = self._rows_per_step
+        is_full = excess > 0 or (bool(behind) and behind[-1].backlog >= room)
+        caught_up: list[str] = []
+        read = 0
+        for state in reversed(behind):
+            if state.positions > 1 or (is_full and (excess > 0 or room >= state.backlog or not caught_up)):
+                excess -= state.backlog
+                room -= state.backlog
+                read += state.backlog
+                caught_up.append(state.request_id)
+                state.backlog = 0
+        for state in everyone:
+            read += state.positions - 1
+            state.backlog += 1
+        return StepPlan(0, tuple(caught_up), read)

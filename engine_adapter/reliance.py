@@ -183,8 +183,10 @@ RELIANCE: tuple[Item, ...] = (
         "config/scheduler.py", "SchedulerConfig", ("max_num_seqs", "async_scheduling", "max_num_batched_tokens")
     ),
     Attributes(
-        "config/model.py", "ModelConfig", ("served_model_name", "max_model_len", "uses_mrope", "hf_text_config")
+        "config/model.py", "ModelConfig",
+        ("served_model_name", "max_model_len", "uses_mrope", "hf_text_config", "dtype"),
     ),
+    Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
     Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),
     # drafter.py: the drafter's width
     Method(

@@ -3,8 +3,8 @@
 One mixin over vLLM's two schedulers, and no copy of their code. It acts at these of their methods:
 
 - `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
-  The width goes to the drafter as `num_spec_tokens_to_schedule`; the asynchronous scheduler has just given every
-  request K_max placeholders, which are cut to its K.
+  The width goes to the drafter as `num_spec_tokens_to_schedule`, and beside it who catches up; the asynchronous
+  scheduler has just given every request K_max placeholders, which are cut to its K.
 - `update_draft_token_ids` brings the drafts to the synchronous scheduler: each is cut to its K.
 - `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
 - `update_from_output` ends a step: what it delivered is known, so it is timed, and counted whole.
@@ -28,7 +28,7 @@ from engine_adapter import compat
 from engine_adapter.agent import start_agent
 from engine_adapter.apply import KTable, SpeculationControl
 from engine_adapter.measure import Draft, Meter, Outcome, StepShape
-from engine_adapter.plan import DraftState, Planner
+from engine_adapter.plan import CATCH_UP, ROWS_PER_STEP, DraftState, Planner
 from engine_adapter.settings import AdapterSettings
 from policy.clock import SystemClock
 from policy.types import DEFAULT_CLASS, is_class_name
@@ -69,9 +69,13 @@ class _SpecPilotScheduler:
         self.meter = Meter()
         self.running_decodes: Counter[str] = Counter()
         self.backlog_tokens = 0
-        self._full_width = not settings.draft_width
         rows = compat.backlog_rows(vllm_config)
-        self._planner = Planner(k_max, 0 if self._full_width else rows)
+        self._planner = Planner(
+            k_max,
+            rows,
+            min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
+            least_width=(0 if rows else min(1, k_max)) if settings.draft_width else k_max,
+        )
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
         self._states: dict[str, DraftState] = {}
@@ -100,7 +104,7 @@ class _SpecPilotScheduler:
             longest = max(longest, request.num_computed_tokens)
             state = self._states.get(request_id)
             if state is None:
-                state = self._states[request_id] = DraftState(_class_of(request))
+                state = self._states[request_id] = DraftState(request_id, _class_of(request))
                 state.label = self._label(state)
             if state.decoding:
                 decodes += 1
@@ -115,6 +119,7 @@ class _SpecPilotScheduler:
             else:
                 has_prefill = True
             state.allowed = None
+            state.positions = scheduled
             if request.is_prefill_chunk:
                 unfinished.append(state)
             else:
@@ -124,17 +129,16 @@ class _SpecPilotScheduler:
         plan = self._planner.plan(
             next_states,
             self._table,
-            is_plain=not has_prefill and not spec_tokens,
             can_draft=longest + self.control.k_max <= self._drafter_length,
             prefilling=unfinished,
         )
-        width = self.control.k_max if self._full_width else plan.width
-        scheduler_output.num_spec_tokens_to_schedule = self._width = width
+        scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
+        setattr(scheduler_output, CATCH_UP, plan.catch_up)
         self._place(next_requests, next_states)
         if scheduler_output.num_scheduled_tokens:
             self.running_decodes = Counter([state.label for state in next_states])
             self.backlog_tokens = sum([state.backlog for state in next_states])
-            shape = StepShape(decodes, verified, width, has_prefill, plan.has_backlog)
+            shape = StepShape(decodes, verified, plan.width, has_prefill, plan.read)
             self._steps.append(_Step(scheduler_output, shape, now, plain, due, frozenset(refused)))
 
     def _place(self, requests: list[Any], states: list[DraftState]) -> None:

@@ -6,7 +6,7 @@ that is left of speculation, and for a small model a sixth of the step. So:
 
 - a step whose drafts nobody wants (`num_spec_tokens_to_schedule` 0) is handled as one whose tokens do not fit into the
   drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter. What the
-  drafter misses, here and where vLLM cannot draft, goes to its `backlog`, and through it before it next runs;
+  drafter misses, here and where vLLM cannot draft, goes to its `backlog`;
 - a step that verifies no draft samples as an engine without speculation does; where the tokens stand is known without
   computing it.
 
@@ -24,6 +24,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine_adapter.backlog import BACKLOG
+from engine_adapter.plan import CATCH_UP
 
 _INSTALLED = "_specpilot_undrafted"
 _STATE = "_specpilot_state"
@@ -52,9 +53,11 @@ def install() -> None:
         backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
         if state is None or backlog is None or state.spec_decode_common_attn_metadata is None:
             return output
-        if is_wanted(state):
-            backlog.catch_up(self, state)
-        if not fits_if_wanted(self, state.spec_decode_common_attn_metadata):
+        # A scheduler that is not the adapter's names nobody: then everyone catches up.
+        backlog.catch_up(self, state, getattr(state.scheduler_output, CATCH_UP, self.input_batch.req_ids))
+        if fits_if_wanted(self, state.spec_decode_common_attn_metadata):
+            backlog.keep_waiting(self, state)
+        else:
             backlog.keep(self, state, None if verified is None else rejected(verified, output.sampled_token_ids))
         return output
 

@@ -5,7 +5,8 @@ All counters. `model_name` is on each, as on vLLM's own metrics. Positions count
 A *decode-only* step verifies tokens for running decodes and prefills nothing; only these fit the cost model.
 Such steps are counted in cells of (running decodes, verified tokens, drafter width), the first two rounded to
 a coarse grid to bound the number of series. The sums kept beside the counts give each cell's exact means, so
-a model that is linear within a cell loses nothing by the rounding.
+a model that is linear within a cell loses nothing by the rounding. Decode-only steps in which the drafter also read
+positions to catch up are counted apart, in cells of the same kind.
 """
 
 PREFIX = "specpilot_engine_"
@@ -22,8 +23,11 @@ STEP_DECODES = PREFIX + "step_decodes_total"  # decodes, verified, width: sum of
 STEP_VERIFIED = PREFIX + "step_verified_tokens_total"  # decodes, verified, width: sum of verified tokens
 PREFILL_STEPS = PREFIX + "prefill_steps_total"
 PREFILL_STEP_SECONDS = PREFIX + "prefill_step_seconds_total"
-CATCH_UP_STEPS = PREFIX + "catch_up_steps_total"
-CATCH_UP_STEP_SECONDS = PREFIX + "catch_up_step_seconds_total"
+CATCH_UP_STEPS = PREFIX + "catch_up_steps_total"  # decodes, verified, width
+CATCH_UP_STEP_SECONDS = PREFIX + "catch_up_step_seconds_total"  # decodes, verified, width
+CATCH_UP_STEP_DECODES = PREFIX + "catch_up_step_decodes_total"  # decodes, verified, width: as for STEP_DECODES
+CATCH_UP_STEP_VERIFIED = PREFIX + "catch_up_step_verified_tokens_total"  # decodes, verified, width
+CATCH_UP_STEP_READ = PREFIX + "catch_up_step_read_tokens_total"  # decodes, verified, width: sum of positions read
 
 RUNNING_DECODES = PREFIX + "running_decodes"  # gauge, traffic_class
 ACTIVE_K = PREFIX + "active_k"  # gauge, traffic_class

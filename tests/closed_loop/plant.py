@@ -1,17 +1,19 @@
 """An engine pool in virtual time: it applies a schedule and counts what a real one counts.
 
-Truth: conditional acceptances by class and a step time function. What a step at K = 0 leaves is caught up, at its
-price, when a probe or a deeper K runs the drafter again. A tick of virtual time is simulated in bulk: so many steps as
-fit, drafts cut at K, accepted lengths drawn one by one from the truth, step times with noise. Deterministic for a given
-seed.
+Truth: conditional acceptances by class and a step time function. Requests come and go, each after as many tokens. What
+they leave at K = 0 is caught up as the adapter does it, at its price: when K rises, when the rows are full, and at a
+probe, for those who left the fewest. A tick of virtual time is simulated in bulk: so many steps as fit, drafts cut at
+K, accepted lengths drawn one by one from the truth, step times with noise. Deterministic for a given seed.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.observation import Observation, Series
 from controller.rows import k_at
@@ -25,7 +27,11 @@ CHAT = (0.58, 0.50, 0.45, 0.42, 0.40, 0.40, 0.40)
 JSON = (0.95, 0.92, 0.92, 0.91, 0.90, 0.90, 0.90)
 StepTime = Callable[[float, float, int], float]
 ROW_S = 40e-3 / 1536  # to catch up a row that K = 0 left: docs/decisions/0004
-ROW_LIMIT = 4096
+ROW_LIMIT = 8192
+ROWS_PER_STEP = 1024
+PROBE_ROWS = 4
+REPLY_TOKENS = 200.0
+Vector = NDArray[np.float64]
 
 
 def cpu_step_s(n: float, m: float, width: int) -> float:
@@ -72,14 +78,16 @@ class Engine:
     started_at: float = 0.0
     frozen: Observation | None = None
     is_lying: bool = False
-    backlog: int = 0
+    reply_tokens: float = REPLY_TOKENS
+    left: Vector = field(default_factory=lambda: np.zeros(0))  # by each running request, for the drafter to catch up
+    to_go: Vector = field(default_factory=lambda: np.zeros(0))  # tokens that each has yet to say
     claims: Mapping[int, float] = field(default_factory=dict)
     values: dict[Series, float] = field(default_factory=lambda: defaultdict(float))
 
     def restart(self, at: float) -> None:
         self.values = defaultdict(float)
         self.started_at = at
-        self.backlog = 0
+        self.left = self.to_go = np.zeros(0)
 
     def run(
         self,
@@ -101,19 +109,35 @@ class Engine:
         plain = (1 - probing) * self._mean_s(running, k)
         deep = probing * self._mean_s(running, dict.fromkeys(running, K_MAX))
         is_off = not any(k.values())
-        if is_off:  # a probe first catches up, in a step of its own
-            plain += (1 - probing) * n * ROW_S
-            deep += probing * self.step_s(n, n, 1)
-        elif self.backlog:
-            seconds = max(0.0, seconds - self._catch_up(1, running, truth, slowdown))
+        self._admit(n)
+        if is_off:
+            deep = probing * (self.step_s(n, n, K_MAX) + self.step_s(n, n * (1 + K_MAX), 0))
+        elif self.left.any():
+            seconds = max(0.0, seconds - self._catch_up(self.left > 0, max(k.values()), running, truth, slowdown))
         self._steps(seconds * plain / (plain + deep), running, k, truth, slowdown)
-        probes = 0
-        if probing:
-            every = dict.fromkeys(running, K_MAX)
-            deep_s = seconds * probing * self._mean_s(running, every) / (plain + deep)
-            probes = self._steps(deep_s, running, every, truth, slowdown)
-        if is_off and (probes or self.backlog > ROW_LIMIT):
-            self._catch_up(max(probes, self.backlog // ROW_LIMIT), running, truth, slowdown)
+        deep_s = seconds * deep / (plain + deep)
+        if is_off:
+            self._probe_undrafted(int(self.rng.poisson(deep_s * probing / deep)) if deep else 0, running, truth)
+            while self.left.sum() > ROW_LIMIT or self.left.max() >= ROWS_PER_STEP:
+                self._catch_up(self._most_left(), 0, running, truth, slowdown)
+        elif probing:
+            self._steps(deep_s, running, dict.fromkeys(running, K_MAX), truth, slowdown)
+
+    def _probe_undrafted(self, steps: int, running: Mapping[str, int], truth: Mapping[str, Sequence[float]]) -> None:
+        """Probe at K = 0: those with little to catch up are drafted for, in a step; they are verified in the next."""
+        n = sum(running.values())
+        for _ in range(steps):
+            order = np.argsort(self.left)
+            chosen = order[: max(1, int((np.cumsum(self.left[order]) <= PROBE_ROWS * n * (1 + K_MAX)).sum()))]
+            rows, verified = float(self.left[chosen].sum()), n + len(chosen) * K_MAX
+            self.left[chosen] = 0
+            self._count_catch_up(K_MAX, 1, n, n, rows)
+            self._count_catch_up(0, 1, n, verified, len(chosen) * K_MAX)
+            self._go_on(2)
+            for name, count in running.items():
+                probed = int(self.rng.binomial(count, len(chosen) / n))
+                self._drafts(name, 2 * count - probed, 0, truth[name])
+                self._drafts(name, probed, K_MAX, truth[name])
 
     def _mean_s(self, running: Mapping[str, int], k: Mapping[str, int]) -> float:
         verified = sum(count * (1 + k[name]) for name, count in running.items())
@@ -136,11 +160,13 @@ class Engine:
         verified = sum(count * (1 + k[name]) for name, count in running.items())
         width = max(k.values())
         mean_s = self.step_s(n, verified, width) * slowdown
-        left_s = 0.0 if width else n * ROW_S * slowdown
+        left_s = left_row_s(self.reply_tokens) * (0.0 if width else n * slowdown)
         steps = int(self.rng.poisson(seconds / (mean_s + left_s)))
         if not steps:
             return 0
-        self.backlog += 0 if width else n * steps
+        self._go_on(steps)
+        if width:
+            self.left[:] = 0
         times = mean_s * np.exp(self.rng.normal(0, self.noise) + self.rng.normal(0, 3 * self.noise, steps))
         cell = (str(rounded(n)), str(rounded(verified)), str(width))
         for metric, value in (
@@ -152,18 +178,54 @@ class Engine:
             self._drafts(name, count * steps, k[name], truth[name])
         return steps
 
+    def _admit(self, n: int) -> None:
+        """Let requests begin or end until `n` run."""
+        new = max(0, n - len(self.left))
+        self.left = np.append(self.left[:n], np.zeros(new))
+        self.to_go = np.append(self.to_go[:n], self.rng.uniform(0, 1, new) * self.reply_tokens)
+
+    def _go_on(self, steps: int) -> None:
+        """Let each request say a token a step without the drafter; where one ends, another begins."""
+        self.left += steps
+        if math.isfinite(self.reply_tokens):
+            self.to_go -= steps
+            ended = self.to_go <= 0
+            self.left[ended] = -self.to_go[ended] % self.reply_tokens
+            self.to_go[ended] = self.reply_tokens - self.left[ended]
+
+    def _most_left(self) -> NDArray[np.bool_]:
+        """Which requests catch up when the rows are full: those that left most, as many as fit into a step."""
+        order = np.argsort(-self.left)
+        chosen = np.zeros(len(order), dtype=bool)
+        chosen[order[: max(1, int((np.cumsum(self.left[order]) <= ROWS_PER_STEP).sum()))]] = True
+        return chosen
+
     def _catch_up(
-        self, steps: int, running: Mapping[str, int], truth: Mapping[str, Sequence[float]], slowdown: float
+        self,
+        who: NDArray[np.bool_],
+        width: int,
+        running: Mapping[str, int],
+        truth: Mapping[str, Sequence[float]],
+        slowdown: float,
     ) -> float:
-        """Let the drafter see the rows that it missed, in so many steps; return their seconds."""
-        n = sum(running.values())
-        seconds = (steps * self.step_s(n, n, 1) + self.backlog * ROW_S) * slowdown
-        seconds *= float(np.exp(self.rng.normal(0, self.noise)))
-        self.values[Series(names.CATCH_UP_STEPS, ())] += steps
-        self.values[Series(names.CATCH_UP_STEP_SECONDS, ())] += seconds
-        self.backlog = 0
+        """Let the drafter see what some requests left, in steps of `width`; return their seconds."""
+        n, rows = sum(running.values()), float(self.left[who].sum())
+        steps = math.ceil(rows / ROWS_PER_STEP)
+        seconds = self._count_catch_up(width, steps, n, n, rows) * slowdown
+        self.left[who] = 0
         for name, count in running.items():
             self._drafts(name, count * steps, 0, truth[name])
+        return seconds
+
+    def _count_catch_up(self, width: int, steps: int, decodes: int, verified: int, rows: float) -> float:
+        seconds = steps * self.step_s(decodes, verified, width) + rows * ROW_S
+        seconds *= float(np.exp(self.rng.normal(0, self.noise)))
+        cell = (str(rounded(decodes)), str(rounded(verified)), str(width))
+        for metric, value in (
+            (names.CATCH_UP_STEPS, steps), (names.CATCH_UP_STEP_SECONDS, seconds), (names.CATCH_UP_STEP_READ, rows),
+            (names.CATCH_UP_STEP_DECODES, decodes * steps), (names.CATCH_UP_STEP_VERIFIED, verified * steps),
+        ):  # fmt: skip
+            self.values[Series(metric, cell)] += value
         return seconds
 
     def _drafts(self, name: str, drafts: int, k: int, hazards: Sequence[float]) -> None:
@@ -199,26 +261,38 @@ def survival_length(hazards: Sequence[float], k: int) -> float:
     return 1.0 + float(np.cumprod(hazards[:k]).sum())
 
 
+def left_row_s(reply_tokens: float) -> float:
+    """Seconds that a token decoded at K = 0 leaves: all rows of requests that do not end are caught up some time."""
+    return ROW_S if math.isinf(reply_tokens) else 0.0
+
+
 def true_goodput(
-    load: Mapping[str, int], truth: Mapping[str, Sequence[float]], k: Mapping[str, int], step_s: StepTime
+    load: Mapping[str, int],
+    truth: Mapping[str, Sequence[float]],
+    k: Mapping[str, int],
+    step_s: StepTime,
+    reply_tokens: float = REPLY_TOKENS,
 ) -> float:
-    """Expected tokens per second of one engine at fixed K by class; its requests go on, so all rows are caught up."""
+    """Expected tokens per second of one engine at fixed K by class."""
     n = sum(load.values())
     running = {name: count for name, count in load.items() if count}
     verified = sum(count * (1 + k[name]) for name, count in running.items())
     tokens = sum(count * survival_length(truth[name], k[name]) for name, count in running.items())
     width = max(k[name] for name in running)
-    return tokens / (step_s(n, verified, width) + (0.0 if width else n * ROW_S))
+    return tokens / (step_s(n, verified, width) + (0.0 if width else n * left_row_s(reply_tokens)))
 
 
 def oracle(
-    load: Mapping[str, int], truth: Mapping[str, Sequence[float]], step_s: StepTime
+    load: Mapping[str, int],
+    truth: Mapping[str, Sequence[float]],
+    step_s: StepTime,
+    reply_tokens: float = REPLY_TOKENS,
 ) -> tuple[float, dict[str, int]]:
     """The best goodput of any fixed K by class, and that K."""
     running = [name for name, count in load.items() if count]
     best = max(
         product(range(K_MAX + 1), repeat=len(running)),
-        key=lambda ks: true_goodput(load, truth, dict(zip(running, ks, strict=True)), step_s),
+        key=lambda ks: true_goodput(load, truth, dict(zip(running, ks, strict=True)), step_s, reply_tokens),
     )
     k = dict(zip(running, best, strict=True))
-    return true_goodput(load, truth, k, step_s), k
+    return true_goodput(load, truth, k, step_s, reply_tokens), k

@@ -18,6 +18,7 @@ from tests.closed_loop.plant import (
     K_MAX,
     MODEL,
     POOL,
+    REPLY_TOKENS,
     Engine,
     Phase,
     StepTime,
@@ -84,10 +85,18 @@ def simulate(
     is_scraped: Callable[[int], bool] = lambda _: True,
     noise: float = 0.03,
     max_num_seqs: int = 64,
+    reply_tokens: float = REPLY_TOKENS,
 ) -> Run:
     policy = policy or Policy(model=MODEL)
     fleet = [
-        Engine(f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, static_k=static_k, noise=noise)
+        Engine(
+            f"engine-{index}",
+            np.random.default_rng([seed, index]),
+            step_s=step_s,
+            static_k=static_k,
+            noise=noise,
+            reply_tokens=reply_tokens,
+        )
         for index in range(engines)
     ]
     pilot = pilot or Pilot(tuning)
@@ -99,7 +108,7 @@ def simulate(
     for index, phase in enumerate(phases):
         truth = {**truth, **phase.acceptance}
         load = {name: count for name, count in phase.load.items() if count}
-        best, best_k = oracle(load, truth, step_s) if load else (0.0, {})
+        best, best_k = oracle(load, truth, step_s, reply_tokens) if load else (0.0, {})
         for _ in range(phase.seconds):
             if disturb:
                 disturb(second, fleet)
@@ -112,7 +121,7 @@ def simulate(
                 pilot.observe(engine.observe(float(second)) for engine in fleet)
             facts = Facts(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule)
             verdict = pilot.steer(facts, float(second))
-            goodput = true_goodput(load, truth, k, step_s) / phase.slowdown if load else 0.0
+            goodput = true_goodput(load, truth, k, step_s, reply_tokens) / phase.slowdown if load else 0.0
             run.ticks.append(Tick(second, index, load, k, goodput, best / phase.slowdown, best_k, verdict))
             schedule = Schedule(MODEL, POOL, second, float(second), 15.0, verdict.probe_ratio, verdict.publish)
     return run

@@ -12,19 +12,22 @@ from tests.support.stack import ROOT
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 
 
-def test_rows_are_gathered_by_request_in_the_order_of_the_batch() -> None:
+def test_the_rows_of_those_who_catch_up_are_gathered_in_the_order_of_the_batch() -> None:
     from engine_adapter.backlog import lag  # noqa: PLC0415 - imports vLLM, which takes seconds
 
-    steps = [["a", "b"], ["b", "a"], ["b", "c"]]  # rows 0..5
-    assert lag(steps, ["c", "a", "b"], set()) == ([0, 1, 2], [[5], [0, 3], [1, 2, 4]])
+    rows = {"a": [0, 3], "b": [1, 2, 4], "c": [5], "gone": [6]}
+    assert lag(rows, ["c", "a", "b", "new"], ["a", "b", "new", "gone"]) == ([1, 2], [[0, 3], [1, 2, 4]])
 
 
-def test_requests_that_ended_or_began_anew_give_no_rows() -> None:
-    from engine_adapter.backlog import lag  # noqa: PLC0415 - as above
+def test_what_one_pass_cannot_take_goes_through_several() -> None:
+    from engine_adapter.backlog import Lag, passes  # noqa: PLC0415 - as above
 
-    steps = [["gone", "again", "a"], ["again", "a"]]
-    assert lag(steps, ["again", "a", "new"], {"again", "new"}) == ([1], [[2, 4]])
-    assert lag(steps, ["new"], {"new"}) == ([], [])
+    missing, ends = Lag([0, 2, 3, 5], [[0, 1], [2, 3], [4, 5, 6], [7]]), [9, 8, 7, 6]
+    assert list(passes(missing, ends, 4)) == [
+        (Lag([0, 2], [[0, 1], [2, 3]]), [9, 8]),
+        (Lag([3, 5], [[4, 5, 6], [7]]), [7, 6]),
+    ]
+    assert list(passes(Lag([], []), [], 4)) == []
 
 
 def test_rows_past_the_drafters_length_limit_are_left_out() -> None:

@@ -41,7 +41,7 @@ def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, A
 def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> None:
     seen = found["seen"]
     assert found["changes"] > 50
-    wanted = ("preemptions", "caught_up_rows", "probes", "refused", "cut_by_stop", "undrafted")
+    wanted = ("preemptions", "caught_up_rows", "rows_left_waiting", "probes", "refused", "cut_by_stop", "undrafted")
     assert {name for name in wanted if not seen.get(name)} == set()
 
 
@@ -58,9 +58,10 @@ def test_nothing_is_left_behind(plain: dict[str, Any], found: dict[str, Any]) ->
 
 def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
     found = run("tests.support.caught_up")
-    whole, caught_up, hole = found["whole"], found["caught up"], found["hole"]
-    assert whole["ids"] == caught_up["ids"] == hole["ids"]
-    assert caught_up["accepted"] / caught_up["verified"] == pytest.approx(
-        whole["accepted"] / whole["verified"], rel=0.01
-    )
+    whole, caught_up, in_parts, hole = (found[way] for way in ("whole", "caught up", "in parts", "hole"))
+    assert whole["ids"] == caught_up["ids"] == in_parts["ids"] == hole["ids"]
+    assert (whole["catch_ups"], caught_up["catch_ups"], hole["catch_ups"]) == (0, 1, 0)
+    assert in_parts["catch_ups"] > 20
+    for way in (caught_up, in_parts):
+        assert way["accepted"] / way["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
     assert hole["accepted"] / hole["verified"] < 0.9 * whole["accepted"] / whole["verified"]

@@ -52,7 +52,7 @@ class BruteForce:
             self._steps[id(output)] = {
                 "due": {key: self._due.get(key, 0) for key in self._planned},
                 "allowed": {key: self._allowed.pop(key, None) for key in output.num_scheduled_tokens},
-                "caught_up": False,
+                "read": 0,
             }
 
         def take_drafts(scheduler: Any, drafts: Any) -> None:
@@ -93,14 +93,23 @@ class BruteForce:
         Scheduler._preempt_request = count_preemption
 
     def _watch_worker(self) -> None:
-        catch_up = backlog.Backlog.catch_up
+        catch_up, forward = backlog.Backlog.catch_up, backlog.Backlog._forward
+        output: Any = None
 
-        def watched(rows: Any, runner: Any, state: Any) -> None:
-            self._steps[id(state.scheduler_output)]["caught_up"] = rows._used > 0
-            self.seen["caught_up_rows"] += rows._used
-            catch_up(rows, runner, state)
+        def catch_up_in(rows: Any, runner: Any, state: Any, wanted: Any) -> None:
+            nonlocal output
+            output = state.scheduler_output
+            held = len(rows)
+            catch_up(rows, runner, state, wanted)
+            self.seen["rows_left_waiting"] += 0 < len(rows) < held
 
-        backlog.Backlog.catch_up = watched  # type: ignore[method-assign]
+        def run(rows: Any, tokens: Any, *arguments: Any) -> None:
+            self._steps[id(output)]["read"] += len(tokens)
+            self.seen["caught_up_rows"] += len(tokens)
+            forward(rows, tokens, *arguments)
+
+        backlog.Backlog.catch_up = catch_up_in  # type: ignore[method-assign]
+        backlog.Backlog._forward = run  # type: ignore[method-assign]
 
     def _label(self, key: str) -> str:
         request = self._scheduler.requests.get(key)
@@ -143,12 +152,15 @@ class BruteForce:
             self.seen["cut_by_stop"] += delivered[key] < accepted + 1
             self.seen["undrafted"] += k == 0
         verified = sum(output.num_scheduled_tokens[key] for key in decodes)
+        cell = (rounded(len(decodes)), rounded(verified), output.num_spec_tokens_to_schedule)
         if len(decodes) < len(output.num_scheduled_tokens):
             self._add(names.PREFILL_STEPS)
-        elif noted["caught_up"]:
-            self._add(names.CATCH_UP_STEPS)
+        elif noted["read"]:
+            self._add(names.CATCH_UP_STEPS, *cell)
+            self._add(names.CATCH_UP_STEP_DECODES, *cell, by=len(decodes))
+            self._add(names.CATCH_UP_STEP_VERIFIED, *cell, by=verified)
+            self._add(names.CATCH_UP_STEP_READ, *cell, by=noted["read"])
         else:
-            cell = (rounded(len(decodes)), rounded(verified), output.num_spec_tokens_to_schedule)
             self._add(names.STEPS, *cell)
             self._add(names.STEP_DECODES, *cell, by=len(decodes))
             self._add(names.STEP_VERIFIED, *cell, by=verified)

@@ -1,5 +1,8 @@
 """Acceptance after a spell of K = 0 in a real engine: drafter never off, off and caught up, off and not caught up.
 
+Caught up "in parts" means that every few steps of the spell another third of the requests did, and that in half of
+these steps the drafter ran, for them alone.
+
 Run as a program it prints, for each way, accepted and verified draft tokens after the spell. Text and positions are the
 same in all three, and the KV blocks are recycled, so what a hole shows to the drafter is another request's cache.
 """
@@ -7,6 +10,7 @@ same in all three, and the KV blocks are recycled, so what a hole shows to the d
 import json
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -44,22 +48,27 @@ def main() -> None:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     catch_up, commit = backlog.Backlog.catch_up, scheduler.meter.commit
     drafts: list[Draft] = []
+    seen: Counter[str] = Counter()
     found: dict[str, Any] = {}
     step = 0
     way = ""
 
-    def plan(states: list[DraftState], table: Any, *, is_plain: bool, **_: Any) -> StepPlan:
+    def plan(states: list[DraftState], table: Any, **_: Any) -> StepPlan:
         nonlocal step
         step += 1
         for state in states:
             state.k = state.due = K if step >= BEGIN + SPELL else 0
-        is_off = way != "whole" and is_plain and BEGIN <= step < BEGIN + SPELL
-        return StepPlan(0 if is_off else max(1, *(state.k for state in states), 0))
+        requests = [state.request_id for state in states]
+        if way == "whole" or not BEGIN <= step < BEGIN + SPELL:
+            return StepPlan(max(1, *(state.k for state in states), 0), tuple(requests))
+        is_part = way == "in parts" and step % 5 == 0
+        return StepPlan(int(is_part and step % 2), tuple(requests[step % 3 :: 3]) if is_part else ())
 
-    def caught_up_or_not(rows: backlog.Backlog, runner: Any, state: Any) -> None:
+    def caught_up_or_not(rows: backlog.Backlog, runner: Any, state: Any, wanted: Any) -> None:
         if way == "hole":
             rows.drop()
-        catch_up(rows, runner, state)
+        seen[way] += not rows._rows.keys().isdisjoint(wanted)
+        catch_up(rows, runner, state, wanted)
 
     def noted(shape: Any, seconds: float, outcome: Any) -> None:
         drafts.extend(outcome.drafts)
@@ -70,13 +79,14 @@ def main() -> None:
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]
     sampling = SamplingParams(temperature=0, max_tokens=BEGIN + SPELL + AFTER, ignore_eos=True)
-    for way in ("warm-up", "whole", "caught up", "hole"):
+    for way in ("warm-up", "whole", "caught up", "in parts", "hole"):
         step = 0
         drafts.clear()
         replies = llm.chat(every if way != "warm-up" else every[::-1], sampling, use_tqdm=False)
         found[way] = {
             "accepted": sum(draft.accepted for draft in drafts),
             "verified": sum(draft.k for draft in drafts),
+            "catch_ups": seen[way],
             "ids": [list(reply.outputs[0].token_ids) for reply in replies],
         }
     sys.stdout.write(json.dumps(found) + "\n")

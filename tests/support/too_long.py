@@ -2,7 +2,7 @@
 
 Run as a program it prints, for each way, accepted and verified draft tokens of the other requests after the spell:
 at K = 0 with the drafter on and no such request (`whole`), with one (`caught up`), and with one while rows are
-forgotten after each step that prefilled or verified drafts and when they are full (`hole`). Some begin in the spell.
+forgotten that should catch up, and so is what a step prefilled or verified (`hole`). Some begin in the spell.
 Text and positions are the same in all three.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
+os.environ |= {"SPECPILOT_ENGINE_BACKLOG_MIB": "0.75"}  # 768 rows of 256 numbers
 
 from vllm import LLM, SamplingParams
 
@@ -29,7 +30,7 @@ REQUESTS, LATER = 18, 5
 SHORT, LONG = 512, 768
 """Tokens that the drafter and the target can read."""
 TOKENS = 768
-"""A step's, so the long prompt fits into one; also the rows that wait, so they are full twice within the spell."""
+"""A step's, so the long prompt fits into one. As many rows may wait: they are full twice within the spell."""
 
 
 class Watch:
@@ -40,12 +41,13 @@ class Watch:
         self.step = 0
         self.drafts: list[Draft] = []
         self.seen: Counter[str] = Counter()
+        self._planner = scheduler._planner
         self._plan, self._commit = scheduler._planner.plan, scheduler.meter.commit
         self._catch_up, self._keep = Backlog.catch_up, Backlog.keep
         scheduler._planner.plan, scheduler.meter.commit = self._planned, self._noted
 
-        def caught_up(rows: Backlog, runner: Any, state: Any) -> None:
-            self._caught_up(rows, runner, state)
+        def caught_up(rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
+            self._caught_up(rows, runner, state, wanted)
 
         def kept(rows: Backlog, runner: Any, state: Any, rejected: Any) -> None:
             self._kept(rows, runner, state, rejected)
@@ -60,8 +62,7 @@ class Watch:
     def _planned(self, states: list[DraftState], table: Any, **about: Any) -> StepPlan:
         k = 0 if BEGIN < self.step <= BEGIN + SPELL else K
         self.seen["undraftable"] += not about["can_draft"]
-        if self.way == "whole":
-            about["is_plain"] = False  # so the drafter runs
+        self._planner._least_width = 1 if self.way == "whole" else 0
         return self._plan(states, KTable(Source.SCHEDULE, {"default": (k,)}, 0.0), **about)  # type: ignore[no-any-return]
 
     def _noted(self, shape: Any, seconds: float, outcome: Any) -> None:
@@ -69,11 +70,12 @@ class Watch:
             self.drafts.extend(outcome.drafts)
         self._commit(shape, seconds, outcome)
 
-    def _caught_up(self, rows: Backlog, runner: Any, state: Any) -> None:
-        self.seen["caught up"] += rows._used > 0
-        if self.way == "hole":
+    def _caught_up(self, rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
+        is_needed = not rows._rows.keys().isdisjoint(wanted)
+        self.seen["caught up"] += is_needed
+        if self.way == "hole" and is_needed:
             rows.drop()
-        self._catch_up(rows, runner, state)
+        self._catch_up(rows, runner, state, wanted)
 
     def _kept(self, rows: Backlog, runner: Any, state: Any, rejected: Any) -> None:
         is_plain = state.spec_decode_common_attn_metadata.max_query_len == 1

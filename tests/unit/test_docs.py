@@ -74,6 +74,7 @@ UNSHOWN = {
     "specpilot_engine_active_k",
     *(f"specpilot_engine_{name}_total" for name in ("steps", "step_decodes", "step_verified_tokens")),
     *(f"specpilot_engine_{name}_steps_total" for name in ("prefill", "catch_up")),
+    *(f"specpilot_engine_catch_up_step_{name}_total" for name in ("decodes", "verified_tokens", "read_tokens")),
     *(f"specpilot_controller_{name}_step_seconds" for name in ("predicted", "measured")),
     "specpilot_controller_acceptance_ratio",
     *(f"specpilot_controller_tick_{name}" for name in ("seconds", "errors_total")),

@@ -11,7 +11,7 @@ from controller.record import Recorded, from_line, to_line
 from controller.replay import main, replay
 from policy.codec import encode
 from policy.types import EngineRecord, Mode, Policy, Schedule
-from tests.closed_loop.plant import CODE, K_MAX, MODEL, POOL, Engine
+from tests.closed_loop.plant import JSON, K_MAX, MODEL, POOL, Engine
 
 
 def record(seconds: int = 12) -> tuple[list[Recorded], list[Reason]]:
@@ -20,7 +20,7 @@ def record(seconds: int = 12) -> tuple[list[Recorded], list[Reason]]:
     pilot, ticks, reasons = Pilot(), [], []
     schedule: Schedule | None = None
     for second in range(seconds):
-        engine.run(1.0, {"code": 8}, {"code": CODE}, schedule, 1.0)
+        engine.run(1.0, {"json": 4}, {"json": JSON}, schedule, 1.0)
         in_force = (schedule,) if schedule else ()
         tick = Recorded(1000.0 + second, float(second), (registered,), {}, in_force, (engine.observe(float(second)),))
         ticks.append(tick)

@@ -116,21 +116,32 @@ class ModelConfig:
     def get_sliding_window(self) -> int | None:
         return self.window
 
+    def get_hidden_size(self) -> int:
+        return 4096
+
 
 @pytest.mark.parametrize(
     ("drafter", "rows"),
     [
-        (ModelConfig(None), 2048),
+        (ModelConfig(None), 8192),
         (ModelConfig(128), 0),
         (ModelConfig(128, use_sliding_window=True), 0),
-        (ModelConfig(128, use_sliding_window=False), 2048),
+        (ModelConfig(128, use_sliding_window=False), 8192),
     ],
 )
 def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfig, rows: int) -> None:
     found = config()
     found.speculative_config.draft_model_config = drafter
-    found.scheduler_config.max_num_batched_tokens = 2048
+    found.model_config = SimpleNamespace(dtype=SimpleNamespace(itemsize=2))
     assert compat.backlog_rows(found) == rows
+
+
+def test_rows_take_the_memory_that_the_operator_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = config()
+    found.speculative_config.draft_model_config = ModelConfig(None)
+    found.model_config = SimpleNamespace(dtype=SimpleNamespace(itemsize=4))
+    monkeypatch.setenv("SPECPILOT_ENGINE_BACKLOG_MIB", "1")
+    assert compat.backlog_rows(found) == 64
 
 
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:
