@@ -288,7 +288,6 @@ class Relay:
         """End a response that has begun, with what can still be said."""
         assert self.delivery is not None
         self.error = error.code
-        self._owner.keep_alive = False
         tail = self.delivery.broken(event_of(error, self._path))
         if tail is not None:
             self._write(tail)
