@@ -132,7 +132,7 @@ class Agent:
             self._exporter.add(scheduler.meter.take())
             now = self._clock.monotonic()
             table = scheduler.control.table(now)
-            running = dict(scheduler.running_decodes) if scheduler.has_unfinished_requests() else {}
+            running = scheduler.running_decodes if scheduler.has_unfinished_requests() else {}
             total = max(1, sum(running.values()))
             seen |= set(table.rows)
             self._exporter.show(

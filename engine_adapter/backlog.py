@@ -18,7 +18,8 @@ that have ended are only noticed when there is no room left; an eighth more than
 
 *Never* does a row reach another request's cache: rows of a request that was preempted, ended or began anew are dropped,
 because its slots may be another's by now. *Nothing waits* for the accelerator: rows are copied and gathered in stream
-order, and which row is whose is known on the host.
+order, and which row is whose is known on the host. What the drafter's first layer makes of the target's states is
+computed for a few hundred rows at once: for one step's it would cost the reading of that layer's weights each time.
 
 A running request that sits out the step in which room is made loses its rows. What is missing then stays missing:
 drafts are lossless, and for a while less often accepted.
@@ -34,6 +35,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from engine_adapter.compat import STEERABLE_METHODS, backlog_rows, drafter_length
+
+STAGED_ROWS = 256
+"""Rows whose states the drafter has not combined yet."""
 
 BACKLOG = "_specpilot_backlog"
 """The attribute of a drafter that holds its backlog."""
@@ -97,6 +101,8 @@ class Backlog:
         self._slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._rows: dict[str, list[int]] = {}
         self._used = 0
+        self._staged: torch.Tensor | None = None
+        self._unmade = 0  # of the rows in use, how many at the end are staged
 
     def __len__(self) -> int:
         """Return how many rows wait, those of ended requests included while nobody noticed."""
@@ -130,7 +136,7 @@ class Backlog:
     def drop(self) -> None:
         """Forget all rows."""
         self._rows.clear()
-        self._used = 0
+        self._used = self._unmade = 0
 
     def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
         """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""
@@ -138,6 +144,7 @@ class Backlog:
             self._rows.pop(request, None)
         if not wanted or not self._rows:
             return
+        self._make()
         metadata, device = state.spec_decode_common_attn_metadata, self._hidden.device
         missing = lag(self._rows, runner.input_batch.req_ids, wanted)
         queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
@@ -156,14 +163,18 @@ class Backlog:
         for request in wanted:
             self._rows.pop(request, None)
         if not self._rows:
-            self._used = 0
+            self.drop()
 
     def _store(self, runner: Any, state: Any, requests: Sequence[str], at: Any) -> None:
         """Append a row for each of `requests`, `at` their places among the step's tokens: indices or a slice."""
         metadata, count = state.spec_decode_common_attn_metadata, len(requests)
         self._make_room(count, runner.input_batch.req_ids)
         begin, end = self._used, self._used + count
-        self._hidden[begin:end] = self._combined(state, at)
+        if state.aux_hidden_states is None or self._drafter.method != "eagle3" or count > STAGED_ROWS:
+            self._make()
+            self._hidden[begin:end] = self._combined(state, at)
+        else:
+            self._stage([layer[at] for layer in state.aux_hidden_states], count)
         self._tokens[begin:end] = runner.input_ids.gpu[at]
         self._positions[..., begin:end] = runner._get_positions(metadata.num_actual_tokens)[..., at]
         self._slots[begin:end] = metadata.slot_mapping[at]
@@ -171,10 +182,28 @@ class Backlog:
         for row, request in enumerate(requests, begin):
             self._rows.setdefault(request, []).append(row)
 
+    def _stage(self, layers: list[torch.Tensor], count: int) -> None:
+        """Keep the target's states of `count` rows, a tensor for each layer; the drafter combines them later."""
+        if self._unmade + count > STAGED_ROWS:
+            self._make()
+        if self._staged is None:
+            size = sum(layer.shape[-1] for layer in layers)
+            self._staged = torch.empty((STAGED_ROWS, size), dtype=layers[0].dtype, device=layers[0].device)
+        torch.cat(layers, dim=-1, out=self._staged[self._unmade : self._unmade + count])
+        self._unmade += count
+
+    def _make(self) -> None:
+        """Make the drafter's input states of the rows that are staged."""
+        if self._staged is not None and self._unmade:
+            made = self._drafter.model.combine_hidden_states(self._staged[: self._unmade])
+            self._hidden[self._used - self._unmade : self._used] = made
+        self._unmade = 0
+
     def _make_room(self, count: int, batch: Sequence[str]) -> None:
         """Move the rows of the requests in `batch` together, and drop the others', if `count` more do not fit."""
         if self._used + count <= len(self._tokens):
             return
+        self._make()
         self._rows = {request: self._rows[request] for request in batch if request in self._rows}
         if len(self) + count > len(self._tokens):
             self.drop()

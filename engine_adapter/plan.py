@@ -110,14 +110,15 @@ class Planner:
             return StepPlan(0)
         width = self._k_max if is_probe else max(deepest, self._least_width if can_draft else 0)
         everyone = (*states, *prefilling)
-        behind = sorted((state for state in everyone if state.backlog), key=lambda state: state.backlog)
         if width == 0:
-            return self._leave(everyone, behind)
+            return self._leave(everyone)
         if is_probe:
             for state in states:
                 state.k = self._k_max
+        behind = [state for state in everyone if state.backlog]
         if not behind:
             return StepPlan(width)
+        behind.sort(key=_backlog)
         room, has_enough = self._rows_per_step, False
         if is_probe and deepest == 0:
             room = PROBE_ROWS * len(states) * (self._k_max + 1)
@@ -158,21 +159,26 @@ class Planner:
         self._credit -= 1.0
         return True
 
-    def _leave(self, everyone: Sequence[DraftState], behind: list[DraftState]) -> StepPlan:
-        """Plan a step that drafts nothing: everyone leaves a position; `behind` have left some before, fewest first."""
-        excess = sum(state.backlog for state in behind) + len(everyone) - self._rows
-        room = self._rows_per_step
-        is_full = excess > 0 or (bool(behind) and behind[-1].backlog >= room)
+    def _leave(self, everyone: Sequence[DraftState]) -> StepPlan:
+        """Plan a step that drafts nothing: everyone leaves a position. The hot path at K = 0."""
+        backlogs = [state.backlog for state in everyone]
+        read = sum([state.positions for state in everyone]) - len(everyone)
+        excess, room = sum(backlogs) + len(everyone) - self._rows, self._rows_per_step
+        is_full = excess > 0 or max(backlogs, default=0) >= room
         caught_up: list[str] = []
-        read = 0
-        for state in reversed(behind):
-            if state.positions > 1 or (is_full and (excess > 0 or room >= state.backlog or not caught_up)):
-                excess -= state.backlog
-                room -= state.backlog
-                read += state.backlog
-                caught_up.append(state.request_id)
-                state.backlog = 0
+        if is_full or read:
+            for state in sorted(everyone, key=_backlog, reverse=True):
+                fits = is_full and (excess > 0 or room >= state.backlog or not caught_up)
+                if state.backlog and (fits or state.positions > 1):
+                    excess -= state.backlog
+                    room -= state.backlog
+                    read += state.backlog
+                    caught_up.append(state.request_id)
+                    state.backlog = 0
         for state in everyone:
-            read += state.positions - 1
             state.backlog += 1
         return StepPlan(0, tuple(caught_up), read)
+
+
+def _backlog(state: DraftState) -> int:
+    return state.backlog

@@ -249,7 +249,11 @@ RELIANCE: tuple[Item, ...] = (
         _RUNNER, "GPUModelRunner", "_input_fits_in_drafter", ("common_attn_metadata",), Use.OVERRIDE,
         (_RUNNER, "GPUModelRunner", "sample_tokens"),
     ),
-    Attributes(_RUNNER, "GPUModelRunner", ("execute_model_state", "device")),
+    Method(
+        _RUNNER, "GPUModelRunner", "_copy_draft_token_ids_to_cpu", ("scheduler_output", "zeros_only"), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "sample_tokens"),
+    ),
+    Attributes(_RUNNER, "GPUModelRunner", ("execute_model_state", "device", "use_async_scheduling")),
     Attributes(
         _RUNNER, "ExecuteModelState",
         ("scheduler_output", "spec_decode_common_attn_metadata", "hidden_states", "aux_hidden_states"),

@@ -67,8 +67,7 @@ class _SpecPilotScheduler:
             max_running=vllm_config.scheduler_config.max_num_seqs,
         )
         self.meter = Meter()
-        self.running_decodes: Counter[str] = Counter()
-        self.backlog_tokens = 0
+        self._decoding: list[DraftState] = []
         rows = compat.backlog_rows(vllm_config)
         self._planner = Planner(
             k_max,
@@ -136,10 +135,19 @@ class _SpecPilotScheduler:
         setattr(scheduler_output, CATCH_UP, plan.catch_up)
         self._place(next_requests, next_states)
         if scheduler_output.num_scheduled_tokens:
-            self.running_decodes = Counter([state.label for state in next_states])
-            self.backlog_tokens = sum([state.backlog for state in next_states])
+            self._decoding = next_states
             shape = StepShape(decodes, verified, plan.width, has_prefill, plan.read)
             self._steps.append(_Step(scheduler_output, shape, now, plain, due, frozenset(refused)))
+
+    @property
+    def running_decodes(self) -> Counter[str]:
+        """Requests that decode after the latest step, by class; for the exporting thread, once a second."""
+        return Counter(state.label for state in self._decoding)
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Positions of these requests that the drafter has not seen."""
+        return sum(state.backlog for state in self._decoding)
 
     def _place(self, requests: list[Any], states: list[DraftState]) -> None:
         """Prepare the requests' drafts of the next step; the synchronous scheduler has none yet."""
@@ -261,6 +269,16 @@ class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
 
 class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
     """vLLM's asynchronous scheduler with K per request."""
+
+    @property
+    def running_decodes(self) -> Counter[str]:
+        """Requests that decode after the latest step, by class; for the exporting thread, once a second."""
+        return Counter(state.label for state in self._decoding)
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Positions of these requests that the drafter has not seen."""
+        return sum(state.backlog for state in self._decoding)
 
     def _place(self, requests: list[Any], states: list[DraftState]) -> None:
         for request, state in zip(requests, states, strict=True):

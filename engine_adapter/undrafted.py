@@ -76,7 +76,19 @@ def install() -> None:
     GPUModelRunner._sample = sample_undrafted
     GPUModelRunner.sample_tokens = sample_tokens_noting
     GPUModelRunner._input_fits_in_drafter = fits_if_wanted
+    _hand_no_zeros_over()
     setattr(GPUModelRunner, _INSTALLED, True)
+
+
+def _hand_no_zeros_over() -> None:
+    copy = GPUModelRunner._copy_draft_token_ids_to_cpu
+
+    def copy_wanted(self: Any, scheduler_output: Any, zeros_only: bool = False) -> None:  # noqa: FBT001, FBT002 - vLLM's
+        """Hand no drafts over where nobody asked for any; the synchronous scheduler would only drop the zeros."""
+        if not zeros_only or self.use_async_scheduling or is_wanted(getattr(self, _STATE, None)):
+            copy(self, scheduler_output, zeros_only)
+
+    GPUModelRunner._copy_draft_token_ids_to_cpu = copy_wanted
 
 
 def is_wanted(state: Any) -> bool:
