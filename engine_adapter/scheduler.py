@@ -270,16 +270,6 @@ class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
 class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
     """vLLM's asynchronous scheduler with K per request."""
 
-    @property
-    def running_decodes(self) -> Counter[str]:
-        """Requests that decode after the latest step, by class; for the exporting thread, once a second."""
-        return Counter(state.label for state in self._decoding)
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Positions of these requests that the drafter has not seen."""
-        return sum(state.backlog for state in self._decoding)
-
     def _place(self, requests: list[Any], states: list[DraftState]) -> None:
         for request, state in zip(requests, states, strict=True):
             request.spec_token_ids = [-1] * state.k
