@@ -37,16 +37,17 @@ in one step does not. Looks of fewer than ten steps say nothing of s.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controller import nnls
-from controller.observation import Cell, CellSums
+from controller.observation import CatchUpCell, Cell, CellSums
 from controller.tuning import Tuning
 
 Vector = NDArray[np.float64]
+_Key = TypeVar("_Key", Cell, CatchUpCell)
 KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
 _EDGES = np.append(KNOTS, 1e7)
 _SHORTEST_S = 1e-9
@@ -62,7 +63,7 @@ _HISTORY_STEPS = 50.0
 _LARGEST_MOVE = 2.0
 _NEAR_DECODES = 1.5
 _NEAR_DEPTH = 1.35
-NO_CELLS: Mapping[Cell, CellSums] = MappingProxyType({})
+NO_CATCH_UPS: Mapping[CatchUpCell, CellSums] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class PoolCost:
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
         self._cells: dict[Cell, _CellMemory] = {}
-        self._catch_ups: dict[Cell, _CellMemory] = {}
+        self._catch_ups: dict[CatchUpCell, _CellMemory] = {}
         self._traffic_s = 0.0
         self._drift = 1.0
         self._off_by = 0.0  # logarithm of how far the look that was set aside was off
@@ -169,7 +170,7 @@ class PoolCost:
         cells: Mapping[Cell, CellSums],
         elapsed_s: float,
         *,
-        catch_ups: Mapping[Cell, CellSums] = NO_CELLS,
+        catch_ups: Mapping[CatchUpCell, CellSums] = NO_CATCH_UPS,
         is_history: bool = False,
     ) -> None:
         """Take in the steps of the last `elapsed_s` seconds, those that caught up apart.
@@ -182,19 +183,20 @@ class PoolCost:
         means = {cell: _mean(sums) for cell, sums in cells.items()}
         if not is_history and not self._follow_drift(cells, means):
             return
-        for memories, table in ((self._cells, cells), (self._catch_ups, catch_ups)):
-            for cell, sums in table.items():
-                steps, mean = min(sums.steps, _HISTORY_STEPS) if is_history else sums.steps, _mean(sums)
-                settled = mean.seconds / self._drift
-                known = memories.get(cell)
-                if known is None:
-                    memories[cell] = _CellMemory(
-                        steps, mean.decodes, mean.verified, settled, self._traffic_s, mean.read
-                    )
-                else:
-                    known.take(steps, mean, settled, self._tuning.cost_memory_steps)
-                    known.seen_s = self._traffic_s
+        self._remember(self._cells, cells, is_history=is_history)
+        self._remember(self._catch_ups, catch_ups, is_history=is_history)
         self._is_fresh = False
+
+    def _remember(self, memories: dict[_Key, _CellMemory], table: Mapping[_Key, CellSums], *, is_history: bool) -> None:
+        for cell, sums in table.items():
+            steps, mean = min(sums.steps, _HISTORY_STEPS) if is_history else sums.steps, _mean(sums)
+            settled = mean.seconds / self._drift
+            known = memories.get(cell)
+            if known is None:
+                memories[cell] = _CellMemory(steps, mean.decodes, mean.verified, settled, self._traffic_s, mean.read)
+            else:
+                known.take(steps, mean, settled, self._tuning.cost_memory_steps)
+                known.seen_s = self._traffic_s
 
     def lacking(self, k_max: int) -> tuple[int, ...]:
         """Depths K that must be tried, of each of three bands one, before the cost is known at all.
@@ -236,10 +238,11 @@ class PoolCost:
         return self._fit
 
     def _solve(self) -> StepCost:
-        cells = [*self._cells.items(), *self._catch_ups.items()]
+        cells = [(cell.width, memory) for cell, memory in self._cells.items()]
+        cells += [(cell.width, memory) for cell, memory in self._catch_ups.items()]
         n = np.array([memory.decodes for _, memory in cells])
         m = np.array([memory.verified for _, memory in cells])
-        w = np.array([float(cell.width) for cell, _ in cells])
+        w = np.array([float(width) for width, _ in cells])
         seconds = np.array([memory.seconds for _, memory in cells])
         steps = np.array([memory.steps for _, memory in cells])
         age = np.array([self._traffic_s - memory.seen_s for _, memory in cells])

@@ -9,7 +9,7 @@ predecessor tried.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from policy import engine_metrics as names
 
@@ -29,6 +29,13 @@ class Cell(NamedTuple):
     width: int
 
 
+class CatchUpCell(NamedTuple):
+    """The labels of one cell of the table of decode-only steps that also caught up."""
+
+    decodes: int
+    width: int
+
+
 class CellSums(NamedTuple):
     """What steps of a cell come to: their number, seconds, and the exact sums of what was in them.
 
@@ -42,6 +49,7 @@ class CellSums(NamedTuple):
     read: float = 0.0
 
 
+_Key = TypeVar("_Key", Cell, CatchUpCell)
 _CLASS = (names.LABEL_CLASS,)
 _POSITION = (names.LABEL_CLASS, names.LABEL_POSITION)
 LABELS: Mapping[str, tuple[str, ...]] = {
@@ -56,11 +64,11 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.STEP_VERIFIED: names.CELL_LABELS,
     names.PREFILL_STEPS: (),
     names.PREFILL_STEP_SECONDS: (),
-    names.CATCH_UP_STEPS: names.CELL_LABELS,
-    names.CATCH_UP_STEP_SECONDS: names.CELL_LABELS,
-    names.CATCH_UP_STEP_DECODES: names.CELL_LABELS,
-    names.CATCH_UP_STEP_VERIFIED: names.CELL_LABELS,
-    names.CATCH_UP_STEP_READ: names.CELL_LABELS,
+    names.CATCH_UP_STEPS: names.CATCH_UP_LABELS,
+    names.CATCH_UP_STEP_SECONDS: names.CATCH_UP_LABELS,
+    names.CATCH_UP_STEP_DECODES: names.CATCH_UP_LABELS,
+    names.CATCH_UP_STEP_VERIFIED: names.CATCH_UP_LABELS,
+    names.CATCH_UP_STEP_READ: names.CATCH_UP_LABELS,
     names.RUNNING_DECODES: _CLASS,
 }
 """The metrics that the law reads, and the labels that tell their series apart."""
@@ -102,7 +110,7 @@ class Evidence:
     decode_tokens: Mapping[str, float]
     cells: Mapping[Cell, CellSums]
     running: Mapping[str, float] = field(default_factory=dict)
-    catch_ups: Mapping[Cell, CellSums] = field(default_factory=dict)
+    catch_ups: Mapping[CatchUpCell, CellSums] = field(default_factory=dict)
 
     @property
     def class_drafts(self) -> dict[str, float]:
@@ -184,15 +192,17 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     keyed: dict[str, dict[tuple[str, int], float]] = {names.TRIALS: {}, names.ACCEPTS: {}, names.DRAFTS: {}}
     classed: dict[str, dict[str, float]] = {names.PROBES: {}, names.DECODE_TOKENS: {}, names.RUNNING_DECODES: {}}
     cells: dict[Cell, dict[str, float]] = {}
-    catch_ups: dict[Cell, dict[str, float]] = {}
+    catch_ups: dict[CatchUpCell, dict[str, float]] = {}
     for (metric, labels), value in totals.items():
         if metric in keyed and labels[1].isdecimal():
             keyed[metric][labels[0], int(labels[1])] = value
         elif metric in classed:
             classed[metric][labels[0]] = value
         elif metric in _TABLE_METRICS and all(label.isdecimal() for label in labels):
-            table = cells if metric in _CELL_METRICS else catch_ups
-            table.setdefault(Cell(*map(int, labels)), {})[metric] = value
+            if metric in _CELL_METRICS:
+                cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
+            else:
+                catch_ups.setdefault(CatchUpCell(*map(int, labels)), {})[metric] = value
     return Evidence(
         trials=keyed[names.TRIALS],
         accepts=keyed[names.ACCEPTS],
@@ -205,7 +215,7 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     )
 
 
-def _summed(found: Mapping[Cell, Mapping[str, float]], metrics: tuple[str, ...]) -> dict[Cell, CellSums]:
+def _summed(found: Mapping[_Key, Mapping[str, float]], metrics: tuple[str, ...]) -> dict[_Key, CellSums]:
     """Return the sums of `metrics` by cell; without steps or their seconds there is nothing to say."""
     steps, seconds, *_ = metrics
     return {

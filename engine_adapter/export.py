@@ -31,13 +31,14 @@ class MetricsExporter:
         model_only = (names.LABEL_MODEL,)
         self._prefill_steps = Counter(names.PREFILL_STEPS, "Steps that prefilled", model_only)
         self._prefill_seconds = Counter(names.PREFILL_STEP_SECONDS, "Duration of steps that prefilled", model_only)
+        catch_up = (names.LABEL_MODEL, *names.CATCH_UP_LABELS)
         self._catch_ups = (
-            Counter(names.CATCH_UP_STEPS, "Decode-only steps in which the drafter also caught up", cell),
-            Counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", cell),
-            Counter(names.CATCH_UP_STEP_DECODES, "Running decodes summed over those steps", cell),
-            Counter(names.CATCH_UP_STEP_VERIFIED, "Verified tokens summed over those steps", cell),
+            Counter(names.CATCH_UP_STEPS, "Decode-only steps in which the drafter also caught up", catch_up),
+            Counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", catch_up),
+            Counter(names.CATCH_UP_STEP_DECODES, "Running decodes summed over those steps", catch_up),
+            Counter(names.CATCH_UP_STEP_VERIFIED, "Verified tokens summed over those steps", catch_up),
         )
-        self._read = Counter(names.CATCH_UP_STEP_READ, "Positions that the drafter read to catch up", cell)
+        self._read = Counter(names.CATCH_UP_STEP_READ, "Positions that the drafter read to catch up", catch_up)
         self._running = _gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = _gauge(names.ACTIVE_K, "K that the latest step looked up", names.LABEL_CLASS)
         self._version = _gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
@@ -62,8 +63,8 @@ class MetricsExporter:
         if evidence.prefill_steps:
             self._prefill_steps.labels(model).inc(evidence.prefill_steps)
             self._prefill_seconds.labels(model).inc(evidence.prefill_seconds)
-        for cell, sums in evidence.catch_ups.items():
-            labels = (model, *map(str, cell))
+        for catch_up, sums in evidence.catch_ups.items():
+            labels = (model, *map(str, catch_up))
             _add_sums(self._catch_ups, labels, sums)
             self._read.labels(*labels).inc(sums.read)
 

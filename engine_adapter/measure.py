@@ -67,6 +67,13 @@ class Cell(NamedTuple):
     width: int
 
 
+class CatchUpCell(NamedTuple):
+    """A class of decode-only steps that also caught up: decodes, rounded down to a power of two, and the width."""
+
+    decodes: int
+    width: int
+
+
 @dataclass(slots=True)
 class CellSums:
     """Sums over steps; `seconds` is their duration."""
@@ -98,7 +105,7 @@ class Evidence:
     cells: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
     prefill_steps: int = 0
     prefill_seconds: float = 0.0
-    catch_ups: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
+    catch_ups: defaultdict[CatchUpCell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
 
     def count(self, draft: Draft) -> None:
         """Add one verified draft's trials and accepts."""
@@ -140,9 +147,12 @@ class Meter:
             if shape.has_prefill:
                 evidence.prefill_steps += 1
                 evidence.prefill_seconds += seconds
+            elif shape.decodes and shape.read:
+                octave = 1 << (shape.decodes.bit_length() - 1)
+                evidence.catch_ups[CatchUpCell(octave, shape.width)].add(shape, seconds)
             elif shape.decodes:
                 cell = Cell(rounded(shape.decodes), rounded(shape.verified), shape.width)
-                (evidence.catch_ups if shape.read else evidence.cells)[cell].add(shape, seconds)
+                evidence.cells[cell].add(shape, seconds)
 
     def take(self) -> Evidence:
         """Return the counts since the last call and start anew."""

@@ -6,7 +6,7 @@ A *decode-only* step verifies tokens for running decodes and prefills nothing; o
 Such steps are counted in cells of (running decodes, verified tokens, drafter width), the first two rounded to
 a coarse grid to bound the number of series. The sums kept beside the counts give each cell's exact means, so
 a model that is linear within a cell loses nothing by the rounding. Decode-only steps in which the drafter also read
-positions to catch up are counted apart, in cells of the same kind.
+positions to catch up are counted apart, by powers of two of the decodes and by width: they are few, and no two alike.
 """
 
 PREFIX = "specpilot_engine_"
@@ -23,11 +23,11 @@ STEP_DECODES = PREFIX + "step_decodes_total"  # decodes, verified, width: sum of
 STEP_VERIFIED = PREFIX + "step_verified_tokens_total"  # decodes, verified, width: sum of verified tokens
 PREFILL_STEPS = PREFIX + "prefill_steps_total"
 PREFILL_STEP_SECONDS = PREFIX + "prefill_step_seconds_total"
-CATCH_UP_STEPS = PREFIX + "catch_up_steps_total"  # decodes, verified, width
-CATCH_UP_STEP_SECONDS = PREFIX + "catch_up_step_seconds_total"  # decodes, verified, width
-CATCH_UP_STEP_DECODES = PREFIX + "catch_up_step_decodes_total"  # decodes, verified, width: as for STEP_DECODES
-CATCH_UP_STEP_VERIFIED = PREFIX + "catch_up_step_verified_tokens_total"  # decodes, verified, width
-CATCH_UP_STEP_READ = PREFIX + "catch_up_step_read_tokens_total"  # decodes, verified, width: sum of positions read
+CATCH_UP_STEPS = PREFIX + "catch_up_steps_total"  # decodes, width
+CATCH_UP_STEP_SECONDS = PREFIX + "catch_up_step_seconds_total"  # decodes, width
+CATCH_UP_STEP_DECODES = PREFIX + "catch_up_step_decodes_total"  # decodes, width: sum of running decodes
+CATCH_UP_STEP_VERIFIED = PREFIX + "catch_up_step_verified_tokens_total"  # decodes, width: sum of verified tokens
+CATCH_UP_STEP_READ = PREFIX + "catch_up_step_read_tokens_total"  # decodes, width: sum of positions read
 
 RUNNING_DECODES = PREFIX + "running_decodes"  # gauge, traffic_class
 ACTIVE_K = PREFIX + "active_k"  # gauge, traffic_class
@@ -40,3 +40,4 @@ LABEL_CLASS = "traffic_class"
 LABEL_POSITION = "position"
 LABEL_K = "k"
 CELL_LABELS = ("decodes", "verified", "width")
+CATCH_UP_LABELS = ("decodes", "width")

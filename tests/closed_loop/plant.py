@@ -220,7 +220,7 @@ class Engine:
     def _count_catch_up(self, width: int, steps: int, decodes: int, verified: int, rows: float) -> float:
         seconds = steps * self.step_s(decodes, verified, width) + rows * ROW_S
         seconds *= float(np.exp(self.rng.normal(0, self.noise)))
-        cell = (str(rounded(decodes)), str(rounded(verified)), str(width))
+        cell = (str(1 << (decodes.bit_length() - 1)), str(width))
         for metric, value in (
             (names.CATCH_UP_STEPS, steps), (names.CATCH_UP_STEP_SECONDS, seconds), (names.CATCH_UP_STEP_READ, rows),
             (names.CATCH_UP_STEP_DECODES, decodes * steps), (names.CATCH_UP_STEP_VERIFIED, verified * steps),

@@ -156,10 +156,12 @@ class BruteForce:
         if len(decodes) < len(output.num_scheduled_tokens):
             self._add(names.PREFILL_STEPS)
         elif noted["read"]:
-            self._add(names.CATCH_UP_STEPS, *cell)
-            self._add(names.CATCH_UP_STEP_DECODES, *cell, by=len(decodes))
-            self._add(names.CATCH_UP_STEP_VERIFIED, *cell, by=verified)
-            self._add(names.CATCH_UP_STEP_READ, *cell, by=noted["read"])
+            octave = max(power for power in (1, 2, 4, 8, 16, 32) if power <= len(decodes))
+            catch_up = (octave, output.num_spec_tokens_to_schedule)
+            self._add(names.CATCH_UP_STEPS, *catch_up)
+            self._add(names.CATCH_UP_STEP_DECODES, *catch_up, by=len(decodes))
+            self._add(names.CATCH_UP_STEP_VERIFIED, *catch_up, by=verified)
+            self._add(names.CATCH_UP_STEP_READ, *catch_up, by=noted["read"])
         else:
             self._add(names.STEPS, *cell)
             self._add(names.STEP_DECODES, *cell, by=len(decodes))

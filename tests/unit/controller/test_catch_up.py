@@ -6,7 +6,7 @@ import pytest
 from controller.catch_up import CatchUp
 from controller.cost import StepCost
 from controller.decide import Demand, choose
-from controller.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Series, evidence_of
+from controller.observation import NO_EVIDENCE, CatchUpCell, Cell, CellSums, Evidence, Series, evidence_of
 from controller.tuning import Tuning
 from policy import engine_metrics as names
 from tests.closed_loop.plant import ROW_S
@@ -20,7 +20,7 @@ def left(steps: float, caught_up: float = 0.0, catch_ups: float = 0.0) -> Eviden
     seconds = catch_ups * float(COST.step_s(N, N, 0)) + caught_up * ROW_S
     cells = {Cell(N, N, 0): CellSums(steps, steps * STEP_S, steps * N, steps * N)} if steps else {}
     sums = CellSums(catch_ups, seconds, catch_ups * N, catch_ups * N, caught_up)
-    return replace(NO_EVIDENCE, cells=cells, catch_ups={Cell(N, N, 0): sums} if catch_ups else {})
+    return replace(NO_EVIDENCE, cells=cells, catch_ups={CatchUpCell(N, 0): sums} if catch_ups else {})
 
 
 def learned(*looks: Evidence) -> float:
@@ -64,7 +64,7 @@ def test_what_is_left_never_costs_more_than_the_drafter_in_the_step(row_s: float
 
 def test_verified_drafts_that_are_read_at_k_0_are_charged_and_leave_a_position_each() -> None:
     """A probe's outcome: 4 drafts of 7 verified at width 0."""
-    look = replace(left(99), catch_ups={Cell(N, N + 28, 0): CellSums(1, 0.01, N, N + 28, 28)})
+    look = replace(left(99), catch_ups={CatchUpCell(N, 0): CellSums(1, 0.01, N, N + 28, 28)})
     assert learned(look) == pytest.approx(28 * ROW_S / (100 * N), rel=0.01)
 
 
@@ -73,8 +73,8 @@ def test_evidence_reads_the_engines_counters() -> None:
         names.CATCH_UP_STEPS: 2.0, names.CATCH_UP_STEP_SECONDS: 0.5,
         names.CATCH_UP_STEP_DECODES: 16.0, names.CATCH_UP_STEP_VERIFIED: 30.0, names.CATCH_UP_STEP_READ: 99.0,
     }  # fmt: skip
-    part = {Series(metric, ("8", "14", "0")): value for metric, value in counted.items()}
-    other = {Series(metric, ("8", "8", "7")): value for metric, value in counted.items()}
+    part = {Series(metric, ("8", "0")): value for metric, value in counted.items()}
+    other = {Series(metric, ("8", "7")): value for metric, value in counted.items()}
     found = evidence_of([part, part | other])
-    assert found.catch_ups == {Cell(8, 14, 0): (4, 1, 32, 60, 198), Cell(8, 8, 7): (2, 0.5, 16, 30, 99)}
+    assert found.catch_ups == {CatchUpCell(8, 0): (4, 1, 32, 60, 198), CatchUpCell(8, 7): (2, 0.5, 16, 30, 99)}
     assert not found.cells

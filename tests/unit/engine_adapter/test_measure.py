@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.measure import Cell, CellSums, Draft, Meter, Outcome, StepShape, rounded
+from engine_adapter.measure import CatchUpCell, Cell, CellSums, Draft, Meter, Outcome, StepShape, rounded
 
 NAMES = st.sampled_from(["code", "chat"])
 DRAFTS = st.builds(
@@ -72,12 +72,12 @@ def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
 def test_steps_in_which_the_drafter_caught_up_are_kept_apart() -> None:
     meter = Meter()
     meter.commit(StepShape(8, 8, 5, has_prefill=False, read=40), 0.030, Outcome())
-    meter.commit(StepShape(8, 64, 0, has_prefill=False, read=56), 0.020, Outcome())
+    meter.commit(StepShape(9, 64, 0, has_prefill=False, read=56), 0.020, Outcome())
     meter.commit(StepShape(8, 8, 5, has_prefill=True, read=9), 0.040, Outcome())
     evidence = meter.take()
     assert not evidence.cells
-    assert evidence.catch_ups[Cell(8, 8, 5)] == CellSums(1, 0.030, 8, 8, 40)
-    assert evidence.catch_ups[Cell(8, 64, 0)] == CellSums(1, 0.020, 8, 64, 56)
+    assert evidence.catch_ups[CatchUpCell(8, 5)] == CellSums(1, 0.030, 8, 8, 40)
+    assert evidence.catch_ups[CatchUpCell(8, 0)] == CellSums(1, 0.020, 9, 64, 56)
     assert (evidence.prefill_steps, evidence.prefill_seconds) == (1, 0.040)
 
 
