@@ -38,10 +38,9 @@ def affordable_ratio(operation: Operation, k: Matrix, *, k_max: int, wanted_rati
     seconds, deep_seconds = float(weights @ plain.step_s), float(weights @ (deep.step_s + 2 * drafter_s))
     tokens = float(weights @ (plain.goodput * plain.step_s))
     deep_tokens = float(weights @ (deep.goodput * deep.step_s))
+    limits = np.where(is_off, tuning.probe_off_loss_ratio, tuning.probe_loss_ratio)
+    limit = float(np.average(limits, weights=weights))
     # (1-p) R + p R' = (1-limit) (R/T) [(1-p) T + p T']  is linear in p.
-    limit = float(weights @ np.where(is_off, tuning.probe_off_loss_ratio, tuning.probe_loss_ratio)) / float(
-        weights.sum()
-    )
     kept = (1.0 - limit) * tokens / seconds
     slope = (deep_tokens - tokens) - kept * (deep_seconds - seconds)
     if slope >= 0:

@@ -14,12 +14,13 @@ past the limit is left out: it will never be drafted from.
 *Rows* take a bounded piece of memory (`compat.backlog_rows`): a row is one hidden state of the drafter in the model's
 type, 8 KiB for a hidden size of 4,096 in bfloat16. It is taken with the drafter's weights, before vLLM measures what is
 left for the KV cache. The planner knows the bound and lets requests catch up before it is reached. Rows of requests
-that have ended are only noticed when there is no room left; an eighth more than the bound keeps that rare.
+that have ended are only noticed when there is no room left; an eighth more than the bound keeps that rare. What is
+staged (below) comes on top, and only when it is first needed: how wide it is, the first step without drafts shows.
 
 *Never* does a row reach another request's cache: rows of a request that was preempted, ended or began anew are dropped,
 because its slots may be another's by now. *Nothing waits* for the accelerator: rows are copied and gathered in stream
-order, and which row is whose is known on the host. What the drafter's first layer makes of the target's states is
-computed for a few hundred rows at once: for one step's it would cost the reading of that layer's weights each time.
+order, and which row is whose is known on the host. *Staged* are the target's states of the newest rows: what the
+drafter's first layer makes of them is computed for a few hundred rows at once, or each step would read its weights.
 
 A running request that sits out the step in which room is made loses its rows. What is missing then stays missing:
 drafts are lossless, and for a while less often accepted.
