@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,48 @@ def test_what_one_pass_cannot_take_goes_through_several() -> None:
         (Lag([3, 5], [[4, 5, 6], [7]]), [7, 6]),
     ]
     assert list(passes(Lag([], []), [], 4)) == []
+
+
+def four_rows() -> Any:
+    """A backlog with room for four rows, all in use: of "a" two, of "gone" and "b" one each."""
+    import torch  # noqa: PLC0415 - as above
+
+    from engine_adapter.backlog import Backlog  # noqa: PLC0415 - as above
+
+    config = SimpleNamespace(
+        speculative_config=None,
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        model_config=SimpleNamespace(uses_mrope=False),
+    )
+    backlog = Backlog(SimpleNamespace(vllm_config=config, device="cpu", dtype=torch.float32, hidden_size=1))
+    backlog._rows, backlog._used = {"a": [0, 2], "gone": [1], "b": [3]}, 4
+    for store in (backlog._hidden[:, 0], backlog._tokens, backlog._positions, backlog._slots):
+        store.copy_(torch.arange(4))
+    return backlog
+
+
+def test_room_is_made_by_moving_together_what_the_batch_has_left() -> None:
+    backlog = four_rows()
+    backlog._make_room(1, ["b", "new", "a"])
+    assert backlog._rows == {"b": [0], "a": [1, 2]}
+    for store in (backlog._hidden[:, 0], backlog._tokens, backlog._positions, backlog._slots):
+        assert store[: backlog._used].tolist() == [3, 0, 2]
+
+
+def test_where_there_is_no_room_all_is_forgotten() -> None:
+    backlog = four_rows()
+    backlog._make_room(2, ["b", "new", "a"])
+    assert (len(backlog), backlog._used) == (0, 0)
+
+
+def test_requests_that_begin_anew_have_left_nothing() -> None:
+    backlog = four_rows()
+    output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id="gone")],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"b"}),
+    )
+    backlog.catch_up(None, SimpleNamespace(scheduler_output=output), ())
+    assert backlog._rows == {"a": [0, 2]}
 
 
 def test_rows_past_the_drafters_length_limit_are_left_out() -> None:
