@@ -63,6 +63,7 @@ _HISTORY_STEPS = 50.0
 _LARGEST_MOVE = 2.0
 _NEAR_DECODES = 1.5
 _NEAR_DEPTH = 1.35
+_FEW_PROBES = 3.0
 NO_CATCH_UPS: Mapping[CatchUpCell, CellSums] = MappingProxyType({})
 
 
@@ -115,6 +116,13 @@ class StepCost:
             "read_s": self.read_s,
             "per_read_s": self.per_read_s,
         }
+
+
+class ProbeCost(NamedTuple):
+    """What a probe takes where K is 0 for all: seconds beyond those of the two steps it is in, and who is probed."""
+
+    extra_s: float
+    probed: float
 
 
 class _Mean(NamedTuple):
@@ -229,6 +237,22 @@ class PoolCost:
             and _is_near(memory.verified / memory.decodes, 1.0 + k, _NEAR_DEPTH)
         )
         return steps >= self._tuning.cost_band_steps
+
+    def probe_at_off(self, decodes: float, k_max: int) -> ProbeCost | None:
+        """Return what probes at K = 0 took at about so many running decodes; `None` before a few of them."""
+        fit, octave = self.fit(), 1 << (max(1, round(decodes)).bit_length() - 1)
+        pair = [self._catch_ups.get(CatchUpCell(octave, width)) for width in (k_max, 0)]
+        drafting, verifying = pair
+        if fit is None or drafting is None or verifying is None:
+            return None
+        if min(drafting.steps, verifying.steps) < _FEW_PROBES:
+            return None
+        extra_s = sum(
+            self._drift * memory.seconds - float(fit.step_s(memory.decodes, memory.decodes, 0.0))
+            for memory in (drafting, verifying)
+        )
+        probed = (verifying.verified - verifying.decodes) / k_max
+        return ProbeCost(max(extra_s, 0.0), max(probed, 0.0))
 
     def fit(self) -> StepCost | None:
         """Return the cost by all that is remembered; `None` before the first step."""

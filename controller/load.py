@@ -1,10 +1,12 @@
 """The present load: which classes run, how many decodes at a time, and what a schedule yields at that.
 
-The class mix is what the next seconds will meet, as far as one can tell: the share of each class in the drafts, fading
-with `mix_time_s`, which is long enough to even out that few requests at a time are now of one class, now of another.
+The class mix is what the next seconds will meet, as far as one can tell: the share of each class in the drafts of a
+look, averaged over the looks of the last `mix_time_s`, which is long enough to even out that few requests at a time are
+now of one class, now of another. Each second counts alike: a crowd that has left must not outvote the few who came.
 When traffic changes, the drafts still speak of what was, but the requests that run at this moment do not: where chance
-does not explain how they differ from the mix (by the likelihood ratio, the G-test), they are the mix from then on. The
-decodes are those of the last look's decode-only steps, with the share of steps that each number had.
+does not explain how they differ from the mix before (by the likelihood ratio, the G-test), they are the mix from then
+on; few requests are believed when two looks agree. The decodes are those of the last look's decode-only steps, with the
+share of steps that each number had.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,24 +29,31 @@ _ALONE = 1.5
 
 @dataclass(slots=True)
 class Load:
-    """Who ran lately, and who runs now. `points` are running decodes, `weights` their shares of the steps."""
+    """Who ran lately (`mix`, together 1). `points` are running decodes, `weights` their shares of the steps.
+
+    `before` is what the newest look was compared with: the mix before it, and who ran at its end.
+    """
 
     mix: dict[str, float] = field(default_factory=dict)
-    running: Mapping[str, float] = field(default_factory=dict)
+    before: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
     points: Vector = field(default_factory=lambda: np.ones(1))
     weights: Vector = field(default_factory=lambda: np.ones(1))
 
     def take(self, evidence: Evidence, elapsed_s: float, mix_time_s: float) -> None:
         """Take in what ran in the last `elapsed_s` seconds."""
         drafts = evidence.class_drafts
-        self.running = evidence.running
         if drafts:
-            keep = float(np.exp(-elapsed_s / mix_time_s))
-            self.mix = {name: self.mix.get(name, 0.0) * keep + drafts.get(name, 0.0) for name in {*self.mix, *drafts}}
-            running = sum(self.running.values())
-            if running and self._is_surprising(running):
-                scale = sum(drafts.values()) / running
-                self.mix = {name: count * scale for name, count in self.running.items()}
+            mix, running = self.mix, evidence.running
+            mix_before, ran = self.before
+            self.before = mix, running
+            keep = float(np.exp(-elapsed_s / mix_time_s)) if mix else 0.0
+            seen = (1.0 - keep) / sum(drafts.values())
+            self.mix = {name: keep * mix.get(name, 0.0) + seen * drafts.get(name, 0.0) for name in {*mix, *drafts}}
+            both = {name: running.get(name, 0.0) + ran.get(name, 0.0) for name in {*running, *ran}}
+            if _is_surprising(running, mix or self.mix):
+                self.mix = _shares(running)
+            elif _is_surprising(both, mix_before):
+                self.mix = _shares(both)
         if evidence.cells:
             sums = evidence.cells.values()
             self.points = np.array([max(1.0, item.decodes / item.steps) for item in sums])
@@ -60,22 +69,27 @@ class Load:
 
         A class that would be found in less than one step out of ten is not.
         """
-        drafted = sum(self.mix.values())
-        shares = {name: count / drafted for name, count in self.mix.items()} if drafted else {}
         least = max(PRESENT_SHARE, _PRESENT_DECODES / max(self.decodes, 1.0))
-        present = {name: share for name, share in shares.items() if share >= least}
+        present = {name: share for name, share in self.mix.items() if share >= least}
         whole = sum(present.values())
         return {name: share / whole for name, share in present.items()}
 
-    def _is_surprising(self, running: float) -> bool:
-        """Whether chance does not explain how the `running` requests of this moment differ from the mix."""
-        drafted = sum(self.mix.values())
-        g = 0.0
-        for name, count in self.running.items():
-            if count:
-                expected = running * max(self.mix.get(name, 0.0) / drafted, _RAREST)
-                g += 2.0 * count * float(np.log(count / expected))
-        return g > _SURPRISE + len({*self.mix, *self.running})
+
+def _shares(counts: Mapping[str, float]) -> dict[str, float]:
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.items()}
+
+
+def _is_surprising(running: Mapping[str, float], mix: Mapping[str, float]) -> bool:
+    """Whether chance does not explain how so many requests differ from the mix; `False` while there is none."""
+    total = sum(running.values())
+    if not total or not mix:
+        return False
+    g = 0.0
+    for name, count in running.items():
+        if count:
+            g += 2.0 * count * float(np.log(count / (total * max(mix.get(name, 0.0), _RAREST))))
+    return g > _SURPRISE + len({*mix, *running})
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from controller.cost import StepCost
 from controller.decide import Matrix, grid
 from controller.estimate import Acceptance, ModelAcceptance
 from controller.facts import Facts, Verdict
-from controller.guard import Reason, Standing
+from controller.guard import LoadKind, Reason, Standing
 from controller.load import Operation
 from controller.memory import PoolMemory
 from controller.probe import affordable_ratio
@@ -138,11 +138,9 @@ class Steering:
         if worse_than is not None:
             chosen, reason = self._inside(worse_than), Reason.ROLLBACK
             pool.guard.mark_changed(self._names, len(n), now)
-        elif pool.guard.is_paused(now):
-            chosen, reason = before, Reason.BACK_OFF
         else:
             chosen, reason = pool.guard.gate(
-                Standing(self._names, before, operation.activity(len(n))),
+                Standing(self._names, before, n, operation.activity(len(n))),
                 found,
                 minimum_gain_ratio=policy.minimum_gain_ratio,
                 dwell_s=policy.dwell_s,
@@ -153,16 +151,16 @@ class Steering:
             chosen,
             k_max=self._facts.k_max,
             wanted_ratio=policy.probe_ratio,
+            at_off=pool.cost.probe_at_off(pool.load.decodes, self._facts.k_max),
             tuning=self._tuning,
         )
         return chosen, reason, gain, probe_ratio
 
     def _depth_to_try(self, operation: Operation, best: Matrix) -> int | None:
         """Return a depth whose cost at this load is an extrapolation and that may be better than it looks."""
-        if self._policy.mode is not Mode.ACT or self._pool.guard.is_paused(self._now):
-            return None
         decodes = self._pool.load.decodes
-        if not self._pool.explorer.is_steady(decodes):
+        is_paused = bool(self._pool.guard.paused(np.array([max(decodes, 1.0)]), self._now).any())
+        if self._policy.mode is not Mode.ACT or is_paused or not self._pool.explorer.is_steady(decodes):
             return None
         low, high = int(self._low.max()), int(self._high.max())
         best_goodput = operation.goodput(best)
@@ -200,7 +198,8 @@ class Steering:
             guard.forget_watch()
             previous = None
         then = None if previous is None else operation.goodput(previous)
-        return guard.compare(measured, operation.goodput(applied), then, self._now)
+        kind = LoadKind.of(self._pool.load.decodes, (demand.name for demand in operation.demands))
+        return guard.compare(kind, measured, operation.goodput(applied), then, self._now)
 
     def _describe(
         self, shares: Mapping[str, float], known: Mapping[str, Acceptance | None], cost: StepCost | None

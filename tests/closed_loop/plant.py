@@ -27,6 +27,7 @@ CHAT = (0.58, 0.50, 0.45, 0.42, 0.40, 0.40, 0.40)
 JSON = (0.95, 0.92, 0.92, 0.91, 0.90, 0.90, 0.90)
 StepTime = Callable[[float, float, int], float]
 ROW_S = 40e-3 / 1536  # to catch up a row that K = 0 left: docs/decisions/0004
+READ_S = 1.5e-3  # and for every pass over rows
 ROW_LIMIT = 8192
 ROWS_PER_STEP = 1024
 PROBE_ROWS = 4
@@ -108,36 +109,41 @@ class Engine:
         # A share of the steps, not of the time: a probe step is the longer one.
         plain = (1 - probing) * self._mean_s(running, k)
         deep = probing * self._mean_s(running, dict.fromkeys(running, K_MAX))
-        is_off = not any(k.values())
         self._admit(n)
-        if is_off:
+        if not any(k.values()):
             deep = probing * (self.step_s(n, n, K_MAX) + self.step_s(n, n * (1 + K_MAX), 0))
-        elif self.left.any():
-            seconds = max(0.0, seconds - self._catch_up(self.left > 0, max(k.values()), running, truth, slowdown))
-        self._steps(seconds * plain / (plain + deep), running, k, truth, slowdown)
-        deep_s = seconds * deep / (plain + deep)
-        if is_off:
-            self._probe_undrafted(int(self.rng.poisson(deep_s * probing / deep)) if deep else 0, running, truth)
+            probes = int(self.rng.poisson(seconds * probing / (plain + deep)))
+            seconds -= self._probe_undrafted(probes, running, truth) * slowdown
+            self._steps(max(0.0, seconds), running, k, truth, slowdown)
             while self.left.sum() > ROW_LIMIT or self.left.max() >= ROWS_PER_STEP:
                 self._catch_up(self._most_left(), 0, running, truth, slowdown)
-        elif probing:
+            return
+        if self.left.any():
+            seconds = max(0.0, seconds - self._catch_up(self.left > 0, max(k.values()), running, truth, slowdown))
+        self._steps(seconds * plain / (plain + deep), running, k, truth, slowdown)
+        if probing:
+            deep_s = seconds * deep / (plain + deep)
             self._steps(deep_s, running, dict.fromkeys(running, K_MAX), truth, slowdown)
 
-    def _probe_undrafted(self, steps: int, running: Mapping[str, int], truth: Mapping[str, Sequence[float]]) -> None:
-        """Probe at K = 0: those with little to catch up are drafted for, in a step; they are verified in the next."""
-        n = sum(running.values())
+    def _probe_undrafted(self, steps: int, running: Mapping[str, int], truth: Mapping[str, Sequence[float]]) -> float:
+        """Probe at K = 0: those with little to catch up are drafted for, in a step; they are verified in the next.
+
+        Returns the seconds that these steps took.
+        """
+        n, seconds = sum(running.values()), 0.0
         for _ in range(steps):
             order = np.argsort(self.left)
             chosen = order[: max(1, int((np.cumsum(self.left[order]) <= PROBE_ROWS * n * (1 + K_MAX)).sum()))]
             rows, verified = float(self.left[chosen].sum()), n + len(chosen) * K_MAX
             self.left[chosen] = 0
-            self._count_catch_up(K_MAX, 1, n, n, rows)
-            self._count_catch_up(0, 1, n, verified, len(chosen) * K_MAX)
+            seconds += self._count_catch_up(K_MAX, 1, n, n, rows)
+            seconds += self._count_catch_up(0, 1, n, verified, len(chosen) * K_MAX)
             self._go_on(2)
             for name, count in running.items():
                 probed = int(self.rng.binomial(count, len(chosen) / n))
                 self._drafts(name, 2 * count - probed, 0, truth[name])
                 self._drafts(name, probed, K_MAX, truth[name])
+        return seconds
 
     def _mean_s(self, running: Mapping[str, int], k: Mapping[str, int]) -> float:
         verified = sum(count * (1 + k[name]) for name, count in running.items())
@@ -218,7 +224,7 @@ class Engine:
         return seconds
 
     def _count_catch_up(self, width: int, steps: int, decodes: int, verified: int, rows: float) -> float:
-        seconds = steps * self.step_s(decodes, verified, width) + rows * ROW_S
+        seconds = steps * (self.step_s(decodes, verified, width) + READ_S) + rows * ROW_S
         seconds *= float(np.exp(self.rng.normal(0, self.noise)))
         cell = (str(1 << (decodes.bit_length() - 1)), str(width))
         for metric, value in (

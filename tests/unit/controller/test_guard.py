@@ -1,16 +1,18 @@
 import numpy as np
 import pytest
 
-from controller.guard import MEANING, Guard, Proposal, Reason, Standing
+from controller.guard import MEANING, Guard, LoadKind, Proposal, Reason, Standing
 from controller.tuning import Tuning
 
 ROWS = 4
+N = np.array([1.0, 2.0, 4.0, 8.0])
+HERE = LoadKind.of(2.0, ["code"])
 ALL = np.ones(ROWS, dtype=bool)
 ACTIVE = np.array([0.0, 1.0, 0.0, 0.0])
 
 
 def standing(k: int = 3) -> Standing:
-    return Standing(("default", "code"), np.full((ROWS, 2), k), ACTIVE)
+    return Standing(("default", "code"), np.full((ROWS, 2), k), N, ACTIVE)
 
 
 def proposal(k: int, gain: float, rows: np.ndarray = ALL, *, is_present: bool = True) -> Proposal:
@@ -68,7 +70,7 @@ def test_a_schedule_of_another_controller_dwells_from_the_take_over_on() -> None
 def test_dwell_holds_a_second_change() -> None:
     guard = Guard()
     k, _ = gate(guard, [proposal(5, 0.5)], now=100.0)
-    now = Standing(("default", "code"), k, ACTIVE)
+    now = Standing(("default", "code"), k, N, ACTIVE)
     assert gate(guard, [proposal(1, 0.05)], now=101.9, at=now)[1] is Reason.DWELL
     assert gate(guard, [proposal(1, 0.05)], now=102.0, at=now)[1] is Reason.GAIN
 
@@ -76,7 +78,7 @@ def test_dwell_holds_a_second_change() -> None:
 def test_a_large_gain_does_not_wait_for_the_dwell() -> None:
     guard = Guard()
     k, _ = gate(guard, [proposal(5, 0.5)], now=100.0)
-    assert gate(guard, [proposal(1, 0.1)], now=100.5, at=Standing(("default", "code"), k, ACTIVE))[1] is Reason.GAIN
+    assert gate(guard, [proposal(1, 0.1)], now=100.5, at=Standing(("default", "code"), k, N, ACTIVE))[1] is Reason.GAIN
 
 
 def test_the_same_schedule_is_optimal() -> None:
@@ -89,31 +91,73 @@ def test_without_guard_everything_passes() -> None:
     assert gate(guard, [proposal(1, 0.001)], now=100.1)[1] is Reason.GAIN
 
 
-def change(guard: Guard) -> None:
+def change(guard: Guard, at: float = 100.0) -> None:
     for second in range(10):
-        assert guard.compare(1000.0, 1000.0, None, float(second)) is None
-    assert gate(guard, [proposal(5, 0.5)])[1] is Reason.GAIN
+        assert guard.compare(HERE, 1000.0, 1000.0, None, at - 100.0 + second) is None
+    assert gate(guard, [proposal(5, 0.5)], now=at)[1] is Reason.GAIN
 
 
 def test_a_shortfall_rolls_back_and_pauses_longer_each_time() -> None:
     guard = Guard()
-    for pause in (10.0, 20.0):
-        change(guard)
-        found = [guard.compare(800.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(5)]
+    for began, pause in ((100.0, 10.0), (200.0, 20.0)):
+        change(guard, began)
+        found = [guard.compare(HERE, 800.0, 1500.0, 1000.0, began + tick) for tick in range(5)]
         back = next(item for item in found if item is not None)
         assert (back == 3).all()
-        at = 101.0 + next(index for index, item in enumerate(found) if item is not None)
-        assert guard.is_paused(at + pause - 0.1)
-        assert not guard.is_paused(at + pause)
-        guard._changed_at.clear()
+        at = began + next(index for index, item in enumerate(found) if item is not None)
+        assert guard.paused(N, at + pause - 0.1).any()
+        assert not guard.paused(N, at + pause).any()
+
+
+def rolled_back() -> Guard:
+    """Return a guard that has just, at 103 s, rolled a change back that was measured at two running decodes."""
+    guard = Guard()
+    change(guard)
+    assert any(guard.compare(HERE, 800.0, 1500.0, 1000.0, 100.0 + tick) is not None for tick in range(4))
+    return guard
+
+
+def test_a_roll_back_pauses_the_loads_that_it_was_measured_at_and_no_others() -> None:
+    assert list(rolled_back().paused(N, 105.0)) == [True, True, True, False]
+    k, reason = gate(rolled_back(), [proposal(5, 0.5, N < 8.0)], now=105.0)
+    assert reason is Reason.BACK_OFF
+    assert list(k[:, 1]) == [3, 3, 3, 3]
+    busy = Standing(("default", "code"), np.full((ROWS, 2), 3), N, ACTIVE[[0, 2, 3, 1]])
+    k, reason = gate(rolled_back(), [proposal(5, 0.5)], now=105.0, at=busy)
+    assert reason is Reason.GAIN
+    assert list(k[:, 1]) == [3, 3, 3, 5]
+
+
+ELSEWHERE = [LoadKind.of(30.0, ["code"]), LoadKind.of(2.0, ["code", "json"])]
+
+
+@pytest.mark.parametrize("there", ELSEWHERE)
+def test_what_the_model_is_off_by_at_another_load_is_no_shortfall(there: LoadKind) -> None:
+    guard = Guard()
+    change(guard)
+    assert [guard.compare(there, 850.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(6)] == [None] * 6
+    assert guard.previous is None
+
+
+@pytest.mark.parametrize("there", ELSEWHERE)
+def test_a_large_shortfall_is_one_at_any_load(there: LoadKind) -> None:
+    guard = Guard()
+    change(guard)
+    assert any(guard.compare(there, 750.0, 1500.0, 1000.0, 101.0 + tick) is not None for tick in range(6))
+
+
+def test_what_the_model_was_off_by_long_ago_is_no_shortfall() -> None:
+    guard = Guard()
+    change(guard)
+    assert [guard.compare(HERE, 850.0, 1500.0, 1000.0, 240.0 + tick) for tick in range(6)] == [None] * 6
 
 
 def test_two_bad_changes_in_a_row_are_taken_back_together() -> None:
     guard = Guard()
     change(guard)
-    assert guard.compare(990.0, 1500.0, 1000.0, 101.0) is None
+    assert guard.compare(HERE, 990.0, 1500.0, 1000.0, 101.0) is None
     assert gate(guard, [proposal(7, 0.5)], now=103.0, at=standing(5))[1] is Reason.GAIN
-    found = [guard.compare(800.0, 1500.0, 1000.0, 104.0 + tick) for tick in range(5)]
+    found = [guard.compare(HERE, 800.0, 1500.0, 1000.0, 104.0 + tick) for tick in range(5)]
     back = next(item for item in found if item is not None)
     assert (back == 3).all()
 
@@ -121,9 +165,9 @@ def test_two_bad_changes_in_a_row_are_taken_back_together() -> None:
 def test_a_bad_change_does_not_hide_behind_a_good_one_before_it() -> None:
     guard = Guard()
     change(guard)
-    assert [guard.compare(1200.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(5)] == [None] * 5
+    assert [guard.compare(HERE, 1200.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(5)] == [None] * 5
     assert gate(guard, [proposal(7, 0.5)], now=107.0, at=standing(5))[1] is Reason.GAIN
-    found = [guard.compare(800.0, 1500.0, 1000.0, 108.0 + tick) for tick in range(6)]
+    found = [guard.compare(HERE, 800.0, 1500.0, 1000.0, 108.0 + tick) for tick in range(6)]
     back = next(item for item in found if item is not None)
     assert (back == 3).all()
 
@@ -131,24 +175,26 @@ def test_a_bad_change_does_not_hide_behind_a_good_one_before_it() -> None:
 def test_a_change_that_delivers_stays_though_the_prediction_was_too_high() -> None:
     guard = Guard()
     change(guard)
-    assert [guard.compare(1100.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(8)] == [None] * 8
+    assert [guard.compare(HERE, 1100.0, 1500.0, 1000.0, 101.0 + tick) for tick in range(8)] == [None] * 8
     assert guard.previous is None
-    assert not guard.is_paused(110.0)
+    assert not guard.paused(N, 110.0).any()
 
 
 def test_a_neighbour_that_makes_some_ticks_three_times_as_long_rolls_nothing_back() -> None:
     guard = Guard()
     change(guard)
     noisy = [600.0, 1010.0, 480.0, 990.0, 1050.0, 520.0, 1000.0, 1020.0]
-    assert [guard.compare(measured, 1500.0, 1000.0, 101.0 + tick) for tick, measured in enumerate(noisy)] == [None] * 8
+    assert [guard.compare(HERE, measured, 1500.0, 1000.0, 101.0 + tick) for tick, measured in enumerate(noisy)] == [
+        None
+    ] * 8
 
 
 def test_a_shortfall_in_doubt_is_watched_until_it_is_sure() -> None:
     guard = Guard()
     change(guard)
     for tick, measured in enumerate([700.0, 1000.0, 720.0, 990.0, 700.0]):
-        assert guard.compare(measured, 1500.0, 1000.0, 101.0 + tick) is None
-    found = [guard.compare(720.0, 1500.0, 1000.0, 106.0 + tick) for tick in range(10)]
+        assert guard.compare(HERE, measured, 1500.0, 1000.0, 101.0 + tick) is None
+    found = [guard.compare(HERE, 720.0, 1500.0, 1000.0, 106.0 + tick) for tick in range(10)]
     assert any(item is not None for item in found)
 
 
@@ -156,7 +202,7 @@ def test_less_traffic_is_not_a_shortfall() -> None:
     """Half the load halves the goodput, but also what the previous schedule would yield."""
     guard = Guard()
     change(guard)
-    assert [guard.compare(520.0, 700.0, 500.0, 101.0 + tick) for tick in range(8)] == [None] * 8
+    assert [guard.compare(HERE, 520.0, 700.0, 500.0, 101.0 + tick) for tick in range(8)] == [None] * 8
 
 
 @pytest.mark.parametrize("reason", Reason)

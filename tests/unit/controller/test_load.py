@@ -48,6 +48,34 @@ def test_a_change_of_class_is_believed_at_once() -> None:
     assert load.shares() == {"code": 1.0}
 
 
+def test_few_requests_of_another_class_are_believed_when_two_looks_agree() -> None:
+    load = Load()
+    for _ in range(10):
+        load.take(evidence({"json": 500, "code": 500}, {"json": 16, "code": 16}), 1.0, 2.0)
+    load.take(evidence({"code": 1000}, {"code": 4}), 1.0, 2.0)
+    assert 0.6 < load.shares()["code"] < 0.8
+    load.take(evidence({"code": 1000}, {"code": 4}), 1.0, 2.0)
+    assert load.shares() == {"code": 1.0}
+
+
+def test_a_class_that_joins_is_believed_at_once() -> None:
+    load = Load()
+    for _ in range(10):
+        load.take(evidence({"chat": 1000}, {"chat": 8}), 1.0, 2.0)
+    load.take(evidence({"chat": 500, "code": 500}, {"chat": 4, "code": 4}), 1.0, 2.0)
+    assert load.shares() == {"chat": 0.5, "code": 0.5}
+
+
+def test_a_crowd_that_has_left_does_not_outvote_the_few_who_came() -> None:
+    """One request drafts a tenth of what 32 did; each second counts alike."""
+    load = Load()
+    for _ in range(10):
+        load.take(evidence({"json": 2500, "code": 2500}, {"json": 16, "code": 16}), 1.0, 2.0)
+    for _ in range(3):
+        load.take(evidence({"code": 500}, {"code": 1}), 1.0, 2.0)
+    assert load.shares()["code"] > 0.85
+
+
 def test_nothing_is_present_before_the_first_draft() -> None:
     assert Load().shares() == {}
 

@@ -86,15 +86,21 @@ def test_probes_cost_at_most_the_limit() -> None:
     for n, hazard in ((1.0, 0.9), (16.0, 0.5), (32.0, 0.3)):
         at = operation(n, hazard)
         k = np.zeros((len(grid(64)), 1), dtype=np.int64)
-        ratio = affordable_ratio(at, k, k_max=7, wanted_ratio=0.5, tuning=Tuning(probe_off_loss_ratio=0.01))
+        ratio = affordable_ratio(
+            at, k, k_max=7, wanted_ratio=0.5, at_off=None, tuning=Tuning(probe_off_loss_ratio=0.01)
+        )
         deep = np.full_like(k, 7)
         tokens = (1 - ratio) * at.goodput(k) * at.step_s(k) + ratio * at.goodput(deep) * at.step_s(deep)
         deep_s = at.step_s(deep) + 2 * 6e-4  # where K is 0 the drafter runs to catch up, and after the probe
         mixed = tokens / ((1 - ratio) * at.step_s(k) + ratio * deep_s)
         assert mixed >= 0.99 * at.goodput(k) - 1e-6
         assert ratio == 0.5 or mixed <= 0.9901 * at.goodput(k)
-    assert affordable_ratio(at, k, k_max=7, wanted_ratio=0.0, tuning=Tuning(probe_off_loss_ratio=0.01)) == 0.0
-    assert affordable_ratio(at, k, k_max=0, wanted_ratio=0.5, tuning=Tuning(probe_off_loss_ratio=0.01)) == 0.0
+    assert (
+        affordable_ratio(at, k, k_max=7, wanted_ratio=0.0, at_off=None, tuning=Tuning(probe_off_loss_ratio=0.01)) == 0.0
+    )
+    assert (
+        affordable_ratio(at, k, k_max=0, wanted_ratio=0.5, at_off=None, tuning=Tuning(probe_off_loss_ratio=0.01)) == 0.0
+    )
 
 
 def test_the_load_is_the_recent_mix_and_the_steps_decodes() -> None:
