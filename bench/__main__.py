@@ -1,8 +1,10 @@
 """`specpilot bench`: a table of measurements, each the `main(arguments)` of its module."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import FrameType
 
 MEASUREMENTS = {
     "demo": ("bench.demo", "a shifting load against the running system: adaptive K beside every static K"),
@@ -22,7 +24,13 @@ def main(arguments: Sequence[str]) -> None:
         rows = "\n".join(f"  {name:<16}{text}" for name, (_, text) in MEASUREMENTS.items())
         sys.stderr.write(f"usage: specpilot bench MEASUREMENT [FLAG ...]\n\n{rows}\n")
         sys.exit(0 if arguments and arguments[0] in ("-h", "--help") else 2)
+    signal.signal(signal.SIGTERM, _end)
     import_module(MEASUREMENTS[arguments[0]][0]).main(arguments[1:])
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End as Ctrl-C does, so that what a measurement started is stopped too."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

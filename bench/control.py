@@ -1,16 +1,21 @@
 """`specpilot bench control`: the control law on a real engine, beside everything that a user could do without it.
 
-Starts a system of its own. Arms, each playing the same unannounced trace, several times, in an order that turns round
-from one repetition to the next:
+Starts systems of its own. Arms, each playing the same unannounced trace, several times:
 
 - `K=k`: every request verifies k draft tokens, K = 0 being no speculation;
-- `table`: K by batch size, tuned by hand on this very trace (from the first repetition's static arms): what a diligent
+- `table`: K by batch size, tuned by hand on this very trace (by a play of the static arms of its own): what a diligent
   user would have if vLLM's dynamic speculation worked with P-EAGLE;
 - `adaptive`: a fresh controller;
 - `without ...`: the same with one idea of the law switched off; `without classes`: requests do not name their class.
 
-In static arms no controller runs. The report has a table, plots, and one JSON object as its last line. What each
-controller saw is beside it, to be looked into with `specpilot replay`.
+The arms take turns phase by phase, in an order that turns round, because a shared machine is now faster and now slower
+by a tenth or more for minutes: what is compared was measured within a minute, and the report takes out what is left.
+While it is not its turn an arm has no traffic, keeps what it knows and learns nothing; pauses by the clock (10 s after
+a roll-back) run on. Each steered arm has an engine, a gateway, a Redis and a controller of its own; the fixed arms
+share a system that no controller steers.
+
+The report has a table, plots, and one JSON object as its last line. What each controller saw is beside it, to be looked
+into with `specpilot replay`.
 """
 
 import asyncio
@@ -19,7 +24,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +34,7 @@ from pydantic_settings import SettingsConfigDict
 
 from bench import control_report as report
 from bench.chosen import chosen
-from bench.play import Played, play
+from bench.play import Played, Player
 from bench.system import System, start_own, stop_own, wait_for
 from bench.trace import TRACES, Trace, read_prompts, read_trace
 from policy.errors import InvalidDocumentError
@@ -38,7 +44,9 @@ from specpilot import embedded_redis
 PROGRAM = "specpilot bench control"
 MAX_RUNNING = 32
 START_WITHIN_S = 300.0
-SETTLES_S = 2.0
+SETTLES_S = 0.5
+TUNING_STRETCH = 0.5
+PORTS = 10
 CLASSES = "classes"
 ABLATIONS = (CLASSES, "probes", "change-detection", "guard", "cost-learning")
 _CHANGES = ("gain", "explore", "rollback", "bounds")
@@ -61,8 +69,9 @@ class ControlBenchSettings(ProgramSettings):
         description="ablations, comma separated; none for none",
     )
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
+    interval_s: float = Field(default=0.5, ge=0.1, le=5, description="seconds between two decisions of the controllers")
     out: Path = Field(default=Path(".specpilot/bench-control"), description="folder for report.md and plot.svg")
-    port: int = Field(default=8480, ge=1, le=65000, description="first of the ports to use")
+    port: int = Field(default=8480, ge=1, le=65000, description="first of the ports to use, ten for each system")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -80,9 +89,15 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
     ablations = [] if settings.without == "none" else chosen(PROGRAM, "--without", settings.without, ABLATIONS)
     settings.out.mkdir(parents=True, exist_ok=True)
-    with _system(settings) as (system, redis_url):
-        bench = _Bench(settings, system, redis_url, trace, prompts)
-        result, table = asyncio.run(bench.run(statics, ablations))
+    fixed = {f"K={k}": [[1, MAX_RUNNING, k]] for k in statics}
+    steered = [report.ADAPTIVE, *(f"without {idea}" for idea in ablations)]
+    with ExitStack() as stack:
+        systems = [
+            stack.enter_context(_system(settings.out / name, settings.port + PORTS * at))
+            for at, name in enumerate(["fixed", *(arm.replace(" ", "-") for arm in steered)])
+        ]
+        bench = _Bench(settings, trace, prompts, systems[0], dict(zip(steered, systems[1:], strict=True)))
+        result, table = asyncio.run(bench.run(fixed))
     text = report.markdown(result, table)
     figures = json.dumps(report.summary(result))
     (settings.out / "report.md").write_text(f"{text}\n![plot](plot.svg)\n\n```json\n{figures}\n```\n")
@@ -90,95 +105,124 @@ def main(arguments: Sequence[str]) -> None:
     _say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A running system; `folder` has its logs, `port` is its first."""
+
+    system: System
+    redis_url: str
+    folder: Path
+    port: int
+
+
 class _Bench:
-    """Plays the arms."""
+    """Plays the arms, in turns."""
 
     def __init__(
-        self, settings: ControlBenchSettings, system: System, redis_url: str, trace: Trace, prompts: dict[str, Any]
+        self,
+        settings: ControlBenchSettings,
+        trace: Trace,
+        prompts: dict[str, Any],
+        fixed: _Stage,
+        steered: dict[str, _Stage],
     ) -> None:
         self._settings = settings
-        self._system = system
-        self._redis_url = redis_url
         self._trace = trace
         self._prompts = prompts
+        self._fixed = fixed
+        self._steered = steered
         self._switches = 0
         self._adaptive_s = 0.0
-        self._played = 0
-        self._all = 0
 
-    async def run(self, statics: Sequence[int], ablations: Sequence[str]) -> tuple[report.Result, list[list[int]]]:
-        """Return the result, and the table tuned by hand on the first repetition."""
-        fixed = {f"K={k}": [[1, MAX_RUNNING, k]] for k in statics}
-        steered = [report.ADAPTIVE, *(f"without {idea}" for idea in ablations)]
-        plays: dict[str, list[Played]] = {arm: [] for arm in [*fixed, report.TABLE, *steered]}
-        self._all = len(plays) * self._settings.repeats
-        for arm, ranges in fixed.items():
-            plays[arm].append(await self._fixed(arm, ranges))
-        table = report.hand_tuned(self._trace, {k: plays[f"K={k}"][0].rates for k in statics}, MAX_RUNNING)
-        order = [*fixed, report.TABLE, *steered]
+    async def run(self, fixed: dict[str, list[list[int]]]) -> tuple[report.Result, list[list[int]]]:
+        """Return the result, and the table tuned by hand."""
+        _say("the static arms play once, for the table to be tuned")
+        short = self._trace.stretched(TUNING_STRETCH)
+        tuning = await self._take_turns(short, {arm: self._player(arm) for arm in fixed}, fixed, 0)
+        rates = {int(arm[2:]): played.rates for arm, played in tuning.items()}
+        table = report.hand_tuned(short, rates, MAX_RUNNING)
+        ranges = {**fixed, report.TABLE: table}
+        plays: dict[str, list[Played]] = {arm: [] for arm in [*ranges, *self._steered]}
         for repetition in range(self._settings.repeats):
-            for arm in order if repetition % 2 == 0 else reversed(order):
-                if repetition == 0 and arm in fixed:
-                    continue
-                if arm in steered:
-                    plays[arm].append(await self._steered(arm))
-                else:
-                    plays[arm].append(await self._fixed(arm, fixed.get(arm, table)))
+            _say(f"\nplay {repetition + 1} of {self._settings.repeats}")
+            with ExitStack() as stack:
+                for arm, stage in self._steered.items():
+                    stack.enter_context(self._controller(arm, stage, repetition))
+                began = time.time()
+                played = await self._take_turns(
+                    self._trace, {arm: self._player(arm) for arm in plays}, ranges, repetition
+                )
+                await self._count_switches(began)
+            for arm, item in played.items():
+                plays[arm].append(item)
         return report.Result(self._trace, plays, self._switches, self._adaptive_s), table
 
-    async def _fixed(self, arm: str, ranges: list[list[int]]) -> Played:
-        await asyncio.to_thread(self._system.put_speculation, {"classes": {"default": ranges}})
-        return await self._play(arm)
+    def _player(self, arm: str) -> Player:
+        stage = self._steered.get(arm, self._fixed)
+        return Player(stage.system, "demo", self._prompts, names_classes=arm != f"without {CLASSES}")
 
-    async def _steered(self, arm: str) -> Played:
+    async def _take_turns(
+        self, trace: Trace, players: dict[str, Player], ranges: dict[str, list[list[int]]], repetition: int
+    ) -> dict[str, Played]:
+        arms = list(players)
+        for index, phase in enumerate(trace.phases):
+            first = (index + repetition * (1 + len(arms) // self._settings.repeats)) % len(arms)
+            for arm in arms[first:] + arms[:first]:
+                if arm in ranges:
+                    document = {"classes": {"default": ranges[arm]}}
+                    await asyncio.to_thread(self._fixed.system.put_speculation, document)
+                _say(await players[arm].phase(phase, f"{phase.name:<20}{arm}"[:44].ljust(44)))
+                await players[arm].pause()
+                await asyncio.sleep(SETTLES_S)
+        return {arm: await player.close() for arm, player in players.items()}
+
+    async def _count_switches(self, since: float) -> None:
+        decisions = await asyncio.to_thread(self._steered[report.ADAPTIVE].system.decisions, "demo", since)
+        self._switches += sum(item["reason"] in _CHANGES for item in decisions)
+        self._adaptive_s += sum(phase.seconds for phase in self._trace.phases)
+
+    @contextmanager
+    def _controller(self, arm: str, stage: _Stage, repetition: int) -> Iterator[None]:
+        """Run a controller that knows nothing of acceptance."""
         idea = arm.removeprefix("without ")
-        flags = [] if arm == report.ADAPTIVE or idea == CLASSES else ["--without", idea]
-        record = self._settings.out / f"{arm.replace(' ', '-')}-{self._played + 1}.jsonl"
+        record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
         record.unlink(missing_ok=True)
-        controller = await asyncio.to_thread(self._start_controller, [*flags, "--record", str(record)])
+        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", stage.redis_url]
+        command += [
+            "--record",
+            str(record),
+            "--port",
+            str(stage.port + 1),
+            "--interval-s",
+            str(self._settings.interval_s),
+        ]
+        command += [] if arm == report.ADAPTIVE or idea == CLASSES else ["--without", idea]
+        with (stage.folder / "controller.log").open("ab") as log:
+            controller = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            await asyncio.to_thread(wait_for, PROGRAM, f"{self._system.admin_url}/health", 30.0)
-            began = time.time()
-            played = await self._play(arm, names_classes=idea != CLASSES)
-            if arm == report.ADAPTIVE:
-                decisions = await asyncio.to_thread(self._system.decisions, "demo", began)
-                self._switches += sum(item["reason"] in _CHANGES for item in decisions)
-                self._adaptive_s += time.time() - began
-            return played
+            wait_for(PROGRAM, f"{stage.system.admin_url}/health", 30.0)
+            yield
         finally:
             controller.terminate()
-            await asyncio.to_thread(controller.wait, 30.0)
-
-    def _start_controller(self, flags: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", self._redis_url, *flags]
-        with (self._settings.out / "controller.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, "--port", str(self._settings.port + 1)], stdout=log, stderr=subprocess.STDOUT
-            )
-
-    async def _play(self, arm: str, *, names_classes: bool = True) -> Played:
-        self._played += 1
-        _say(f"\n{arm}   ({self._played} of {self._all})")
-        await asyncio.sleep(SETTLES_S)
-        return await play(self._system, "demo", self._trace, self._prompts, _say, names_classes=names_classes)
+            controller.wait(30.0)
 
 
 @contextmanager
-def _system(settings: ControlBenchSettings) -> Iterator[tuple[System, str]]:
+def _system(folder: Path, port: int) -> Iterator[_Stage]:
     """Run Redis, an engine and a gateway, without a controller."""
-    command, redis_url = embedded_redis.server_command(settings.out / "redis")
+    folder.mkdir(parents=True, exist_ok=True)
+    command, redis_url = embedded_redis.server_command(folder / "redis")
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    port = settings.port
-    arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(settings.out)]
+    arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(folder)]
     arguments += ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
-    _say(f"starting a system; its output goes to {settings.out / 'up.log'}")
-    with (settings.out / "up.log").open("wb") as output:
+    _say(f"starting a system; its output goes to {folder / 'up.log'}")
+    with (folder / "up.log").open("wb") as output:
         own = start_own([*arguments, "--max-num-seqs", str(MAX_RUNNING)], output)
     try:
         gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
         wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S)
         wait_for(PROGRAM, f"{gateway}/ready", START_WITHIN_S)
-        yield System(gateway, admin, None, [engine]), redis_url
+        yield _Stage(System(gateway, admin, None, [engine]), redis_url, folder, port)
     finally:
         stop_own(own)
         redis.terminate()

@@ -1,7 +1,9 @@
 """What the plays of a control measurement say: pure arithmetic, a Markdown report and its plots.
 
-Rates are output tokens per second of a phase, the median over the repetitions of an arm. The oracle takes in every
-phase the rate of the best static K. Totals weigh phases by their length.
+Rates are output tokens per second of a phase, the median over the repetitions of an arm. Arms played each phase one
+after another, so before that the machine's speed in a phase of a repetition is taken out: by how much the fixed arms
+there were, in the median, above or below their own medians over the repetitions. The oracle takes in every phase the
+rate of the best static K. Totals weigh phases by their length.
 """
 
 import statistics
@@ -32,7 +34,26 @@ class Result:
 
     def rates(self, arm: str) -> list[float]:
         """The median rate of each phase."""
-        return [statistics.median(column) for column in zip(*(play.rates for play in self.plays[arm]), strict=True)]
+        return [statistics.median(column) for column in zip(*self.even(arm), strict=True)]
+
+    def even(self, arm: str) -> list[list[float]]:
+        """The rates of each play by phase, as if the machine had always been equally fast."""
+        return [
+            [rate / speed for rate, speed in zip(play.rates, speeds, strict=True)]
+            for play, speeds in zip(self.plays[arm], self.speeds(), strict=True)
+        ]
+
+    def speeds(self) -> list[list[float]]:
+        """How fast the machine was in each repetition, by phase; around 1."""
+        fixed = {arm: [play.rates for play in self.plays[arm]] for arm in [*self.statics, TABLE]}
+        usual = {arm: [statistics.median(column) for column in zip(*rows, strict=True)] for arm, rows in fixed.items()}
+        return [
+            [
+                statistics.median(rows[repetition][phase] / usual[arm][phase] for arm, rows in fixed.items())
+                for phase in range(len(self.trace.phases))
+            ]
+            for repetition in range(len(self.plays[TABLE]))
+        ]
 
     def total(self, arm: str) -> float:
         """Tokens of the whole trace."""
@@ -97,10 +118,9 @@ def steady_rate(looks: Sequence[Reading]) -> float:
 def latency_p99(plays: Sequence[Played]) -> float:
     """Return the 99th percentile of the inter-token latency over whole plays, in seconds, from vLLM's histogram."""
     counts: dict[float, float] = {}
-    for played in plays:
-        first, last = played.phases[0][0].latency, played.phases[-1][-1].latency
-        for bound, count in last.items():
-            counts[bound] = counts.get(bound, 0.0) + count - first.get(bound, 0.0)
+    for looks in [looks for played in plays for looks in played.phases]:
+        for bound, count in looks[-1].latency.items():
+            counts[bound] = counts.get(bound, 0.0) + count - looks[0].latency.get(bound, 0.0)
     bounds = sorted(counts)
     wanted = 0.99 * counts[bounds[-1]]
     below, floor = 0.0, 0.0
@@ -126,9 +146,10 @@ def summary(result: Result) -> dict[str, Any]:
     times, static_times = [], []
     for index in range(len(phases)):
         best_plays = result.plays[result.oracle(index)]
-        steady = statistics.median(steady_rate(played.phases[index]) for played in best_plays)
-        times += [adapt_s(played.phases[index], steady) for played in result.plays[ADAPTIVE]]
-        static_times += [adapt_s(played.phases[index], steady) for played in best_plays]
+        for mine, theirs in zip(result.plays[ADAPTIVE], best_plays, strict=True):
+            steady = steady_rate(theirs.phases[index])
+            times.append(adapt_s(mine.phases[index], steady))
+            static_times.append(adapt_s(theirs.phases[index], steady))
     found: dict[str, Any] = {
         "best_single_k": int(result.best_static[2:]),
         "headroom": result.tokens(oracle) / best - 1,
@@ -155,10 +176,12 @@ def summary(result: Result) -> dict[str, Any]:
 def markdown(result: Result, table: Sequence[Sequence[int]]) -> str:
     """Return the report."""
     arms = list(result.plays)
+    speeds = [speed for row in result.speeds() for speed in row]
     lines = [
         "# Control measurement",
         "",
         f"Output tokens per second; medians of {len(result.plays[ADAPTIVE])} plays, with their range for `adaptive`.",
+        f"The machine's speed, {min(speeds):.2f} to {max(speeds):.2f} of the usual, is taken out.",
         f"The hand-tuned table is {list(table)} (`[lo, hi, K]` over running decodes).",
         "",
         "| phase | " + " | ".join(arms) + " | adaptive over the oracle |",
@@ -167,7 +190,7 @@ def markdown(result: Result, table: Sequence[Sequence[int]]) -> str:
     for index, phase in enumerate(result.trace.phases):
         rates = {arm: result.rates(arm)[index] for arm in arms}
         best = result.oracle(index)
-        spread = [played.rates[index] for played in result.plays[ADAPTIVE]]
+        spread = [row[index] for row in result.even(ADAPTIVE)]
         cells = [
             f"{rates[arm]:.0f}" + (f" ({min(spread):.0f} to {max(spread):.0f})" if arm == ADAPTIVE else "")
             for arm in arms
@@ -191,12 +214,14 @@ def plot(result: Result, path: Path) -> None:
     above.set_xticks(range(len(phases)), [phase.name for phase in phases], rotation=40, ha="right", fontsize=8)
     above.set_ylabel("rate over the oracle's")
     above.legend(ncols=4, fontsize=8)
-    looks = [look for phase in result.plays[ADAPTIVE][-1].phases for look in phase]
-    for name in sorted({name for look in looks for name in look.active_k}):
-        times = [look.at - looks[0].at for look in looks if name in look.active_k]
-        below.step(times, [look.active_k[name] for look in looks if name in look.active_k], where="post", label=name)
+    looks: list[tuple[float, Reading]] = []  # with the time played until then
     for phase_looks in result.plays[ADAPTIVE][-1].phases:
-        below.axvline(phase_looks[0].at - looks[0].at, color="0.85", zorder=0)
+        began = looks[-1][0] if looks else 0.0
+        below.axvline(began, color="0.85", zorder=0)
+        looks += [(began + look.at - phase_looks[0].at, look) for look in phase_looks]
+    for name in sorted({name for _, look in looks for name in look.active_k}):
+        seen = [(at, look.active_k[name]) for at, look in looks if name in look.active_k]
+        below.step([at for at, _ in seen], [k for _, k in seen], where="post", label=name)
     below.set_xlabel("seconds")
     below.set_ylabel("K")
     below.legend(fontsize=8)

@@ -60,12 +60,19 @@ class Load:
             with suppress(asyncio.CancelledError):
                 await worker
 
-    async def close(self) -> None:
-        """Stop every worker."""
-        for worker in [item for workers in self._workers.values() for item in workers]:
+    async def pause(self) -> None:
+        """Stop every worker; they drop their request."""
+        stopped = [worker for workers in self._workers.values() for worker in workers]
+        self._workers.clear()
+        for worker in stopped:
             worker.cancel()
+        for worker in stopped:
             with suppress(asyncio.CancelledError):
                 await worker
+
+    async def close(self) -> None:
+        """Stop every worker, for good."""
+        await self.pause()
         await self._client.close()
 
     async def _work(self, traffic_class: str, temperature: float) -> None:

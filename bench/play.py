@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.load import Load
 from bench.system import Reading, System
-from bench.trace import Trace
+from bench.trace import Phase, Trace
 
 LOOK_S = 1.0
 
@@ -28,39 +28,61 @@ class Played:
         return [(looks[-1].tokens - looks[0].tokens) / (looks[-1].at - looks[0].at) for looks in self.phases]
 
 
-async def play(  # noqa: PLR0913 - what to play, against what, and who hears of it
+class Player:
+    """Plays phases, one after another, against one system; `pause` in between lets others use the machine."""
+
+    def __init__(
+        self, system: System, model: str, prompts: Mapping[str, Sequence[Mapping[str, Any]]], *, names_classes: bool
+    ) -> None:
+        """`names_classes` False sends every request without a class."""
+        self._system = system
+        self._load = Load(f"{system.gateway_url}/v1", model, prompts, names_classes=names_classes)
+        self._phases: list[list[Reading]] = []
+
+    async def phase(self, phase: Phase, label: str) -> str:
+        """Play `phase` and return a line about it; requests of the one before that it wants too go on."""
+        await self._load.shift_to(phase)
+        looks = [await asyncio.to_thread(self._system.read)]
+        ends_at = time.monotonic() + phase.seconds
+        while (left := ends_at - time.monotonic()) > 0:
+            await asyncio.sleep(min(LOOK_S, left))
+            looks.append(await asyncio.to_thread(self._system.read))
+            if sys.stdout.isatty():
+                sys.stdout.write("\r\033[K" + _line(label, looks[-2], looks[-1]))
+                sys.stdout.flush()
+        self._phases.append(looks)
+        return _line(label, looks[0], looks[-1])
+
+    async def pause(self) -> None:
+        """Drop what is in flight."""
+        await self._load.pause()
+
+    async def close(self) -> Played:
+        """End, and return what was played."""
+        await self._load.close()
+        return Played(self._phases, self._load.sent, dict(self._load.failed))
+
+
+async def play(
     system: System,
     model: str,
     trace: Trace,
     prompts: Mapping[str, Sequence[Mapping[str, Any]]],
     say: Callable[[str], None],
-    *,
-    names_classes: bool = True,
 ) -> Played:
-    """Play `trace` once; `names_classes` False sends every request without a class."""
-    load = Load(f"{system.gateway_url}/v1", model, prompts, names_classes=names_classes)
-    phases: list[list[Reading]] = []
+    """Play `trace` once, without a pause."""
+    player = Player(system, model, prompts, names_classes=True)
     try:
         for phase in trace.phases:
-            await load.shift_to(phase)
-            looks = [await asyncio.to_thread(system.read)]
-            ends_at = time.monotonic() + phase.seconds
-            while (left := ends_at - time.monotonic()) > 0:
-                await asyncio.sleep(min(LOOK_S, left))
-                looks.append(await asyncio.to_thread(system.read))
-                if sys.stdout.isatty():
-                    sys.stdout.write("\r\033[K" + _line(phase.name, looks[-2], looks[-1]))
-                    sys.stdout.flush()
-            phases.append(looks)
-            say(_line(phase.name, looks[0], looks[-1]))
-        if load.failed:
-            say(f"  failed requests: {dict(load.failed)} of {load.sent}")
-        return Played(phases, load.sent, dict(load.failed))
+            say(await player.phase(phase, phase.name))
     finally:
-        await load.close()
+        played = await player.close()
+    if played.failed:
+        say(f"  failed requests: {played.failed} of {played.sent}")
+    return played
 
 
-def _line(name: str, before: Reading, now: Reading) -> str:
+def _line(label: str, before: Reading, now: Reading) -> str:
     parts = []
     for traffic_class in sorted(now.drafts):
         drafts = now.drafts[traffic_class] - before.drafts.get(traffic_class, 0.0)
@@ -68,4 +90,4 @@ def _line(name: str, before: Reading, now: Reading) -> str:
             tokens = now.draft_tokens[traffic_class] - before.draft_tokens.get(traffic_class, 0.0)
             parts.append(f"{traffic_class} K={now.active_k.get(traffic_class, 0)} AL={tokens / drafts:.2f}")
     rate = (now.tokens - before.tokens) / (now.at - before.at)
-    return f"  {name:<18}{rate:7.0f} tok/s   {'  '.join(parts)}"
+    return f"  {label:<18}{rate:7.0f} tok/s   {'  '.join(parts)}"

@@ -73,7 +73,7 @@ class ControlLoop:
         pilot: Pilot,
         metrics: ControllerMetrics,
         clock: Clock,
-        interval_s: float = 1.0,
+        interval_s: float = 0.5,
         default_mode: Mode = Mode.ACT,
         recorder: Callable[[Recorded], None] | None = None,
     ) -> None:

@@ -34,7 +34,7 @@ class ControllerSettings(ProgramSettings):
         SecretStr | None,
         Field(description="bearer token of the admin API; unset: only callers on this machine are served"),
     ] = None
-    interval_s: Annotated[float, Field(description="seconds between two decisions", ge=0.1, le=5)] = 1.0
+    interval_s: Annotated[float, Field(description="seconds between two decisions", ge=0.1, le=5)] = 0.5
     prometheus: Annotated[
         str | None,
         Field(

@@ -12,6 +12,9 @@ from gateway.fleet import Engine
 from gateway.plane import Plane
 from gateway.upstream import EngineConnection, Reader
 
+STOOD_STILL_S = 0.25
+"""A time-out that comes so much too late says more of this process than of the engine."""
+
 
 class Traveller(Reader, Protocol):
     """Whose attempt it is."""
@@ -84,10 +87,15 @@ class Leg:
             self._plane.serve_queue()
 
     async def _connect(self) -> None:
+        limit_s = self._plane.limits.connect_timeout_s
+        due = self._plane.monotonic() + limit_s
         try:
-            async with asyncio.timeout(self._plane.limits.connect_timeout_s):
+            async with asyncio.timeout(limit_s):
                 connection = await self.engine.pool.connect()
         except OSError as error:  # TimeoutError is one
+            if isinstance(error, TimeoutError) and self._plane.monotonic() - due > STOOD_STILL_S:
+                await self._connect()  # this process did not look for so long: that is no fault of the engine's
+                return
             self._task = None
             reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
             self._plane.metrics.count_upstream_error(reason)

@@ -1,5 +1,6 @@
 """Closes the loop: plant, observations, the controller's own law, schedule, and back, in virtual time."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -70,6 +71,9 @@ class Run:
         return {tick.verdict.reason for tick in self.ticks}
 
 
+WANDER_KEPT = math.exp(-1 / 15)  # from a second to the next: a shared machine keeps its pace for some 15 s
+
+
 def simulate(
     phases: Sequence[Phase],
     *,
@@ -84,9 +88,11 @@ def simulate(
     static_k: int = 3,
     is_scraped: Callable[[int], bool] = lambda _: True,
     noise: float = 0.03,
+    wander: float = 0.0,
     max_num_seqs: int = 64,
     reply_tokens: float = REPLY_TOKENS,
 ) -> Run:
+    """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while."""
     policy = policy or Policy(model=MODEL)
     fleet = [
         Engine(
@@ -103,7 +109,7 @@ def simulate(
     truth = {"code": CODE, "chat": CHAT, "json": JSON, DEFAULT_CLASS: CHAT}
     schedule = start
     run = Run()
-    second = 0
+    second, pace, weather = 0, 0.0, np.random.default_rng([seed, 99])
     pilot.observe(engine.observe(0.0) for engine in fleet)
     for index, phase in enumerate(phases):
         truth = {**truth, **phase.acceptance}
@@ -112,16 +118,18 @@ def simulate(
         for _ in range(phase.seconds):
             if disturb:
                 disturb(second, fleet)
+            pace = WANDER_KEPT * pace + weather.normal(0, wander * math.sqrt(1 - WANDER_KEPT**2))
+            slowdown = phase.slowdown * math.exp(pace)
             n = sum(load.values())
             k = {name: fleet[0].k_of(schedule, name, n) for name in load}
             for engine in fleet:
-                engine.run(1.0, load, truth, schedule, phase.slowdown)
+                engine.run(1.0, load, truth, schedule, slowdown)
             second += 1
             if is_scraped(second):
                 pilot.observe(engine.observe(float(second)) for engine in fleet)
             facts = Facts(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule)
             verdict = pilot.steer(facts, float(second))
-            goodput = true_goodput(load, truth, k, step_s, reply_tokens) / phase.slowdown if load else 0.0
-            run.ticks.append(Tick(second, index, load, k, goodput, best / phase.slowdown, best_k, verdict))
+            goodput = true_goodput(load, truth, k, step_s, reply_tokens) / slowdown if load else 0.0
+            run.ticks.append(Tick(second, index, load, k, goodput, best / slowdown, best_k, verdict))
             schedule = Schedule(MODEL, POOL, second, float(second), 15.0, verdict.probe_ratio, verdict.publish)
     return run

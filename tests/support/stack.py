@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -83,7 +83,8 @@ class Engine:
         self.process = subprocess.Popen(
             command, env=os.environ | environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
-        wait_for(f"{self.url}/health", self.process, 180.0)
+        with ended_on_failure(self.process):
+            wait_for(f"{self.url}/health", self.process, 180.0)
 
     def stop(self) -> None:
         self.process.terminate()
@@ -104,9 +105,10 @@ class Stack:
         command += [item for name, port in ports.items() for item in (f"--{name}", str(port))]
         self._output = (folder / "up.log").open("wb")
         self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True)
-        wait_for(f"{self.gateway}/ready", self.process, 300.0)
-        wait_for(f"{self.engine}/health", self.process, 10.0)
-        until(lambda: "SpecPilot is up" in self.said(), 60.0)
+        with ended_on_failure(self.process):
+            wait_for(f"{self.gateway}/ready", self.process, 300.0)
+            wait_for(f"{self.engine}/health", self.process, 10.0)
+            until(lambda: "SpecPilot is up" in self.said(), 60.0)
 
     def said(self) -> str:
         return (self.folder / "up.log").read_text(errors="replace")
@@ -133,6 +135,17 @@ class Stack:
         status = self.process.wait(90.0)
         self._output.close()
         return status
+
+
+@contextmanager
+def ended_on_failure(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End `process` and its group when what waits for it fails: nobody else has a hand on it yet."""
+    try:
+        yield
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60.0)
+        raise
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float) -> None:

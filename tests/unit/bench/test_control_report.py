@@ -28,11 +28,11 @@ def played(*rates: float, failed: int = 0) -> Played:
 RESULT = Result(
     TRACE,
     {
-        "K=0": [played(100, 1000)],
-        "K=7": [played(400, 500), played(400, 500)],
-        "table": [played(390, 980)],
+        "K=0": [played(100, 1000)] * 3,
+        "K=7": [played(400, 500)] * 3,
+        "table": [played(390, 980)] * 3,
         "adaptive": [played(380, 950), played(400, 990, failed=1), played(380, 970)],
-        "without probes": [played(384, 980)],
+        "without probes": [played(384, 980)] * 3,
     },
     switches=6,
     adaptive_s=60.0,
@@ -42,6 +42,23 @@ RESULT = Result(
 def test_the_oracle_takes_the_best_static_k_of_every_phase() -> None:
     assert [RESULT.oracle(0), RESULT.oracle(1)] == ["K=7", "K=0"]
     assert RESULT.best_static == "K=0"
+
+
+def test_the_machines_speed_is_taken_out_of_each_phase_of_each_play() -> None:
+    """It ran at four fifths in the second play's crowd: no arm is worse for having been played then."""
+    result = Result(
+        TRACE,
+        {
+            "K=0": [played(100, 1000), played(100, 800), played(100, 1000)],
+            "K=7": [played(400, 500), played(400, 400), played(400, 500)],
+            "table": [played(390, 980), played(390, 784), played(390, 980)],
+            "adaptive": [played(380, 900), played(380, 760), played(380, 960)],
+        },
+        switches=0,
+        adaptive_s=60.0,
+    )
+    assert result.speeds() == [[1.0, 1.0], [1.0, 0.8], [1.0, 1.0]]
+    assert result.rates("adaptive") == pytest.approx([380, 950])
 
 
 def test_the_summary_compares_totals_and_the_worst_phase() -> None:
