@@ -5,6 +5,9 @@ the median of the ratios of neighbouring turns, with its spread.
 
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
 - `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
+- `k0_floor_vs_no_spec`: the same with a scheduler that does nothing but not to ask for drafts (`bench.bare_scheduler`):
+  no rows kept, nothing planned, nothing counted. What vLLM takes for being able to speculate; no adapter that leaves
+  vLLM as it is can be above.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
 - `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
 - `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
@@ -16,6 +19,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from policy.settings import ProgramSettings, load
 PROGRAM = "specpilot bench adapter"
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "deploy" / "demo_model"
 SCHEDULER = "engine_adapter.scheduler.SpecPilotScheduler"
+BARE_SCHEDULER = "bench.bare_scheduler.BareScheduler"
 
 
 class AdapterBenchSettings(ProgramSettings):
@@ -42,6 +47,22 @@ class AdapterBenchSettings(ProgramSettings):
     tokens: int = Field(default=256, ge=16, description="tokens a reply")
     rounds: int = Field(default=7, ge=1, description="turns of each arm")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A worker at K = `k` for all, `None` where nobody asks it."""
+
+    worker: str
+    k: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What to ask of the worker."""
+        return {"keep_nothing": True} if self.worker == "bare" else {} if self.k is None else {"k": self.k}
+
+    def __str__(self) -> str:
+        return self.worker if self.k is None else f"{self.worker} at K={self.k}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -69,17 +90,20 @@ def main(arguments: Sequence[str]) -> None:
         "stock": EngineWorker("stock", plain | speculative, base),
         "adapter": EngineWorker("adapter", adapter, base),
         "full width": EngineWorker("full width", adapter, base | {"SPECPILOT_ENGINE_DRAFT_WIDTH": "0"}),
+        "bare": EngineWorker("bare", adapter | {"scheduler_cls": BARE_SCHEDULER}, base),
     }
     try:
         for running in (1, 8, 32):
-            for name, k, other in (
-                ("k0_vs_no_spec", 0, "no speculation"),
-                ("k0_vs_no_spec_sync", 0, "no speculation, synchronous"),
-                ("constant_k_vs_stock", settings.k_max, "stock"),
+            for name, mine, other in (
+                ("k0_vs_no_spec", Arm("adapter", k=0), Arm("no speculation")),
+                ("k0_floor_vs_no_spec", Arm("bare"), Arm("no speculation")),
+                ("k0_vs_no_spec_sync", Arm("adapter", k=0), Arm("no speculation, synchronous")),
+                ("constant_k_vs_stock", Arm("adapter", k=settings.k_max), Arm("stock")),
             ):
-                found[f"{name}_{running}"] = _ratio(settings, workers, texts[:running], k, other)
+                found[f"{name}_{running}"] = _ratio(settings, workers, texts[:running], mine, other)
         for k in (1, 3):
-            found[f"width_gain_k{k}_32"] = _ratio(settings, workers, texts[:32], k, "full width")
+            pair = Arm("adapter", k=k), Arm("full width", k=k)
+            found[f"width_gain_k{k}_32"] = _ratio(settings, workers, texts[:32], *pair)
         found["switch_ms"] = _switch_ms(workers["adapter"], texts[:8])
     finally:
         for worker in workers.values():
@@ -95,19 +119,17 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _ratio(
-    settings: AdapterBenchSettings, workers: dict[str, EngineWorker], texts: Sequence[str], k: int, other: str
+    settings: AdapterBenchSettings, workers: dict[str, EngineWorker], texts: Sequence[str], mine: Arm, other: Arm
 ) -> float:
-    """Return the median ratio of throughputs, the adapter's at `k` over the other's, of neighbouring turns."""
+    """Return the median ratio of the throughputs of `mine` and `other`, of neighbouring turns."""
     ratios: list[float] = []
     for turn in range(settings.rounds + 1):
-        mine = workers["adapter"].run(texts, settings.tokens, k=k)
-        options = {"k": k} if other == "full width" else {}
-        theirs = workers[other].run(texts, settings.tokens, **options)
+        rates = [workers[arm.worker].run(texts, settings.tokens, **arm.options)["decode_rate"] for arm in (mine, other)]
         if turn:  # the first turn warms both up
-            ratios.append(mine["decode_rate"] / theirs["decode_rate"])
+            ratios.append(rates[0] / rates[1])
     median = statistics.median(ratios)
     _say(
-        f"K={k} with {len(texts):2d} running, adapter / {other:<27} "
+        f"{len(texts):2d} running, {f'{mine} / {other}':<44} "
         f"median {median:.3f}   spread {min(ratios):.3f} to {max(ratios):.3f}"
     )
     return round(median, 3)

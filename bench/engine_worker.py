@@ -87,6 +87,8 @@ def main(options: dict[str, Any]) -> None:
         thread = None
         if "k" in job:
             _offer(scheduler.control, job["k"], 0.0)
+        if job.get("keep_nothing"):
+            _keep_nothing(llm)
         switches: list[float] = []
         if job.get("switches"):
             thread = threading.Thread(target=_switch, args=(scheduler, job["switches"], switches))
@@ -124,6 +126,15 @@ def _offer(control: Any, k: int, probe_ratio: float) -> None:
         {"default": (KRange(1, MAX_RUNNING, k),)},
     )
     control.offer(schedule, time.monotonic())
+
+
+def _keep_nothing(llm: Any) -> None:
+    """Let the workers keep no rows for the drafter."""
+    from engine_adapter.backlog import BACKLOG  # noqa: PLC0415 - beside vLLM's, at first use
+
+    drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    if hasattr(drafter, BACKLOG):
+        delattr(drafter, BACKLOG)
 
 
 def _thrash(control: Any, seed: int, done: threading.Event) -> None:

@@ -1,0 +1,13 @@
+"""K = 0 for all, and nothing else: the least that a scheduler must say so that vLLM drafts nothing."""
+
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class BareScheduler(Scheduler):
+    """vLLM's synchronous scheduler, which never asks for a draft."""
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        super()._update_after_schedule(scheduler_output)
+        scheduler_output.num_spec_tokens_to_schedule = 0
