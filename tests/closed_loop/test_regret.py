@@ -163,6 +163,17 @@ def test_a_noisy_neighbour_changes_nothing() -> None:
     assert_good(run, phases=3, switches=1)
 
 
+def test_a_machine_whose_pace_wanders_costs_little() -> None:
+    """A shared machine is now a tenth faster, now a tenth slower, for some 15 s; all K alike."""
+    mixes: list[dict[str, int]] = [{"chat": 8}, {"json": 8}, {"code": 1}, {"code": 12, "chat": 4}, {"chat": 2}]
+    phases = [WARM_UP, *(Phase(20, mix) for mix in mixes)]
+    runs = [simulate(phases, seed=seed, policy=KEEN, wander=0.1) for seed in range(6)]
+    regrets = [run.regret(phase) for run in runs for phase in range(1, len(phases))]
+    switches = [run.switches(phase) for run in runs for phase in range(1, len(phases))]
+    assert np.mean(regrets) <= 0.02
+    assert np.mean(switches) <= 1.0
+
+
 def test_no_flapping_at_a_threshold() -> None:
     crossing = [Phase(2, {"chat": n}) for n in [2, 6] * 15]
     run = simulate([WARM_UP, Phase(20, {"chat": 2}), Phase(20, {"chat": 6}), *crossing])

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from controller import nnls
 from controller.cost import PoolCost
-from controller.observation import Cell, CellSums
+from controller.observation import CatchUpCell, Cell, CellSums
 from controller.tuning import Tuning
 from tests.closed_loop.plant import concave_step_s, cpu_step_s, gpu_step_s, rounded
 
@@ -117,3 +117,22 @@ def test_nnls_meets_the_conditions_of_optimality(seed: int) -> None:
     assert (x >= 0).all()
     assert (gradient >= -1e-6).all()
     np.testing.assert_allclose(gradient[x > 0], 0, atol=1e-6)
+
+
+def test_what_a_probe_takes_at_k_0_is_read_off_the_two_steps_it_is_in() -> None:
+    """Of 8 requests 5 are probed: a step in which they catch up and are drafted for, one in which they are verified."""
+    cost = PoolCost()
+    probes = {
+        CatchUpCell(8, 7): CellSums(4, 4 * 11.0e-3, 4 * 8, 4 * 8, 4 * 200),
+        CatchUpCell(8, 0): CellSums(4, 4 * 8.0e-3, 4 * 8, 4 * (8 + 5 * 7), 4 * 35),
+    }
+    plain = dict([cell(8, 0, 3.0e-3)])
+    assert cost.probe_at_off(8.0, 7) is None
+    cost.learn(plain, 1.0)
+    assert cost.probe_at_off(8.0, 7) is None
+    cost.learn(plain, 1.0, catch_ups=probes)
+    found = cost.probe_at_off(9.4, 7)
+    assert found is not None
+    assert found.probed == pytest.approx(5.0)
+    assert found.extra_s == pytest.approx(11.0e-3 + 8.0e-3 - 2 * 3.0e-3, rel=0.05)
+    assert cost.probe_at_off(32.0, 7) is None

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.cost import ProbeCost
 from controller.decide import Demand, grid
 from controller.explore import Explorer
 from controller.facts import Facts
@@ -101,6 +102,23 @@ def test_probes_cost_at_most_the_limit() -> None:
     assert (
         affordable_ratio(at, k, k_max=0, wanted_ratio=0.5, at_off=None, tuning=Tuning(probe_off_loss_ratio=0.01)) == 0.0
     )
+
+
+def test_what_probes_at_k_0_were_measured_to_take_counts() -> None:
+    at, k = operation(8.0, 0.5), np.zeros((len(grid(64)), 1), dtype=np.int64)
+
+    def ratio(extra_s: float, probed: float) -> float:
+        found = ProbeCost(extra_s, probed)
+        tuning = Tuning(probe_off_loss_ratio=0.01)
+        return affordable_ratio(at, k, k_max=7, wanted_ratio=0.5, at_off=found, tuning=tuning)
+
+    found = ratio(14e-3, 5.0)
+    plain_s, tokens = float(at.step_s(k)), 8.0
+    more = 5.0 * (at.demands[0].survival.sum())
+    mixed = (tokens + found * more) / (plain_s + found * 14e-3)
+    assert mixed == pytest.approx(0.99 * tokens / plain_s, rel=1e-3)
+    assert ratio(28e-3, 5.0) < found
+    assert ratio(14e-3, 1.0) < found
 
 
 def test_the_load_is_the_recent_mix_and_the_steps_decodes() -> None:
