@@ -42,7 +42,7 @@ class Steering:
         self._model = model
         self._tuning = tuning
         self._now = now
-        seen = [name for name in model.classes if name != OTHER]
+        seen = [name for name in (*model.classes, *pool.load.mix) if name != OTHER]
         self._names = tuple(dict.fromkeys([*facts.policy.class_names, *seen]))[:CLASS_LIMIT]
         self._n = grid(max(1, facts.max_num_seqs))
         self._low, self._high = np.array([facts.bounds(name) for name in self._names]).T
@@ -104,7 +104,7 @@ class Steering:
             self._evidence["cost_unknown_at_k"] = list(missing)
             return before, Reason.COST_UNKNOWN, None, wish
         estimates = {name: found for name, found in known.items() if found is not None}
-        if not estimates:
+        if not any(shares.get(name) for name in estimates):
             return before, Reason.ACCEPTANCE_UNKNOWN, None, wish
         return self._optimise(before, applied, estimates, cost)
 

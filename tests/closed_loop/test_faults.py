@@ -3,11 +3,13 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
+from controller.facts import Facts
 from controller.guard import Reason
 from controller.pilot import Pilot
 from controller.tuning import Tuning
-from policy.types import ClassPolicy, KRange, Policy, Schedule
+from policy.types import ClassPolicy, KRange, Mode, Policy, Schedule
 from tests.closed_loop.plant import CHAT, CODE, JSON, MODEL, POOL, Engine, Phase
 from tests.closed_loop.simulation import Run, simulate
 
@@ -80,6 +82,24 @@ def test_an_engine_that_joins_late_brings_only_its_step_times() -> None:
     assert pilot._pool((MODEL, POOL)).load.mix == {}
     assert pilot._pool((MODEL, POOL)).cost.fit() is not None
     assert run.ticks
+
+
+@pytest.mark.parametrize("name", ["json", "other"])
+def test_traffic_of_a_class_that_nobody_drafted_for_yet_is_decided_on(name: str) -> None:
+    """As a new controller may find it: all of it at K = 0. The class `other` is nobody's in particular."""
+    pilot, engine, second = Pilot(), Engine("engine", np.random.default_rng(1)), 0.0
+    verdicts = []
+    for traffic_class, k in (("code", 7), ("code", 2), ("code", 0), (name, 0)):
+        schedule = Schedule(MODEL, POOL, 1, 0.0, 60.0, 0.0, {"default": (KRange(1, 64, k),)})
+        facts = Facts(MODEL, POOL, Policy(MODEL, mode=Mode.ADVISE), 7, 3, 64, schedule)
+        for _ in range(5):
+            engine.run(1.0, {traffic_class: 8}, {"code": CODE, name: JSON}, schedule, 1.0)
+            second += 1.0
+            pilot.observe([engine.observe(second)])
+            verdicts.append(pilot.steer(facts, second))
+    assert "goodput" in verdicts[-6].evidence  # cost and acceptance are known by then
+    assert ("json" in verdicts[-1].wanted) == (name == "json")
+    assert (verdicts[-1].reason is Reason.ACCEPTANCE_UNKNOWN) == (name == "other")
 
 
 def test_bounds_and_pins_hold_in_every_tick() -> None:

@@ -167,7 +167,7 @@ def test_a_machine_whose_pace_wanders_costs_little() -> None:
     """A shared machine is now a tenth faster, now a tenth slower, for some 15 s; all K alike."""
     mixes: list[dict[str, int]] = [{"chat": 8}, {"json": 8}, {"code": 1}, {"code": 12, "chat": 4}, {"chat": 2}]
     phases = [WARM_UP, *(Phase(20, mix) for mix in mixes)]
-    runs = [simulate(phases, seed=seed, policy=KEEN, wander=0.1) for seed in range(6)]
+    runs = [simulate(phases, seed=seed, policy=KEEN, wander=0.1) for seed in range(12)]
     regrets = [run.regret(phase) for run in runs for phase in range(1, len(phases))]
     switches = [run.switches(phase) for run in runs for phase in range(1, len(phases))]
     assert np.mean(regrets) <= 0.02
