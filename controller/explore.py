@@ -30,11 +30,13 @@ class Explorer:
         self._since = 0.0
         self._gave_up: dict[tuple[int, int], float] = {}
         self._decodes: float | None = None
+        self.is_steady = False
+        """Whether the newest look saw about as many running decodes as the one before."""
 
-    def is_steady(self, decodes: float) -> bool:
-        """Whether the look before saw about as many running decodes; asked once a look."""
+    def look(self, decodes: float) -> None:
+        """Take in how many running decodes the newest look saw."""
         before, self._decodes = self._decodes, decodes
-        return before is not None and max(before, decodes) <= _STEADY * min(before, decodes)
+        self.is_steady = before is not None and max(before, decodes) <= _STEADY * min(before, decodes)
 
     def next_depth(self, missing: Sequence[int], decodes: float, now: float) -> int | None:
         """Return the depth to try at `now`, the first of `missing` that was not tried in vain; `None` for none."""

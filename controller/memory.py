@@ -39,6 +39,7 @@ class PoolMemory:
     While a canary runs, each arm has a guard and a schedule of its own, so that neither inherits what the other did;
     what was learned of cost and acceptance is common. `fresh_looks` counts the looks at the beginning of a turn whose
     evidence is, wholly or in part, the other arm's. `left_for_exploring` is the schedule to go on from after exploring.
+    `looks` counts the looks, and `looks_compared` those that the guard has judged by: one may have to do for some ticks.
     """
 
     tuning: Tuning
@@ -57,6 +58,8 @@ class PoolMemory:
     fresh_looks: int = 0
     left_for_exploring: Schedule | None = None
     elapsed_s: float = 0.0
+    looks: int = 0
+    looks_compared: int = 0
 
     @classmethod
     def new(cls, tuning: Tuning) -> "PoolMemory":
@@ -101,6 +104,8 @@ class PoolMemory:
         is_frozen = any(evidence.running.values()) and not evidence.drafts
         self.frozen_since = (at if self.frozen_since is None else self.frozen_since) if is_frozen else None
         self.load.take(evidence, elapsed_s, self.tuning.mix_time_s)
+        self.explorer.look(self.load.decodes)
+        self.looks += 1
         self.cost.learn(evidence.cells, elapsed_s, catch_ups=evidence.catch_ups)
         fit = self.cost.fit()
         if fit is not None:

@@ -160,7 +160,7 @@ class Steering:
         """Return a depth whose cost at this load is an extrapolation and that may be better than it looks."""
         decodes = self._pool.load.decodes
         is_paused = bool(self._pool.guard.paused(np.array([max(decodes, 1.0)]), self._now).any())
-        if self._policy.mode is not Mode.ACT or is_paused or not self._pool.explorer.is_steady(decodes):
+        if self._policy.mode is not Mode.ACT or is_paused or not self._pool.explorer.is_steady:
             return None
         low, high = int(self._low.max()), int(self._high.max())
         best_goodput = operation.goodput(best)
@@ -188,6 +188,9 @@ class Steering:
     def _compare(self, operation: Operation, applied: Matrix) -> Matrix | None:
         """Let the guard compare this tick with the schedule before; return that one if it was better."""
         guard, evidence = self._pool.guard, self._pool.evidence
+        if self._pool.looks == self._pool.looks_compared:
+            return None  # this look has had its say
+        self._pool.looks_compared = self._pool.looks
         measured = operation.measured(evidence, self._pool.left_s())
         if not self._tuning.guard or self._policy.mode is not Mode.ACT or measured is None:
             return None

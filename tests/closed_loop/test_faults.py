@@ -1,5 +1,7 @@
 """What the loop does when its inputs fail it: hold, say so, recover."""
 
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -71,6 +73,18 @@ def test_no_scrape_is_stale() -> None:
     run = simulate([WARM_UP, Phase(30, {"code": 8})], is_scraped=lambda second: not 25 <= second < 40)
     assert {tick.verdict.reason for tick in run.ticks[31:38]} == {Reason.STALE}
     assert changes_of_k(run, 21) == 0
+
+
+def test_ticks_without_a_new_look_count_nothing_twice() -> None:
+    """As when a Prometheus server scrapes less often than the controller decides."""
+    pilot, facts = Pilot(), Facts(MODEL, POOL, Policy(MODEL), 7, 3, 64, None)
+    run = simulate([WARM_UP], pilot=pilot)
+    guard = pilot._pool((MODEL, POOL)).guard
+    before = deepcopy((guard._biases, guard._watch, guard._noise))
+    schedule = Schedule(MODEL, POOL, 99, 20.0, 60.0, 0.0, run.ticks[-1].verdict.publish)
+    verdicts = [pilot.steer(replace(facts, in_force=schedule), 20.0 + second / 10) for second in range(5)]
+    assert (guard._biases, guard._watch, guard._noise) == before
+    assert all(item.publish == schedule.classes for item in verdicts)
 
 
 def test_an_engine_that_joins_late_brings_only_its_step_times() -> None:
