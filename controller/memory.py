@@ -39,7 +39,7 @@ class PoolMemory:
     While a canary runs, each arm has a guard and a schedule of its own, so that neither inherits what the other did;
     what was learned of cost and acceptance is common. `fresh_looks` counts the looks at the beginning of a turn whose
     evidence is, wholly or in part, the other arm's. `left_for_exploring` is the schedule to go on from after exploring.
-    `looks` counts the looks, and `looks_compared` those that the guard has judged by: one may have to do for some ticks.
+    `looks` counts the looks, and `looks_compared` those that the guard has judged by: one may serve several ticks.
     """
 
     tuning: Tuning
