@@ -166,7 +166,7 @@ class _Bench:
     ) -> dict[str, Played]:
         arms = list(players)
         for index, phase in enumerate(trace.phases):
-            first = (index + repetition * (1 + len(arms) // self._settings.repeats)) % len(arms)
+            first = (index + repetition * len(arms) // self._settings.repeats) % len(arms)
             for arm in arms[first:] + arms[:first]:
                 if arm in ranges:
                     document = {"classes": {"default": ranges[arm]}}
