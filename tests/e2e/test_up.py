@@ -38,6 +38,11 @@ def put_policy(stack: Stack, **changes: Any) -> None:
     assert status == 200, answer
 
 
+def k_of_default(stack: Stack) -> int:
+    """Return the K that the engine's schedule has for one running request of no class."""
+    return int(call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]["default"][0][2])
+
+
 def chat(client: OpenAI, **arguments: Any) -> Any:
     return client.chat.completions.create(model="demo", messages=MESSAGES, **({"max_tokens": 48} | arguments))
 
@@ -65,11 +70,17 @@ def test_a_stream_reports_usage_only_to_who_asked(client: OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chat(client, stream=True))
 
 
-def test_n_logprobs_stop_and_seed(client: OpenAI) -> None:
-    two = chat(client, n=2, temperature=1.0, seed=5)
+def test_a_seed_gives_the_same_text_while_k_stays(stack: Stack, client: OpenAI) -> None:
+    """Above temperature 0 the draws of the rejection sampler go by the drafts, as in vLLM without the adapter."""
+    put_policy(stack, mode="off", static_k=7)
+    until(lambda: k_of_default(stack) == 7, 10.0)
+    two, again = (chat(client, n=2, temperature=1.0, seed=5) for _ in range(2))
+    put_policy(stack, mode="act", static_k=None)
     assert [choice.index for choice in two.choices] == [0, 1]
-    again = chat(client, n=2, temperature=1.0, seed=5)
     assert [c.message.content for c in two.choices] == [c.message.content for c in again.choices]
+
+
+def test_logprobs_and_stop(client: OpenAI) -> None:
     detailed = chat(client, logprobs=True, top_logprobs=2, max_tokens=8)
     assert len(detailed.choices[0].logprobs.content) == detailed.usage.completion_tokens
     text = chat(client, temperature=0).choices[0].message.content
@@ -100,10 +111,10 @@ def test_every_address_that_up_prints_answers(stack: Stack) -> None:
 
 def test_a_put_changes_k_on_the_running_engine_within_a_second(stack: Stack, client: OpenAI) -> None:
     put_policy(stack, mode="off", static_k=2)
-    until(lambda: call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]["default"][0][2] == 2, 10.0)
+    until(lambda: k_of_default(stack) == 2, 10.0)
     began = time.monotonic()
     put_policy(stack, mode="off", static_k=6)
-    until(lambda: call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]["default"][0][2] == 6, 10.0, 0.02)
+    until(lambda: k_of_default(stack) == 6, 10.0, 0.02)
     assert time.monotonic() - began < 3.0  # one controller tick and the way to the engine
     version = call(f"{stack.engine}/speculation")[1]["version"]
     began = time.monotonic()
