@@ -241,8 +241,7 @@ class PoolCost:
     def probe_at_off(self, decodes: float, k_max: int) -> ProbeCost | None:
         """Return what probes at K = 0 took at about so many running decodes; `None` before a few of them."""
         fit, octave = self.fit(), 1 << (max(1, round(decodes)).bit_length() - 1)
-        pair = [self._catch_ups.get(CatchUpCell(octave, width)) for width in (k_max, 0)]
-        drafting, verifying = pair
+        drafting, verifying = (self._catch_ups.get(CatchUpCell(octave, width)) for width in (k_max, 0))
         if fit is None or drafting is None or verifying is None:
             return None
         if min(drafting.steps, verifying.steps) < _FEW_PROBES:

@@ -1,0 +1,30 @@
+"""A measurement that is told to end takes down what it started."""
+
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+
+from tests.support.stack import free_port, until
+
+TERMINATED = 128 + signal.SIGTERM
+
+
+def test_a_terminated_measurement_leaves_nothing_behind() -> None:
+    port = free_port()
+
+    def is_listening() -> bool:
+        with closing(socket.socket()) as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    command = [sys.executable, "-m", "specpilot.cli", "bench", "gateway", "--port", str(port)]
+    measurement = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(is_listening, 30.0)
+        measurement.send_signal(signal.SIGTERM)
+        assert measurement.wait(30.0) == TERMINATED
+        assert not is_listening()
+    finally:
+        measurement.kill()
+        measurement.wait()
