@@ -14,8 +14,9 @@ While it is not its turn an arm has no traffic, keeps what it knows and learns n
 a roll-back) run on. Each steered arm has an engine, a gateway, a Redis and a controller of its own; the fixed arms
 share a system that no controller steers.
 
-The report has a table, plots, and one JSON object as its last line. What each controller saw is beside it, to be looked
-into with `specpilot replay`.
+The report has a table, plots, and one JSON object as its last line. Beside it are the rates of every play
+(`rates.json`, tokens per second by arm, play and phase) and what each controller saw, to be looked into with
+`specpilot replay`.
 """
 
 import asyncio
@@ -101,6 +102,8 @@ def main(arguments: Sequence[str]) -> None:
     text = report.markdown(result, table)
     figures = json.dumps(report.summary(result))
     (settings.out / "report.md").write_text(f"{text}\n![plot](plot.svg)\n\n```json\n{figures}\n```\n")
+    rates = {arm: [played.rates for played in plays] for arm, plays in result.plays.items()}
+    (settings.out / "rates.json").write_text(json.dumps(rates, indent=1) + "\n")
     report.plot(result, settings.out / "plot.svg")
     _say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
 

@@ -6,9 +6,12 @@ there were, in the median, above or below their own medians over the repetitions
 rate of the best static K. Totals weigh phases by their length.
 """
 
+import math
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ TABLE = "table"
 NEAR = 0.95
 """Adapted: within 5 % of the oracle."""
 _WINDOW = 2
+_DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,36 @@ class Result:
             ]
             for repetition in range(len(self.plays[TABLE]))
         ]
+
+    def scatter(self) -> float:
+        """The relative standard deviation of a phase's rate from play to play, the machine's speed apart.
+
+        From the ratios of two fixed arms in the same phase and repetition, in which that speed cancels out: their
+        logarithm varies from play to play by twice the variance of one. 0 when there was one play.
+        """
+        if len(self.plays[TABLE]) == 1:
+            return 0.0
+        variances = [
+            statistics.variance([math.log(a.rates[phase] / b.rates[phase]) for a, b in zip(one, other, strict=True)])
+            for one, other in combinations([self.plays[arm] for arm in [*self.statics, TABLE]], 2)
+            for phase in range(len(self.trace.phases))
+        ]
+        return math.sqrt(statistics.mean(variances) / 2)
+
+    def worst_of_equals(self) -> float:
+        """What the worst phase of an arm would be that is as good as the one it is held against in every phase.
+
+        The smallest of several ratios is below 1 by chance alone; this is its median over seeded draws with `scatter`.
+        """
+        rng, scatter, plays = random.Random(0), self.scatter(), len(self.plays[TABLE])  # noqa: S311 - no secret
+        return statistics.median(
+            min(
+                statistics.median(rng.gauss(1, scatter) for _ in range(plays))
+                / statistics.median(rng.gauss(1, scatter) for _ in range(plays))
+                for _ in self.trace.phases
+            )
+            for _ in range(_DRAWS)
+        )
 
     def total(self, arm: str) -> float:
         """Tokens of the whole trace."""
@@ -159,6 +193,8 @@ def summary(result: Result) -> dict[str, Any]:
         "worst_phase_vs_best_of_no_spec_and_default": min(
             mine / theirs for mine, theirs in zip(adaptive, plain, strict=True)
         ),
+        "worst_phase_of_an_equal_arm": result.worst_of_equals(),
+        "phase_scatter": result.scatter(),
         "adapt_s": statistics.median(times),
         "adapt_s_of_the_oracles_own_arm": statistics.median(static_times),
         "switches_per_min": result.switches / result.adaptive_s * 60,

@@ -1,3 +1,4 @@
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,6 +74,34 @@ def test_the_summary_compares_totals_and_the_worst_phase() -> None:
     assert found["failed_requests"] == 1
     assert found["probe_cost"] == round(1 - 1350 / 1364, 3)
     assert found["itl_p99_ratio"] == 1.0
+
+
+def noisy_result(scatter: float, phases: int = 60) -> Result:
+    """Arms that only differ by chance, each play on a machine of another speed."""
+    rng = random.Random(1)
+    names = ["K=0", "K=7", "table", "adaptive"]
+    speeds = [1.0, 0.7, 1.3]
+    return Result(
+        Trace(tuple(Phase(str(number), 4.0, {"json": 1}) for number in range(phases))),
+        {
+            name: [played(*(speed * rng.gauss(100, 100 * scatter) for _ in range(phases))) for speed in speeds]
+            for name in names
+        },
+        switches=0,
+        adaptive_s=60.0,
+    )
+
+
+def test_the_scatter_of_a_phase_is_told_from_the_machines_speed() -> None:
+    assert noisy_result(0.05).scatter() == pytest.approx(0.05, rel=0.15)
+    assert RESULT.scatter() == pytest.approx(0, abs=1e-9)
+
+
+def test_an_arm_that_is_equal_in_every_phase_has_a_worst_one_by_chance() -> None:
+    result = noisy_result(0.05, phases=16)
+    assert 0.88 < result.worst_of_equals() < 0.95
+    assert result.worst_of_equals() == result.worst_of_equals()
+    assert RESULT.worst_of_equals() == pytest.approx(1)
 
 
 def test_adapting_lasts_until_two_seconds_in_a_row_are_near_the_steady_rate() -> None:
