@@ -12,12 +12,12 @@ this machine's kernel takes for a request in between. `uvloop, bytes only` is th
 
 Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like. They get no API key and are
 asked for the model `canned`. LiteLLM, in an environment of its own (`pip install 'litellm[proxy]'`), must be told
-not to fetch prices, to do without a master key and not to break off a stream that repeats itself; it is slow, so give
-it a short run of its own:
+not to fetch prices, to do without a master key and not to break off a stream that repeats itself; it makes a round
+some four minutes longer:
 
     --peer 'litellm=env LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true
     REPEATED_STREAMING_CHUNK_LIMIT=1000000 OPENAI_API_KEY=none litellm --model openai/canned --alias canned
-    --api_base {engine}/v1 --host 127.0.0.1 --port {port}' --rounds 1 --scale 0.1
+    --api_base {engine}/v1 --host 127.0.0.1 --port {port}'
 """
 
 import asyncio
@@ -92,6 +92,7 @@ class GatewayBenchSettings(ProgramSettings):
     compiled: Path | None = Field(
         default=None, description="where `make compiled` put the gateway's hot path as C; measured beside the plain one"
     )
+    workers: int = Field(default=1, ge=1, description="more than 1: measure the gateway with as many workers, too")
     scale: float = Field(default=1.0, gt=0, description="make every scenario this many times as long")
 
 
@@ -151,11 +152,14 @@ def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict
         fail(PROGRAM, str(error))
     flags = f"-m specpilot.cli gateway --engine {engine} --port {{port}}"
     plain = f"{sys.executable} {flags}"
+    ours = plain if settings.compiled is None else _compiled(settings.compiled, flags)
     commands = {
         FLOOR: f"{relay} {{port}} {settings.port}",
         LOOP_FLOOR: f"{sys.executable} -m bench.uvloop_relay {{port}} {settings.port}",
         STACK_FLOOR: f"{sys.executable} -m bench.uvloop_relay {{port}} {settings.port} parsed",
-        **({OURS: plain} if settings.compiled is None else {OURS: _compiled(settings.compiled, flags), PLAIN: plain}),
+        OURS: ours,
+        **({} if settings.workers == 1 else {_with_workers(settings.workers): f"{ours} --workers {settings.workers}"}),
+        **({} if settings.compiled is None else {PLAIN: plain}),
         NAIVE: f"{sys.executable} -m bench.naive_proxy {{port}} {engine}",
     }
     for item in settings.peer:
@@ -164,6 +168,10 @@ def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict
             fail(PROGRAM, f"--peer: {item!r} is not name=command with {{port}} and {{engine}}")
         commands[name] = command
     return commands
+
+
+def _with_workers(workers: int) -> str:
+    return f"{OURS}, {workers} workers"
 
 
 def _compiled(folder: Path, flags: str) -> str:
@@ -284,7 +292,7 @@ def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) 
     """Return the figures of the last line."""
     json_32 = next(item for item in SCENARIOS if item.name.startswith("json, 32 conn"))
     paced = next(item for item in SCENARIOS if item.kind == "paced")
-    peers = [name for name in names if name not in (DIRECT, *FLOORS, OURS, PLAIN)]
+    peers = [name for name in names if name not in (DIRECT, *FLOORS) and not name.startswith(OURS)]
 
     def against_best_peer(scenario: Scenario, name: str) -> float:
         best = min(figures(samples, scenario, peer)["cpu_us"] for peer in peers)

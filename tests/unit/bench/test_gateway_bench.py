@@ -13,7 +13,8 @@ from bench.origin import EVENTS
 from bench.process_tree import cpu_s_of, descriptors_of, memory_of, tree
 from tests.support.controller_program import free_port
 
-NAMES = ("direct", "bytes only", "uvloop, bytes only", "uvloop + httptools", "specpilot", "fastapi+httpx", "other")
+OURS = ("specpilot", "specpilot, 2 workers", "specpilot, not compiled")
+NAMES = ("direct", "bytes only", "uvloop, bytes only", "uvloop + httptools", *OURS, "fastapi+httpx", "other")
 
 
 def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -> Sample:
@@ -22,6 +23,7 @@ def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -
 
 def samples() -> dict[tuple[str, str], list[Sample]]:
     of = {"bytes only": (0.004, 0.001), "uvloop, bytes only": (0.006, 0.001), "uvloop + httptools": (0.008, 0.001)}
+    of |= {"specpilot, 2 workers": (0.012, 0.0015), "specpilot, not compiled": (0.02, 0.004)}
     of |= {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "fastapi+httpx": (0.1, 0.004), "other": (0.04, 0.003)}
     return {
         (scenario.name, name): [sample(*of[name], memory=scenario.connections * 20_000)] * 3
@@ -48,6 +50,7 @@ def test_the_summary_compares_with_the_best_peer() -> None:
     assert found["json_stack_floor_vs_best_peer"] == found["sse_stack_floor_vs_best_peer"] == 0.2
     assert found["added_itl_ms_p99"] == 1.0
     assert found["kb_per_stream"] == 20.0
+    assert found["json_cpu_vs_not_compiled"] == 0.5
     assert found["peers"] == ["fastapi+httpx", "other"]
 
 
