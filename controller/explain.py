@@ -23,7 +23,7 @@ class ExplainSettings(AdminSettings):
     model_config = SettingsConfigDict(populate_by_name=False)  # or `--as-json` would be a flag besides
 
     model: Annotated[str | None, Field(description="model; may be left out when there is only one")] = None
-    pool: Annotated[str, Field(description="pool of engines")] = "default"
+    pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
     at: Annotated[str | None, Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now")] = None
     as_json: Annotated[bool, Field(description="print everything as JSON", alias="json")] = False
 
@@ -31,11 +31,12 @@ class ExplainSettings(AdminSettings):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the explanation; status 1 when there is none, 2 when the arguments are wrong."""
     settings = load(ExplainSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
-    query = {"pool": settings.pool}
-    if settings.at is not None:
-        query["at"] = repr(_moment(settings.at))
+    moment = {} if settings.at is None else {"at": repr(_moment(settings.at))}
     client = AdminClient(settings, PROGRAM)
-    query["model"] = settings.model or _only_model(client)
+    model, pool = settings.model, settings.pool
+    if model is None or pool is None:
+        model, pool = _only_one(client, model, pool)
+    query = {"model": model, "pool": pool, **moment}
     found, _ = client.ask("/admin/explain?" + urlencode(query))
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if settings.as_json else text(found))
 
@@ -52,12 +53,22 @@ def _moment(given: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _only_model(client: AdminClient) -> str:
+def _only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
+    """Return the model and pool of the only schedule that fits what was named of them."""
     answer, _ = client.ask("/admin/schedules")
-    models = sorted({item["model"] for item in answer["schedules"]})
-    if len(models) != 1:
-        client.refuse(f"--model: name one of: {', '.join(models) or 'none has a schedule yet'}")
-    return str(models[0])
+    found = sorted(
+        (item["model"], item["pool"])
+        for item in answer["schedules"]
+        if model in (None, item["model"]) and pool in (None, item["pool"])
+    )
+    if not found:
+        client.refuse("there is no schedule yet of such a model and pool; GET /admin/schedules lists all")
+    models, pools = sorted({item[0] for item in found}), sorted({item[1] for item in found})
+    if len(models) > 1:
+        client.refuse(f"--model: name one of: {', '.join(models)}")
+    if len(pools) > 1:
+        client.refuse(f"--pool: name one of: {', '.join(pools)}")
+    return found[0]
 
 
 if __name__ == "__main__":

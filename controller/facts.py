@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.guard import Reason
+from controller.rows import k_at
 from policy.canary import Arm
 from policy.types import KRange, Policy, Schedule
 
@@ -60,3 +61,12 @@ class Verdict:
     probe_ratio: float
     gain_ratio: float | None
     evidence: Mapping[str, Any]
+
+    @property
+    def decodes(self) -> int:
+        """Running decodes at the tick, 1 at least."""
+        return max(1, round(self.evidence.get("decodes", 1)))
+
+    def k(self, classes: Mapping[str, tuple[KRange, ...]]) -> dict[str, int]:
+        """Return K by class in `classes` (`wanted` or `publish`) at the load of the tick."""
+        return {name: k_at(ranges, self.decodes) for name, ranges in classes.items()}

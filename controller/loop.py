@@ -26,7 +26,6 @@ from controller.observation import Observation
 from controller.pilot import Pilot
 from controller.pools import facts_of, in_turn, next_version
 from controller.record import Recorded
-from controller.rows import k_at
 from policy.canary import Experiment
 from policy.clock import Clock
 from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
@@ -151,11 +150,7 @@ class ControlLoop:
                 self._conduct.measure(experiment, facts, look, at)
             verdict = self._conduct.told(experiment, facts, self._pilot.steer(facts, now))
             schedule = self._schedule(facts, verdict)
-            decodes = max(1, round(verdict.evidence.get("decodes", 1)))
-            self._metrics.show_decision(
-                facts.model, facts.pool, verdict.reason, verdict,
-                {name: k_at(ranges, decodes) for name, ranges in verdict.wanted.items()},
-            )  # fmt: skip
+            self._metrics.show_decision(facts.model, facts.pool, verdict.reason, verdict, verdict.k(verdict.wanted))
             if lease is not None and self._leadership.lease is not None:
                 await self._ask(lambda f=facts, v=verdict, s=schedule, on=lease: self._act(f, v, s, on))
         if lease is not None:
@@ -232,6 +227,7 @@ class ControlLoop:
                 ),
                 predicted_gain_ratio=verdict.gain_ratio,
                 evidence=verdict.evidence,
+                k=verdict.k(verdict.publish),
             )
         )  # fmt: skip
 

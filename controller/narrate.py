@@ -10,7 +10,7 @@ from typing import Any
 from controller.guard import MEANING, Reason
 from controller.rows import k_at
 from policy.codec import to_plain
-from policy.types import Decision
+from policy.types import Decision, Mode
 
 _GOODPUTS = (
     ("measured", "measured"),
@@ -38,7 +38,8 @@ def explain(decisions: Sequence[Decision]) -> dict[str, Any]:
         "reason": moment.reason,
         "meaning": _meaning(moment.reason),
         "running_decodes": decodes,
-        "k": _k_at_load(moment),
+        "k": dict(moment.k) or _k_advised(moment),
+        "k_advised": _k_advised(moment),
         "schedule": schedule,
         "classes": evidence.get("classes", {}),
         "goodput": goodput,
@@ -59,7 +60,8 @@ def text(found: dict[str, Any]) -> str:
     ]
     if found["running_decodes"] is not None:
         lines.append(f"load: {found['running_decodes']:.1f} running decodes per step")
-    lines += [_class_line(name, k, found["classes"].get(name, {})) for name, k in sorted(found["k"].items())]
+    for name, k in sorted(found["k"].items()):
+        lines.append(_class_line(name, k, found["k_advised"].get(name, k), found["classes"].get(name, {})))
     goodput = found["goodput"]
     lines += [
         f"goodput {label}: {goodput[key]:.0f} tokens/s" for key, label in _GOODPUTS if goodput.get(key) is not None
@@ -94,8 +96,8 @@ def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
-def _class_line(name: str, k: int, facts: Mapping[str, Any]) -> str:
-    line = f"  {name}: K = {k}"
+def _class_line(name: str, k: int, advised: int, facts: Mapping[str, Any]) -> str:
+    line = f"  {name}: K = {k}" + ("" if advised == k else f" (advised: {advised})")
     if facts.get("share"):
         line += f", {facts['share']:.0%} of the traffic"
     if facts.get("measured_length"):
@@ -116,7 +118,8 @@ def _meaning(reason: str) -> str:
         return "a reason of another version of the controller"
 
 
-def _k_at_load(decision: Decision) -> dict[str, int]:
+def _k_advised(decision: Decision) -> dict[str, int]:
+    """K by class at the load of the tick as the law would have it: in mode `act`, as it is."""
     decodes = max(1, round(decision.evidence.get("decodes") or 1))
     if decision.schedule is None:
         return {}
@@ -126,7 +129,7 @@ def _k_at_load(decision: Decision) -> dict[str, int]:
 def _latest_change(decisions: Sequence[Decision]) -> dict[str, Any] | None:
     """What the latest change within `decisions` was predicted to gain, and the goodput before and after it."""
     for index, item in enumerate(decisions):
-        if item.reason in _CHANGES:
+        if item.reason in _CHANGES and item.mode is Mode.ACT:
             # The tick that changes still measured the schedule before; what exploring yielded is no comparison.
             before = [_measured(older) for older in decisions[index : index + 4] if not _is_explored(older, decisions)]
             after = [_measured(newer) for newer in decisions[max(0, index - 5) : max(0, index - 1)]]

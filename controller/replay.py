@@ -19,7 +19,6 @@ from controller.facts import Facts, Verdict
 from controller.pilot import Pilot
 from controller.pools import facts_of, in_turn
 from controller.record import Recorded, from_line
-from controller.rows import k_at
 from policy.codec import decode
 from policy.errors import InvalidDocumentError
 from policy.settings import ProgramSettings, fail, load
@@ -98,11 +97,11 @@ def _policy(path: Path) -> Policy:
 
 
 def _line(item: Replayed) -> str:
-    decodes = max(1, round(item.verdict.evidence.get("decodes", 1)))
-    k = " ".join(f"{name}={k_at(ranges, decodes)}" for name, ranges in sorted(item.verdict.wanted.items()))
-    gain = "" if item.verdict.gain_ratio is None else f"  gain {item.verdict.gain_ratio:+.1%}"
+    verdict = item.verdict
+    k = " ".join(f"{name}={value}" for name, value in sorted(verdict.k(verdict.wanted).items()))
+    gain = "" if verdict.gain_ratio is None else f"  gain {verdict.gain_ratio:+.1%}"
     where = f"{item.facts.model} {item.facts.pool}"
-    return f"{item.at:.1f}  {where}  n={decodes}  {item.verdict.reason.value:<18}  {k}{gain}\n"
+    return f"{item.at:.1f}  {where}  n={verdict.decodes}  {verdict.reason.value:<18}  {k}{gain}\n"
 
 
 def _json(item: Replayed) -> str:

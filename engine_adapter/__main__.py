@@ -58,7 +58,8 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="vLLM with live K. Every other flag is passed on to vLLM.",
+        description="vLLM with live K. Every other flag is passed on to vLLM. What is not given here is taken from the "
+        f"environment, {PREFIX}POOL and so on.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", required=True, help="target model: a folder, or a name that vLLM can load")
@@ -67,10 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speculative-config", help="vLLM's own JSON, in place of --drafter and --k-max")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--redis-url", default=os.environ.get("REDIS_URL"), help="shared state; none: K by PUT only")
+    parser.add_argument("--redis-url", help="shared state (REDIS_URL); none: K by PUT only")
     parser.add_argument("--advertise-url", help="where the gateway reaches this engine (http://host:port)")
     parser.add_argument("--engine-id", help="name of this engine (from its URL)")
-    parser.add_argument("--pool", default="default", help="engines alike in model, hardware and configuration")
+    parser.add_argument("--pool", help="engines alike in model, hardware and configuration (default)")
     parser.add_argument("--static-k", type=int, help="K while there is no valid schedule (K_max)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
@@ -78,11 +79,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _environment(ours: argparse.Namespace) -> dict[str, str]:
-    """Return what the adapter and vLLM read from the environment."""
+    """Return what the flags add to the environment that the adapter and vLLM read."""
     host = "127.0.0.1" if ours.host in ("0.0.0.0", "::") else ours.host  # noqa: S104 - compared, not bound
     values = {
         "REDIS_URL": ours.redis_url,
-        "URL": ours.advertise_url or f"http://{host}:{ours.port}",
+        "URL": ours.advertise_url or os.environ.get(PREFIX + "URL") or f"http://{host}:{ours.port}",
         "ID": ours.engine_id,
         "POOL": ours.pool,
         "STATIC_K": ours.static_k,

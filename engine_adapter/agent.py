@@ -10,6 +10,7 @@ fit -> refused, logged once per version, the running one stays.
 """
 
 import logging
+import os
 import threading
 from dataclasses import replace
 from importlib import metadata
@@ -150,6 +151,11 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock) -> Agen
     speculative = scheduler.vllm_config.speculative_config
     link = None
     if settings.redis_url:
+        if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            logger.warning(
+                "SpecPilot: PROMETHEUS_MULTIPROC_DIR is not set, so the evidence does not reach /metrics and no "
+                "controller will steer this engine; set it to an empty folder before vLLM starts"
+            )
         record = EngineRecord(
             engine_id=settings.engine_id,
             url=settings.url,

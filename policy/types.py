@@ -357,7 +357,8 @@ class Decision:
     """One controller tick for one (model, pool): what it saw, what it chose and why.
 
     `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law looked at,
-    `schedule` what it would have the engines do, `published` whether that was sent. `predicted_gain_ratio` is
+    `schedule` what it would have the engines do, `published` whether a schedule was sent; in the modes `off` and
+    `advise` that one says the static K. `k` is K by class, as sent, at the load of the tick. `predicted_gain_ratio` is
     the predicted goodput over that of the schedule in force, minus 1; `None` when it could not be predicted.
     """
 
@@ -371,6 +372,7 @@ class Decision:
     schedule: Schedule | None
     predicted_gain_ratio: float | None
     evidence: Mapping[str, Any]
+    k: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

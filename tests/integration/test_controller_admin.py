@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from policy.redis_store import RedisStore
 from policy.types import Decision, EngineRecord, KRange, Mode, Schedule
 from tests.support.controller_program import Controller, free_port, running_controller
 from tests.support.redis_server import RedisServer
+from tests.support.stack import until
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +180,39 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
     as_json = controller.command("explain", "--model", "demo", "--pool", "cpu", "--json")
     assert json.loads(as_json.stdout)["version"] == 5
     assert controller.command("explain", "--model", "nobody").returncode == 1
+
+
+def test_explain_tells_k_in_force_from_k_advised(controller: Controller) -> None:
+    store = RedisStore(controller.redis.url)
+    advised = replace(decision(time.time(), "gain", 1000.0), pool="quiet", mode=Mode.ADVISE, k={"default": 7})
+    for item in (advised, replace(advised, at=time.time(), reason="optimal")):
+        store.append_decision(item)
+    told = controller.command("explain", "--model", "demo", "--pool", "quiet").stdout
+    assert "default: K = 7 (advised: 3), 100% of the traffic" in told
+    assert "latest change" not in told
+
+
+def test_explain_finds_the_only_model_and_pool() -> None:
+    with running_controller() as controller:
+        store = RedisStore(controller.redis.url)
+
+        def has_decided(pool: str) -> bool:
+            return bool(store.decisions("demo", pool, 1))
+
+        def register(pool: str) -> None:
+            url = f"http://127.0.0.1:1/{pool}"
+            record = EngineRecord(pool, url, "demo", pool, 7, 7, 32, "eagle3", "0.32.0", "0.1.0", 1.0, time.time())
+            store.heartbeat(record, 60.0)
+            until(lambda: has_decided(pool), 10.0)
+
+        none = controller.command("explain")
+        problem = "there is no schedule yet of such a model and pool; GET /admin/schedules lists all"
+        assert (none.returncode, none.stderr) == (1, f"specpilot explain: {problem}\n")
+        register("h200")
+        assert controller.command("explain").stdout.startswith("demo in pool h200")
+        register("l40s")
+        assert "--pool: name one of: h200, l40s" in controller.command("explain").stderr
+        assert controller.command("explain", "--pool", "l40s").stdout.startswith("demo in pool l40s")
 
 
 def test_policies_from_the_command_line(controller: Controller, tmp_path: Path) -> None:
