@@ -3,7 +3,7 @@
 Order of one tick: read the shared state and renew the lease; scrape; take the evidence in (leader and stand-by
 alike, so that a take-over starts from the same estimates and the same schedule); decide; the leader publishes what
 changed, and renews what did not before it lapses; the leader records the decision (while nothing runs, one in
-`QUIET_RECORD_S`).
+`QUIET_RECORD_S`). The latest are kept, and for longer those that changed the schedule and one in `LASTING_S`.
 
 When Redis is silent the loop goes on with the state it read last: it learns and decides, but publishes nothing, and a
 canary's turns stand still.
@@ -36,6 +36,7 @@ VALID_FOR_S = 60.0
 """Long enough to outlast a restart of Redis or of the controller, so that K stays through it."""
 RENEW_S = 2.0
 QUIET_RECORD_S = 10.0
+LASTING_S = 60.0
 _QUIET = (Reason.IDLE, Reason.STALE, Reason.NO_DRAFTER)
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class ControlLoop:
         self._store_up = True
         self._published_at: dict[tuple[str, str], float] = {}
         self._recorded: dict[tuple[str, str], tuple[Reason, float]] = {}
+        self._lasting_at: dict[tuple[str, str], float] = {}
         self._wake = asyncio.Event()
         self.ticks = 0
 
@@ -212,6 +214,9 @@ class ControlLoop:
         elif self._is_told(key, verdict.reason, now):
             return
         self._recorded[key] = (verdict.reason, now)
+        is_lasting = is_new or now - self._lasting_at.get(key, float("-inf")) >= LASTING_S
+        if is_lasting:
+            self._lasting_at[key] = now
         self._store.append_decision(
             Decision(
                 at=self._clock.now(),
@@ -228,7 +233,8 @@ class ControlLoop:
                 predicted_gain_ratio=verdict.gain_ratio,
                 evidence=verdict.evidence,
                 k=verdict.k(verdict.publish),
-            )
+            ),
+            is_lasting=is_lasting,
         )  # fmt: skip
 
     def _is_told(self, key: tuple[str, str], reason: Reason, now: float) -> bool:

@@ -8,6 +8,7 @@
 | `specpilot:engines`                  | set    | engine ids                        | engine adapter     |
 | `specpilot:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
 | `specpilot:decisions:<model>:<pool>` | stream | Decision, newest last             | leading controller |
+| `specpilot:history:<model>:<pool>`   | stream | the Decisions that are kept longer | leading controller |
 | `specpilot:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
 | `specpilot:gateways`                 | set    | gateway ids                       | gateways           |
 | `specpilot:gateway:<id>`             | string | GatewayUsage; expires when silent | gateways           |
@@ -29,6 +30,7 @@ LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
 DECISIONS_KEPT = 5000
+HISTORY_KEPT = 10_000
 
 
 def schedule_field(model: str, pool: str) -> str:
@@ -39,6 +41,11 @@ def schedule_field(model: str, pool: str) -> str:
 def decisions(model: str, pool: str) -> str:
     """The stream of decisions of one pool of one model."""
     return f"{PREFIX}decisions:{model}:{pool}"
+
+
+def history(model: str, pool: str) -> str:
+    """The stream of those of its decisions that are kept longer."""
+    return f"{PREFIX}history:{model}:{pool}"
 
 
 def engine(engine_id: str) -> str:

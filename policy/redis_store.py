@@ -23,6 +23,8 @@ from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Po
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_FILED_WITHIN_MS = 1000
+_FILED_WITHIN = 20
 
 _PUT_IF_VERSION = """
 local found = redis.call('HGET', KEYS[1], ARGV[1])
@@ -265,21 +267,29 @@ class RedisStore:
         pipe.execute()
 
     @_guarded
-    def append_decision(self, decision: Decision) -> None:
+    def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         """See `Store`."""
-        self._redis.xadd(
-            keys.decisions(decision.model, decision.pool),
-            {"decision": encode(decision)},
-            maxlen=keys.DECISIONS_KEPT,
-            approximate=True,
-        )
+        fields: Any = {"decision": encode(decision)}
+        recent, history = keys.decisions(decision.model, decision.pool), keys.history(decision.model, decision.pool)
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.xadd(recent, fields, maxlen=keys.DECISIONS_KEPT, approximate=True)
+        if is_lasting:
+            pipe.xadd(history, fields, maxlen=keys.HISTORY_KEPT, approximate=True)
+        pipe.execute()
 
     @_guarded
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         """See `Store`."""
         newest = "+" if before is None else f"({int(before * 1000)}"
         rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
-        return [decode(Decision, fields[b"decision"]) for _, fields in rows]
+        found = [decode(Decision, fields[b"decision"]) for _, fields in rows]
+        if len(found) < limit:
+            # What both streams hold was filed in both at almost the same time, but under ids of their own.
+            newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
+            rows = self._redis.xrevrange(keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN)
+            lasting = [decode(Decision, fields[b"decision"]) for _, fields in rows]
+            found += [item for item in lasting if not found or item.at < found[-1].at][: limit - len(found)]
+        return found
 
     @_guarded
     def api_keys(self) -> Sequence[ApiKey]:

@@ -65,11 +65,14 @@ class Store(Protocol):
     def remove_engine(self, engine_id: str) -> None:
         """Take an engine off the list at once."""
 
-    def append_decision(self, decision: Decision) -> None:
-        """Add `decision` to its pool's record."""
+    def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
+        """Add `decision` to its pool's record: the latest ones are kept, and of the lasting ones more."""
 
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
-        """Return a pool's latest `limit` decisions, newest first; with `before`, those made before that time."""
+        """Return a pool's latest `limit` decisions, newest first; with `before`, those made before that time.
+
+        Past the latest ones it goes on with the lasting ones.
+        """
 
     def api_keys(self) -> Sequence[ApiKey]:
         """Return every client key (hashes only)."""

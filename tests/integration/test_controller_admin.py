@@ -161,7 +161,7 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
         ("optimal", 1500.0),
         ("optimal", 1500.0),
     ):
-        store.append_decision(decision(time.time(), reason, measured))
+        store.append_decision(decision(time.time(), reason, measured), is_lasting=True)
         time.sleep(0.02)
     newest = controller.call("/admin/decisions?model=demo&pool=cpu&limit=2")[1]["decisions"]
     assert len(newest) == 2
@@ -186,7 +186,7 @@ def test_explain_tells_k_in_force_from_k_advised(controller: Controller) -> None
     store = RedisStore(controller.redis.url)
     advised = replace(decision(time.time(), "gain", 1000.0), pool="quiet", mode=Mode.ADVISE, k={"default": 7})
     for item in (advised, replace(advised, at=time.time(), reason="optimal")):
-        store.append_decision(item)
+        store.append_decision(item, is_lasting=False)
     told = controller.command("explain", "--model", "demo", "--pool", "quiet").stdout
     assert "default: K = 7 (advised: 3), 100% of the traffic" in told
     assert "latest change" not in told

@@ -41,7 +41,8 @@ def fill(controller: Controller) -> None:
     engine = EngineRecord("e", "http://127.0.0.1:1", "seen", "default", 7, 3, 8, "eagle3", "0.32", "0.1", 1.0, 1.0)
     store.heartbeat(engine, 60.0)
     store.append_decision(
-        Decision(1.0, "seen", "default", Mode.ACT, "first_schedule", True, 1, schedule, 0.1, {"decodes": 3})
+        Decision(1.0, "seen", "default", Mode.ACT, "first_schedule", True, 1, schedule, 0.1, {"decodes": 3}),
+        is_lasting=True,
     )
     assert controller.call("/admin/policies/seen", "PUT", {"classes": {"code": {"k_max": 3}}})[0] == 201
     assert controller.call("/admin/policies/seen", "PUT", {})[0] == 428

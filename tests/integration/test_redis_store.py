@@ -121,9 +121,28 @@ def test_an_engine_leaves_the_list_when_it_falls_silent_or_says_so(store: RedisS
 
 def test_decisions_come_newest_first_and_only_so_many(store: RedisStore) -> None:
     for version in range(5):
-        store.append_decision(Decision(1.0, "m", "p", Mode.ACT, "held", False, version, None, None, {}))
+        store.append_decision(
+            Decision(1.0, "m", "p", Mode.ACT, "held", False, version, None, None, {}), is_lasting=False
+        )
     assert [item.version for item in store.decisions("m", "p", limit=2)] == [4, 3]
     assert store.decisions("m", "p", limit=9, before=1.0) == []
+
+
+def test_past_the_latest_decisions_come_the_lasting_ones(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "DECISIONS_KEPT", 100)
+    began = time.time()
+    for version in range(1000):
+        item = Decision(began + version / 1e3, "m", "p", Mode.ACT, "held", False, version, None, None, {})
+        store.append_decision(item, is_lasting=version % 100 == 0)
+    found = [item.version for item in store.decisions("m", "p", limit=5000)]
+    recent = [version for version in found if version % 100]
+    oldest = min(recent)
+    assert recent == [version for version in range(999, oldest - 1, -1) if version % 100]
+    assert 700 < oldest < 900
+    assert sorted(set(found) - set(range(oldest, 1000))) == list(range(0, oldest, 100))
+    assert len(found) == len(set(found))
+    assert [item.version for item in store.decisions("m", "p", limit=3, before=began - 60)] == []
+    assert [item.version for item in store.decisions("m", "p", limit=2000)][:3] == [999, 998, 997]
 
 
 def test_api_keys_come_and_go(store: RedisStore) -> None:

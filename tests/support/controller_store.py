@@ -90,7 +90,7 @@ class MemoryStore:
     def remove_engine(self, engine_id: str) -> None:
         self.records.pop(engine_id, None)
 
-    def append_decision(self, decision: Decision) -> None:
+    def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         self.ping()
         self.log.append(decision)
 
