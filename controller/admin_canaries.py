@@ -1,7 +1,8 @@
 """The admin API's canaries: start one, look at it, promote or abort it by hand.
 
 One experiment runs for a model at a time; the latest one stays to be looked at until the next begins. A canary may not
-change `match`: those rules are the gateway's, and requests are in a class before it is known whose turn it is.
+change `match` nor the names of the classes: those are the gateway's, and requests are in a class before it is known
+whose turn it is.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from policy.clock import Clock
 from policy.codec import from_plain, to_plain
 from policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from policy.store import Store
-from policy.types import Policy
+from policy.types import DEFAULT_CLASS, Policy
 
 _CANARY_REQUEST: dict[str, Any] = {
     "type": "object",
@@ -115,11 +116,9 @@ def _start(store: Store, canary: Canary, now: float) -> Experiment:
     if latest is not None and latest.is_running:
         message = f"a canary of {model!r} runs since {latest.started_at:.0f}; abort or promote it first"
         raise ApiError(409, "canary_running", message, param="model")
-    if canary.policy.match != (present.policy if present else Policy(model)).match:
-        problem = (
-            "differs from the present policy's; a canary cannot try rules of the gateway, so leave them as they are"
-        )
-        raise invalid([Fault("policy.match", problem)], "canary")
+    faults = _gateway_faults(canary.policy, present.policy if present else Policy(model))
+    if faults:
+        raise invalid(faults, "canary")
     started = Experiment(
         version=(latest.version if latest else 0) + 1,
         experiment_id=secrets.token_hex(8),
@@ -129,6 +128,23 @@ def _start(store: Store, canary: Canary, now: float) -> Experiment:
     )
     store.put_canary(started, None, now)
     return started
+
+
+def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
+    """What `tried` would change for the gateway, which has no turns."""
+    faults = []
+    whole = "a canary's policy is whole, so begin with the present one"
+    if tried.match != present.match:
+        problem = f"differs from the present policy's, but a canary cannot try rules of the gateway; {whole}"
+        faults.append(Fault("policy.match", problem))
+    wanted, named = ({*policy.classes} - {DEFAULT_CLASS} for policy in (present, tried))
+    if wanted != named:
+        problem = (
+            f"names {', '.join(sorted(named)) or 'none'}, but the present policy {', '.join(sorted(wanted)) or 'none'}, "
+            f"and a canary cannot try other classes; {whole}"
+        )
+        faults.append(Fault("policy.classes", problem))
+    return faults
 
 
 def _end(store: Store, found: Experiment, outcome: Outcome, now: float) -> Experiment:

@@ -37,6 +37,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     """Return the controller as an ASGI application whose lifespan runs the loop."""
     metrics = ControllerMetrics()
     loops: list[ControlLoop] = []
+    ideas = tuple(filter(None, settings.without.split(",")))
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
 
     def wake() -> None:
@@ -54,11 +55,12 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                pilot=Pilot(without(filter(None, settings.without.split(",")))),
+                pilot=Pilot(without(ideas)),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,
                 default_mode=Mode(settings.default_mode),
+                without=ideas,
                 recorder=_recorder(settings.record) if settings.record else None,
             )
             loops.append(loop)

@@ -75,6 +75,7 @@ class ControlLoop:
         clock: Clock,
         interval_s: float = 0.5,
         default_mode: Mode = Mode.ACT,
+        without: Sequence[str] = (),
         recorder: Callable[[Recorded], None] | None = None,
     ) -> None:
         self._store = store
@@ -85,6 +86,7 @@ class ControlLoop:
         self._clock = clock
         self._interval_s = interval_s
         self._default_mode = default_mode
+        self._without = tuple(without)
         self._recorder = recorder
         self._shared = _Shared()
         self._conduct = Conduct()
@@ -139,7 +141,8 @@ class ControlLoop:
         if self._recorder:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
-                         tuple(observations), dict(shared.experiments), self._turns_at, lease.fence if lease else None)
+                         tuple(observations), dict(shared.experiments), self._turns_at, lease.fence if lease else None,
+                         self._default_mode, self._without)
             )  # fmt: skip
         self._pilot.forget_engines(engine.engine_id for engine in shared.engines)
         self._pilot.observe(observations)

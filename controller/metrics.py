@@ -27,7 +27,7 @@ class ControllerMetrics:
 
         self._acceptance = gauge("acceptance_ratio", "Conditional acceptance a_i", (*_CLASS, "position"))
         self._survival = gauge("survival_ratio", "Survival S_i", (*_CLASS, "position"))
-        self._k = gauge("k", "K that the schedule gives at the present load", _CLASS)
+        self._k = gauge("k", "K that the decided schedule gives at the present load", _CLASS)
         self._predicted = gauge("predicted_goodput_tokens_per_second", "Predicted, by schedule", (*_POOL, "schedule"))
         self._measured = gauge("measured_goodput_tokens_per_second", "Measured in decode-only steps", _POOL)
         self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step under the schedule in force", _POOL)
@@ -77,7 +77,8 @@ class ControllerMetrics:
 
     def show_decision(self, model: str, pool: str, reason: Reason, verdict: Verdict, k: dict[str, int]) -> None:
         """Show what was decided for one pool; `k` is K by class at the present load."""
-        self._decisions.labels(model, pool, reason.value).inc()
+        for each in Reason:  # all of them from the first tick on, or their first increase would not be seen
+            self._decisions.labels(model, pool, each.value).inc(each is reason)
         self._probe.labels(model, pool).set(verdict.probe_ratio)
         for name, value in k.items():
             self._k.labels(model, pool, name).set(value)

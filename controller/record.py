@@ -1,7 +1,8 @@
 """One tick as one line of JSON: what `--record` writes and `replay` reads.
 
 A line holds everything that the law was given: the time, the engines' registrations, the policies and canaries, the
-schedules in force and every counter of every engine. Nothing else decides, so a replay decides the same.
+schedules in force, every counter of every engine, and the settings that the law depends on. Nothing else decides, so a
+replay decides the same.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 from controller.observation import Observation, Series
 from policy.canary import Experiment
 from policy.codec import from_plain, to_plain
-from policy.types import EngineRecord, Policy, Schedule
+from policy.types import EngineRecord, Mode, Policy, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Recorded:
     """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds.
 
     `turns_at` is the time by which canaries take turns; it stands still while Redis is silent. `fence` is that of the
-    lease, so that a new one tells a take-over; `None` in stand-by.
+    lease, so that a new one tells a take-over; `None` in stand-by. `default_mode` and `without` are the controller's
+    settings of these names.
     """
 
     at: float
@@ -32,6 +34,8 @@ class Recorded:
     experiments: Mapping[str, Experiment] = field(default_factory=dict)
     turns_at: float | None = None
     fence: int | None = None
+    default_mode: Mode = Mode.ACT
+    without: tuple[str, ...] = ()
 
 
 def to_line(tick: Recorded) -> str:
@@ -41,6 +45,8 @@ def to_line(tick: Recorded) -> str:
         "now": tick.now,
         "turns_at": tick.turns_at,
         "fence": tick.fence,
+        "default_mode": tick.default_mode.value,
+        "without": list(tick.without),
         "engines": [to_plain(engine) for engine in tick.engines],
         "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
         "schedules": [to_plain(schedule) for schedule in tick.schedules],
@@ -81,4 +87,6 @@ def from_line(line: str) -> Recorded:
         },
         turns_at=plain.get("turns_at"),
         fence=plain.get("fence"),
+        default_mode=Mode(plain.get("default_mode", Mode.ACT)),
+        without=tuple(plain.get("without", ())),
     )  # fmt: skip

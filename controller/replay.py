@@ -19,10 +19,11 @@ from controller.facts import Facts, Verdict
 from controller.pilot import Pilot
 from controller.pools import facts_of, in_turn
 from controller.record import Recorded, from_line
-from policy.codec import decode
+from controller.tuning import without
+from policy.codec import from_plain
 from policy.errors import InvalidDocumentError
 from policy.settings import ProgramSettings, fail, load
-from policy.types import Mode, Policy, Schedule
+from policy.types import Policy, Schedule
 
 PROGRAM = "specpilot replay"
 _VALID_FOR_S = 15.0
@@ -49,17 +50,18 @@ class Replayed:
 
 def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[Replayed]:
     """Yield every decision that the law makes on `ticks`, in order."""
-    pilot = Pilot()
+    pilot: Pilot | None = None
     own: dict[tuple[str, str], Schedule] = {}
     fence: int | None = None
     for tick in ticks:
+        pilot = pilot or Pilot(without(tick.without))
         if tick.fence not in (None, fence):
             fence = tick.fence
             pilot.take_over(tick.now)
         pilot.forget_engines(engine.engine_id for engine in tick.engines)
         pilot.observe(tick.observations)
         policies = {**tick.policies, **({other.model: other} if other else {})}
-        for recorded in facts_of(tick.engines, policies, tick.schedules, Mode.ACT):
+        for recorded in facts_of(tick.engines, policies, tick.schedules, tick.default_mode):
             key = (recorded.model, recorded.pool)
             is_other = other is not None and recorded.model == other.model
             facts = (
@@ -77,21 +79,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print every decision; status 2 when a file cannot be read."""
     settings = load(ReplaySettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
     other = _policy(settings.policy) if settings.policy else None
+    models = set()
     try:
         with settings.file.open(encoding="utf-8") as lines:
             for item in replay((from_line(line) for line in lines if line.strip()), other):
                 sys.stdout.write(_json(item) if settings.as_json else _line(item))
+                models.add(item.facts.model)
     except OSError as error:
         fail(PROGRAM, f"{settings.file} cannot be read: {error.strerror}")
     except (ValueError, KeyError, TypeError, InvalidDocumentError) as error:
         fail(PROGRAM, f"{settings.file} is no recording of `specpilot controller --record`: {error}")
+    if other is not None and other.model not in models:
+        fail(PROGRAM, f"--policy: {other.model!r} is not in the recording, which has {', '.join(sorted(models))}")
 
 
 def _policy(path: Path) -> Policy:
     try:
-        return decode(Policy, path.read_bytes())
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict) and isinstance(document.get("policy"), dict):
+            document = document["policy"]  # what `specpilot policy get` printed
+        return from_plain(Policy, document)
     except OSError as error:
         fail(PROGRAM, f"--policy: {path} cannot be read: {error.strerror}")
+    except ValueError as error:
+        fail(PROGRAM, f"--policy: {path} is not JSON: {error}")
     except InvalidDocumentError as error:
         fail(PROGRAM, *(f"--policy: {fault}" for fault in error.faults))
 

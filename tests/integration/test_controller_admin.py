@@ -257,6 +257,16 @@ def test_a_canary_is_started_looked_at_promoted_and_aborted(controller: Controll
     assert (stored["version"], stored["policy"]["static_k"]) == (2, 5)
 
 
+def test_a_canary_that_would_lose_the_models_classes_is_refused(controller: Controller) -> None:
+    assert controller.call("/admin/policies/classy", "PUT", {"classes": {"code": {"weight": 2}}})[0] == 201
+    status, body, _ = controller.call("/admin/canaries/classy", "PUT", {"policy": {"k_max": 5}})
+    assert (status, body["error"]["param"]) == (422, "policy.classes")
+    assert "names none, but the present policy code" in body["error"]["message"]
+    policy = {"k_max": 5, "classes": {"code": {}, "default": {"weight": 3}}}
+    assert controller.call("/admin/canaries/classy", "PUT", {"policy": policy})[0] == 201
+    assert controller.call("/admin/canaries/classy", "DELETE")[0] == 200
+
+
 def test_the_leader_ends_a_canary_whose_present_policy_was_replaced(controller: Controller) -> None:
     assert controller.call("/admin/canaries/replaced", "PUT", {"policy": {"static_k": 5}})[0] == 201
     assert controller.call("/admin/policies/replaced", "PUT", {"static_k": 1})[0] == 201
@@ -277,8 +287,12 @@ def test_the_leader_ends_a_canary_whose_present_policy_was_replaced(controller: 
         ({"policy": {"k_min": 9, "k_max": 1}, "share_ratio": "half", "surprise": 1}, ["k_min 9", "share", "surprise"]),
         ({"policy": {}, "share_ratio": 0.9, "window_s": 1}, ["share_ratio is 0.9", "window_s is 1"]),
         ({"policy": {"match": [{"traffic_class": "default", "path": "/x"}]}}, ["policy.match", "gateway"]),
+        (
+            {"policy": {"classes": {"default": {}, "new": {}}}},
+            ["policy.classes", "names new, but the present policy none"],
+        ),
     ],
-    ids=["nothing", "model", "policy", "range", "match"],
+    ids=["nothing", "model", "policy", "range", "match", "classes"],
 )
 def test_every_fault_of_a_canary_is_told_at_once(controller: Controller, body: Any, words: list[str]) -> None:
     status, answer, _ = controller.call("/admin/canaries/faulty", "PUT", body)

@@ -71,7 +71,6 @@ UNSHOWN = {
     # counts behind ratios that are shown, or read only when something is wrong
     "specpilot_engine_trials_total",
     "specpilot_engine_accepts_total",
-    "specpilot_engine_active_k",
     *(f"specpilot_engine_{name}_total" for name in ("steps", "step_decodes", "step_verified_tokens")),
     *(f"specpilot_engine_{name}_steps_total" for name in ("prefill", "catch_up")),
     *(f"specpilot_engine_catch_up_step_{name}_total" for name in ("decodes", "verified_tokens", "read_tokens")),
@@ -115,12 +114,20 @@ def test_every_query_of_the_dashboard_names_labels_that_its_metric_has(panel: di
     documented = documented_metrics()
     for target in panel["targets"]:
         query = target["expr"]
-        labels = set(re.findall(r"(\w+)=~?\"", query))
+        for name, selected in re.findall(r"(specpilot_\w+?)(?:_bucket)?\b(?:{([^}]*)})?", query):
+            assert set(re.findall(r"(\w+)=~?\"", selected)) <= documented[name]
+        first = documented[re.sub(r"_bucket$", "", re.findall(r"specpilot_\w+", query)[0])]
         grouped = [re.split(r", *", names) for names in re.findall(r" by \(([^)]*)\)", query)]
+        assert {label for names in grouped for label in names} <= first | {"le"}
         shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        for name in metrics_of(query):
-            assert labels | {label for names in grouped for label in names} <= documented[name] | {"le"}
-            assert shown <= (set(grouped[0]) if grouped else documented[name] | {"instance"})
+        assert shown <= (set(grouped[0]) if grouped else first | {"instance"})
+
+
+def test_of_several_controllers_the_dashboard_shows_the_one_that_leads() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            if re.search(r"specpilot_controller_\w+{model_name", target["expr"]) and panel["title"] != "Versions":
+                assert "and on (instance) (specpilot_controller_lease_held == 1)" in target["expr"], panel["title"]
 
 
 def test_the_dashboard_is_read_from_top_to_bottom_without_gaps() -> None:

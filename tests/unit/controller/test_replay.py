@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,34 @@ def test_another_policy_decides_otherwise() -> None:
     assert all(item.k <= 1 for one in found for ranges in one.verdict.publish.values() for item in ranges)
 
 
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ("{", "is not JSON"),
+        ('{"model": "another"}', f"--policy: 'another' is not in the recording, which has {MODEL}"),
+        ('{"model": "m", "k_min": -1}', "--policy: k_min"),
+    ],
+)
+def test_a_policy_that_cannot_be_tried_is_refused(
+    document: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = tmp_path / "ticks.jsonl", tmp_path / "policy.json"
+    file.write_text("".join(to_line(tick) + "\n" for tick in record(2)[0]))
+    other.write_text(document)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(file), "--policy", str(other)])
+    assert stopped.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_replay_goes_by_the_settings_of_the_controller() -> None:
+    ticks, _ = record()
+    advised = [replace(tick, default_mode=Mode.ADVISE, without=("probes",)) for tick in ticks]
+    found = list(replay(from_line(to_line(tick)) for tick in advised))
+    assert {item.facts.policy.mode for item in found} == {Mode.ADVISE}
+    assert {item.verdict.reason for item in found} & {Reason.EXPLORE} == set()
+
+
 def test_the_command_reads_a_file_and_names_a_bad_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ticks, reasons = record(6)
     file = tmp_path / "ticks.jsonl"
@@ -60,9 +89,10 @@ def test_the_command_reads_a_file_and_names_a_bad_one(tmp_path: Path, capsys: py
     assert len(lines) == 6
     assert reasons[-1].value in lines[-1]
     other = tmp_path / "policy.json"
-    other.write_bytes(encode(Policy(model=MODEL, mode=Mode.OFF)))
-    main([str(file), "--policy", str(other), "--json"])
-    assert {json.loads(line)["reason"] for line in capsys.readouterr().out.splitlines()} == {"off"}
+    for document in (b"%b", b'{"version": 3, "updated_at": 1.0, "policy": %b}'):  # as `policy get` prints it, too
+        other.write_bytes(document % encode(Policy(model=MODEL, mode=Mode.OFF)))
+        main([str(file), "--policy", str(other), "--json"])
+        assert {json.loads(line)["reason"] for line in capsys.readouterr().out.splitlines()} == {"off"}
     file.write_text("nonsense\n")
     for arguments in ([str(file)], [str(tmp_path / "none")]):
         with pytest.raises(SystemExit) as stopped:
