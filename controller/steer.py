@@ -58,7 +58,7 @@ class Steering:
         applied = {Mode.OFF: static, Mode.ADVISE: bounded_static, Mode.ACT: self._published(bounded_static)}[mode]
         before = applied
         if mode is Mode.ACT and self._pool.left_for_exploring is not None:
-            before = rows.of_schedule(self._pool.left_for_exploring, self._names, self._n)
+            before = self._within_engines(rows.of_schedule(self._pool.left_for_exploring, self._names, self._n))
         if mode is Mode.ADVISE and self._pool.advised is not None and self._pool.advised.shape == static.shape:
             before = self._pool.advised
         chosen, reason, gain, probe_ratio = self._decide(self._inside(before), applied)
@@ -82,7 +82,11 @@ class Steering:
 
     def _published(self, static: Matrix) -> Matrix:
         in_force = self._facts.in_force
-        return static if in_force is None else rows.of_schedule(in_force, self._names, self._n)
+        return static if in_force is None else self._within_engines(rows.of_schedule(in_force, self._names, self._n))
+
+    def _within_engines(self, k: Matrix) -> Matrix:
+        """What the engines make of `k`: one that joined may draft less than those that it was decided for."""
+        return np.minimum(k, self._facts.k_max)
 
     def _decide(self, before: Matrix, applied: Matrix) -> tuple[Matrix, Reason, float | None, float]:
         """Return the schedule, the reason, the predicted gain of the best one, and the share of probes."""
@@ -200,7 +204,10 @@ class Steering:
         if previous is not None and previous.shape != applied.shape:
             guard.forget_watch()
             previous = None
-        then = None if previous is None else operation.goodput(previous)
+        then = None
+        if previous is not None:
+            # Where an SLO or latency is wanted, a change may be meant to cost goodput: then its own prediction counts.
+            then = min(operation.goodput(self._within_engines(previous)), operation.goodput(applied))
         kind = LoadKind.of(self._pool.load.decodes, (demand.name for demand in operation.demands))
         return guard.compare(kind, measured, operation.goodput(applied), then, self._now)
 

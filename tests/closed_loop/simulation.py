@@ -78,6 +78,7 @@ def simulate(
     phases: Sequence[Phase],
     *,
     policy: Policy | None = None,
+    later: tuple[int, Policy] | None = None,
     seed: int = 0,
     step_s: StepTime = cpu_step_s,
     engines: int = 1,
@@ -92,7 +93,10 @@ def simulate(
     max_num_seqs: int = 64,
     reply_tokens: float = REPLY_TOKENS,
 ) -> Run:
-    """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while."""
+    """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while.
+
+    `later` is a second from which on another policy is in force.
+    """
     policy = policy or Policy(model=MODEL)
     fleet = [
         Engine(
@@ -125,6 +129,8 @@ def simulate(
             for engine in fleet:
                 engine.run(1.0, load, truth, schedule, slowdown)
             second += 1
+            if later is not None and second == later[0]:
+                policy = later[1]
             if is_scraped(second):
                 pilot.observe(engine.observe(float(second)) for engine in fleet)
             facts = Facts(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule)
