@@ -147,17 +147,11 @@ class ControlLoop:
         self._pilot.forget_engines(engine.engine_id for engine in shared.engines)
         self._pilot.observe(observations)
         for pool in facts_of(shared.engines, shared.policies, shared.schedules.values(), self._default_mode):
-            experiment = shared.experiments.get(pool.model)
-            facts = in_turn(pool, experiment, self._turns_at)
-            if experiment is not None and lease is not None:
-                look = self._pilot.look(facts.model, facts.pool)
-                look = look._replace(at=at - now + look.at) if look else None
-                self._conduct.measure(experiment, facts, look, at)
-            verdict = self._conduct.told(experiment, facts, self._pilot.steer(facts, now))
-            schedule = self._schedule(facts, verdict)
-            self._metrics.show_decision(facts.model, facts.pool, verdict.reason, verdict, verdict.k(verdict.wanted))
-            if lease is not None and self._leadership.lease is not None:
-                await self._ask(lambda f=facts, v=verdict, s=schedule, on=lease: self._act(f, v, s, on))
+            try:
+                await self._steer(pool, lease, at, now)
+            except Exception:  # noqa: BLE001 - one pool's trouble is not the others'
+                _log.exception("%s %s: not steered in this tick; the next one starts anew", pool.model, pool.pool)
+                self._metrics.count_error()
         if lease is not None:
             self._conduct.end_tick(shared.experiments.values(), at)
         self.ticks += 1
@@ -168,6 +162,20 @@ class ControlLoop:
             store_up=self._store_up,
             ages_s=ages,
         )
+
+    async def _steer(self, pool: Facts, lease: Lease | None, at: float, now: float) -> None:
+        """Decide for one pool; the leader acts on it. `now` is steady time, `at` Unix seconds."""
+        experiment = self._shared.experiments.get(pool.model)
+        facts = in_turn(pool, experiment, self._turns_at)
+        if experiment is not None and lease is not None:
+            look = self._pilot.look(facts.model, facts.pool)
+            look = look._replace(at=at - now + look.at) if look else None
+            self._conduct.measure(experiment, facts, look, at)
+        verdict = self._conduct.told(experiment, facts, self._pilot.steer(facts, now))
+        schedule = self._schedule(facts, verdict)
+        self._metrics.show_decision(facts.model, facts.pool, verdict.reason, verdict, verdict.k(verdict.wanted))
+        if lease is not None and self._leadership.lease is not None:
+            await self._ask(lambda: self._act(facts, verdict, schedule, lease))
 
     def _read(self) -> Lease | None:
         """Renew the lease and read the shared state; runs in a thread."""

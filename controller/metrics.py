@@ -52,7 +52,11 @@ class ControllerMetrics:
         self._decisions = Counter(
             PREFIX + "decisions_total", "Decisions by reason", (*_POOL, "reason"), registry=self.registry
         )
-        self._errors = Counter(PREFIX + "tick_errors_total", "Ticks that failed unexpectedly", registry=self.registry)
+        self._errors = Counter(
+            PREFIX + "tick_errors_total", "Ticks, or pools in a tick, that failed unexpectedly", registry=self.registry
+        )
+        self._series: dict[tuple[str, str], set[tuple[Gauge, tuple[str, ...]]]] = {}  # by model and pool
+        self._told: set[tuple[str, str]] = set()  # in this tick
 
     def render(self) -> bytes:
         """Return the page."""
@@ -63,6 +67,10 @@ class ControllerMetrics:
         self._ticks.observe(duration_s)
         self._lease.set(leads)
         self._store.set(store_up)
+        for gone in self._series.keys() - self._told:
+            for metric, labels in self._series.pop(gone):
+                metric.remove(*labels)
+        self._told = set()
         self._age.clear()
         for engine_id, age_s in ages_s:
             self._age.labels(engine_id).set(age_s)
@@ -73,33 +81,35 @@ class ControllerMetrics:
 
     def show_version(self, model: str, pool: str, version: int) -> None:
         """Show the version that was published last."""
-        self._version.labels(model, pool).set(version)
+        self._show(self._version, version, model, pool)
 
     def show_decision(self, model: str, pool: str, reason: Reason, verdict: Verdict, k: dict[str, int]) -> None:
         """Show what was decided for one pool; `k` is K by class at the present load."""
         for each in Reason:  # all of them from the first tick on, or their first increase would not be seen
             self._decisions.labels(model, pool, each.value).inc(each is reason)
-        self._probe.labels(model, pool).set(verdict.probe_ratio)
+        self._show(self._probe, verdict.probe_ratio, model, pool)
         for name, value in k.items():
-            self._k.labels(model, pool, name).set(value)
-        _set(self._gain.labels(model, pool), verdict.gain_ratio)
+            self._show(self._k, value, model, pool, name)
+        self._show(self._gain, verdict.gain_ratio, model, pool)
         evidence = verdict.evidence
-        _set(self._surprise.labels(model, pool), evidence.get("cost_surprise_ratio"))
+        self._show(self._surprise, evidence.get("cost_surprise_ratio"), model, pool)
         goodput: dict[str, Any] = evidence.get("goodput", {})
         for schedule in ("in_force", "best", "static"):
-            _set(self._predicted.labels(model, pool, schedule), goodput.get(f"predicted_{schedule}"))
-        _set(self._measured.labels(model, pool), goodput.get("measured"))
-        _set(self._predicted_step.labels(model, pool), evidence.get("step_s", {}).get("predicted"))
-        _set(self._measured_step.labels(model, pool), evidence.get("step_s", {}).get("measured"))
+            self._show(self._predicted, goodput.get(f"predicted_{schedule}"), model, pool, schedule)
+        self._show(self._measured, goodput.get("measured"), model, pool)
+        self._show(self._predicted_step, evidence.get("step_s", {}).get("predicted"), model, pool)
+        self._show(self._measured_step, evidence.get("step_s", {}).get("measured"), model, pool)
         canary: dict[str, Any] = evidence.get("canary", {})
         for measure in ("goodput", "itl"):
             for bound, value in (canary.get(f"{measure}_gain_ratio") or {}).items():
                 self._canary.labels(model, measure, bound).set(value)
         for name, found in evidence.get("classes", {}).items():
-            for gauge, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
+            for metric, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
                 for index, value in enumerate(found.get(key) or ()):
-                    gauge.labels(model, pool, name, str(index + 1)).set(value)
+                    self._show(metric, value, model, pool, name, str(index + 1))
 
-
-def _set(gauge: Gauge, value: float | None) -> None:
-    gauge.set(float("nan") if value is None else value)
+    def _show(self, metric: Gauge, value: float | None, model: str, pool: str, *labels: str) -> None:
+        """Set a gauge of a pool, which stays until a tick tells nothing of the pool; NaN stands for unknown."""
+        metric.labels(model, pool, *labels).set(float("nan") if value is None else value)
+        self._series.setdefault((model, pool), set()).add((metric, (model, pool, *labels)))
+        self._told.add((model, pool))

@@ -57,7 +57,9 @@ class PrometheusSource:
         self._is_failing = False
         found = []
         for engine in engines:
-            target = targets.get(("engine_id", engine.engine_id)) or targets.get(("instance", _address(engine.url)))
+            target = targets.get(("engine_id", engine.engine_id)) or targets.get(
+                ("instance", _address(engine.url) or "")
+            )
             if target is None:
                 continue
             scraped, values = target
@@ -96,7 +98,10 @@ def _newest(result: Sequence[Any]) -> dict[tuple[str, str], tuple[float, dict[Se
     return targets
 
 
-def _address(url: str) -> str:
-    """Return host:port, as Prometheus writes a target's `instance`."""
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+def _address(url: str) -> str | None:
+    """Return host:port, as Prometheus writes a target's `instance`; `None` if `url`, an engine's own word, has none."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+    except ValueError:
+        return None

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -102,10 +103,13 @@ async def test_the_server_tells_what_the_engines_tell(
     pages: list[Page], server: str, session: aiohttp.ClientSession
 ) -> None:
     engines = [engine(page, f"engine-{index}") for index, page in enumerate(pages)]
+    mistaken = [
+        replace(engine(pages[0], url), url=url) for url in ("http://fd00::5:8000", "http://h:80000", "h:${PORT}")
+    ]
     source = PrometheusSource(session, SystemClock(), server)
     found = []
     for _ in range(100):
-        found = await source.scrape(engines)
+        found = await source.scrape([*mistaken, *engines])
         if len(found) == 2:
             break
         await asyncio.sleep(0.2)

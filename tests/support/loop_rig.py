@@ -63,7 +63,8 @@ class FleetSource:
 
     async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
         self.fleet.run()
-        return [self.fleet.engines[item.engine_id].observe(self.fleet.clock.at) for item in engines]
+        known = self.fleet.engines
+        return [known[item.engine_id].observe(self.fleet.clock.at) for item in engines if item.engine_id in known]
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Rig:
     fleet: Fleet
     loop: ControlLoop
     leadership: Leadership
+    metrics: ControllerMetrics
     recorded: list[Recorded] = field(default_factory=list)
 
     @classmethod
@@ -89,9 +91,13 @@ class Rig:
         leadership, recorded = Leadership(store, holder, clock), list[Recorded]()
         loop = ControlLoop(
             store=store, leadership=leadership, collector=FleetSource(fleet), pilot=Pilot(),
-            metrics=ControllerMetrics(), clock=clock, recorder=recorded.append,
+            metrics=(metrics := ControllerMetrics()), clock=clock, recorder=recorded.append,
         )  # fmt: skip
-        return cls(store, clock, fleet, loop, leadership, recorded)
+        return cls(store, clock, fleet, loop, leadership, metrics, recorded)
+
+    def page(self) -> str:
+        """What it tells Prometheus."""
+        return self.metrics.render().decode()
 
     async def tick(self, count: int = 1) -> None:
         for _ in range(count):

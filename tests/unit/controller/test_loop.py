@@ -1,11 +1,14 @@
 import logging
+from dataclasses import replace
 
 import pytest
 
+from controller.facts import Facts, Verdict
 from controller.lease import TTL_S
+from controller.pilot import Pilot
 from policy.types import Lease, Mode, Policy
 from tests.closed_loop.plant import MODEL, POOL
-from tests.support.loop_rig import Rig
+from tests.support.loop_rig import Rig, registered
 
 
 @pytest.fixture
@@ -40,6 +43,48 @@ async def test_an_unchanged_schedule_is_published_again_every_two_seconds(rig: R
         await rig.tick()
         versions.append(rig.store.published[MODEL, POOL].version)
     assert max(versions.count(version) for version in versions[2:]) <= 2
+
+
+async def test_what_fails_in_one_pool_does_not_stop_the_others(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.store.heartbeat(replace(registered("two", 7), pool="another"), 60.0)
+    steer = Pilot.steer
+
+    def failing(pilot: Pilot, facts: Facts, now: float) -> Verdict:
+        if facts.pool == "another":
+            raise IndexError("nobody foresaw this")
+        return steer(pilot, facts, now)
+
+    monkeypatch.setattr(Pilot, "steer", failing)
+    await rig.tick(3)
+    assert (MODEL, POOL) in rig.store.published
+    assert (MODEL, "another") not in rig.store.published
+    assert rig.loop.ticks == 3
+    assert sum("another: not steered in this tick" in record.message for record in caplog.records) == 3
+
+
+async def test_an_engine_that_drafts_less_may_join_a_busy_pool(rig: Rig) -> None:
+    """Its K_max bounds the pool's at once, also where the schedule in force goes deeper."""
+    await rig.tick(20)
+    in_force = rig.store.published[MODEL, POOL]
+    assert in_force.deepest_k > 2
+    rig.store.heartbeat(replace(registered("two", 7), k_max=2), 60.0)
+    await rig.tick()
+    assert rig.store.published[MODEL, POOL].version > in_force.version
+    assert rig.store.published[MODEL, POOL].deepest_k <= 2
+    await rig.tick(10)
+    assert rig.metrics.registry.get_sample_value("specpilot_controller_tick_errors_total") == 0
+
+
+async def test_what_is_told_of_a_pool_goes_with_it(rig: Rig) -> None:
+    await rig.tick(12)
+    assert f'pool="{POOL}"' in rig.page()
+    assert "specpilot_controller_survival_ratio{" in rig.page()
+    rig.store.remove_engine("one")
+    await rig.tick()
+    gauges = [line for line in rig.page().splitlines() if f'pool="{POOL}"' in line and "decisions" not in line]
+    assert gauges == []
 
 
 async def test_without_redis_it_goes_on_and_says_so_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
