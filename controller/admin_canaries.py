@@ -137,13 +137,10 @@ def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
     if tried.match != present.match:
         problem = f"differs from the present policy's, but a canary cannot try rules of the gateway; {whole}"
         faults.append(Fault("policy.match", problem))
-    wanted, named = ({*policy.classes} - {DEFAULT_CLASS} for policy in (present, tried))
+    wanted, named = (sorted({*policy.classes} - {DEFAULT_CLASS}) for policy in (present, tried))
     if wanted != named:
-        problem = (
-            f"names {', '.join(sorted(named)) or 'none'}, but the present policy {', '.join(sorted(wanted)) or 'none'}, "
-            f"and a canary cannot try other classes; {whole}"
-        )
-        faults.append(Fault("policy.classes", problem))
+        names = f"names {', '.join(named) or 'none'}, but the present policy {', '.join(wanted) or 'none'}"
+        faults.append(Fault("policy.classes", f"{names}, and a canary cannot try other classes; {whole}"))
     return faults
 
 

@@ -54,15 +54,17 @@ def _moment(given: str) -> float:
 
 
 def _only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
-    """Return the model and pool of the only schedule that fits what was named of them."""
-    answer, _ = client.ask("/admin/schedules")
+    """Return the only model and pool of running engines that fit what was named of them."""
+    answer, _ = client.ask("/admin/engines")
     found = sorted(
-        (item["model"], item["pool"])
-        for item in answer["schedules"]
-        if model in (None, item["model"]) and pool in (None, item["pool"])
+        {
+            (item["model"], item["pool"])
+            for item in answer["engines"]
+            if model in (None, item["model"]) and pool in (None, item["pool"])
+        }
     )
     if not found:
-        client.refuse("there is no schedule yet of such a model and pool; GET /admin/schedules lists all")
+        client.refuse("no engine of such a model and pool runs; name both --model and --pool to look back")
     models, pools = sorted({item[0] for item in found}), sorted({item[1] for item in found})
     if len(models) > 1:
         client.refuse(f"--model: name one of: {', '.join(models)}")

@@ -19,6 +19,8 @@ _GOODPUTS = (
     ("predicted_static", "predicted, static K"),
 )
 _CHANGES = (Reason.GAIN, Reason.ROLLBACK)
+_NEAR_S = 10.0
+"""Of what was decided long ago only some is kept: what is farther from a change than this tells nothing about it."""
 
 
 def explain(decisions: Sequence[Decision]) -> dict[str, Any]:
@@ -128,11 +130,13 @@ def _k_advised(decision: Decision) -> dict[str, int]:
 
 def _latest_change(decisions: Sequence[Decision]) -> dict[str, Any] | None:
     """What the latest change within `decisions` was predicted to gain, and the goodput before and after it."""
-    for index, item in enumerate(decisions):
+    for item in decisions:
         if item.reason in _CHANGES and item.mode is Mode.ACT:
             # The tick that changes still measured the schedule before; what exploring yielded is no comparison.
-            before = [_measured(older) for older in decisions[index : index + 4] if not _is_explored(older, decisions)]
-            after = [_measured(newer) for newer in decisions[max(0, index - 5) : max(0, index - 1)]]
+            near = [other for other in decisions if abs(other.at - item.at) <= _NEAR_S]
+            at = near.index(item)
+            before = [_measured(older) for older in near[at : at + 4] if not _is_explored(older, near)]
+            after = [_measured(newer) for newer in near[max(0, at - 5) : max(0, at - 1)]]
             return {
                 "at": item.at,
                 "reason": item.reason,

@@ -3,6 +3,7 @@
 | key                                  | type   | holds                             | written by         |
 |--------------------------------------|--------|-----------------------------------|--------------------|
 | `specpilot:policies`                 | hash   | model -> VersionedPolicy          | admin API          |
+| `specpilot:deleted_policies`         | hash   | model -> last version, to go on from | admin API       |
 | `specpilot:schedules`                | hash   | model and pool -> Schedule        | leading controller |
 | `specpilot:canaries`                 | hash   | model -> Experiment               | admin API, leader  |
 | `specpilot:engines`                  | set    | engine ids                        | engine adapter     |
@@ -21,6 +22,7 @@ the message.
 
 PREFIX = "specpilot:"
 POLICIES = PREFIX + "policies"
+DELETED_POLICIES = PREFIX + "deleted_policies"
 SCHEDULES = PREFIX + "schedules"
 CANARIES = PREFIX + "canaries"
 ENGINES = PREFIX + "engines"
@@ -31,6 +33,7 @@ FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
 DECISIONS_KEPT = 5000
 HISTORY_KEPT = 10_000
+DECISIONS_EXPIRE_S = 14 * 24 * 3600
 
 
 def schedule_field(model: str, pool: str) -> str:

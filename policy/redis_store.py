@@ -33,7 +33,9 @@ if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
 if ARGV[3] == '' then
   if not found then return {2, 0} end
   redis.call('HDEL', KEYS[1], ARGV[1])
+  redis.call('HSET', KEYS[3], ARGV[1], version)
 else
+  if not found then version = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) end
   redis.call('HSET', KEYS[1], ARGV[1],
     '{"version":' .. string.format('%d', version + 1) .. ',"updated_at":' .. ARGV[4] .. ',"policy":' .. ARGV[3] .. '}')
 end
@@ -70,6 +72,7 @@ if ARGV[5] ~= '' then
   local policy = redis.call('HGET', KEYS[2], ARGV[1])
   local base = policy and cjson.decode(policy).version or 0
   if base ~= tonumber(ARGV[6]) then return {2, base} end
+  if not policy then base = tonumber(redis.call('HGET', KEYS[5], ARGV[1]) or 0) end
   redis.call('HSET', KEYS[2], ARGV[1],
     '{"version":' .. string.format('%d', base + 1) .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5] .. '}')
   redis.call('PUBLISH', KEYS[4], KEYS[2])
@@ -174,7 +177,7 @@ class RedisStore:
     def _write_policy(self, model: str, expected_version: int | None, text: bytes, now: float) -> int:
         expected = "" if expected_version is None else str(expected_version)
         outcome, version = self._put_if_version(
-            keys=[keys.POLICIES, keys.CHANGES], args=[model, expected, text, repr(now)]
+            keys=[keys.POLICIES, keys.CHANGES, keys.DELETED_POLICIES], args=[model, expected, text, repr(now)]
         )
         if outcome == 0:
             raise VersionConflictError(f"the policy of {model}", expected_version or 0, version)
@@ -198,7 +201,7 @@ class RedisStore:
         policy = encode(experiment.canary.policy) if promotes else b""
         fence = "" if lease is None else lease.fence
         outcome, found = self._put_canary(
-            keys=[keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES],
+            keys=[keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES, keys.DELETED_POLICIES],
             args=[model, expected, encode(experiment), fence, policy, base, repr(now)],
         )
         if outcome == -1:
@@ -275,12 +278,14 @@ class RedisStore:
         pipe.xadd(recent, fields, maxlen=keys.DECISIONS_KEPT, approximate=True)
         if is_lasting:
             pipe.xadd(history, fields, maxlen=keys.HISTORY_KEPT, approximate=True)
+            pipe.expire(recent, keys.DECISIONS_EXPIRE_S)
+            pipe.expire(history, keys.DECISIONS_EXPIRE_S)
         pipe.execute()
 
     @_guarded
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         """See `Store`."""
-        newest = "+" if before is None else f"({int(before * 1000)}"
+        newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
         rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
         found = [decode(Decision, fields[b"decision"]) for _, fields in rows]
         if len(found) < limit:

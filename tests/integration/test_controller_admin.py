@@ -206,7 +206,7 @@ def test_explain_finds_the_only_model_and_pool() -> None:
             until(lambda: has_decided(pool), 10.0)
 
         none = controller.command("explain")
-        problem = "there is no schedule yet of such a model and pool; GET /admin/schedules lists all"
+        problem = "no engine of such a model and pool runs; name both --model and --pool to look back"
         assert (none.returncode, none.stderr) == (1, f"specpilot explain: {problem}\n")
         register("h200")
         assert controller.command("explain").stdout.startswith("demo in pool h200")

@@ -75,6 +75,24 @@ def test_a_policy_is_deleted_only_at_the_version_that_was_read(store: RedisStore
     assert store.policy("m") is None
 
 
+def test_a_policy_that_was_deleted_goes_on_with_its_versions(store: RedisStore) -> None:
+    """Or who read version 1 of the old one could overwrite version 1 of the new one unseen."""
+    assert store.put_policy(Policy("m"), 0, 1.0).version == 1
+    assert store.delete_policy("m", 1)
+    assert store.put_policy(Policy("m", k_min=1), 0, 2.0).version == 2
+    with pytest.raises(VersionConflictError):
+        store.put_policy(Policy("m", k_min=2), 1, 3.0)
+    assert store.policies()[0].version == 2
+    assert store.delete_policy("m", 2)
+    assert store.put_policy(Policy("other"), 0, 4.0).version == 1
+    canary = Experiment(1, "x", Canary(Policy("m", k_max=3)), 0, 0.0)
+    store.put_canary(canary, None, 5.0)
+    store.put_canary(replace(canary, version=2, outcome=Outcome.PROMOTED), None, 6.0)
+    promoted = store.policy("m")
+    assert promoted is not None
+    assert (promoted.version, promoted.policy.k_max) == (3, 3)
+
+
 def test_an_older_schedule_never_replaces_a_newer_one(store: RedisStore) -> None:
     lease = store.acquire_lease("a", 5.0)
     assert lease is not None
