@@ -66,6 +66,24 @@ def test_one_k_alone_leaves_the_other_depths_unknown() -> None:
     assert cost.lacking(0) == ()
 
 
+@pytest.mark.parametrize("together", [[(8, 4)], [(8, 4), (7, 4), (9, 4)]], ids=["one cell", "three cells"])
+def test_noise_moves_no_relation_to_what_is_not_tried(together: list[tuple[int, int]]) -> None:
+    """Looks of half a second, 2,000 of them: those of slow steps have fewer, so averages of looks and steps differ."""
+    rng = np.random.default_rng(4)
+    cost = PoolCost()
+    teach(cost, cpu_step_s, [(8, k) for k in (0, 2, 4, 7)] * 3)
+    fits = []
+    for _ in range(2000):
+        look = {}
+        for n, k in together:
+            seconds = cpu_step_s(n, n * (1 + k), k) * float(np.exp(rng.gamma(1.0, 0.05)))
+            look |= dict([cell(n, k, seconds, steps=max(1, int(0.5 / seconds / len(together))))])
+        cost.learn(look, 0.5)
+        fits.append(cost.fit())
+    relations = [float(fit.step_s(8, 8, 0) / fit.step_s(8, 40, 4)) for fit in (fits[100], fits[-1])]
+    assert relations[1] == pytest.approx(relations[0], rel=0.03)
+
+
 def test_drift_that_strikes_every_k_alike_keeps_their_relation() -> None:
     cost = PoolCost()
     teach(cost, cpu_step_s, [(8, k) for k in (0, 2, 4, 7)] * 3)

@@ -1,6 +1,8 @@
 """The page about the controller is under test: every setting, reason, metric and route is on it."""
 
+import json
 import re
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from controller.guard import Reason
 from controller.metrics import ControllerMetrics
 from controller.settings import ControllerSettings
 from policy.clock import SystemClock
+from policy.codec import from_plain
+from policy.types import ClassPolicy, MatchRule, Policy
 from tests.support.controller_store import MemoryStore
 
 ROOT = Path(__file__).parents[3]
@@ -47,3 +51,32 @@ def test_every_route_has_a_row() -> None:
         path = route.path.replace(":path", "")
         for method in route.methods:
             assert re.search(rf"\n\| `{method} {re.escape(path)}[`?]", PAGE), (method, path)
+
+
+POLICIES = PAGE.partition("## Policies")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"), [("field", Policy), ("field of a class", ClassPolicy), ("field of a rule", MatchRule)]
+)
+def test_every_field_of_a_policy_has_a_row(heading: str, kind: type) -> None:
+    table = POLICIES.partition(f"\n| {heading} |")[2].partition("\n\n")[0]
+    rows = {
+        name: cells[1].strip()
+        for cells in (line.strip("|").split("|") for line in table.splitlines()[2:])
+        for name in re.findall(r"`(\w+)`", cells[0])
+    }
+    assert set(rows) == {field.name for field in fields(kind)}
+    for field in fields(kind):
+        if isinstance(field.default, int | float) and field.default is not MISSING and kind is not MatchRule:
+            assert str(field.default).removesuffix(".0") in rows[field.name].split(",")[0], field.name
+
+
+def test_the_policy_on_the_page_is_one() -> None:
+    policy = from_plain(Policy, json.loads(POLICIES.partition("```json")[2].partition("```")[0]))
+    assert policy.of_class("batch").pin == 0
+
+
+def test_the_canary_on_the_page_fits_the_demo() -> None:
+    canary = json.loads(PAGE.partition("## Canaries")[2].partition("```json")[2].partition("```")[0])
+    assert set(from_plain(Policy, canary["policy"]).classes) == {"chat", "code", "json"}
