@@ -30,6 +30,11 @@ that were. It moves gently. A look that is off by more than 15 % is set aside; w
 moves there at once. A pause in a few steps is no drift, and cells measured under a wrong s would stay wrong for as long
 as they are remembered.
 
+What is common to the cells of a look is for s: of it each cell takes in only by how much it was off more than they were
+on average. Besides, all of them move a fifth as far as s did, so that a wrong relation to the cells that were not
+visited is mended in time. Cells that took in all of the look by an average of their own would never come to rest: no s
+satisfies two averages of the same noise, so it would climb for ever while the cells that are visited sink.
+
 Limits: T is a mean; one look may move a cell's mean by at most a factor of two, so that a pause of some seconds
 in one step does not. Looks of fewer than ten steps say nothing of s.
 """
@@ -59,6 +64,7 @@ _ESTABLISHED_STEPS = 50.0
 _DRIFT_GAIN = 0.3
 _DRIFT_JUMP = 0.15
 _DRIFT_STEPS = 10.0
+_FOLLOW = 0.2
 _HISTORY_STEPS = 50.0
 _LARGEST_MOVE = 2.0
 _NEAR_DECODES = 1.5
@@ -143,14 +149,14 @@ class _CellMemory:
 
     def take(self, steps: float, mean: _Mean, seconds: float, memory_steps: float) -> None:
         """Move towards the `mean` of so many new steps, of `seconds` each without the drift."""
-        seconds = min(max(seconds, self.seconds / _LARGEST_MOVE), self.seconds * _LARGEST_MOVE)
+        ratio = min(max(seconds / self.seconds, 1 / _LARGEST_MOVE), _LARGEST_MOVE)
         kept = self.steps * float(np.exp(-steps / memory_steps))
         share = steps / (kept + steps)
         self.steps = kept + steps
         self.decodes += share * (mean.decodes - self.decodes)
         self.verified += share * (mean.verified - self.verified)
         self.read += share * (mean.read - self.read)
-        self.seconds += share * (seconds - self.seconds)
+        self.seconds *= ratio**share
 
 
 class PoolCost:
@@ -163,6 +169,7 @@ class PoolCost:
         self._traffic_s = 0.0
         self._drift = 1.0
         self._off_by = 0.0  # logarithm of how far the look that was set aside was off
+        self._moved = 0.0  # logarithm of how far the newest look gently moved the drift
         self._fit: StepCost | None = None
         self._is_fresh = False
         self.surprise_ratio: float | None = None
@@ -188,17 +195,28 @@ class PoolCost:
         if not cells or (self._tuning.freeze_cost and self._fit is not None and not self.lacking(_deepest(cells))):
             return
         self._traffic_s += elapsed_s
-        means = {cell: _mean(sums) for cell, sums in cells.items()}
-        if not is_history and not self._follow_drift(cells, means):
+        before, off = self._drift, {} if is_history else self._off(cells)
+        if not is_history and not self._follow_drift(cells, off):
             return
-        self._remember(self._cells, cells, is_history=is_history)
-        self._remember(self._catch_ups, catch_ups, is_history=is_history)
+        common = before * float(np.exp(_weighted_mean([(by, cells[cell].steps) for cell, by in off.items()])))
+        self._remember(self._cells, cells, dict.fromkeys(off, common), is_history=is_history)
+        self._remember(self._catch_ups, catch_ups, {}, is_history=is_history)
+        for cell in off:
+            self._cells[cell].seconds *= float(np.exp(_FOLLOW * self._moved))
         self._is_fresh = False
 
-    def _remember(self, memories: dict[_Key, _CellMemory], table: Mapping[_Key, CellSums], *, is_history: bool) -> None:
+    def _remember(
+        self,
+        memories: dict[_Key, _CellMemory],
+        table: Mapping[_Key, CellSums],
+        common: Mapping[_Key, float],
+        *,
+        is_history: bool,
+    ) -> None:
+        """Take `table` in; `common` is the factor that does not belong to a cell, where it is not the drift."""
         for cell, sums in table.items():
             steps, mean = min(sums.steps, _HISTORY_STEPS) if is_history else sums.steps, _mean(sums)
-            settled = mean.seconds / self._drift
+            settled = mean.seconds / common.get(cell, self._drift)
             known = memories.get(cell)
             if known is None:
                 memories[cell] = _CellMemory(steps, mean.decodes, mean.verified, settled, self._traffic_s, mean.read)
@@ -303,28 +321,35 @@ class PoolCost:
             per_read_s=per_read,
         )
 
-    def _follow_drift(self, cells: Mapping[Cell, CellSums], means: Mapping[Cell, _Mean]) -> bool:
-        """Return whether the look can be believed: it is not off by much, or the one before was off the same way."""
+    def _off(self, cells: Mapping[Cell, CellSums]) -> dict[Cell, float]:
+        """By how much each established cell of a look was off its memory: logarithms. Also notes the surprise."""
         fit = self.fit()
         if fit is None:
-            return True
-        ratios: list[tuple[float, float]] = []
+            return {}
+        off: dict[Cell, float] = {}
         surprises: list[tuple[float, float]] = []
-        for cell, (decodes, verified, seconds, _) in means.items():
+        for cell, sums in cells.items():
+            decodes, verified, seconds, _ = _mean(sums)
             predicted = float(fit.step_s(decodes, verified, cell.width))
-            surprises.append((abs(predicted / seconds - 1), cells[cell].steps))
+            surprises.append((abs(predicted / seconds - 1), sums.steps))
             known = self._cells.get(cell)
             if known is not None and known.steps >= _ESTABLISHED_STEPS:
                 shape = predicted / float(fit.step_s(known.decodes, known.verified, cell.width))
-                ratios.append((seconds / (known.seconds * self._drift * shape), cells[cell].steps))
+                off[cell] = float(np.log(seconds / (known.seconds * self._drift * shape)))
         surprise = _weighted_median(surprises)
         self.surprise_ratio = surprise if self.surprise_ratio is None else 0.8 * self.surprise_ratio + 0.2 * surprise
-        if sum(steps for _, steps in ratios) < _DRIFT_STEPS or self._tuning.freeze_cost:
+        return off
+
+    def _follow_drift(self, cells: Mapping[Cell, CellSums], off: Mapping[Cell, float]) -> bool:
+        """Return whether the look can be believed: it is not off by much, or the one before was off the same way."""
+        self._moved = 0.0
+        if sum(cells[cell].steps for cell in off) < _DRIFT_STEPS or self._tuning.freeze_cost:
             return True
-        off_by = float(np.log(_weighted_median(ratios)))
+        off_by = _weighted_median([(by, cells[cell].steps) for cell, by in off.items()])
         before, self._off_by = self._off_by, 0.0
         if abs(off_by) <= _DRIFT_JUMP:
-            self._drift *= float(np.exp(_DRIFT_GAIN * off_by))
+            self._moved = _DRIFT_GAIN * off_by
+            self._drift *= float(np.exp(self._moved))
             return True
         if before * off_by > 0:
             self._drift *= float(np.exp(min(before, off_by, key=abs)))
@@ -351,6 +376,10 @@ def _ramps(verified: Vector) -> Vector:
     widths = np.diff(_EDGES)
     ramps: Vector = np.clip(verified[:, None] - KNOTS[None, :], 0.0, widths[None, :])
     return ramps
+
+
+def _weighted_mean(items: list[tuple[float, float]]) -> float:
+    return sum(value * weight for value, weight in items) / sum(weight for _, weight in items) if items else 0.0
 
 
 def _weighted_median(items: list[tuple[float, float]]) -> float:
