@@ -60,7 +60,11 @@ def create_app(
 ) -> tuple[FastAPI, Plane]:
     """Return the app and the data plane that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
-    snapshot = Snapshot(keys=by_hash(own_keys), needs_key=bool(own_keys) or settings.require_api_key)
+    snapshot = Snapshot(
+        keys=by_hash(own_keys),
+        needs_key=bool(own_keys) or settings.require_api_key,
+        is_awaiting_keys=settings.redis_url is not None,
+    )
     fleet = Fleet(
         [url for url in settings.engine if not url.startswith(resolve.PREFIX)],
         Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
@@ -229,7 +233,7 @@ def _watcher(settings: GatewaySettings, url: str, own_keys: tuple[ApiKey, ...], 
     except StoreUnavailableError as error:
         if not settings.engine:
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
-        _log.warning("Redis does not answer yet; serving the engines of --engine: %s", error)
+        _log.warning("Redis does not answer yet; until then only keys of --api-keys-file pass: %s", error)
     return watcher
 
 

@@ -122,6 +122,12 @@ class EngineUnavailableError(GatewayError):
     status, code = 503, "engine_unavailable"
 
 
+class KeysUnknownError(GatewayError):
+    """Redis, which holds API keys, was not read since the start, so nobody knows whether the request may pass."""
+
+    status, code = 503, "api_keys_unknown"
+
+
 class QueueTimeoutError(GatewayError):
     """Every engine was busy for as long as the request could wait."""
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gateway.access_log import AccessLog
 from gateway.admission import Admission
-from gateway.errors import GatewayError, InvalidApiKeyError
+from gateway.errors import GatewayError, InvalidApiKeyError, KeysUnknownError
 from gateway.fleet import Engine, Fleet
 from gateway.heap import trimmer
 from gateway.limits import Limits
@@ -28,6 +28,7 @@ from policy.types import OTHER, ApiKey, ClassPolicy
 
 SWEEP_S = 0.1
 _SWEEPS_A_MINUTE = 600
+_RETRY_AFTER_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -155,13 +156,15 @@ class Plane:
     def key_of(self, secret: bytes | None) -> ApiKey | None:
         """Return the API key that `secret` is; `None` when none is needed and none is known by it.
 
-        Raises `InvalidApiKeyError` when one is needed.
+        Raises `InvalidApiKeyError` when one is needed, `KeysUnknownError` when that cannot be told yet.
         """
         snapshot = self.snapshot
         if secret is not None and snapshot.keys:
             found = snapshot.keys.get(hash_of(secret))
             if found is not None:
                 return found
+        if snapshot.is_awaiting_keys:
+            raise KeysUnknownError("the API keys could not be read yet; try again", retry_after_s=_RETRY_AFTER_S)
         if not snapshot.needs_key:
             return None
         if secret is None:

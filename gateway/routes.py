@@ -6,6 +6,7 @@ routes (`/speculation`, `/sleep`, `/collective_rpc`, `/load_lora_adapter`, ...) 
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -53,6 +54,8 @@ def create_routes(  # noqa: C901 - one small function a route
         said = "ready"
         if plane.is_draining:
             said = "draining"
+        elif plane.snapshot.is_awaiting_keys and not plane.snapshot.keys:
+            said = "no API keys"
         elif not plane.fleet.is_serving:
             said = "no engine"
         if said != "ready":
@@ -121,7 +124,9 @@ def _bearer(request: Request) -> bytes | None:
 
 
 def _error_response(error: GatewayError) -> Response:
-    headers = {"www-authenticate": "Bearer"} if isinstance(error, InvalidApiKeyError) else None
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, InvalidApiKeyError) else {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, ceil(error.retry_after_s)))
     return Response(body_of(error), error.status, headers, "application/json")
 
 
@@ -132,7 +137,7 @@ def _config_of(plane: Plane, shown_settings: Mapping[str, Any]) -> dict[str, Any
         "settings": dict(shown_settings),
         "is_draining": plane.is_draining,
         "snapshot_age_s": plane.snapshot_age_s,
-        "requires_api_key": snapshot.needs_key,
+        "requires_api_key": None if snapshot.is_awaiting_keys and not snapshot.needs_key else snapshot.needs_key,
         "api_keys": [
             {
                 "key_id": key.key_id,

@@ -5,7 +5,8 @@ Immutable, so that a request sees one state, however often the next one replaces
 After Redis was away it may come back empty, with engines and people still to write their parts again. So for
 `SETTLE_S` after a reconnection nothing that the last snapshot had is dropped because it is missing. And once a key
 has been seen, a key stays required for the life of the process: losing the keys closes the gateway, it never opens
-it. Pure.
+it. Keys that cannot be read are not the same as no keys: a gateway that has not read Redis yet does not know whether
+one is required. Pure.
 """
 
 import hashlib
@@ -24,14 +25,16 @@ SETTLE_S = 15.0
 class Snapshot:
     """The shared state as last read.
 
-    `keys` maps the SHA-256 of a key to it. `taken_at` is monotonic seconds of the last good read, `None` when the
-    state comes from flags alone.
+    `keys` maps the SHA-256 of a key to it. `is_awaiting_keys`: Redis was never read, so `keys` may lack some and
+    `needs_key` may be wrong. `taken_at` is monotonic seconds of the last good read, `None` when the state comes from
+    flags alone.
     """
 
     engines: tuple[EngineRecord, ...] = ()
     policies: Mapping[str, VersionedPolicy] = field(default_factory=dict)
     keys: Mapping[str, ApiKey] = field(default_factory=dict)
     needs_key: bool = False
+    is_awaiting_keys: bool = False
     taken_at: float | None = None
 
     def known_classes(self, model: str) -> frozenset[str]:

@@ -3,7 +3,8 @@
 The thread follows announcements and reads everything again after `poll_s` without one. Every `EXCHANGE_S` it tells the
 other gateways what is asked of this one and reads what they say, which divides the limits of API keys. When Redis does
 not answer it keeps trying; whoever reads the snapshot notices nothing but its age, and the last shares hold. A document
-that cannot be read is logged and leaves the last good ones of its kind in place.
+that cannot be read is logged and leaves the last good ones of its kind in place; an API key's only the last good one of
+that key, and where there is none it still counts as a key.
 """
 
 import logging
@@ -56,6 +57,7 @@ class Watcher:
         self._stopped = threading.Event()
         self._settled_at = 0.0
         self._is_lost = False
+        self._key_faults: dict[str, str] = {}
         self._read_at = self._exchanged_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
 
@@ -70,16 +72,29 @@ class Watcher:
     def read(self) -> Snapshot:
         """Read everything once and return the snapshot that follows the last. Raises `StoreUnavailableError`."""
         last = self._last
+        api_keys = self._api_keys(tuple(last.keys.values()))
         found = Snapshot(
             engines=tuple(_readable(self._store.engines, last.engines)),
             policies={
                 item.policy.model: item for item in _readable(self._store.policies, tuple(last.policies.values()))
             },
-            keys=by_hash([*_readable(self._store.api_keys, tuple(last.keys.values())), *self._own_keys]),
+            keys=by_hash([*api_keys, *self._own_keys]),
+            needs_key=bool(self._key_faults),
             taken_at=self._clock.monotonic(),
         )
         self._last = follow(last, found, is_settling=self._clock.monotonic() < self._settled_at)
         return self._last
+
+    def _api_keys(self, last: Sequence[ApiKey]) -> list[ApiKey]:
+        """Return the keys in Redis; of one that cannot be read, what `last` has."""
+        found = self._store.api_keys_by_id()
+        faults = {key_id: str(item) for key_id, item in found.items() if isinstance(item, InvalidDocumentError)}
+        for key_id, said in faults.items():
+            if self._key_faults.get(key_id) != said:
+                _log.error("API key %r cannot be read, keeping the last good one if there is one: %s", key_id, said)
+        self._key_faults = faults
+        kept = [key for key in last if key.key_id in faults]
+        return [*kept, *(item for item in found.values() if isinstance(item, ApiKey))]
 
     def exchange(self) -> Shares | None:
         """Tell the other gateways of this one's demands, and return its shares; `None` when they cannot be read.

@@ -6,7 +6,7 @@ leader that slept through its own deposition cannot overwrite its successor. Wor
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -300,6 +300,17 @@ class RedisStore:
     def api_keys(self) -> Sequence[ApiKey]:
         """See `Store`."""
         return [decode(ApiKey, text) for _, text in sorted(self._redis.hgetall(keys.API_KEYS).items())]
+
+    @_guarded
+    def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
+        """See `Store`."""
+        found: dict[str, ApiKey | InvalidDocumentError] = {}
+        for key_id, text in sorted(self._redis.hgetall(keys.API_KEYS).items()):
+            try:
+                found[key_id.decode(errors="replace")] = decode(ApiKey, text)
+            except InvalidDocumentError as error:
+                found[key_id.decode(errors="replace")] = error
+        return found
 
     @_guarded
     def put_api_key(self, key: ApiKey) -> None:

@@ -4,10 +4,11 @@ All calls block for at most the store's time-out (100 ms on a request path is ne
 the engines read from a snapshot that a background thread keeps). Every call may raise `StoreUnavailableError`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from policy.canary import Experiment
+from policy.errors import InvalidDocumentError
 from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
 
 
@@ -76,6 +77,9 @@ class Store(Protocol):
 
     def api_keys(self) -> Sequence[ApiKey]:
         """Return every client key (hashes only)."""
+
+    def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
+        """Return every client key by its id, and for one that cannot be read what is wrong with its document."""
 
     def put_api_key(self, key: ApiKey) -> None:
         """Add or replace a client key."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway import snapshot
+from policy import keys
 from policy.redis_store import RedisStore
 from policy.types import ApiKey, ClassPolicy, EngineRecord, MatchRule, Policy
 from tests.contract.conftest import StartGateway
@@ -225,9 +226,56 @@ async def test_frozen_redis_delays_no_request(
         redis.process.send_signal(18)
 
 
-async def test_static_engines_serve_before_redis_is_there(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine, redis_url="redis://127.0.0.1:1")
-    assert (await call(gateway.port)).status == 200
+async def test_until_redis_was_read_only_keys_of_the_file_pass(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer, keys_file: str
+) -> None:
+    redis.stop()
+    without = await start_gateway(engine, redis_url=redis.url, admin_token="t")
+    gateway = await start_gateway(engine, redis_url=redis.url, api_keys_file=keys_file)
+    for port in (without.port, gateway.port):
+        for headers in ("", key_headers("sk-k")):
+            for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny")):
+                answer = await call(port, request(headers=headers, method=method, path=path))
+                assert (answer.status, answer.code) == (503, "api_keys_unknown")
+                assert answer.headers["retry-after"] == "1"
+    assert engine.seen == []
+    assert await class_of(gateway, key_headers("sk-code")) == "code"
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 200
+    ready = await call(without.port, request(path="/ready", method="GET"))
+    assert (ready.status, ready.json) == (503, {"status": "no API keys"})
+    config = request(path="/admin/config", method="GET", headers=key_headers("t"))
+    assert (await call(without.port, config)).json["requires_api_key"] is None
+
+    redis.start()
+    await eventually(lambda: not without.plane.snapshot.is_awaiting_keys)
+    assert (await call(without.port)).status == 200  # Redis says that there are none
+    assert (await call(without.port, config)).json["requires_api_key"] is False
+    store = RedisStore(redis.url)
+    store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k")))
+    store.close()
+    for one in (without, gateway):
+        await eventually(lambda one=one: snapshot.hash_of("sk-k") in one.plane.snapshot.keys)
+        assert (await call(one.port)).status == 401
+        assert await class_of(one, key_headers("sk-k")) == "default"
+
+
+async def test_an_api_key_that_cannot_be_read_hides_no_other_and_opens_nothing(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store._redis.hset(keys.API_KEYS, "a-broken-one", b"{")
+    gateway = await start_gateway(engine, redis_url=redis.url)
+    assert (await call(gateway.port)).status == 401
+    for name in ("first", "second"):
+        store.put_api_key(ApiKey(name, snapshot.hash_of(name)))
+        await eventually(lambda name=name: snapshot.hash_of(name) in gateway.plane.snapshot.keys)
+        store._redis.hset(keys.API_KEYS, name, b"{}")
+    assert await class_of(gateway, key_headers("first")) == "default"  # its last good version holds
+    store._redis.delete(keys.API_KEYS)
+    store.put_api_key(ApiKey("third", snapshot.hash_of("third")))
+    await eventually(lambda: [*gateway.plane.snapshot.keys] == [snapshot.hash_of("third")])
+    assert (await call(gateway.port)).status == 401
+    store.close()
 
 
 async def test_a_registered_engine_of_the_list_is_one_engine(

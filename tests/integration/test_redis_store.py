@@ -178,6 +178,17 @@ def test_api_keys_come_and_go(store: RedisStore) -> None:
     assert store.api_keys() == []
 
 
+def test_an_api_key_that_cannot_be_read_hides_no_other(store: RedisStore) -> None:
+    key = ApiKey("k1", "ab" * 32)
+    store.put_api_key(key)
+    store._redis.hset(keys.API_KEYS, "k2", b'{"key_id":"k2"}')
+    found = store.api_keys_by_id()
+    assert found["k1"] == key
+    assert "sha256" in str(found["k2"])
+    with pytest.raises(InvalidDocumentError):
+        store.api_keys()
+
+
 def test_a_change_is_announced_at_once(store: RedisStore, server: RedisServer) -> None:
     seen: list[tuple[str | None, float]] = []
     ready = threading.Event()

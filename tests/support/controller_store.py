@@ -1,10 +1,10 @@
 """The shared state in memory, for tests that need no Redis; it can be told to fall silent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policy.canary import Experiment
-from policy.errors import FencedError, StoreUnavailableError, VersionConflictError
+from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
 
 
@@ -102,6 +102,10 @@ class MemoryStore:
     def api_keys(self) -> Sequence[ApiKey]:
         self.ping()
         return list(self.keys.values())
+
+    def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
+        self.ping()
+        return dict(self.keys)
 
     def put_api_key(self, key: ApiKey) -> None:
         self.ping()

@@ -32,6 +32,11 @@ def test_losing_the_keys_closes_the_gateway() -> None:
     assert follow(Snapshot(), Snapshot(keys=by_hash([key("k")])), is_settling=False).needs_key
 
 
+def test_once_redis_was_read_its_keys_are_known() -> None:
+    for is_settling in (False, True):
+        assert not follow(Snapshot(is_awaiting_keys=True), Snapshot(), is_settling=is_settling).is_awaiting_keys
+
+
 def test_after_redis_was_away_nothing_is_dropped_at_once() -> None:
     found = Snapshot((engine("b", "http://new"), engine("c")), {}, by_hash([key("l")]), taken_at=2.0)
     after = follow(FULL, found, is_settling=True)
