@@ -3,11 +3,13 @@
 Fed from three sides: the snapshot (engines that registered in Redis), the static list, and the addresses of DNS names.
 An engine of the latter two that also registered is one engine, under its registered id. Outstanding work is this
 gateway's own count, exact for what it sent; it is unknown for an engine that never answered, so such an engine ranks
-last. Requests under way on an engine that left the fleet end in peace.
+last. Requests under way on an engine that left the fleet end in peace. An engine whose URL is not one is logged and
+left out, and disturbs no other.
 
 Owned by the event loop: nothing here may be called from another thread.
 """
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +20,8 @@ from gateway.routing import Standing
 from gateway.upstream import Address, Pool
 from gateway.wire import RequestFacts
 from policy.types import EngineRecord
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -75,6 +79,7 @@ class Fleet:
         self._static = tuple(urls)
         self._resolved: dict[str, tuple[str, ...]] = {}
         self._records: tuple[EngineRecord, ...] = ()
+        self._left_out: dict[str, str] = {}  # by id the URL, so that each is logged once
         self.chooser = chooser
         self.engines: dict[str, Engine] = {}
         self.by_model: dict[str, tuple[Engine, ...]] = {}
@@ -112,10 +117,17 @@ class Fleet:
         for engine_id in [*self.engines]:
             if engine_id not in wanted or wanted[engine_id][0] != self.engines[engine_id].url:
                 self.engines.pop(engine_id).pool.close()
+        left_out, self._left_out = self._left_out, {}
         for engine_id, (url, found) in wanted.items():
             engine = self.engines.get(engine_id)
             if engine is None:
-                address = Address(url, None if url in self._static else hosts.get(url))
+                try:
+                    address = Address(url, None if url in self._static else hosts.get(url))
+                except ValueError as error:
+                    self._left_out[engine_id] = url
+                    if left_out.get(engine_id) != url:
+                        _log.error("engine %s is left out, its URL %r cannot be used: %s", engine_id, url, error)
+                    continue
                 engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
                 self.engines[engine_id] = engine
             engine.is_draining = found is not None and found.draining

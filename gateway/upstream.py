@@ -45,11 +45,17 @@ class Address:
     __slots__ = ("host", "host_header", "name", "port", "prefix", "tls")
 
     def __init__(self, url: str, name: str | None = None) -> None:
-        """`url` is the engine's base URL, without a trailing `/v1`; `name` its host's name where `url` has none."""
+        """`url` is the engine's base URL, without a trailing `/v1`; `name` its host's name where `url` has none.
+
+        Raises `ValueError` for a `url` that names no place.
+        """
         parts = urlsplit(url)
+        port = parts.port
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it is not http://host:port")
         self.tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if self.tls else 80)
+        self.host = parts.hostname
+        self.port = port or (443 if self.tls else 80)
         name = name or self.host
         self.name = name if self.tls else None
         shown = f"[{name}]" if ":" in name else name

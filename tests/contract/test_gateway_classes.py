@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -275,6 +276,19 @@ async def test_an_api_key_that_cannot_be_read_hides_no_other_and_opens_nothing(
     store.put_api_key(ApiKey("third", snapshot.hash_of("third")))
     await eventually(lambda: [*gateway.plane.snapshot.keys] == [snapshot.hash_of("third")])
     assert (await call(gateway.port)).status == 401
+    store.close()
+
+
+async def test_one_engine_with_a_bad_url_keeps_no_gateway_from_starting_and_no_engine_from_joining(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(replace(record_of(engine, "bad"), url="http://fd00::5:8000"), 60.0)
+    store.heartbeat(record_of(engine, "a"), 60.0)
+    gateway = await start_gateway(redis_url=redis.url)
+    assert (await call(gateway.port)).headers["x-specpilot-engine"] == "a"
+    store.heartbeat(record_of(other_engine, "b"), 60.0)
+    await eventually(lambda: set(gateway.plane.fleet.engines) == {"a", "b"}, 1.0)
     store.close()
 
 

@@ -80,6 +80,26 @@ def test_an_engine_that_moved_is_another_engine() -> None:
     assert fleet.engines["a"] is not before
 
 
+@pytest.mark.parametrize("url", ["http://fd00::5:8000", "http://h:80000", "http://h:${PORT}", "h:8000"])
+def test_an_engine_with_a_bad_url_is_left_out_and_disturbs_no_other(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = fleet_of("http://s:1")
+    for _ in range(3):
+        fleet.apply((record("bad", url), record("a", "http://a:1")))
+    assert set(fleet.engines) == {"s:1", "a"}
+    fleet.apply((record("bad", url), record("a", "http://a:1", draining=True), record("b", "http://b:1")))
+    assert set(fleet.engines) == {"s:1", "a", "b"}
+    assert fleet.engines["a"].is_draining
+    fleet.apply((record("bad", url),))
+    assert set(fleet.engines) == {"s:1"}
+    [said] = caplog.messages
+    assert f"engine bad is left out, its URL '{url}'" in said
+    fleet.apply((record("bad", "http://bad:1"),))
+    assert set(fleet.engines) == {"s:1", "bad"}
+    fleet.apply((record("bad", url),))
+    assert set(fleet.engines) == {"s:1"}
+    assert len(caplog.messages) == 2
+
+
 def test_an_engine_of_the_list_that_registers_is_one_engine_and_stays_when_it_deregisters() -> None:
     fleet = fleet_of("http://a:1", "http://b:1")
     assert set(fleet.engines) == {"a:1", "b:1"}

@@ -140,6 +140,15 @@ def test_addresses(url: str, host: str, port: int, header: bytes, prefix: bytes)
     assert (found.tls is not None) == url.startswith("https")
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://fd00::5:8000", "http://h:80000", "http://h:${PORT}", "http://[fd00::5:8000", "h:8000", "http://", ""],
+)
+def test_what_names_no_place_is_no_address(url: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - some of urlsplit's, some of ours
+        Address(url)
+
+
 @pytest.fixture
 def key_pair(tmp_path: Path) -> tuple[str, str]:
     """A certificate for `vllm.test`, and its key."""
