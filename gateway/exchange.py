@@ -358,7 +358,7 @@ class Exchange:
         record(plane, outcome)
         if self._is_charged and self._key is not None and intake is not None:
             estimate = intake.work_tokens
-            plane.rates.settle(self._key.key_id, estimate, used_tokens(outcome, intake))
+            plane.rates.settle(self._key.key_id, estimate, used_tokens(outcome, intake), outcome.ended_at)
         if trip is not None:
             trip.drop()
         self._relay = None

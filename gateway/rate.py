@@ -4,7 +4,7 @@ Bucket. A limit of L per minute is a bucket that holds C = s * L and fills with 
 share of this replica. A request of cost c passes when the bucket holds at least min(c, C), and takes c out, below zero
 if need be: so a cost above C passes too, once per c / C minutes. Tokens are taken by estimate; `settle` puts that right
 when it is known what was used. A change of s moves C and the pace, never adds to what is held. A request over one of a
-key's limits takes from neither.
+key's limits takes from neither. A key with requests under way is not forgotten, however long they last.
 
 Share. Each replica states its demand for each key: what was asked of it, refused or not, in limits per minute, averaged
 over the last `DEMAND_S` seconds and at most `DEMAND_MAX`. With d_i that of replica i,
@@ -97,14 +97,16 @@ class Denied:
 class Meter:
     """What one key has asked for here."""
 
-    __slots__ = ("_at", "_demand", "requests", "share", "tokens")
+    __slots__ = ("_at", "_demand", "requests", "share", "tokens", "unsettled")
 
-    def __init__(self, key: ApiKey, share: float, now: float, demand: float = 0.0) -> None:
+    def __init__(self, key: ApiKey, share: float, now: float, demand: float = 0.0, unsettled: int = 0) -> None:
+        """`unsettled` is how many requests were let pass and are not over."""
         self.share = share
         self.requests = None if key.requests_per_minute is None else Bucket(key.requests_per_minute, share, now)
         self.tokens = None if key.tokens_per_minute is None else Bucket(key.tokens_per_minute, share, now)
         self._demand = demand
         self._at = now
+        self.unsettled = unsettled
 
     def begin_during_use(self, tokens: float) -> None:
         """Begin with little: others use the key now. `tokens` is what the first request is worth."""
@@ -138,12 +140,16 @@ class Meter:
             self.requests.held -= 1.0
         if self.tokens is not None:
             self.tokens.held -= tokens
+        self.unsettled += 1
         return None
 
-    def settle(self, estimated_tokens: float, used_tokens: float) -> None:
-        """A request that was let pass as `estimated_tokens` used `used_tokens`."""
-        if self.tokens is not None:
-            self.tokens.held += estimated_tokens - used_tokens
+    def settle(self, estimated_tokens: float, used_tokens: float, now: float) -> None:
+        """A request that was let pass as `estimated_tokens` is over and used `used_tokens`."""
+        self.unsettled -= 1
+        bucket = self.tokens
+        if bucket is not None:
+            bucket.fill(now)  # first, or what had no room in the bucket would pay for the request
+            bucket.held = min(bucket.capacity, bucket.held + estimated_tokens - used_tokens)
 
     def demand(self, now: float) -> float:
         """Bring the demand up to `now` and return it: limits asked for per minute."""
@@ -161,7 +167,9 @@ class Meter:
                 bucket.resize(bucket.limit, share)
 
     def is_idle(self, now: float) -> bool:
-        """Whether forgetting it changes nothing."""
+        """Whether forgetting it changes nothing: no request can still owe something."""
+        if self.unsettled:
+            return False
         for bucket in (self.requests, self.tokens):
             if bucket is not None:
                 bucket.fill(now)
@@ -216,11 +224,11 @@ class Rates:
             found = self._meters[key.key_id] = _moved(found, key, now)
         return found
 
-    def settle(self, key_id: str, estimate: float, used: float) -> None:
+    def settle(self, key_id: str, estimate: float, used: float, now: float) -> None:
         """Correct the charge of a request that is over, by the limits that hold now."""
         found = self._meters.get(key_id)
         if found is not None:
-            found.settle(estimate, used)
+            found.settle(estimate, used, now)
 
     def adopt(self, shares: Shares, now: float) -> None:
         """Hold `shares` from now on."""
@@ -241,7 +249,7 @@ class Rates:
 
 def _moved(old: Meter, key: ApiKey, now: float) -> Meter:
     """Return the meter of a key whose limits were changed: what it holds stays, as far as it fits."""
-    new = Meter(key, old.share, now, old.demand(now))
+    new = Meter(key, old.share, now, old.demand(now), old.unsettled)
     for before, after in ((old.requests, new.requests), (old.tokens, new.tokens)):
         if before is not None and after is not None:
             before.fill(now)

@@ -62,9 +62,9 @@ def test_an_estimate_is_put_right() -> None:
     meter = Meter(key(None, 1000), 1.0, 0.0)
     assert meter.admit(800, 0.0) is None
     assert meter.admit(300, 0.0) is not None
-    meter.settle(800, 100)
+    meter.settle(800, 100, 0.0)
     assert meter.admit(300, 0.0) is None
-    meter.settle(300, 700)
+    meter.settle(300, 700, 0.0)
     assert meter.tokens is not None
     assert meter.tokens.held == 200
 
@@ -94,9 +94,23 @@ def test_times_out_of_order_count_once(asked: list[tuple[float, int]]) -> None:
     assert passed <= 60 + 100
 
 
+def test_what_a_request_of_several_minutes_used_is_owed() -> None:
+    rates = Rates()
+    assert rates.meter(key(None, 1000), 100, 0.0).admit(100, 0.0) is None
+    assert rates.meter(key(60, 1000), 100, 1.0).admit(100, 1.0) is None  # the limits change while both are under way
+    rates.settle("k", 100, 100, 2.0)
+    assert rates.demands(300.0) == {}
+    rates.settle("k", 100, 5000, 300.0)
+    denied = rates.meter(key(60, 1000), 100, 300.0).admit(100, 300.0)
+    assert denied == Denied("tokens", 1000, 4000 / 1000 * 60)
+    rates.demands(900.0)
+    assert rates._meters == {}
+
+
 def test_idle_keys_are_forgotten_and_their_demand_fades() -> None:
     rates = Rates()
     rates.meter(key(), 1, 0.0).admit(1, 0.0)
+    rates.settle("k", 1, 1, 0.0)
     first = rates.demands(0.0)["k"]
     assert first == pytest.approx(MINUTE_S / DEMAND_S / L)
     assert rates.demands(DEMAND_S)["k"] == pytest.approx(first / math.e)
