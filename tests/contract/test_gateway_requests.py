@@ -1,7 +1,9 @@
 """What a client may send, and the one clear error for everything else."""
 
 import asyncio
+import gc
 import http.client
+import sys
 import threading
 import time
 
@@ -228,6 +230,24 @@ async def test_chunked_bodies_are_taken_and_forwarded_with_a_length(
     assert engine.seen[0].body == body
     assert engine.seen[0].headers["content-length"] == str(len(body))
     assert "transfer-encoding" not in engine.seen[0].headers
+
+
+async def test_a_body_in_tiny_chunks_takes_hardly_more_memory_than_in_one_piece(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b'{"model":"tiny","prompt":"' + b"xyz" * 66_666 + b'"}'
+    async with await Client.connect(gateway.port) as client:
+        client.send(head + b"".join(b"2\r\n%s\r\n" % body[at : at + 2] for at in range(0, len(body), 2)))
+        [exchange] = await eventually(lambda: [*gateway.plane.exchanges])
+        await eventually(lambda: exchange._size == len(body))
+        held = [item for item in gc.get_referents(exchange) if isinstance(item, (bytes, bytearray, list))]
+        held += [part for item in held if isinstance(item, list) for part in item]
+        assert sum(map(sys.getsizeof, held)) < 1.2 * len(body)
+        client.send(b"0\r\n\r\n")
+        assert (await client.answer()).status == 200
+    assert engine.seen[0].body == body
 
 
 async def test_a_length_with_leading_zeros_is_that_length(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
