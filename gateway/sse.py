@@ -5,15 +5,17 @@ the stream, an error event is noticed by its name or its data. Nothing is decode
 stays bytes. Of each frame only these things are looked for, by plain byte search: JSON keys cannot be imitated by text
 in a JSON string, because there a quote is escaped.
 
-Usage: the last frame (or the last `TAIL_BYTES` of a JSON body) that holds `usage` gives the number of input
-and output tokens and, from `metrics.speculative_decoding`, the mean acceptance length. Each is `None` when the engine
-did not say. Memory is bounded: of a frame longer than `FRAME_BYTES` only the end is kept. Pure.
+Usage: the last frame that holds `usage`, or the last `usage` of a JSON body, gives the number of input and output
+tokens and, from `metrics.speculative_decoding`, the mean acceptance length. Each is `None` when the engine did not say.
+Memory is bounded: of a frame longer than `FRAME_BYTES` only the end is kept; of a JSON body the end, `TAIL_BYTES` or
+more, and where its last `usage` stands before that, `USAGE_BYTES` from there. Pure.
 """
 
 import re
 from math import inf, isfinite
 
 TAIL_BYTES = 16_384
+USAGE_BYTES = 4_096
 FRAME_BYTES = 65_536
 
 _TOKENS = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
@@ -128,29 +130,41 @@ def _shortened(frame: bytes) -> bytes:
 
 
 class JsonTap:
-    """Reads along with a JSON body; keeps its end, where usage stands."""
+    """Reads along with a JSON body; keeps its end, where usage mostly stands, and usage that stands before that."""
 
-    __slots__ = ("_length", "_parts")
+    __slots__ = ("_length", "_parts", "_usage")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._length = 0
+        self._usage = b""
 
     def feed(self, data: bytes) -> int:
         """Keep the end of what has come; return 0, since a body has no events."""
         self._parts.append(data)
         self._length += len(data)
         if self._length > 2 * TAIL_BYTES:
-            tail = b"".join(self._parts)[-TAIL_BYTES:]
-            self._parts = [tail]
-            self._length = len(tail)
+            text = b"".join(self._parts)
+            at = _last_usage(text)
+            if 0 <= at < len(text) - TAIL_BYTES:
+                self._usage = text[at : at + USAGE_BYTES]
+            self._parts = [text[-TAIL_BYTES:]]
+            self._length = TAIL_BYTES
         return 0
 
     def finish(self, usage: Usage) -> None:
         """The body is whole: put what it said of itself into `usage`."""
         text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        at = text.rfind(b'"usage"')
-        while at >= 0 and _USAGE.match(text, at) is None:
-            at = text.rfind(b'"usage"', 0, at)
+        at = _last_usage(text)
         if at >= 0:
             usage.read(text[at:])
+        elif self._usage:
+            usage.read(self._usage + b" " + text)  # the acceptance length may stand at the end
+
+
+def _last_usage(text: bytes) -> int:
+    """Return where the last `usage` object in `text` begins; -1 when there is none."""
+    at = text.rfind(b'"usage"')
+    while at >= 0 and _USAGE.match(text, at) is None:
+        at = text.rfind(b'"usage"', 0, at)
+    return at

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap, Usage
-from tests.support.scripted_engine import DONE, completion, event, usage_event
+from gateway.sse import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES, JsonTap, SseTap, Usage
+from tests.support.scripted_engine import DONE, completion, event, speculation, usage_event
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -138,10 +138,37 @@ def test_memory_is_bounded() -> None:
     assert tap.deltas == 1
     body = JsonTap()
     for _ in range(200):
-        body.feed(b"x" * 10_000)
-    assert sum(map(len, body._parts)) <= 2 * TAIL_BYTES + 10_000
+        body.feed(b'"usage":{' + b"x" * 30_000)
+    assert sum(map(len, body._parts)) <= 2 * TAIL_BYTES + 30_009
+    assert len(body._usage) == USAGE_BYTES
 
 
 def test_usage_at_the_end_of_a_long_body_is_found() -> None:
     body = json.dumps({"choices": ["x" * 200_000], "usage": {"completion_tokens": 42}}).encode()
     assert read(JsonTap(), *pieces(body, list(range(0, 200_000, 1009)))).output_tokens == 42
+
+
+@given(
+    before=st.integers(0, 3 * TAIL_BYTES),
+    between=st.integers(0, 3 * TAIL_BYTES),
+    cuts=st.lists(st.integers(0, 200_000), max_size=12),
+)
+def test_usage_before_a_long_end_is_found_however_the_body_is_split(before: int, between: int, cuts: list[int]) -> None:
+    usage = {"prompt_tokens": 7, "total_tokens": 49, "completion_tokens": 42, "prompt_tokens_details": None}
+    plain = {
+        "choices": [{"message": {"content": "x" * before}, "logprobs": {"content": [{"token": "usage"}]}}],
+        "usage": usage,
+        "prompt_token_ids": [1] * (between // 3),
+        "prompt_text": '"usage": {"completion_tokens": 9}',
+        "metrics": {"speculative_decoding": speculation(2.5)},
+    }
+    found = read(JsonTap(), *pieces(json.dumps(plain).encode(), cuts))
+    assert (found.input_tokens, found.output_tokens, found.acceptance_length) == (7, 42, 2.5)
+
+
+def test_usage_at_the_beginning_of_a_rerank_is_found() -> None:
+    results = [{"index": at, "document": {"text": "x" * 500}, "relevance_score": 0.5} for at in range(200)]
+    plain = {"id": "r", "model": "tiny", "usage": {"prompt_tokens": 9, "total_tokens": 9}, "results": results}
+    body = json.dumps(plain, separators=(",", ":")).encode()
+    assert read(JsonTap(), *pieces(body, list(range(0, len(body), 1009)))).input_tokens == 9
+    assert read(JsonTap(), body).total_tokens == 9
