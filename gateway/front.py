@@ -93,7 +93,6 @@ class FrontProtocol(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         if self._is_deaf:
             return
-        self._idle_since = None
         self._head_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -108,6 +107,8 @@ class FrontProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
         else:
+            if self._idle_since is not None:  # blank lines, a head's part, the rest of a request that has its answer
+                self._idle_since = self._plane.monotonic()
             if self._head_bytes > HEAD_BYTES:
                 self._refuse_rest(_head_too_large())
 
@@ -170,6 +171,7 @@ class FrontProtocol(HttpToolsProtocol):
         except BadHeadError as error:
             self._refuse_rest(error)
             return
+        self._idle_since = None
         if not self.url.startswith(b"/"):
             self.url = _origin_form(self.url)
         path = _ROUTES.get(self.url.partition(b"?")[0])
@@ -297,11 +299,12 @@ class FrontProtocol(HttpToolsProtocol):
         self._stuck_since = (self._stuck_since or now) if is_stuck else None
         if self._stuck_since is not None and now - self._stuck_since > limits.idle_timeout_s:
             self.transport.abort()  # the client does not read the end of what was written; `close` would wait for ever
+        elif self._is_in_head:
+            if not self._is_deaf and now - self._head_since > limits.request_timeout_s:
+                said = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
+                self._refuse_rest(RequestTimeoutError(said))
         elif self._idle_since is not None and now - self._idle_since > limits.keep_alive_s:
             self.transport.close()
-        elif self._is_in_head and not self._is_deaf and now - self._head_since > limits.request_timeout_s:
-            said = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
-            self._refuse_rest(RequestTimeoutError(said))
 
     def _refuse_rest(self, error: GatewayError) -> None:
         """Nothing more can be read from this connection: say so, once, after what is under way."""

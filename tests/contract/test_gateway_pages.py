@@ -1,5 +1,6 @@
 """What the gateway answers itself: health, models, metrics, its configuration, and when it has nothing to offer."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -86,6 +87,36 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(
         client.send(request())
         assert (await client.answer()).status == 200
         assert await client.is_closed()
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["a blank line", "the rest of a refused request"])
+async def test_bytes_that_begin_no_request_do_not_keep_an_idle_connection(
+    engine: ScriptedEngine, start_gateway: StartGateway, is_refused: bool
+) -> None:
+    gateway = await start_gateway(engine, keep_alive_s=0.3)
+    whole = request(method="PUT" if is_refused else "POST")
+    async with await Client.connect(gateway.port) as client:
+        client.send(whole[:-10] if is_refused else whole)
+        assert (await client.answer()).status == (405 if is_refused else 200)
+        client.send(whole[-10:-1] if is_refused else b"\r\n")
+        assert await client.is_closed()
+    await eventually(lambda: not gateway.plane.connections)
+
+
+async def test_a_connection_on_which_a_request_is_coming_or_under_way_is_not_idle(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.scripts = [[reply(completion())], [0.1, reply(completion())], [1.5, reply(completion())]]
+    gateway = await start_gateway(engine, keep_alive_s=0.3)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request()[:30])
+        await asyncio.sleep(1.5)
+        client.send(request()[30:])
+        assert (await client.answer()).status == 200
+        client.send(request() + request()[:30])  # the answer to the first comes within the head of the second
+        assert (await client.answer()).status == 200
+        client.send(request()[30:])
+        assert (await client.answer()).status == 200
 
 
 async def test_admin_config_needs_its_token_and_shows_no_secret(
