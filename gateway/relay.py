@@ -5,8 +5,8 @@ byte of body, that of an error until the body's end: until then nothing has been
 may be tried, once, within the retry budget: when the engine cannot be reached, breaks off, says nothing in time or
 answers 500, 502, 503 or 504. vLLM sends the head of a stream before it has prefilled anything, so this is where most
 retries are possible. A kept connection that the engine closed just as a request went out is replaced by a fresh one,
-without this being counted against the engine or the budget. After the first byte there is no retry: see
-`gateway.delivery`.
+without this being counted against the engine or the budget; what breaks later than `STALE_S` is a failure like others.
+After the first byte there is no retry: see `gateway.delivery`.
 
 The relay holds the engine's side only. What ends a request, and what it counts as, is its `Owner`'s business.
 """
@@ -33,6 +33,8 @@ from gateway.plane import Plane
 
 RETRIED_STATUS = (500, 502, 503, 504)
 SMALL_BODY_BYTES = 65_536
+STALE_S = 1.0
+"""An engine that closed an idle connection is heard of within a round trip of sending; later it broke off its work."""
 _SERVER_ERROR = 500
 
 
@@ -271,11 +273,12 @@ class Relay:
         leg = self.leg
         assert leg is not None
         leg.over()
-        if is_stale:
+        now = self._plane.monotonic()
+        if is_stale and now - self.sent_at <= STALE_S:
             self._try_again(leg.engine)
             return
         self._plane.metrics.count_upstream_error(reason.partition(":")[0])
-        leg.engine.standing.fail(self._plane.monotonic(), is_connect=False)
+        leg.engine.standing.fail(now, is_connect=False)
         if self.delivery is not None and self.delivery.has_begun:
             self._break(StreamBrokenError(f"the engine broke the response off ({reason})"))
             return

@@ -32,7 +32,8 @@ class Reader(Protocol):
     def broken(self, reason: str, *, is_stale: bool) -> None:
         """The response will never be whole.
 
-        `is_stale`: a kept connection was closed before a single byte of answer, as engines do with idle ones.
+        `is_stale`: a kept connection was closed before a single byte of answer, as engines do with idle ones. Soon
+        after the request went out that is the likely reason; later it is not.
         """
 
 

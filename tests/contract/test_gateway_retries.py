@@ -19,7 +19,9 @@ from tests.support.scripted_engine import (
     CLOSE,
     DONE,
     HANG,
+    RESET,
     SSE_HEAD,
+    Act,
     Script,
     ScriptedEngine,
     chunk,
@@ -325,6 +327,21 @@ async def test_a_kept_connection_that_the_engine_closed_is_replaced(
     answer = await call(gateway.port)
     assert answer.body == completion("again")
     assert not gateway.plane.metrics.upstream_errors
+
+
+@pytest.mark.parametrize("end", [CLOSE, RESET])
+async def test_a_kept_connection_that_breaks_later_is_the_engines_failure(
+    engine: ScriptedEngine, start_gateway: StartGateway, end: Act
+) -> None:
+    gateway = await start_gateway(engine, engine_keep_alive_s=60)
+    engine.scripts = [[reply(completion())], [1.2, end], [reply(completion("again"))]]
+    assert (await call(gateway.port)).status == 200
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (502, "bad_engine_response")
+    assert len(engine.seen) == 2
+    assert engine.seen[1].connection == engine.seen[0].connection
+    assert gateway.plane.metrics.retries == 0
+    assert gateway.plane.metrics.upstream_errors == {"closed" if end is CLOSE else "reset": 1}
 
 
 async def test_work_goes_where_least_is_outstanding(
