@@ -21,8 +21,9 @@ statements that are up to `EXCHANGE_S` old, so a share of x that moves to others
 x * L * EXCHANGE_S / 60, which is 1.7 % of L for a whole limit that moves; when Redis comes back empty, and each replica
 believes for one exchange that it is alone, at most (R - 1) times that. And a bucket that begins during use adds what it
 begins with. While nobody can read statements the last shares hold: they add up to 1, but for what was moving in that
-very second. Replicas that never read any have a share of 1: R times the bound. A replica that alone is cut off keeps
-its share while the others, after `PRESENCE_S`, divide the whole among themselves: its share is then let through twice.
+very second. Replicas that never read any have a share of 1: R times the bound; but N workers of one program have
+1 / N each, and keep it, though all may come to one of them. A replica that alone is cut off keeps its share while the
+others, after `PRESENCE_S`, divide the whole among themselves: its share is then let through twice.
 
 All this is about what is charged. Tokens are charged by estimate: what requests under way use beyond theirs is owed
 afterwards, and may be more than one request's.

@@ -82,6 +82,13 @@ async def test_who_waits_as_long_as_was_said_is_served(
     assert (await ask(gateway)).status == 200
 
 
+async def test_without_redis_a_worker_of_two_lets_half_of_a_limit_pass(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    gateway = await start_gateway(engine, workers=2, api_keys_file=keys_file(tmp_path, requests_per_minute=4))
+    assert [(await ask(gateway)).status for _ in range(3)] == [200, 200, 429]
+
+
 async def test_the_openai_client_raises_its_own_rate_limit_error(
     engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
 ) -> None:
