@@ -65,7 +65,7 @@ class Verdict:
     @property
     def decodes(self) -> int:
         """Running decodes at the tick, 1 at least."""
-        return max(1, round(self.evidence.get("decodes", 1)))
+        return max(1, round(float(self.evidence.get("decodes", 1))))
 
     def k(self, classes: Mapping[str, tuple[KRange, ...]]) -> dict[str, int]:
         """Return K by class in `classes` (`wanted` or `publish`) at the load of the tick."""
