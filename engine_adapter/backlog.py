@@ -74,15 +74,25 @@ def within(missing: Lag, ends: Sequence[int], limit: int) -> tuple[Lag, list[int
 
 
 def passes(missing: Lag, ends: Sequence[int], limit: int) -> Iterator[tuple[Lag, Sequence[int]]]:
-    """Split `missing`, which ends at `ends`, by request into passes of at most `limit` rows, or of one request."""
-    begin, count = 0, 0
-    for at, rows in enumerate(missing.rows):
-        if count and count + len(rows) > limit:
-            yield Lag(missing.places[begin:at], missing.rows[begin:at]), ends[begin:at]
-            begin, count = at, 0
-        count += len(rows)
-    if count:
-        yield Lag(missing.places[begin:], missing.rows[begin:]), ends[begin:]
+    """Split `missing`, which ends at `ends`, into passes of `limit` rows, the last of as many as are left.
+
+    A request of which a pass takes only the first rows goes on in the next; its part ends where its last row does.
+    """
+    part, part_ends, room = Lag([], []), list[int](), limit
+    for place, rows, end in zip(missing.places, missing.rows, ends, strict=True):
+        taken = 0
+        while taken < len(rows):
+            piece = rows[taken : taken + room]
+            taken += len(piece)
+            room -= len(piece)
+            part.places.append(place)
+            part.rows.append(piece)
+            part_ends.append(end - (len(rows) - taken))
+            if room == 0:
+                yield part, part_ends
+                part, part_ends, room = Lag([], []), [], limit
+    if part.places:
+        yield part, part_ends
 
 
 class Backlog:
@@ -151,16 +161,20 @@ class Backlog:
         queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
         missing, ends = within(missing, _ends(metadata, queries), self._length)
         firsts = runner.input_ids.gpu[metadata.query_start_loc[: metadata.num_reqs].long()]
+        # The token that follows a row is the request's next row's, and after its last row the step's first.
+        following = [
+            row
+            for place, rows in zip(missing.places, missing.rows, strict=True)
+            for row in (*rows[1:], self._used + place)
+        ]
+        tokens = torch.cat([self._tokens[: self._used], firsts])[_indices(following, device)]
+        begin = 0
         for part, part_ends in passes(missing, ends, self._drafter.max_num_tokens):
-            # The token that follows a row is the request's next row's, and after its last row the step's first.
-            used = self._used
-            following = [
-                row for place, rows in zip(part.places, part.rows, strict=True) for row in (*rows[1:], used + place)
-            ]
             rows = _indices([*chain.from_iterable(part.rows)], device)
-            tokens = torch.cat([self._tokens[:used], firsts])[_indices(following, device)]
+            end = begin + len(rows)
             batch = _batch(metadata, part, part_ends, self._slots[rows])
-            self._forward(tokens, self._positions[..., rows], self._hidden[rows], batch)
+            self._forward(tokens[begin:end], self._positions[..., rows], self._hidden[rows], batch)
+            begin = end
         for request in wanted:
             self._rows.pop(request, None)
         if not self._rows:

@@ -13,7 +13,8 @@ drafter nothing. The plan says who catches up:
 - where the schedule drafts, everyone: those with the fewest rows first, as many as `rows_per_step` allows. Who has to
   wait for a later step is not drafted for yet, so no step takes much longer than its neighbours;
 - at K = 0 for all nobody, until more rows would wait than may (`rows`), or one request's would be more than a step
-  takes: then those with most rows;
+  takes: then those with most rows, one at least. What equal backlogs leave may so be more than a step takes by a row
+  for each that waits its turn, and goes through the drafter in two passes;
 - who comes with several positions in the step (a prompt, verified drafts): what waits goes first.
 
 *Probe steps.* Every step earns `probe_ratio` of a probe step, which verifies requests to K_max. Whole steps, because a

@@ -31,6 +31,16 @@ def test_what_one_pass_cannot_take_goes_through_several() -> None:
     assert list(passes(Lag([], []), [], 4)) == []
 
 
+def test_a_request_with_more_rows_than_a_pass_takes_goes_through_in_parts() -> None:
+    from engine_adapter.backlog import Lag, passes  # noqa: PLC0415 - as above
+
+    assert list(passes(Lag([1, 4], [[0, 1], [2, 3, 5, 6, 7, 9, 8]]), [20, 30], 3)) == [
+        (Lag([1, 4], [[0, 1], [2]]), [20, 24]),
+        (Lag([4], [[3, 5, 6]]), [27]),
+        (Lag([4], [[7, 9, 8]]), [30]),
+    ]
+
+
 def four_rows() -> Any:
     """A backlog with room for four rows, all in use: of "a" two, of "gone" and "b" one each."""
     import torch  # noqa: PLC0415 - as above
@@ -63,6 +73,40 @@ def test_where_there_is_no_room_all_is_forgotten() -> None:
     assert (len(backlog), backlog._used) == (0, 0)
 
 
+def test_each_row_goes_through_with_the_token_that_follows_it_also_where_a_pass_ends() -> None:
+    backlog = four_rows()
+    passed: list[Any] = []
+    backlog._drafter.max_num_tokens, backlog._length = 2, 100
+    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
+        (tokens.tolist(), positions.tolist(), batch.query_start_loc.tolist(), batch.seq_lens.tolist())
+    )
+    backlog._rows = {"a": [0, 1, 2], "b": [3]}
+    backlog.catch_up(*two_decodes(), ["a", "b"])
+    # In the batch "b" stands before "a"; the step begins with the tokens 70 and 80, at the positions 40 and 60.
+    assert passed == [([70, 1], [3, 0], [0, 1, 2], [40, 58]), ([2, 80], [1, 2], [0, 2], [60])]
+    assert len(backlog) == 0
+
+
+def two_decodes() -> tuple[Any, Any]:
+    """A runner, and its state after a step in which "b" and "a" decoded: their sequences have 41 and 61 tokens now."""
+    import torch  # noqa: PLC0415 - as above
+
+    metadata = SimpleNamespace(
+        num_reqs=2,
+        query_start_loc=torch.tensor([0, 1, 2]),
+        query_start_loc_cpu=torch.tensor([0, 1, 2]),
+        seq_lens=torch.tensor([41, 61]),
+        seq_lens_cpu_upper_bound=torch.tensor([41, 61]),
+        block_table_tensor=torch.zeros((2, 1), dtype=torch.int32),
+    )
+    output = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()))
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(req_ids=["b", "a"]),
+        input_ids=SimpleNamespace(gpu=torch.tensor([70, 80], dtype=torch.int32)),
+    )
+    return runner, SimpleNamespace(scheduler_output=output, spec_decode_common_attn_metadata=metadata)
+
+
 def test_requests_that_begin_anew_have_left_nothing() -> None:
     backlog = four_rows()
     output = SimpleNamespace(
@@ -81,16 +125,34 @@ def test_rows_past_the_drafters_length_limit_are_left_out() -> None:
     assert within(missing, [50, 999, 51, 52], 100) == (missing, [50, 51, 52])
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_nothing_is_lost_while_a_request_beyond_the_drafters_limit_keeps_vllm_from_drafting(kind: str) -> None:
-    command = [sys.executable, "-m", "tests.support.too_long", kind]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=350, check=False)
+def ways(*program: str) -> dict[str, Any]:
+    """What the support program found in each of its ways."""
+    done = subprocess.run(
+        [sys.executable, "-m", *program], cwd=ROOT, capture_output=True, text=True, timeout=350, check=False
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stdout[-2000:] + done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[-1])
+    return dict(json.loads(lines[-1]))
+
+
+def check_nothing_was_lost(found: dict[str, Any]) -> None:
     whole, caught_up, hole = found["whole"], found["caught up"], found["hole"]
-    assert {name for name, count in caught_up["seen"].items() if not count} == set()
     assert whole["ids"] == caught_up["ids"] == hole["ids"]
     assert (caught_up["accepted"], caught_up["verified"]) == (whole["accepted"], whole["verified"])
     assert hole["accepted"] / hole["verified"] < 0.95 * whole["accepted"] / whole["verified"]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_nothing_is_lost_while_a_request_beyond_the_drafters_limit_keeps_vllm_from_drafting(kind: str) -> None:
+    found = ways("tests.support.too_long", kind)
+    assert {name for name, count in found["caught up"]["seen"].items() if not count} == set()
+    check_nothing_was_lost(found)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_nothing_is_lost_where_a_request_leaves_more_rows_than_a_pass_takes(kind: str) -> None:
+    found = ways("tests.support.in_step", kind)
+    assert found["caught up"]["seen"]["most rows of one"] > found["pass"]
+    check_nothing_was_lost(found)

@@ -59,6 +59,13 @@ class Watch:
         self.drafts.clear()
         self.seen.clear()
 
+    def found(self) -> dict[str, Any]:
+        return {
+            "accepted": sum(draft.accepted for draft in self.drafts),
+            "verified": sum(draft.k for draft in self.drafts),
+            "seen": dict(self.seen),
+        }
+
     def _planned(self, states: list[DraftState], table: Any, **about: Any) -> StepPlan:
         k = 0 if BEGIN < self.step <= BEGIN + SPELL else K
         self.seen["undraftable"] += not about["can_draft"]
@@ -73,6 +80,8 @@ class Watch:
     def _caught_up(self, rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
         is_needed = not rows._rows.keys().isdisjoint(wanted)
         self.seen["caught up"] += is_needed
+        most = max((len(rows._rows.get(request, ())) for request in wanted), default=0)
+        self.seen["most rows of one"] = max(self.seen["most rows of one"], most)
         if self.way == "hole" and is_needed:
             rows.drop()
         self._catch_up(rows, runner, state, wanted)
@@ -118,12 +127,7 @@ def main(kind: str) -> None:
     for way in ("warm-up", "whole", "caught up", "hole"):
         watch.begin(way)
         ids = _serve(llm.llm_engine, watch, texts)
-        found[way] = {
-            "accepted": sum(draft.accepted for draft in watch.drafts),
-            "verified": sum(draft.k for draft in watch.drafts),
-            "seen": dict(watch.seen),
-            "ids": ids,
-        }
+        found[way] = watch.found() | {"ids": ids}
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     os._exit(0)  # vLLM's own teardown expects a GPU's

@@ -76,6 +76,23 @@ def test_no_request_leaves_more_than_one_step_can_catch_up_with() -> None:
     assert backlogs(states) == [1, 4]
 
 
+def test_of_requests_that_leave_as_many_one_a_step_catches_up_while_the_others_rows_grow() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=8), decoding("chat", "chat", "chat")
+    run_dark(planner, states, 8)
+    assert [run_dark(planner, states, 1) for _ in states] == [
+        StepPlan(0, ("0",), read=8),
+        StepPlan(0, ("1",), read=9),
+        StepPlan(0, ("2",), read=10),
+    ]
+    run_dark(planner, states, 5)
+    assert backlogs(states) == [8, 7, 6]
+    assert [planner.plan(states, table(default=4)) for _ in states] == [
+        StepPlan(4, ("2",), read=6),
+        StepPlan(4, ("1",), read=8),
+        StepPlan(4, ("0",), read=10),
+    ]
+
+
 def test_a_long_backlog_is_spread_over_steps_and_who_waits_is_not_drafted_for() -> None:
     planner, states = Planner(K_MAX, ROWS, rows_per_step=10), decoding("chat", "chat", "chat")
     run_dark(planner, states[:1], 2)
