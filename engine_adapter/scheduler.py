@@ -160,18 +160,23 @@ class _SpecPilotScheduler:
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> Any:
-        """Note the outcome of one verified draft, then let vLLM count it too."""
+        """Note the outcome of one verified draft, then let vLLM count it too.
+
+        Only of a request that decodes: to one that joins running decodes with one token left to prefill, vLLM gives
+        K_max placeholders, so that all have as many positions, and nobody drafted those.
+        """
         if self._steps and num_draft_tokens:
             step = self._steps[0]
+            due = step.due.get(request_id)
             state = self._states.get(request_id)
-            if state is not None:
+            if due is not None and state is not None:
                 invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
                 k = num_draft_tokens - invalid
                 step.drafts[request_id] = Draft(
                     state.label,
                     k=k,
                     accepted=num_accepted_tokens,
-                    is_probe=k > step.due.get(request_id, k),
+                    is_probe=k > due,
                     is_refused=invalid > 0 or request_id in step.refused,
                 )
         return super().make_spec_decoding_stats(  # type: ignore[misc]

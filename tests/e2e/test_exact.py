@@ -41,7 +41,16 @@ def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, A
 def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> None:
     seen = found["seen"]
     assert found["changes"] > 50
-    wanted = ("preemptions", "caught_up_rows", "rows_left_waiting", "probes", "refused", "cut_by_stop", "undrafted")
+    wanted = (
+        "preemptions",
+        "caught_up_rows",
+        "rows_left_waiting",
+        "probes",
+        "refused",
+        "cut_by_stop",
+        "undrafted",
+        "padded",
+    )
     assert {name for name in wanted if not seen.get(name)} == set()
 
 

@@ -128,6 +128,7 @@ class BruteForce:
         anew = {item.req_id for item in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
         self._decoding -= anew
         decodes = [key for key in output.num_scheduled_tokens if key in self._decoding]
+        self.seen["padded"] += sum(key not in self._decoding for key in drafts)  # placeholders that nobody drafted
         for key in decodes:
             if not delivered.get(key):
                 self.seen["undelivered"] += 1

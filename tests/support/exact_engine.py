@@ -7,7 +7,8 @@ string ended is given as its text: vLLM before 0.32 leaves the ids of accepted t
 
 The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
-strings, sampling, aborts, requests that reach the length limit, and a class that the schedule does not know.
+strings, sampling, aborts, requests that reach the length limit, a class that the schedule does not know, and prompts of
+one token, which vLLM pads with placeholders for drafts where they join running decodes.
 
 No LoRA: on a CPU, vLLM 0.32's changes the replies of the requests beside it, with speculation and without.
 
@@ -152,8 +153,10 @@ def _serve(llm: LLM, control: Any) -> dict[str, list[list[int] | str]]:
                 content = "Read this, and then go on. " * 30 + messages[-1]["content"]
                 messages = [{"role": "user", "content": content}]
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            sampling = _sampling(number, name, len(tokenizer(text)["input_ids"]))
-            engine.add_request(str(number), text, sampling, priority=number % 3)
+            ids = tokenizer(text)["input_ids"]
+            sampling = _sampling(number, name, len(ids))
+            prompt = {"prompt_token_ids": ids[-1:]} if number % 12 == 6 else text
+            engine.add_request(str(number), prompt, sampling, priority=number % 3)
             if number % 12 == 3:
                 aborts[str(number)] = step + 5 + number % 20
         step += 1
