@@ -144,8 +144,14 @@ def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> N
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
     )
     faults += compat.parallel_faults(flags.data_parallel_size, flags.pipeline_parallel_size)
+    faults += compat.transfer_faults(has_connector=any(_names_connector(argument) for argument in passed))
     if faults:
         fail(PROGRAM, "; ".join(faults))
+
+
+def _names_connector(argument: str) -> bool:
+    """Whether it is a flag that gives vLLM a KV connector, also as `--kv-transfer-config.kv_connector=...`."""
+    return argument.replace("_", "-").startswith(("--kv-transfer-config", "--kv-offloading-size"))
 
 
 def _check_model(flag: str, name: str) -> None:

@@ -5,8 +5,9 @@ all of it. An engine starts only when the installed vLLM has everything on that 
 tests ran real engines of; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
 
 *Configurations.* What the adapter cannot steer is refused before the engine serves, all reasons at once, each with the
-remedy: other drafters than EAGLE heads, vLLM's own table of K, data and pipeline parallelism, model runner V2, a
-scheduler of the other kind than vLLM's loop. An engine without speculation may carry the adapter whatever it runs on.
+remedy: other drafters than EAGLE heads, vLLM's own table of K, data and pipeline parallelism, KV connectors, model
+runner V2, a scheduler of the other kind than vLLM's loop. An engine without speculation may carry the adapter whatever
+it runs on.
 """
 
 import logging
@@ -80,6 +81,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         *parallel_faults(
             vllm_config.parallel_config.data_parallel_size, vllm_config.parallel_config.pipeline_parallel_size
         ),
+        *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
     if vllm_config.use_v2_model_runner:
         faults.append("model runner V2 is not steered: set VLLM_USE_V2_MODEL_RUNNER=0")
@@ -113,6 +115,17 @@ def parallel_faults(data_parallel: int, pipeline_parallel: int) -> list[str]:
         faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
     if pipeline_parallel > 1:
         faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
+    return faults
+
+
+def transfer_faults(*, has_connector: bool) -> list[str]:
+    """Say what is wrong with a KV connector: it takes blocks out before the drafter has seen all of their positions."""
+    faults = []
+    if has_connector:
+        faults.append(
+            "a KV connector would bring back blocks of which the drafter has not seen every position: "
+            "remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
+        )
     return faults
 
 

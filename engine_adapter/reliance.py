@@ -171,7 +171,7 @@ RELIANCE: tuple[Item, ...] = (
         "config/vllm.py", "VllmConfig",
         (
             "num_speculative_tokens", "use_v2_model_runner", "speculative_config", "parallel_config",
-            "scheduler_config", "model_config",
+            "scheduler_config", "model_config", "kv_transfer_config",
         ),
     ),
     Attributes(

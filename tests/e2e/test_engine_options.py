@@ -98,6 +98,8 @@ def test_what_is_not_steered_ends_the_start_with_a_sentence(options: dict[str, A
         (["--speculative-config", json.dumps(NGRAM)], "not method 'ngram'"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "--data-parallel-size=2"], "one engine per rank"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-pp", "2"], "pipeline parallelism is not steered"),
+        (["--drafter", str(DEMO_MODEL / "peagle"), "--kv-transfer-config", "{}"], "a KV connector would bring back"),
+        (["--drafter", str(DEMO_MODEL / "peagle"), "--kv_offloading_size=4"], "a KV connector would bring back"),
     ],
 )
 def test_the_command_refuses_in_one_line_before_anything_loads(flags: list[str], sentence: str) -> None:

@@ -14,12 +14,14 @@ def config(
     pipeline: int = 1,
     runner_v2: int = 0,
     ahead: int = 0,
+    connector: str | None = None,
 ) -> Any:
     return SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
         parallel_config=SimpleNamespace(data_parallel_size=data, pipeline_parallel_size=pipeline),
         scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
         use_v2_model_runner=bool(runner_v2),
+        kv_transfer_config=SimpleNamespace(kv_connector=connector) if connector else None,
     )
 
 
@@ -43,6 +45,7 @@ METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_
         (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
         (config(data=2), ("data parallelism", "one engine per rank")),
         (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
+        (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
         (config(runner_v2=1), ("model runner V2", "VLLM_USE_V2_MODEL_RUNNER=0")),
         (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
     ],
@@ -60,9 +63,10 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
 
 
 def test_every_reason_is_said_at_once() -> None:
+    broken = config("mtp", {1: 7}, 2, 2, runner_v2=1, ahead=1, connector="OffloadingConnector")
     with pytest.raises(UnsupportedEngineError) as refused:
-        compat.check_config(config("mtp", {1: 7}, 2, 2, runner_v2=1, ahead=1), is_async_scheduler=False)
-    assert str(refused.value).count(";") == 5
+        compat.check_config(broken, is_async_scheduler=False)
+    assert str(refused.value).count(";") == 6
 
 
 @pytest.mark.parametrize("version", ["0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.32.1", "0.32.0+cpu"])
