@@ -76,11 +76,12 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     speculative = vllm_config.speculative_config
     if speculative is None:
         return
+    parallel = vllm_config.parallel_config
+    # vLLM tells a dense model's ranks a size of 1. All but the first see it by their index, and end the start for all.
+    ranks = max(parallel.data_parallel_size, parallel.data_parallel_index + 1)
     faults = [
         *drafter_faults(speculative.method, has_table=bool(speculative.num_speculative_tokens_per_batch_size)),
-        *parallel_faults(
-            vllm_config.parallel_config.data_parallel_size, vllm_config.parallel_config.pipeline_parallel_size
-        ),
+        *parallel_faults(ranks, parallel.pipeline_parallel_size),
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
     if vllm_config.use_v2_model_runner:

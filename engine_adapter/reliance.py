@@ -178,7 +178,10 @@ RELIANCE: tuple[Item, ...] = (
         "config/speculative.py", "SpeculativeConfig",
         ("method", "num_speculative_tokens_per_batch_size", "draft_model_config"),
     ),
-    Attributes("config/parallel.py", "ParallelConfig", ("data_parallel_size", "pipeline_parallel_size")),
+    Attributes(
+        "config/parallel.py", "ParallelConfig",
+        ("data_parallel_size", "data_parallel_index", "pipeline_parallel_size"),
+    ),
     Attributes(
         "config/scheduler.py", "SchedulerConfig", ("max_num_seqs", "async_scheduling", "max_num_batched_tokens")
     ),

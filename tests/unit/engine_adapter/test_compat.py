@@ -11,6 +11,7 @@ def config(
     method: str = "eagle3",
     table: object = None,
     data: int = 1,
+    rank: int = 0,
     pipeline: int = 1,
     runner_v2: int = 0,
     ahead: int = 0,
@@ -18,7 +19,9 @@ def config(
 ) -> Any:
     return SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
-        parallel_config=SimpleNamespace(data_parallel_size=data, pipeline_parallel_size=pipeline),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=data, data_parallel_index=rank, pipeline_parallel_size=pipeline
+        ),
         scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
         use_v2_model_runner=bool(runner_v2),
         kv_transfer_config=SimpleNamespace(kv_connector=connector) if connector else None,
@@ -44,6 +47,7 @@ METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_
         *((config(method), ("eagle and eagle3", repr(method), "without the adapter")) for method in METHODS),
         (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
         (config(data=2), ("data parallelism", "one engine per rank")),
+        (config(rank=1), ("data parallelism", "one engine per rank")),
         (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
         (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
         (config(runner_v2=1), ("model runner V2", "VLLM_USE_V2_MODEL_RUNNER=0")),
@@ -63,7 +67,7 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
 
 
 def test_every_reason_is_said_at_once() -> None:
-    broken = config("mtp", {1: 7}, 2, 2, runner_v2=1, ahead=1, connector="OffloadingConnector")
+    broken = config("mtp", {1: 7}, data=2, pipeline=2, runner_v2=1, ahead=1, connector="OffloadingConnector")
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
     assert str(refused.value).count(";") == 6
