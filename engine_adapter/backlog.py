@@ -318,14 +318,14 @@ def _batch(
     device = slots.device
     lengths = [len(rows) for rows in missing.rows]
     places_cpu, ends_cpu = torch.tensor(missing.places), torch.tensor(ends, dtype=torch.int32)
-    places = places_cpu.to(device, non_blocking=True)
+    places = handed_over(places_cpu, device)
     # What the host knows is too long where drafts were rejected; the accelerator knows better.
     short = metadata.seq_lens_cpu_upper_bound[places_cpu] - ends_cpu
     starts_cpu = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     return CommonAttentionMetadata(
-        query_start_loc=starts_cpu.to(device, non_blocking=True),
+        query_start_loc=handed_over(starts_cpu, device),
         query_start_loc_cpu=starts_cpu,
-        seq_lens=metadata.seq_lens[places] - short.to(device, non_blocking=True),
+        seq_lens=metadata.seq_lens[places] - handed_over(short, device),
         seq_lens_cpu_upper_bound=ends_cpu,
         num_reqs=len(lengths),
         num_actual_tokens=sum(lengths),
@@ -338,4 +338,9 @@ def _batch(
 
 
 def _indices(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+    return handed_over(torch.tensor(values, dtype=torch.int64), device)
+
+
+def handed_over(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the host's `tensor` on `device`. From memory that is not pinned, CUDA may first end what is under way."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

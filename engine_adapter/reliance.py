@@ -256,7 +256,7 @@ RELIANCE: tuple[Item, ...] = (
         _RUNNER, "GPUModelRunner", "_copy_draft_token_ids_to_cpu", ("scheduler_output", "zeros_only"), Use.OVERRIDE,
         (_RUNNER, "GPUModelRunner", "sample_tokens"),
     ),
-    Attributes(_RUNNER, "GPUModelRunner", ("execute_model_state", "device", "use_async_scheduling")),
+    Attributes(_RUNNER, "GPUModelRunner", ("execute_model_state", "query_start_loc", "use_async_scheduling")),
     Attributes(
         _RUNNER, "ExecuteModelState",
         ("scheduler_output", "spec_decode_common_attn_metadata", "hidden_states", "aux_hidden_states"),

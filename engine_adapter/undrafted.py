@@ -43,7 +43,7 @@ def install() -> None:
         """Say at once where the sampled tokens stand when no request has a draft: at each request's last token."""
         if num_draft_tokens.any():
             return calculate(self, num_draft_tokens, cu_num_scheduled_tokens)
-        return layout(cu_num_scheduled_tokens, self.device)
+        return layout(self.query_start_loc.gpu[1 : len(cu_num_scheduled_tokens) + 1])
 
     def sample_undrafted(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
         """Sample without the rejection sampler when there is nothing to reject; then see to the backlog."""
@@ -103,10 +103,13 @@ def rejected(metadata: SpecDecodeMetadata, sampled: torch.Tensor) -> torch.Tenso
     ).sum(dim=1)
 
 
-def layout(cu_num_scheduled_tokens: NDArray[np.int32], device: torch.device) -> SpecDecodeMetadata:
-    """Return the layout of a step without drafts, from the running total of scheduled tokens [requests]."""
-    requests = len(cu_num_scheduled_tokens)
-    none, zeros, order, sampled = _constants(requests, device)
+def layout(ends: torch.Tensor) -> SpecDecodeMetadata:
+    """Return the layout of a step without drafts, from the running total of scheduled tokens [requests].
+
+    That is on the device already, as vLLM uses it without speculation: a copy from the host could wait for the device.
+    """
+    requests = len(ends)
+    none, zeros, order, sampled = _constants(requests, ends.device)
     return SpecDecodeMetadata(
         draft_token_ids=none,
         num_draft_tokens=[0] * requests,
@@ -114,7 +117,7 @@ def layout(cu_num_scheduled_tokens: NDArray[np.int32], device: torch.device) -> 
         cu_num_sampled_tokens=sampled,
         target_logits_indices=none,
         bonus_logits_indices=order,
-        logits_indices=torch.from_numpy(cu_num_scheduled_tokens - 1).to(device, non_blocking=True),
+        logits_indices=ends - 1,
     )
 
 

@@ -117,6 +117,33 @@ def test_requests_that_begin_anew_have_left_nothing() -> None:
     assert backlog._rows == {"a": [0, 2]}
 
 
+class OfTheHost:
+    """A tensor that says what is done with it; there is no CUDA here."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def pin_memory(self) -> "OfTheHost":
+        self.done.append("pinned")
+        return self
+
+    def to(self, device: Any, *, non_blocking: bool) -> "OfTheHost":
+        self.done.append(f"to {device} {'without waiting' if non_blocking else 'and waited'}")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("device", "done"), [("cuda:0", ["pinned", "to cuda:0 without waiting"]), ("cpu", ["to cpu without waiting"])]
+)
+def test_what_goes_to_a_gpu_goes_from_pinned_memory(device: str, done: list[str]) -> None:
+    import torch  # noqa: PLC0415 - as above
+
+    from engine_adapter.backlog import handed_over  # noqa: PLC0415 - as above
+
+    tensor: Any = OfTheHost()
+    assert handed_over(tensor, torch.device(device)).done == done
+
+
 def test_rows_past_the_drafters_length_limit_are_left_out() -> None:
     from engine_adapter.backlog import Lag, within  # noqa: PLC0415 - as above
 
