@@ -14,12 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from engine_adapter import compat
-from engine_adapter.errors import UnsupportedEngineError
+from engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from engine_adapter.settings import PREFIX, AdapterSettings
-from policy.codec import faults_of
 from policy.settings import fail
 
 PROGRAM = "specpilot engine"
@@ -31,11 +28,12 @@ def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     ours, passed = _parser().parse_known_args(list(arguments))
     try:
-        compat.check_installed(any_version=ours.any_vllm or AdapterSettings().any_vllm)
+        settings = AdapterSettings.read(url=_url(ours))
+        compat.check_installed(any_version=ours.any_vllm or settings.any_vllm)
+    except InvalidSettingsError as error:
+        fail(PROGRAM, *error.faults)
     except UnsupportedEngineError as error:
         fail(PROGRAM, str(error))
-    except ValidationError as error:
-        fail(PROGRAM, *(f"{PREFIX}{fault.field.upper()}: {fault.problem}" for fault in faults_of(error)))
     _check_model("--model", ours.model)
     speculative = _speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
     if speculative:
@@ -80,10 +78,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _environment(ours: argparse.Namespace) -> dict[str, str]:
     """Return what the flags add to the environment that the adapter and vLLM read."""
-    host = "127.0.0.1" if ours.host in ("0.0.0.0", "::") else ours.host  # noqa: S104 - compared, not bound
     values = {
         "REDIS_URL": ours.redis_url,
-        "URL": ours.advertise_url or os.environ.get(PREFIX + "URL") or f"http://{host}:{ours.port}",
+        "URL": _url(ours),
         "ID": ours.engine_id,
         "POOL": ours.pool,
         "STATIC_K": ours.static_k,
@@ -97,6 +94,13 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         ),
         "PROMETHEUS_MULTIPROC_DIR": str(_metrics_folder(ours.port)),
     }
+
+
+def _url(ours: argparse.Namespace) -> str:
+    """Return where the gateway reaches the engine: as the flag says, or the environment, or where it listens."""
+    host = "127.0.0.1" if ours.host in ("", "0.0.0.0", "::") else ours.host  # noqa: S104 - compared, not bound
+    listens = f"http://[{host}]:{ours.port}" if ":" in host else f"http://{host}:{ours.port}"
+    return ours.advertise_url or os.environ.get(PREFIX + "URL") or listens
 
 
 def _metrics_folder(port: int) -> Path:

@@ -27,7 +27,7 @@ class SpeculationEndpoint:
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
-        self._token = AdapterSettings().control_token
+        self._token = AdapterSettings.read().control_token
         self._engine_client: Any = None
 
     def attach_router(self, app: FastAPI) -> None:

@@ -1,5 +1,7 @@
 """What can go wrong in the engine adapter, and what whoever caused it should do."""
 
+from collections.abc import Iterable
+
 
 class AdapterError(Exception):
     """Root of the adapter's errors. `status` is the HTTP status the control route answers with."""
@@ -12,6 +14,16 @@ class UnsupportedEngineError(AdapterError):
     """The engine is one that the adapter cannot steer: refused at start, in one sentence."""
 
     code = "unsupported_engine"
+
+
+class InvalidSettingsError(AdapterError):
+    """Settings that the adapter cannot start with; `faults` has a line for each, with its variable."""
+
+    code = "invalid_settings"
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(self.faults))
 
 
 class ScheduleRefusedError(AdapterError):

@@ -55,7 +55,7 @@ class _SpecPilotScheduler:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config  # type: ignore[attr-defined]
-        settings = AdapterSettings()
+        settings = AdapterSettings.read()
         compat.check_installed(any_version=settings.any_vllm)
         compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
         k_max = vllm_config.num_speculative_tokens

@@ -1,7 +1,14 @@
 """What the adapter reads from the environment of the engine's processes. `specpilot engine` sets it from flags."""
 
-from pydantic import AliasChoices, Field
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from engine_adapter.errors import InvalidSettingsError
+from policy.codec import faults_of
+from policy.settings import without_secrets
 
 PREFIX = "SPECPILOT_ENGINE_"
 
@@ -23,6 +30,36 @@ class AdapterSettings(BaseSettings):
     draft_width: bool = Field(default=True, description="lay out only as many draft slots as the step's largest K")
 
     backlog_mib: float = Field(default=64.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        """Refuse what no gateway or controller could take apart: they read it in the engine's record."""
+        try:
+            parts = urlsplit(url)
+            host = (parts.hostname or "").encode("idna")  # raises for a name that no resolver takes
+            is_good = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+            is_good = is_good and not (parts.query or parts.fragment or "@" in parts.netloc)
+            is_good = is_good and not any(char.isspace() for char in url)
+        except ValueError:
+            is_good = False
+        if not is_good:
+            shown = without_secrets(url) if "@" in url else url
+            raise ValueError(f"{shown!r} is no engine's address; write http://HOST:PORT")
+        return url
+
+    @classmethod
+    def read(cls, **given: str) -> Self:
+        """Return the settings, with those `given` in place of the environment's.
+
+        Raises `InvalidSettingsError`, which names the variable of each one that is wrong.
+        """
+        try:
+            return cls(**given)  # type: ignore[arg-type] # pydantic checks them
+        except ValidationError as error:
+            raise InvalidSettingsError(
+                f"{PREFIX}{fault.field.upper()}: {fault.problem}" for fault in faults_of(error)
+            ) from error
 
     @property
     def engine_id(self) -> str:

@@ -92,6 +92,15 @@ def test_what_is_not_steered_ends_the_start_with_a_sentence(options: dict[str, A
     assert sentence in done.stderr + done.stdout
 
 
+def test_a_setting_that_is_wrong_ends_the_start_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_URL", "gpu-1:8000")
+    done = ran(Case())
+    assert done.returncode != 0
+    assert (
+        "InvalidSettingsError: SPECPILOT_ENGINE_URL: 'gpu-1:8000' is no engine's address" in done.stderr + done.stdout
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

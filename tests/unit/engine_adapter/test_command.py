@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from engine_adapter import __main__ as command
 from engine_adapter import compat
 from engine_adapter.__main__ import main
+from engine_adapter.errors import InvalidSettingsError
 from engine_adapter.settings import AdapterSettings
 
 
@@ -36,16 +38,17 @@ class _BecameVllmError(Exception):
 def settings_of(monkeypatch: pytest.MonkeyPatch, *flags: str, **environment: str) -> AdapterSettings:
     """The settings that the adapter finds in vLLM's processes."""
 
-    def become(path: str, command: list[str], found: Mapping[str, str]) -> None:
+    def become(path: str, arguments: list[str], found: Mapping[str, str]) -> None:
         raise _BecameVllmError(found)
 
     monkeypatch.setattr(os, "execve", become)
+    monkeypatch.setattr(command, "_check_port", lambda host, port: None)
     for name in [name for name in os.environ if name.startswith("SPECPILOT_") or name == "REDIS_URL"]:
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(_BecameVllmError) as became:
-        main(["--model", "some/model", "--port", "0", "--no-async-scheduling", "--any-vllm", *flags])
+        main(["--model", "some/model", "--port", "1", "--no-async-scheduling", "--any-vllm", *flags])
     for name, value in became.value.args[0].items():
         if name.startswith("SPECPILOT_") or name == "REDIS_URL":
             monkeypatch.setenv(name, value)
@@ -77,4 +80,58 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_either_the_engine_is_where_it_listens_and_in_the_default_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     found = settings_of(monkeypatch, "--host", "0.0.0.0", REDIS_URL="redis://x")
-    assert (found.url, found.pool, found.redis_url) == ("http://127.0.0.1:0", "default", "redis://x")
+    assert (found.url, found.pool, found.redis_url) == ("http://127.0.0.1:1", "default", "redis://x")
+
+
+def test_an_ipv6_address_is_put_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of(monkeypatch, "--host", "fd00::1").url == "http://[fd00::1]:1"
+    assert settings_of(monkeypatch, "--host", "::").url == "http://127.0.0.1:1"
+
+
+NO_ADDRESSES = (
+    "gpu-1:8000",
+    "ftp://gpu-1:8000",
+    "http://:8000",
+    "http://gpu-1:80000",
+    "http://gpu-1:0",
+    "http://gpu-1:port",
+    "http://[fd00::1:8000",
+    "http://fd00::1:8000",
+    "http://gpu 1:8000",
+    "http://gpu-1..lan:8000",
+    "http://gpu-1:8000?a=b",
+)
+
+
+@pytest.mark.parametrize("url", NO_ADDRESSES)
+@pytest.mark.parametrize("way", ["flag", "environment"])
+def test_an_address_that_gateways_could_not_take_apart_ends_the_start_in_one_line(
+    way: str, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_URL", url if way == "environment" else "http://gpu-1:8000")
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "./nowhere", *(("--advertise-url", url) if way == "flag" else ())])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"specpilot engine: SPECPILOT_ENGINE_URL: {url!r} is no engine's address; write http://HOST:PORT"
+    ]
+
+
+def test_a_password_in_the_address_is_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidSettingsError) as refused:
+        AdapterSettings.read(url="http://me:secret@gpu-1:8000")
+    assert str(refused.value).startswith("SPECPILOT_ENGINE_URL: 'http://***@gpu-1:8000' is no engine's address")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://gpu-1:8000", "https://gpu-1", "http://[fd00::1]:8000/base/", "http://10.0.0.7:1"]
+)
+def test_an_address_is_taken_as_it_is(url: str) -> None:
+    assert AdapterSettings.read(url=url).url == url
+
+
+def test_every_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_URL", "gpu-1")
+    monkeypatch.setenv("SPECPILOT_ENGINE_STATIC_K", "-1")
+    with pytest.raises(InvalidSettingsError, match=r"SPECPILOT_ENGINE_URL: .*; SPECPILOT_ENGINE_STATIC_K: "):
+        AdapterSettings.read()
