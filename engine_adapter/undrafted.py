@@ -1,4 +1,4 @@
-"""Steps without drafts, at the price of an engine without speculation.
+"""Steps without drafts, prepared and sampled as in an engine without speculation.
 
 vLLM treats every step of a speculating engine alike: it prepares the drafter's input, lays out the drafts to verify
 and runs the rejection sampler even when there is nothing to draft and nothing to verify. At K = 0 that would be all
@@ -10,7 +10,8 @@ that is left of speculation, and for a small model a sixth of the step. So:
 - a step that verifies no draft samples as an engine without speculation does; where the tokens stand is known without
   computing it.
 
-Both give what vLLM would have given. A step with a single draft in it goes vLLM's own way.
+Both give what vLLM would have given. A step with a single draft in it goes vLLM's own way. Which CUDA graphs the
+target's pass finds depends on K, and is left as it is (docs/engine.md).
 """
 
 from functools import cache
