@@ -14,7 +14,6 @@ from typing import Any
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
-os.environ |= {"SPECPILOT_ENGINE_BACKLOG_MIB": "0.75"}  # 768 rows of 256 numbers
 
 from vllm import LLM, SamplingParams
 
@@ -24,6 +23,8 @@ from engine_adapter.measure import Draft
 from engine_adapter.plan import DraftState, StepPlan
 from tests.support.exact_engine import make_asynchronous
 from tests.support.stack import DEMO_MODEL, prompts
+
+os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "0.75"  # 768 rows of 256 numbers; `exact_engine` has set less
 
 BEGIN, SPELL, AFTER, K = 24, 128, 100, 7
 REQUESTS, LATER = 18, 5
