@@ -11,7 +11,14 @@ this machine's kernel takes for a request in between. `uvloop, bytes only` is th
 (`bench.uvloop_relay`). What the gateway takes above that is its own.
 
 Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like. They get no API key and are
-asked for the model `canned`. LiteLLM, in an environment of its own (`pip install 'litellm[proxy]'`), must be told
+asked for the model `canned`. Two of them in Rust, from PyPI; their own metrics want a port each:
+
+    --peer 'vllm-router=vllm-router --host 127.0.0.1 --port {port} --worker-urls {engine} --policy round_robin
+    --prometheus-port 29201'
+    --peer 'sglang-router=sglang-router launch --host 127.0.0.1 --port {port} --worker-urls {engine}
+    --policy round_robin --prometheus-port 29202'
+
+LiteLLM, in an environment of its own (`pip install 'litellm[proxy]'`), must be told
 not to fetch prices, to do without a master key and not to break off a stream that repeats itself; it makes a round
 some four minutes longer:
 
