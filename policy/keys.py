@@ -3,13 +3,13 @@
 | key                                  | type   | holds                             | written by         |
 |--------------------------------------|--------|-----------------------------------|--------------------|
 | `specpilot:policies`                 | hash   | model -> VersionedPolicy          | admin API          |
-| `specpilot:deleted_policies`         | hash   | model -> last version, to go on from | admin API       |
+| `specpilot:deleted_policies`         | hash   | model -> version to go on from    | admin API          |
 | `specpilot:schedules`                | hash   | model and pool -> Schedule        | leading controller |
 | `specpilot:canaries`                 | hash   | model -> Experiment               | admin API, leader  |
 | `specpilot:engines`                  | set    | engine ids                        | engine adapter     |
 | `specpilot:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
 | `specpilot:decisions:<model>:<pool>` | stream | Decision, newest last             | leading controller |
-| `specpilot:history:<model>:<pool>`   | stream | the Decisions that are kept longer | leading controller |
+| `specpilot:history:<model>:<pool>`   | stream | Decision, those that are kept on  | leading controller |
 | `specpilot:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
 | `specpilot:gateways`                 | set    | gateway ids                       | gateways           |
 | `specpilot:gateway:<id>`             | string | GatewayUsage; expires when silent | gateways           |
