@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -95,18 +96,21 @@ class Watch:
             self._keep(rows, runner, state, rejected)
 
 
-def main(kind: str) -> None:
-    """Serve the same requests in each of the ways."""
+Serve = Callable[[Any, Watch, list[str]], dict[str, list[int]]]
+"""Serves texts on an engine while a `Watch` is told each step; returns the token ids of the replies."""
+
+
+def tell(kind: str, serve: Serve, requests: int, drafter: dict[str, Any], **options: Any) -> None:
+    """Let an engine with the scheduler of `kind` serve as many requests in each of the ways, and print what was found.
+
+    `drafter` and `options` are the engine's besides the demo pair's. Ends the process.
+    """
     if kind == "async":
         make_asynchronous()
     llm = LLM(
         str(DEMO_MODEL / "target"),
         dtype="float32",
         enforce_eager=True,
-        max_num_seqs=REQUESTS + 1,
-        max_model_len=LONG,
-        max_num_batched_tokens=TOKENS,
-        num_gpu_blocks_override=100,
         enable_prefix_caching=False,
         async_scheduling=kind == "async",
         scheduler_cls=f"engine_adapter.scheduler.SpecPilot{'Async' if kind == 'async' else ''}Scheduler",
@@ -115,19 +119,20 @@ def main(kind: str) -> None:
             "model": str(DEMO_MODEL / "peagle"),
             "num_speculative_tokens": K,
             "parallel_drafting": True,
-            "max_model_len": SHORT,
+            **drafter,
         },
+        **options,
     )
     watch = Watch(llm.llm_engine.engine_core.engine_core.scheduler)
     tokenizer = llm.get_tokenizer()
     texts = [
         tokenizer.apply_chat_template(item["messages"], tokenize=False, add_generation_prompt=True)
-        for _, item in prompts(REQUESTS)
+        for _, item in prompts(requests)[:requests]
     ]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"pass": options["max_num_batched_tokens"]}
     for way in ("warm-up", "whole", "caught up", "hole"):
         watch.begin(way)
-        ids = _serve(llm.llm_engine, watch, texts)
+        ids = serve(llm.llm_engine, watch, texts)
         found[way] = watch.found() | {"ids": ids}
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
@@ -140,9 +145,9 @@ def _serve(engine: Any, watch: Watch, texts: list[str]) -> dict[str, list[int]]:
     ids: dict[str, list[int]] = {}
     while watch.step == 0 or engine.has_unfinished_requests():
         for number in arrivals.get(watch.step, ()):
-            _add(engine, str(number), texts[number], SPELL + AFTER + (3 * BEGIN if watch.step == 0 else 0))
+            add(engine, str(number), texts[number], SPELL + AFTER + (3 * BEGIN if watch.step == 0 else 0))
         if watch.step == BEGIN and watch.way in ("caught up", "hole"):
-            _add(engine, "long", {"prompt_token_ids": [11 + i % 97 for i in range(SHORT)]}, SPELL)
+            add(engine, "long", {"prompt_token_ids": [11 + i % 97 for i in range(SHORT)]}, SPELL)
         watch.step += 1
         for output in engine.step():
             if output.finished and output.request_id != "long":
@@ -150,9 +155,18 @@ def _serve(engine: Any, watch: Watch, texts: list[str]) -> dict[str, list[int]]:
     return ids
 
 
-def _add(engine: Any, name: str, prompt: Any, tokens: int) -> None:
+def add(engine: Any, name: str, prompt: Any, tokens: int) -> None:
     engine.add_request(name, prompt, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    tell(
+        sys.argv[1],
+        _serve,
+        REQUESTS,
+        {"max_model_len": SHORT},
+        max_num_batched_tokens=TOKENS,
+        max_num_seqs=REQUESTS + 1,
+        max_model_len=LONG,
+        num_gpu_blocks_override=100,
+    )
