@@ -19,6 +19,7 @@ from gateway.choice import Chooser
 from gateway.routing import Standing
 from gateway.upstream import Address, Pool
 from gateway.wire import RequestFacts
+from policy.settings import without_secrets
 from policy.types import EngineRecord
 
 _log = logging.getLogger(__name__)
@@ -123,10 +124,11 @@ class Fleet:
             if engine is None:
                 try:
                     address = Address(url, None if url in self._static else hosts.get(url))
-                except ValueError as error:
+                except ValueError:
                     self._left_out[engine_id] = url
                     if left_out.get(engine_id) != url:
-                        _log.error("engine %s is left out, its URL %r cannot be used: %s", engine_id, url, error)
+                        said = "engine %s is left out, its URL %r cannot be used: let it register as http://HOST:PORT"
+                        _log.error(said, engine_id, without_secrets(url))
                     continue
                 engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
                 self.engines[engine_id] = engine

@@ -100,6 +100,13 @@ def test_an_engine_with_a_bad_url_is_left_out_and_disturbs_no_other(url: str, ca
     assert len(caplog.messages) == 2
 
 
+def test_a_password_in_a_bad_url_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    fleet_of().apply((record("bad", "http://user:secret@h:80000"),))
+    [said] = caplog.messages
+    assert "http://***@h:80000" in said
+    assert "secret" not in said
+
+
 def test_an_engine_of_the_list_that_registers_is_one_engine_and_stays_when_it_deregisters() -> None:
     fleet = fleet_of("http://a:1", "http://b:1")
     assert set(fleet.engines) == {"a:1", "b:1"}
