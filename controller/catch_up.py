@@ -4,7 +4,7 @@ At K = 0 the drafter does not run, and each decode leaves a row that the drafter
 request. A request that ends before leaves it for nothing; the rows of long replies are caught up while K is still 0,
 when there is no room for more. So while K is 0, a decode costs on average
 
-    c = sum over steps of width 0 that caught up of C (see `cost`) / decodes at width 0        seconds
+    c = sum over steps of width 0 that caught up of C (see `step_cost`) / decodes at width 0        seconds
 
 of which the engines count everything but C. Both sums fade alike, with the time spent at width 0 (`cost_half_life_s`),
 so that a pool which leaves K = 0 remembers what it cost. The drafter never takes longer for many rows at once than for
@@ -14,8 +14,8 @@ What is caught up when K rises is no cost of a decode at K = 0 but one of the ch
 charge it would make K = 0 look dear for ever where it was only tried for a moment.
 """
 
-from controller.cost import StepCost
 from controller.observation import Evidence
+from controller.step_cost import StepCost
 from controller.tuning import Tuning
 
 

@@ -1,6 +1,6 @@
 """The choice: for every number of running decodes n, the K of each class that yields the most.
 
-With n_c = n * share_c running decodes of class c, weight w_c and step time T (see `cost`):
+With n_c = n * share_c running decodes of class c, weight w_c and step time T (see `step_cost`):
 
     goodput:  G = sum_c w_c n_c AL_c(K_c) / T(n, m, W),   m = sum_c n_c (1 + K_c),   W = max_c K_c     tokens/s
     latency:  L = sum_c w_c n_c T / AL_c(K_c)      the mean time per token of a request, to be made small     s

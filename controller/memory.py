@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.catch_up import CatchUp
-from controller.cost import PoolCost, StepCost
 from controller.explore import Explorer
 from controller.guard import Guard
 from controller.load import Load
 from controller.observation import NO_EVIDENCE, Evidence
+from controller.pool_cost import PoolCost
+from controller.step_cost import StepCost
 from controller.tuning import Tuning
 from policy.canary import Arm
 from policy.types import Schedule

@@ -17,9 +17,9 @@ finds out less for more there, and nothing else shows what drafting would bring:
 
 import numpy as np
 
-from controller.cost import ProbeCost
 from controller.decide import Matrix, evaluate
 from controller.load import Operation
+from controller.pool_cost import ProbeCost
 from controller.tuning import Tuning
 from policy.types import Objective
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from controller import rows
-from controller.cost import StepCost
 from controller.decide import Matrix, grid
 from controller.estimate import Acceptance, ModelAcceptance
 from controller.facts import Facts, Verdict
@@ -26,6 +25,7 @@ from controller.load import Operation
 from controller.memory import PoolMemory
 from controller.probe import affordable_ratio
 from controller.propose import Problem, demand, proposals, wanted
+from controller.step_cost import StepCost
 from controller.tuning import Tuning
 from policy.types import CLASS_LIMIT, OTHER, Mode
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from controller.catch_up import CatchUp
-from controller.cost import StepCost
 from controller.decide import Demand, choose
 from controller.observation import NO_EVIDENCE, CatchUpCell, Cell, CellSums, Evidence, Series, evidence_of
+from controller.step_cost import StepCost
 from controller.tuning import Tuning
 from policy import engine_metrics as names
 from tests.closed_loop.plant import ROW_S

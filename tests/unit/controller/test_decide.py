@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.cost import KNOTS, StepCost
 from controller.decide import Demand, choose, evaluate, grid
+from controller.step_cost import KNOTS, StepCost
 from policy.types import Objective
 
 DEPTH = 4

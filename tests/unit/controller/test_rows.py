@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cost import ProbeCost
 from controller.decide import Demand, grid
 from controller.explore import Explorer
 from controller.facts import Facts
 from controller.load import Load, Operation
 from controller.observation import Cell, CellSums, Evidence
+from controller.pool_cost import ProbeCost
 from controller.pools import facts_of, next_version
 from controller.probe import affordable_ratio
 from controller.rows import k_at, of_schedule, row_of, to_ranges

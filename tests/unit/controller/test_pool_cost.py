@@ -1,11 +1,8 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from controller import nnls
-from controller.cost import PoolCost
 from controller.observation import CatchUpCell, Cell, CellSums
+from controller.pool_cost import PoolCost
 from controller.tuning import Tuning
 from tests.closed_loop.plant import concave_step_s, cpu_step_s, gpu_step_s, rounded
 
@@ -38,19 +35,6 @@ def test_steps_it_did_not_see_are_predicted_within_a_tenth(truth: object, seed: 
     errors = [abs(float(fit.step_s(n, n * (1 + k), k)) / truth(n, n * (1 + k), k) - 1) for n, k in hidden]
     assert np.median(errors) <= 0.10
     assert np.median(errors) <= 0.06
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 7), st.floats(1e-4, 1.0)), min_size=1, max_size=20))
-def test_it_is_monotone_whatever_was_measured(points: list[tuple[int, int, float]]) -> None:
-    cost = PoolCost()
-    cost.learn(dict(cell(n, k, seconds) for n, k, seconds in points), 1.0)
-    fit = cost.fit()
-    assert fit is not None
-    m = np.arange(1.0, 600.0)
-    assert (np.diff(fit.step_s(8.0, m, 3.0)) >= -1e-12).all()
-    assert (np.diff(fit.step_s(8.0, 64.0, np.arange(0.0, 8.0))) >= -1e-12).all()
-    assert (fit.step_s(8.0, m, 3.0) > 0).all()
 
 
 def test_one_k_alone_leaves_the_other_depths_unknown() -> None:
@@ -123,18 +107,6 @@ def test_a_frozen_cost_learns_no_more() -> None:
     first = cost.fit()
     teach(cost, cpu_step_s, [(8, 7)] * 5, factor=3.0)
     assert cost.fit() is first
-
-
-@given(st.integers(0, 10_000))
-def test_nnls_meets_the_conditions_of_optimality(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rows = rng.normal(size=(30, 6))
-    target = rng.normal(size=30)
-    x = nnls.solve(rows, target)
-    gradient = rows.T @ (rows @ x - target)
-    assert (x >= 0).all()
-    assert (gradient >= -1e-6).all()
-    np.testing.assert_allclose(gradient[x > 0], 0, atol=1e-6)
 
 
 def test_what_a_probe_takes_at_k_0_is_read_off_the_two_steps_it_is_in() -> None:

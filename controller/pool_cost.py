@@ -1,64 +1,39 @@
-"""How long a decode-only step takes in one pool, learned from the steps that its engines measured.
+"""What is remembered of the steps that one pool's engines measured, and the cost that follows from it (`step_cost`).
 
-    T(n, m, W) = s [ c0 + c1 n + g(m) + [W > 0] (c2 + c3 n) + c4 n W ] + C      seconds
-    C = s [R > 0] (c5 + c6 R)
-
-n: running decodes; m: verified tokens, one for each decode and one for each draft token; W: the drafter's width in
-slots a request, 0 when it does not draft; R: positions that it read to catch up. Where K is chosen there is no C, but
-what K = 0 leaves behind (`catch_up`) comes on top:
-
-    T(n, m, 0) += min(c n, c2 + c3 n)
-
-Steps that caught up tell of c5 and c6, and of all the rest: at K = 0 for all, only they show what drafting would cost
-there. g is piecewise linear and not decreasing, with knots at powers of two and
-halfway between: a processor that fills up, a kernel that pads and one that runs ever more efficiently all fit. No
-coefficient is negative, so T never falls with m, n or W.
-
-Fit: non-negative least squares on the means of the cells that the engines count, errors relative to the measured
-time, every cell with a weight that saturates with its steps and halves every `cost_half_life_s` of traffic after
-its last visit, down to a floor. Two mild penalties make it unique: neighbouring slopes of g are alike, and of two
-ways to say the same the flatter one counts, where time is rather put down to the base and to m than to n or W. So
-where the three only ever moved together a small K looks cheaper than it may be; taking it settles the matter, whereas
-the opposite mistake would never be found out (a large K is probed all the time).
+The memory is a table of means, one for each cell of like steps that the engines count, those that caught up apart. In
+the fit every cell has a weight that saturates with its steps and halves every `cost_half_life_s` of traffic after
+its last visit, down to a floor.
 
 `lacking` names the depths that were never seen: their cost is unknown, and the caller explores or holds instead of
 believing an extrapolation. `is_measured` tells measured from extrapolated at a given load.
 
-s follows drift that strikes all K alike (a noisy neighbour, longer contexts): it moves with the ratio of each look's
-measurements to their own cells' means, so that the cells of a K that was not tried lately keep their relation to those
-that were. It moves gently. A look that is off by more than 15 % is set aside; when the next one is off the same way, s
-moves there at once. A pause in a few steps is no drift, and cells measured under a wrong s would stay wrong for as long
-as they are remembered.
+s, the factor on all of T, follows drift that strikes all K alike (a noisy neighbour, longer contexts); the means are
+kept with it taken out. It moves with the ratio of each look's measurements to their own cells' means, so that the cells
+of a K that was not tried lately keep their relation to those that were. It moves gently. A look that is off by more
+than 15 % is set aside; when the next one is off the same way, s moves there at once. A pause in a few steps is no
+drift, and cells measured under a wrong s would stay wrong for as long as they are remembered.
 
 What is common to the cells of a look is for s: of it each cell takes in only by how much it was off more than they were
 on average. Besides, all of them move a fifth as far as s did, so that a wrong relation to the cells that were not
 visited is mended in time. Cells that took in all of the look by an average of their own would never come to rest: no s
 satisfies two averages of the same noise, so it would climb for ever while the cells that are visited sink.
 
-Limits: T is a mean; one look may move a cell's mean by at most a factor of two, so that a pause of some seconds
-in one step does not. Looks of fewer than ten steps say nothing of s.
+Limits: one look may move a cell's mean by at most a factor of two, so that a pause of some seconds in one step does
+not. Looks of fewer than ten steps say nothing of s.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from controller import nnls
 from controller.observation import CatchUpCell, Cell, CellSums
+from controller.step_cost import StepCost, WeightedCells, fit_cells
 from controller.tuning import Tuning
 
-Vector = NDArray[np.float64]
 _Key = TypeVar("_Key", Cell, CatchUpCell)
-KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
-_EDGES = np.append(KNOTS, 1e7)
-_SHORTEST_S = 1e-9
-_SMOOTHNESS = 0.05
-_RIDGE = 1e-4
-_DOUBT = np.array([0.1, 5.0, 1.0, 5.0, 5.0, 10.0, 1.0] + [1.0] * len(KNOTS))  # of c0 to c6, then of g's slopes
 _SATURATION_STEPS = 20.0
 _ESTABLISHED_STEPS = 50.0
 _DRIFT_GAIN = 0.3
@@ -71,57 +46,6 @@ _NEAR_DECODES = 1.5
 _NEAR_DEPTH = 1.35
 _FEW_PROBES = 3.0
 NO_CATCH_UPS: Mapping[CatchUpCell, CellSums] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """A fitted T: a value that answers at once for whole arrays."""
-
-    base_s: float
-    per_decode_s: float
-    drafter_s: float
-    drafter_per_decode_s: float
-    per_slot_s: float
-    verify_s: Vector  # g at KNOTS, then far beyond
-    drift_ratio: float = 1.0
-    row_s: float = 0.0  # c: what a decode at width 0 leaves to be caught up
-    read_s: float = 0.0
-    per_read_s: float = 0.0
-
-    def step_s(self, decodes: Vector | float, verified: Vector | float, width: Vector | float) -> Vector:
-        """Seconds of a step in which the drafter catches up with nothing; the arguments are broadcast."""
-        n, w = np.asarray(decodes, dtype=np.float64), np.asarray(width, dtype=np.float64)
-        verify = np.interp(verified, _EDGES, self.verify_s)
-        drafter = (w > 0) * (self.drafter_s + self.drafter_per_decode_s * n) + self.per_slot_s * n * w
-        within = self.drift_ratio * (self.base_s + self.per_decode_s * n + verify + drafter)
-        total: Vector = np.maximum(within + np.where(w > 0, 0.0, self.left_s(n)), _SHORTEST_S)
-        return total
-
-    def reading_s(self, positions: float) -> float:
-        """Seconds that a step takes longer because the drafter reads so many positions to catch up."""
-        return self.drift_ratio * (self.read_s + self.per_read_s * positions) if positions > 0 else 0.0
-
-    def left_s(self, decodes: Vector | float) -> Vector:
-        """Seconds that a step without the drafter leaves to it; at most what it would have taken within the step."""
-        n = np.asarray(decodes, dtype=np.float64)
-        within: Vector = self.drift_ratio * (self.drafter_s + self.drafter_per_decode_s * n)
-        left: Vector = np.minimum(np.multiply(n, self.row_s), within)
-        return left
-
-    def described(self) -> dict[str, Any]:
-        """Return the coefficients as plain data."""
-        return {
-            "base_s": self.base_s,
-            "per_decode_s": self.per_decode_s,
-            "drafter_s": self.drafter_s,
-            "drafter_per_decode_s": self.drafter_per_decode_s,
-            "per_slot_s": self.per_slot_s,
-            "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
-            "drift_ratio": self.drift_ratio,
-            "row_s": self.row_s,
-            "read_s": self.read_s,
-            "per_read_s": self.per_read_s,
-        }
 
 
 class ProbeCost(NamedTuple):
@@ -274,51 +198,23 @@ class PoolCost:
     def fit(self) -> StepCost | None:
         """Return the cost by all that is remembered; `None` before the first step."""
         if not self._is_fresh and self._cells:
-            self._fit = self._solve()
+            self._fit = fit_cells(self._weighted_cells(), self._drift)
             self._is_fresh = True
         return self._fit
 
-    def _solve(self) -> StepCost:
-        cells = [(cell.width, memory) for cell, memory in self._cells.items()]
-        cells += [(cell.width, memory) for cell, memory in self._catch_ups.items()]
-        n = np.array([memory.decodes for _, memory in cells])
-        m = np.array([memory.verified for _, memory in cells])
-        w = np.array([float(width) for width, _ in cells])
-        seconds = np.array([memory.seconds for _, memory in cells])
-        steps = np.array([memory.steps for _, memory in cells])
-        age = np.array([self._traffic_s - memory.seen_s for _, memory in cells])
+    def _weighted_cells(self) -> WeightedCells:
+        widths = [cell.width for cell in self._cells] + [cell.width for cell in self._catch_ups]
+        memories = (*self._cells.values(), *self._catch_ups.values())
+        steps = np.array([memory.steps for memory in memories])
+        age = np.array([self._traffic_s - memory.seen_s for memory in memories])
         fading = np.maximum(0.5 ** (age / self._tuning.cost_half_life_s), self._tuning.cost_floor_ratio)
-        weight = np.sqrt(steps / (steps + _SATURATION_STEPS) * fading)
-        read = np.array([memory.read for _, memory in cells])
-        on, reads = (w > 0).astype(np.float64), (read > 0).astype(np.float64)
-        features = np.column_stack([np.ones_like(n), n, on, on * n, n * w, reads, read, _ramps(m)])
-        typical_s = float(np.average(seconds, weights=weight))
-        scale = np.maximum(features.max(axis=0), 1e-12)
-        plain = features.shape[1] - len(KNOTS)
-        widths = np.minimum(np.diff(_EDGES), max(float(m.max()), 1.0))
-        smooth = np.zeros((len(KNOTS) - 1, features.shape[1]))
-        for index in range(len(KNOTS) - 1):
-            size = np.sqrt(_SMOOTHNESS) * widths[index] / typical_s
-            smooth[index, plain + index], smooth[index, plain + index + 1] = size, -size
-        ridge = np.diag(np.sqrt(_RIDGE) * scale / typical_s)
-        ridge *= _DOUBT[:, None]
-        rows = np.vstack([features * (weight / seconds)[:, None], smooth, ridge])
-        target = np.concatenate([weight, np.zeros(len(rows) - len(weight))])
-        # Columns of one size: the tolerance of the solver then means the same for each coefficient.
-        size_of = np.linalg.norm(rows, axis=0)
-        found = nnls.solve(rows / size_of, target) / size_of
-        heights = np.cumsum(found[plain:] * np.diff(_EDGES))
-        base, per_decode, drafter, drafter_per_decode, per_slot, reading, per_read = map(float, found[:plain])
-        return StepCost(
-            base_s=base,
-            per_decode_s=per_decode,
-            drafter_s=drafter,
-            drafter_per_decode_s=drafter_per_decode,
-            per_slot_s=per_slot,
-            verify_s=np.concatenate([[0.0], heights]),
-            drift_ratio=self._drift,
-            read_s=reading,
-            per_read_s=per_read,
+        return WeightedCells(
+            decodes=np.array([memory.decodes for memory in memories]),
+            verified=np.array([memory.verified for memory in memories]),
+            width=np.array(widths, dtype=np.float64),
+            read=np.array([memory.read for memory in memories]),
+            seconds=np.array([memory.seconds for memory in memories]),
+            weight=steps / (steps + _SATURATION_STEPS) * fading,
         )
 
     def _off(self, cells: Mapping[Cell, CellSums]) -> dict[Cell, float]:
@@ -369,13 +265,6 @@ def _is_near(value: float, wanted: float, factor: float) -> bool:
 def _mean(sums: CellSums) -> _Mean:
     decodes = max(sums.decodes / sums.steps, 1.0)
     return _Mean(decodes, max(sums.verified / sums.steps, decodes), sums.seconds / sums.steps, sums.read / sums.steps)
-
-
-def _ramps(verified: Vector) -> Vector:
-    """How far each m has come in every segment of g: [cells, segments] tokens."""
-    widths = np.diff(_EDGES)
-    ramps: Vector = np.clip(verified[:, None] - KNOTS[None, :], 0.0, widths[None, :])
-    return ramps
 
 
 def _weighted_mean(items: list[tuple[float, float]]) -> float:
