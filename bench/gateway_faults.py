@@ -208,8 +208,8 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
-def _start_gateway(scene: GatewayStage, port: int, *flags: str) -> None:
-    scene.start_gateway(port, (*FLAGS, "--api-keys-file", str(scene.out / "keys.json"), *flags))
+def _start_gateway(scene: GatewayStage, port: int, flags: Sequence[str] = (), workers: int = 1) -> None:
+    scene.start_gateway(port, (*FLAGS, "--api-keys-file", str(scene.out / "keys.json"), *flags), workers)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -236,9 +236,9 @@ def main(arguments: Sequence[str]) -> None:
 
 async def _play(settings: GatewayFaultsSettings, scene: GatewayStage, fault: Fault) -> Row:
     ports = [scene.port + at for at in range(fault.gateways)]
-    flags = fault.flags if fault.gateways > 1 else ("--workers", "2", *fault.flags)
+    workers = 1 if fault.gateways > 1 else 2
     for port in ports:
-        await asyncio.to_thread(_start_gateway, scene, port, *flags)
+        await asyncio.to_thread(_start_gateway, scene, port, fault.flags, workers)
     mix = Mix(EVERYDAY, settings.seed, ADMIN_TOKEN, WAIT_S)
     async with SteadyCalls(ports, mix, settings.clients).running():
         await asyncio.sleep(WARM_UP_S)

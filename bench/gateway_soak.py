@@ -37,7 +37,8 @@ from policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench gateway-soak"
 ENGINES = 3
-FLAGS = ("--workers", "2", "--engine-capacity", "8", "--keep-alive-s", "5")
+WORKERS = 2
+FLAGS = ("--engine-capacity", "8", "--keep-alive-s", "5")
 FILL_CALLS = 6000
 """Each leaves some 40 beginnings; two workers remember 65,536 each."""
 FILL_CLIENTS = 16
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
     with stage(PROGRAM, settings.out, settings.port, ENGINES) as scene:
         keys = settings.out / "keys.json"
         keys.write_text(json.dumps(KEYS))
-        pid = scene.start_gateway(settings.port, (*FLAGS, "--api-keys-file", str(keys)))
+        pid = scene.start_gateway(settings.port, (*FLAGS, "--api-keys-file", str(keys)), WORKERS)
         report = uvloop.run(GatewaySoak(settings, scene, pid).run())
     _say(json.dumps(report))
     sys.exit(1 if report["faults"] else 0)

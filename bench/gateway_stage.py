@@ -1,10 +1,12 @@
 """Gateways as a user starts them, a Redis server and canned engines: processes of their own, with a hand on each."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,10 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.process_tree import tree
 from bench.system import wait_for
+from policy.settings import fail
 from specpilot import embedded_redis
 
 START_WITHIN_S = 60.0
 ENDS_WITHIN_S = 60.0
+_SERVES = re.compile(rb"worker \d+ serves")
 ADMIN_TOKEN = "bench"  # noqa: S105 - of a gateway that lives for one measurement
 
 
@@ -63,17 +67,31 @@ class GatewayStage:
                 found[port] = json.load(reply)
         return found
 
-    def start_gateway(self, port: int, flags: Sequence[str] = ()) -> int:
-        """Start a gateway before all engines; return its process id once it serves."""
-        command = [sys.executable, "-m", "specpilot.cli", "gateway", "--port", str(port)]
+    def start_gateway(self, port: int, flags: Sequence[str] = (), workers: int = 1) -> int:
+        """Start a gateway before all engines; return its process id once all of its workers serve.
+
+        Clients that came while only the first one serves would all stay with that.
+        """
+        command = [sys.executable, "-m", "specpilot.cli", "gateway", "--port", str(port), "--workers", str(workers)]
         command += ["--redis-url", self._redis_url, "--admin-token", ADMIN_TOKEN]
         for engine in self.engine_ports:
             command += ["--engine", f"http://127.0.0.1:{engine}"]
-        with (self.out / f"gateway-{port}.log").open("ab") as log:
+        path = self.out / f"gateway-{port}.log"
+        with path.open("ab") as log:
+            begin = log.tell()
             process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
         self.gateways[port] = process
         wait_for(self._program, f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
+        if workers > 1:
+            self._wait_for_workers(path, begin, workers)
         return process.pid
+
+    def _wait_for_workers(self, log: Path, begin: int, workers: int) -> None:
+        end = time.monotonic() + START_WITHIN_S
+        while len(_SERVES.findall(log.read_bytes()[begin:])) < workers:
+            if time.monotonic() > end:
+                fail(self._program, f"{log} does not say that {workers} workers serve within {START_WITHIN_S:.0f} s")
+            time.sleep(0.1)
 
     def metrics(self, port: int) -> dict[str, float]:
         """Return the metrics of the gateway on `port`, each summed over its labels, without their common prefix."""

@@ -373,6 +373,8 @@ class Exchange:
             trip.drop()
         self._relay = None
         self._intake = None
+        self._chunks.clear()  # of a body that will not be whole: the connection keeps its last exchange
+        self._whole = None
         if is_cut:
             self._front.cut()
         self._front.finished(self)

@@ -88,6 +88,7 @@ class FrontProtocol(HttpToolsProtocol):
         if active is not None:
             active.client_left()
         super().connection_lost(exc)
+        self.cycle = cast("Any", None)  # it points back here; without it both are freed now, not with the next garbage
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -1,9 +1,12 @@
 """Clients that leave or do not read, in every phase: the engine is free again, and nothing is held."""
 
 import asyncio
+import gc
 
 import pytest
 
+from gateway.exchange import Exchange
+from gateway.front import FrontProtocol
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, request
 from tests.support.gateway_server import eventually
@@ -73,6 +76,36 @@ async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
         await eventually(lambda: gateway.plane.exchanges)
     await eventually(lambda: gateway.plane.metrics.disconnects == {"request": 1})
     assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        request()[:20],
+        request()[:-5],
+        request(),
+        request() * 2,
+        request(path="/health", method="GET"),
+        b"nonsense\r\n\r\n",
+    ],
+    ids=["head", "body", "answered", "pipelined", "local", "refused"],
+)
+async def test_what_a_client_sent_is_freed_when_it_has_left(
+    engine: ScriptedEngine, start_gateway: StartGateway, sent: bytes
+) -> None:
+    """At once: what points at itself waits until garbage is next collected, which is many requests later."""
+    gateway = await start_gateway(engine)
+    gc.collect()
+    gc.disable()
+    try:
+        async with await Client.connect(gateway.port) as client:
+            client.send(sent)
+            await eventually(lambda: gateway.plane.connections)
+            await asyncio.sleep(0.2)
+        await eventually(lambda: not gateway.plane.connections)
+        await eventually(lambda: not [item for item in gc.get_objects() if isinstance(item, FrontProtocol | Exchange)])
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engine(
