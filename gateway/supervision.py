@@ -10,6 +10,8 @@ Workers stand in slots, one that serves in each; a slot has a listening socket o
 - Reload: slot by slot, a new worker on the slot's own socket, and when that is ready the old one leaves. A worker that
   is starting may have read the old settings, so it is replaced too, once it is ready. A new worker that does not become
   ready ends the reload, and the old one stays; unless another reload was asked for since that new one started.
+- A worker that has the slot to itself, from its start or since the old one died, is told to hurry: what it knows is
+  better than nothing. One that is to replace another takes its time until it knows as much (see `gateway.worker`).
 - Stop: every worker is told to; who has not ended when `stop_limit_s` is over is killed.
 
 Times are monotonic seconds.
@@ -33,6 +35,13 @@ class Start:
 
     worker: int
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """Tell `worker`, which is starting, that no other serves in its slot."""
+
+    worker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class Say:
     is_warning: bool = False
 
 
-Action = Start | Retire | Stop | Kill | Unlisten | Say
+Action = Start | Hurry | Retire | Stop | Kill | Unlisten | Say
 
 
 class _Phase(Enum):
@@ -121,7 +130,7 @@ class Supervision:
         actions: list[Action] = []
         for slot in [slot for slot, at in self._due_at.items() if at <= now]:
             del self._due_at[slot]
-            actions.append(self._start(slot, now))
+            actions += (self._start(slot, now), Hurry(self._last))
         for number, item in self._workers.items():
             if item.phase is _Phase.STARTING and now - item.started_at >= START_LIMIT_S:
                 item.started_at = now
@@ -162,7 +171,11 @@ class Supervision:
             if item.phase is _Phase.STARTING and item.slot not in self._to_reload:
                 said += ", the reload ends here"
                 self._to_reload.clear()
-            return [Say(said, is_warning=True), *self._reload_next(now)]
+            actions: list[Action] = [Say(said, is_warning=True)]
+            for number, other in self._workers.items():
+                if other.slot == item.slot and other.phase is _Phase.STARTING:
+                    actions.append(Hurry(number))
+            return actions + self._reload_next(now)
         if item.phase is _Phase.STARTING and not heirs:
             return self._give_up(said, status, now)
         pause_s = 0.0 if lived_s >= HEALTHY_S else min(PAUSE_LIMIT_S, max(PAUSE_S, 2 * self._pause_s[item.slot]))

@@ -25,9 +25,9 @@ from types import FrameType
 
 from gateway.listening import reserve, share, url_of
 from gateway.settings import PROGRAM, GatewaySettings, StartError
-from gateway.supervision import Action, Kill, Retire, Say, Start, Stop, Supervision, Unlisten
+from gateway.supervision import Action, Hurry, Kill, Retire, Say, Start, Stop, Supervision, Unlisten
 from gateway.tally_files import Ledger
-from gateway.worker import READY, RETIRE
+from gateway.worker import HURRY, READY, RETIRE
 from policy.clock import Clock, SystemClock
 from policy.settings import fail
 
@@ -164,9 +164,8 @@ class Supervisor:
                         _log.error("worker %d cannot be started: %s", worker, error)
                         self._account(partial(self._ledger.close, worker))
                         self._perform(self._supervision.ended(worker, 1, self._monotonic()))
-                case Retire(worker):
-                    with suppress(BrokenPipeError):  # it is dead; that will be heard
-                        self._children[worker].channel.send(RETIRE)
+                case Hurry(worker) | Retire(worker):
+                    self._tell(worker, RETIRE if isinstance(action, Retire) else HURRY)
                 case Stop(worker):
                     self._children[worker].process.terminate()
                 case Kill(worker):
@@ -176,6 +175,12 @@ class Supervisor:
                         self._listeners.pop(slot).close()
                 case Say(text, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, text)
+
+    def _tell(self, worker: int, order: bytes) -> None:
+        child = self._children.get(worker)
+        if child is not None:  # else it could not be started
+            with suppress(BrokenPipeError):  # it is dead; that will be heard
+                child.channel.send(order)
 
     def _account(self, write: Callable[[], None]) -> None:
         try:

@@ -2,6 +2,8 @@
 
 The channel is a socket to the supervisor. The worker says `READY` on it once; the supervisor may say `RETIRE`; its end
 means that the supervisor is gone, and the worker drains as after SIGTERM: no worker outlives its supervisor for long.
+
+Before that the supervisor says `HURRY` when no other worker serves in the slot.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from gateway.tally_files import publish, read_total
 
 READY = b"r"
 RETIRE = b"q"
+HURRY = b"h"
 PUBLISH_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -41,9 +44,9 @@ class Worker:
 
         def heed() -> None:
             said = self._channel.recv(16)
-            if said:
+            if RETIRE in said:
                 retire()
-            else:
+            elif not said:
                 loop.remove_reader(self._channel)
                 _log.warning("the supervisor is gone; draining")
                 orphaned()

@@ -6,6 +6,7 @@ from gateway.supervision import (
     PAUSE_LIMIT_S,
     START_LIMIT_S,
     Action,
+    Hurry,
     Kill,
     Retire,
     Say,
@@ -20,13 +21,18 @@ def deeds(actions: list[Action]) -> list[Action]:
     return [action for action in actions if not isinstance(action, Say)]
 
 
+def alone(worker: int, slot: int) -> list[Action]:
+    """The start of a worker in a slot where no other serves."""
+    return [Start(worker, slot), Hurry(worker)]
+
+
 def serving(slots: int = 2) -> Supervision:
     """`slots` workers that serve since time 0."""
     supervision = Supervision(slots, 40.0)
-    assert deeds(supervision.due(0.0)) == [Start(1, 0)]
+    assert deeds(supervision.due(0.0)) == alone(1, 0)
     assert deeds(supervision.ready(1, 0.0)) == []
     started = deeds(supervision.due(0.0))
-    assert started == [Start(slot + 1, slot) for slot in range(1, slots)]
+    assert started == [action for slot in range(1, slots) for action in alone(slot + 1, slot)]
     for slot in range(1, slots):
         supervision.ready(slot + 1, 0.0)
     assert supervision.wait_s(0.0) is None
@@ -35,7 +41,7 @@ def serving(slots: int = 2) -> Supervision:
 
 def test_the_first_worker_starts_alone_and_its_fault_is_the_programs() -> None:
     supervision = Supervision(4, 40.0)
-    assert supervision.due(0.0) == [Start(1, 0)]
+    assert supervision.due(0.0) == alone(1, 0)
     assert supervision.due(1.0) == []
     assert supervision.ended(1, 2, 1.0) == []  # it has said what is wrong itself
     assert supervision.is_over
@@ -58,7 +64,7 @@ def test_a_dead_worker_is_replaced_and_its_slot_stops_listening() -> None:
     assert deeds(supervision.ended(2, -9, 5.0)) == [Unlisten(1)]
     assert supervision.wait_s(5.0) == 1.0
     assert supervision.due(5.5) == []
-    assert supervision.due(6.0) == [Start(3, 1)]
+    assert supervision.due(6.0) == alone(3, 1)
 
 
 def test_pauses_double_up_to_their_limit_and_end_with_a_long_life() -> None:
@@ -68,7 +74,7 @@ def test_pauses_double_up_to_their_limit_and_end_with_a_long_life() -> None:
         supervision.ended(worker, 1, now)
         pauses.append(supervision.wait_s(now))
         now += pauses[-1] or 0.0
-        (start,) = supervision.due(now)
+        start, _ = supervision.due(now)
         assert isinstance(start, Start)
         worker = start.worker
         supervision.ready(worker, now)
@@ -83,14 +89,14 @@ def test_while_one_serves_failed_starts_are_tried_again() -> None:
     supervision.due(1.0)
     assert deeds(supervision.ended(3, 2, 1.2)) == [Unlisten(1)]
     assert not supervision.is_stopping
-    assert supervision.due(3.2) == [Start(4, 1)]
+    assert supervision.due(3.2) == alone(4, 1)
 
 
 def test_when_none_serves_a_failed_start_ends_it() -> None:
     supervision = serving()
     supervision.ended(1, -9, 0.0)
     supervision.ended(2, -9, 0.0)
-    assert supervision.due(1.0) == [Start(3, 0), Start(4, 1)]
+    assert supervision.due(1.0) == [*alone(3, 0), *alone(4, 1)]
     assert not supervision.is_stopping
     supervision.ended(3, 1, 1.1)  # the other may still make it
     assert not supervision.is_stopping
@@ -120,7 +126,7 @@ def test_a_reload_whose_worker_does_not_start_leaves_the_old_ones() -> None:
 def test_a_reload_replaces_a_worker_that_is_starting_once_that_is_ready() -> None:
     supervision = serving()
     supervision.ended(2, -9, 5.0)
-    assert deeds(supervision.due(6.0)) == [Start(3, 1)]
+    assert deeds(supervision.due(6.0)) == alone(3, 1)
     assert deeds(supervision.reload(6.1)) == [Start(4, 0)]  # 3 may have read the old settings
     assert deeds(supervision.ready(3, 6.5)) == []
     assert deeds(supervision.ready(4, 7.0)) == [Retire(1), Start(5, 1)]
@@ -133,7 +139,7 @@ def test_a_reload_replaces_the_first_worker_that_is_starting() -> None:
     supervision.due(0.0)
     assert deeds(supervision.reload(0.1)) == []
     assert deeds(supervision.ready(1, 1.0)) == [Start(2, 0)]
-    assert deeds(supervision.due(1.0)) == [Start(3, 1)]  # it reads the new settings
+    assert deeds(supervision.due(1.0)) == alone(3, 1)  # it reads the new settings
     assert deeds(supervision.ready(3, 2.0)) == []
     assert deeds(supervision.ready(2, 2.0)) == [Retire(1)]
     assert supervision.wait_s(3.0) is None
@@ -143,7 +149,7 @@ def test_a_worker_that_starts_after_the_reload_was_asked_for_is_not_replaced_aga
     supervision = serving()
     supervision.ended(2, -9, 5.0)
     assert deeds(supervision.reload(5.5)) == [Start(3, 0)]
-    assert deeds(supervision.due(6.0)) == [Start(4, 1)]
+    assert deeds(supervision.due(6.0)) == alone(4, 1)
     assert deeds(supervision.ready(4, 6.5)) == []
     assert deeds(supervision.ready(3, 7.0)) == [Retire(1)]
     assert supervision.wait_s(9.0) is None
@@ -167,10 +173,10 @@ def test_a_worker_that_fails_on_old_settings_does_not_end_a_newer_reload() -> No
     assert supervision.wait_s(10.0) is None
 
 
-def test_a_worker_that_dies_while_its_successor_starts_does_not_end_the_reload() -> None:
+def test_a_worker_that_dies_while_its_successor_starts_hurries_that_and_does_not_end_the_reload() -> None:
     supervision = serving()
     supervision.reload(9.0)
-    assert deeds(supervision.ended(1, -9, 9.5)) == [Start(4, 1)]
+    assert deeds(supervision.ended(1, -9, 9.5)) == [Hurry(3), Start(4, 1)]
     assert deeds(supervision.ready(3, 10.0)) == []
     assert deeds(supervision.ready(4, 11.0)) == [Retire(2)]
 
@@ -214,6 +220,7 @@ class Crew(RuleBasedStateMachine):
         self.slot_of: dict[int, int] = {}
         self.ready: set[int] = set()
         self.retired: set[int] = set()
+        self.hurried: set[int] = set()
         self.now = 0.0
         self.perform(self.supervision.due(0.0))
 
@@ -221,15 +228,20 @@ class Crew(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Start):
                 self.slot_of[action.worker] = action.slot
+            elif isinstance(action, Hurry):
+                self.hurried.add(action.worker)
+                assert not self.serves_in(self.slot_of[action.worker])
             elif isinstance(action, Retire):
                 self.retired.add(action.worker)
-                heirs = [item for item in self.here(self.slot_of[action.worker]) if item in self.ready]
-                assert heirs, "somebody serves in the slot already"
+                assert self.serves_in(self.slot_of[action.worker]), "somebody serves in the slot already"
             elif isinstance(action, (Stop, Kill)):
                 assert action.worker in self.slot_of
 
     def here(self, slot: int) -> list[int]:
         return [item for item, where in self.slot_of.items() if where == slot and item not in self.retired]
+
+    def serves_in(self, slot: int) -> bool:
+        return any(item in self.ready for item in self.here(slot))
 
     def one_of(self, which: int) -> int:
         return sorted(self.slot_of)[which % len(self.slot_of)]
@@ -273,6 +285,11 @@ class Crew(RuleBasedStateMachine):
         for slot in range(3):
             assert len(self.here(slot)) <= 2
             assert self.here(slot) or self.supervision.wait_s(self.now) is not None
+
+    @invariant()
+    def no_worker_waits_for_nobody(self) -> None:
+        for worker in set(self.slot_of) - self.ready - self.hurried:
+            assert self.supervision.is_stopping or self.serves_in(self.slot_of[worker])
 
 
 TestCrew = Crew.TestCase
