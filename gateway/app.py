@@ -94,7 +94,7 @@ def create_app(
     )
     if settings.workers > 1:
         plane.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until Redis tells the workers of one another
-    watcher = None if settings.redis_url is None else _watcher(settings, settings.redis_url, own_keys, plane, clock)
+    watcher = _watcher(settings, own_keys, plane, clock, worker)
     exposition = plane.exposition if worker is None else partial(worker.exposition, plane)
     app = create_routes(plane, _secret(settings.admin_token), _shown(settings), exposition)
     followers: list[Watcher | Resolver] = [
@@ -208,9 +208,13 @@ def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
         raise StartError(*(f"{flag}: {fault}" for fault in error.faults)) from error
 
 
-def _watcher(settings: GatewaySettings, url: str, own_keys: tuple[ApiKey, ...], plane: Plane, clock: Clock) -> Watcher:
+def _watcher(
+    settings: GatewaySettings, own_keys: tuple[ApiKey, ...], plane: Plane, clock: Clock, worker: Worker | None
+) -> Watcher | None:
+    if settings.redis_url is None:
+        return None
     try:
-        store = RedisStore(url)
+        store = RedisStore(settings.redis_url)
     except InvalidDocumentError as error:
         raise StartError(f"--redis-url: {Fault('', 'not a Redis URL')}; write e.g. redis://127.0.0.1:6379/0") from error
     watcher = Watcher(
@@ -224,12 +228,19 @@ def _watcher(settings: GatewaySettings, url: str, own_keys: tuple[ApiKey, ...], 
         clock=clock,
         poll_s=settings.redis_poll_s,
     )
-    try:
+
+    def read() -> None:
         store.ping()
         plane.adopt(watcher.read())
         shares = watcher.exchange()
         if shares is not None:
             plane.rates.adopt(shares, clock.monotonic())
+
+    try:
+        if worker is None:
+            read()
+        else:
+            worker.insist(read, clock.monotonic)
     except StoreUnavailableError as error:
         if not settings.engine:
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error

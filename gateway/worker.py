@@ -3,11 +3,14 @@
 The channel is a socket to the supervisor. The worker says `READY` on it once; the supervisor may say `RETIRE`; its end
 means that the supervisor is gone, and the worker drains as after SIGTERM: no worker outlives its supervisor for long.
 
-Before that the supervisor says `HURRY` when no other worker serves in the slot.
+Before that the supervisor says `HURRY` when no other worker serves in the slot. One that was not told so is to replace
+a worker which may know the API keys in Redis, so it does not get ready before it has read Redis too. When it has not
+within `PATIENCE_S` it ends, and the old worker stays.
 """
 
 import asyncio
 import logging
+import select
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +18,17 @@ from pathlib import Path
 
 from gateway.metrics import GatewayMetrics, exposition
 from gateway.plane import Plane
+from gateway.settings import StartError
+from gateway.supervision import START_LIMIT_S
 from gateway.tally_files import publish, read_total
+from policy.errors import StoreUnavailableError
 
 READY = b"r"
 RETIRE = b"q"
 HURRY = b"h"
+PATIENCE_S = START_LIMIT_S / 2
+"""Well within what the supervisor allows, so that the worker itself says why it ends."""
+RETRY_S = 0.5
 PUBLISH_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -36,6 +45,35 @@ class Worker:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tally")  # one: tallies are written in order
         self._is_failing = False
+
+    def insist(self, read: Callable[[], None], monotonic: Callable[[], float]) -> None:
+        """Call `read`, which reads Redis, until it does or no other worker serves in the slot. Before the loop runs.
+
+        Raises `StoreUnavailableError` as `read` does when no other serves, `StartError` after `PATIENCE_S`.
+        """
+        give_up_at = monotonic() + PATIENCE_S
+        is_waiting = False
+        while True:
+            try:
+                read()
+            except StoreUnavailableError as error:
+                if self._is_alone(RETRY_S):
+                    raise
+                if monotonic() >= give_up_at:
+                    said = "the old worker stays, as a new one would not know the API keys in Redis"
+                    raise StartError(f"--redis-url: {error}; {said}; reload again when Redis answers") from error
+                if not is_waiting:
+                    is_waiting = True
+                    _log.warning("the old worker serves on until Redis was read, for %.0f s: %s", PATIENCE_S, error)
+            else:
+                return
+
+    def _is_alone(self, wait_s: float) -> bool:
+        """Wait until the supervisor says that no other worker serves in the slot, or is gone itself."""
+        if not select.select([self._channel], [], [], wait_s)[0]:
+            return False
+        self._channel.recv(16)
+        return True
 
     def serve(self, retire: Callable[[], None], orphaned: Callable[[], None]) -> None:
         """Tell the supervisor that requests are taken, and heed it from now on. On the running loop."""

@@ -7,14 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.snapshot import hash_of
+from policy.redis_store import RedisStore
+from policy.types import ApiKey
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.redis_server import RedisServer
 from tests.support.scripted_engine import LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, stream
 
 Start = Callable[..., Awaitable[GatewayProgram]]
@@ -35,6 +39,27 @@ async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
     yield begin
     for program in running:
         program.close()
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """With the API key `sk-k`."""
+    started = RedisServer()
+    put_key(started)
+    yield started
+    started.close()
+
+
+def put_key(redis: RedisServer) -> None:
+    store = RedisStore(redis.url)
+    store.put_api_key(ApiKey("k", hash_of("sk-k")))
+    store.close()
+
+
+async def statuses(program: GatewayProgram) -> set[int]:
+    """What many connections with the key get; that all reach one of two workers happens once in 2^23 times."""
+    asked = request(headers="authorization: Bearer sk-k\r\n")
+    return {answer.status for answer in await asyncio.gather(*(call(program.port, asked) for _ in range(24)))}
 
 
 def lines(program: GatewayProgram, text: str) -> list[str]:
@@ -366,6 +391,68 @@ async def test_reload_replaces_a_worker_that_is_still_starting(
         for key in ("new", "old") * 12
     ]
     assert statuses == [200, 401] * 12
+
+
+async def test_a_reload_without_redis_keeps_the_workers_that_know_the_keys(start: Start, redis: RedisServer) -> None:
+    program = await start("--redis-url", redis.url)
+    before = children(program)
+    redis.stop()
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: lines(program, "[worker 3]: the old worker serves on until Redis was read"), 20)
+    assert await statuses(program) == {200}
+    (heir,) = set(children(program)) - set(before)
+    os.kill(heir, signal.SIGTERM)  # its patience is tested elsewhere
+    await eventually(lambda: lines(program, "the slot's other worker goes on, the reload ends here"))
+    assert children(program) == before
+    assert await statuses(program) == {200}
+
+    redis.start()
+    put_key(redis)
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: len(lines(program, "has left")) == 2, 30)
+    assert not set(before) & set(children(program))
+    assert await statuses(program) == {200}
+
+
+async def test_a_reload_goes_on_when_redis_comes_back(start: Start, redis: RedisServer) -> None:
+    program = await start("--redis-url", redis.url)
+    redis.stop()
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: lines(program, "the old worker serves on"), 20)
+    redis.start()
+    put_key(redis)
+    await eventually(lambda: len(lines(program, "has left")) == 2, 30)
+    assert await statuses(program) == {200}
+
+
+async def test_workers_that_replace_dead_ones_do_not_wait_for_redis(start: Start, redis: RedisServer) -> None:
+    program = await start("--redis-url", redis.url)
+    victim, other = children(program)
+    redis.stop()
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: lines(program, "[worker 3]: the old worker serves on"), 20)
+    os.kill(victim, signal.SIGKILL)
+    await eventually(lambda: lines(program, "worker 3 serves"))
+    os.kill(other, signal.SIGKILL)  # its successor is starting
+    await eventually(lambda: lines(program, "worker 4 serves"), 20)
+    assert await statuses(program) == {503}
+    redis.start()
+    put_key(redis)
+    await eventually(lambda: len(lines(program, "Redis answers again")) == 2)
+    assert await statuses(program) == {200}
+
+
+async def test_a_gateway_without_redis_starts_all_workers_and_stops_while_one_waits(
+    start: Start, redis: RedisServer
+) -> None:
+    redis.stop()
+    program = await start("--redis-url", redis.url)
+    assert await statuses(program) == {503}
+    assert (await call(program.port, request(path="/health", method="GET"))).status == 200
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: lines(program, "the old worker serves on"), 20)
+    program.process.send_signal(signal.SIGTERM)
+    assert await program.end() == 0
 
 
 # Room for the file by which `tempfile` tries a directory, and for no more.
