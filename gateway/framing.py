@@ -25,6 +25,14 @@ _NAME = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 _TEXT = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
 _TRAILERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
+_SIZE_SO_FAR = re.compile(rb"[0-9a-fA-F]{1,12}[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r?")
+_TRAILERS_SO_FAR = re.compile(
+    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*"
+    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+(?::[^\x00-\x08\x0a-\x1f\x7f]*\r?)?|\r)?"
+)
+"""These two must hold of a line that has not ended, because what came of it is passed on: a client that takes a lone LF
+for the end of a line would see an end of the message where there is none."""
+
 _DIGIT = bytes(b"0123456789abcdef".find(bytes((octet,)).lower()) & 0xFF for octet in range(256))
 """The value of each octet as a hexadecimal digit, 255 where it is none."""
 
@@ -230,20 +238,20 @@ class ChunkedFramer(Framer):
             self._left = size
             self._state = self.DATA if size else self.TRAILERS
             return at + 2
-        whole = None if self._line else _CHUNK_SIZE.match(data, position)
-        if whole is not None:
-            self._left = int(whole[1], 16)
-            self._state = self.DATA if self._left else self.TRAILERS
-            return whole.end()
-        line, position = self._upto(data, position, b"\r\n", _LINE_BYTES)
-        if line is None:
-            return position
-        found = _CHUNK_SIZE.fullmatch(line)
+        held = len(self._line)
+        text = self._line + data[position : position + _LINE_BYTES]
+        found = _CHUNK_SIZE.match(text)
         if found is None:
-            raise FramingError("a chunk's size is not a hexadecimal number")
+            if len(text) >= _LINE_BYTES:
+                raise FramingError("a chunk's size line is too long")
+            if _SIZE_SO_FAR.fullmatch(text) is None:
+                raise FramingError("a chunk's size is not a hexadecimal number")
+            self._line = text
+            return len(data)
+        self._line = b""
         self._left = int(found[1], 16)
         self._state = self.DATA if self._left else self.TRAILERS
-        return position
+        return position + found.end() - held
 
     def _after(self, data: bytes, position: int) -> int:
         wanted = b"\r\n"[len(self._line) :]
@@ -269,6 +277,8 @@ class ChunkedFramer(Framer):
         if found < 0:
             if len(text) >= _TRAILER_BYTES:
                 raise FramingError("the trailers are too long")
+            if _TRAILERS_SO_FAR.fullmatch(text) is None:
+                raise FramingError("the trailers are not headers")
             self._line = text
             return len(data)
         if _TRAILERS.fullmatch(text, 0, end) is None:
@@ -276,17 +286,3 @@ class ChunkedFramer(Framer):
         self._line = b""
         self.is_done = True
         return position + end - held
-
-    def _upto(self, data: bytes, position: int, mark: bytes, limit: int) -> tuple[bytes | None, int]:
-        """Return the text that ends with `mark`, if it is complete, and the position after what was read."""
-        held = len(self._line)
-        text = self._line + data[position : position + limit]
-        end = text.find(mark)
-        if end < 0:
-            if len(text) >= limit:
-                raise FramingError("a chunk's size line is too long")
-            self._line = text
-            return None, len(data)
-        end += len(mark)
-        self._line = b""
-        return text[:end], position + end - held

@@ -50,6 +50,8 @@ SEEDS: dict[str, list[bytes]] = {
         b"a" + reply(CHUNKS, extra=CHUNKED.decode()),
         b"a" + b"HTTP/1.1 204 No Content\r\n\r\n",
         b"b" + b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\n{}",
+        b"a" + SSE_HEAD + b"00\r\ndata: {}\n\n\r\n" + chunk(DONE),
+        b"a" + SSE_HEAD + b"0\n\nHTTP/1.1 200 OK\r\n",
     ],
     "framing": [
         LAST_CHUNK,

@@ -79,6 +79,19 @@ def test_bad_chunks_are_refused(bad: bytes, is_split: bool) -> None:
         feed_all(ChunkedFramer(), parts)
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"g", b"\n", b"\r", b"5\n", b"5\rx", b"5;a\nb", b"5 x", b"0\r\nx: y\n", b"0\r\nx: y\n\nHTTP/1.1 200 OK\r\n",
+        b"0\r\n\n", b"0\r\n\rx", b"0\r\nx\r", b"0\r\nx: y\rz", b"0\r\n x: y", b"0\r\nx: y\r\n\x00",
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_become_a_right_one_is_refused_at_once(begun: bytes) -> None:
+    """What came of it would reach the client, which may take a lone LF for the end of a line, or of the message."""
+    with pytest.raises(FramingError):
+        ChunkedFramer().feed(begun)
+
+
 @given(st.binary(max_size=60), cut_points)
 def test_arbitrary_bytes_never_crash_the_framer(data: bytes, cuts: list[int]) -> None:
     with suppress(FramingError):
