@@ -23,9 +23,9 @@ _USUAL_STATUS_LINE = b"HTTP/1.1 200 OK"
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?")
 _NAME = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TEXT = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
-_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r\n")
 _TRAILERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
-_SIZE_SO_FAR = re.compile(rb"[0-9a-fA-F]{1,12}[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r?")
+_SIZE_SO_FAR = re.compile(rb"[0-9a-fA-F]{1,12}(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r?")
 _TRAILERS_SO_FAR = re.compile(
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+(?::[^\x00-\x08\x0a-\x1f\x7f]*\r?)?|\r)?"
@@ -110,7 +110,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         raise FramingError("the head is not HTTP/1.1")
     status, is_modern = _read_status(lines[0])
     is_kept_alive = is_modern
-    length: int | None = None
+    stated: bytes | None = None
     is_chunked = False
     content_type = b""
     dropped: frozenset[bytes] = _PER_HOP
@@ -122,9 +122,9 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
             raise FramingError("the head is not HTTP/1.1")
         value = value.strip(b" \t")
         if name == b"content-length":
-            if not value.isdigit() or len(value) > LENGTH_DIGITS or length not in (None, int(value)):
+            if not value.isdigit() or len(value) > LENGTH_DIGITS or stated not in (None, value):
                 raise FramingError("content-length is not one number")
-            length = int(value)
+            stated = value
         elif name == b"transfer-encoding":
             if is_chunked or not is_modern or value.lower() != b"chunked":
                 raise FramingError("transfer-encoding is not chunked, once, in HTTP/1.1")
@@ -137,6 +137,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
             if name == b"content-type":
                 content_type = value.lower()
             headers.append((name, value))
+    length = None if stated is None else int(stated)
     if is_chunked and length is not None:
         raise FramingError("both content-length and transfer-encoding")
     if status in _BODILESS:

@@ -69,7 +69,7 @@ def test_only_between_chunks_may_something_be_added(parts: list[bytes], cut: int
     [
         b"x\r\n", b"\r\n", b"-1\r\n", b"+1\r\n", b"0x1\r\n", b"1_0\r\n", b" 1\r\n", b"fffffffffffff\r\n", b"1\n",
         b"1\r\nab\r\n", b"1\r\na\n\n", b"1\r\na\rx", b"0\r\nno header\r\n\r\n", b"0\r\n: x\r\n\r\n", b"1;\x00\r\n",
-        b"1" * 5000, b"0\r\nx: " + b"y" * 20_000,
+        b"1 ;a=b\r\n", b"1" * 5000, b"0\r\nx: " + b"y" * 20_000,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_split", [False, True])
@@ -155,6 +155,7 @@ def test_how_a_body_ends() -> None:
         OK + b"a: b\r\n c\r\n", OK + b"a: b\x00\r\n", OK + b"a : b\r\n", OK + b"content-length: \r\n",
         OK + b"content-length: -1\r\n", OK + b"content-length: 1, 1\r\n", OK + b"content-length: 1e3\r\n",
         OK + b"content-length: 9999999999999999\r\n", OK + b"content-length: 1\r\ncontent-length: 2\r\n",
+        OK + b"content-length: 1\r\ncontent-length: 01\r\n",
         OK + b"content-length: 1\r\ntransfer-encoding: chunked\r\n", OK + b"transfer-encoding: gzip, chunked\r\n",
         OK + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", OK + b"transfer-encoding: identity\r\n",
         b"HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n",
