@@ -32,7 +32,12 @@ RULES = (
 )
 MEMORY_BYTES = 2 * FRAME_BYTES
 
-_REFUSALS = (b'"code":"bad_request"', b'"code":"head_too_large"', b"CONNECT is not served")
+_REFUSALS = (
+    *(b'"code":"bad_request"', b'"code":"head_too_large"', b"CONNECT is not served"),
+    b"\r\nallow: POST\r\nconnection: close\r\n",
+)
+"""After these the rest of a connection is not read; the last is for a body of unknown length that has no use."""
+
 _TOLERATED = re.compile(
     r"Missing mandatory Host: header|no request line received"
     r"|illegal request line: bytearray\(b'(?:\\r)*[A-Z-]+ +[!-~]+ +HTTP/1\.[01]'\)"
