@@ -278,7 +278,7 @@ class ChunkedFramer(Framer):
         if found < 0:
             if len(text) >= _TRAILER_BYTES:
                 raise FramingError("the trailers are too long")
-            if _TRAILERS_SO_FAR.fullmatch(text) is None:
+            if _TRAILERS_SO_FAR.fullmatch(text, self._line.rfind(b"\n") + 1) is None:  # earlier lines have passed
                 raise FramingError("the trailers are not headers")
             self._line = text
             return len(data)
