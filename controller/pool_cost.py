@@ -45,7 +45,7 @@ _LARGEST_MOVE = 2.0
 _NEAR_DECODES = 1.5
 _NEAR_DEPTH = 1.35
 _FEW_PROBES = 3.0
-NO_CATCH_UPS: Mapping[CatchUpCell, CellSums] = MappingProxyType({})
+_NO_CATCH_UPS: Mapping[CatchUpCell, CellSums] = MappingProxyType({})
 
 
 class ProbeCost(NamedTuple):
@@ -109,7 +109,7 @@ class PoolCost:
         cells: Mapping[Cell, CellSums],
         elapsed_s: float,
         *,
-        catch_ups: Mapping[CatchUpCell, CellSums] = NO_CATCH_UPS,
+        catch_ups: Mapping[CatchUpCell, CellSums] = _NO_CATCH_UPS,
         is_history: bool = False,
     ) -> None:
         """Take in the steps of the last `elapsed_s` seconds, those that caught up apart.

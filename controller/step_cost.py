@@ -7,7 +7,7 @@ n: running decodes; m: verified tokens, one for each decode and one for each dra
 slots a request, 0 when it does not draft; R: positions that it read to catch up; s: drift that strikes all K alike,
 which `pool_cost` follows. Where K is chosen there is no C, but what K = 0 leaves behind (`catch_up`) comes on top:
 
-    T(n, m, 0) += min(c n, c2 + c3 n)
+    T(n, m, 0) += min(c n, s (c2 + c3 n))
 
 g is piecewise linear and not decreasing, with knots at powers of two and halfway between: a processor that fills up, a
 kernel that pads and one that runs ever more efficiently all fit. No coefficient is negative, so T never falls with m, n
