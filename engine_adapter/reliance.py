@@ -187,7 +187,7 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Attributes(
         "config/model.py", "ModelConfig",
-        ("served_model_name", "max_model_len", "uses_mrope", "hf_text_config", "dtype"),
+        ("served_model_name", "max_model_len", "uses_mrope", "hf_config", "hf_text_config", "dtype"),
     ),
     Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
     Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),

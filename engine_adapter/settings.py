@@ -29,7 +29,7 @@ class AdapterSettings(BaseSettings):
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     draft_width: bool = Field(default=True, description="lay out only as many draft slots as the step's largest K")
 
-    backlog_mib: float = Field(default=64.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
+    backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
 
     @field_validator("url")
     @classmethod

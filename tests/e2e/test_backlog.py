@@ -47,14 +47,17 @@ def four_rows() -> Any:
 
     from engine_adapter.backlog import Backlog  # noqa: PLC0415 - as above
 
-    config = SimpleNamespace(
-        speculative_config=None,
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-        model_config=SimpleNamespace(uses_mrope=False),
+    windowed = SimpleNamespace(  # so that only as many rows are kept as requests run
+        hf_config=SimpleNamespace(), hf_text_config=SimpleNamespace(), get_sliding_window=lambda: 8, max_model_len=None
     )
-    backlog = Backlog(SimpleNamespace(vllm_config=config, device="cpu", dtype=torch.float32, hidden_size=1))
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(method="eagle", draft_model_config=windowed),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        model_config=SimpleNamespace(uses_mrope=False, max_model_len=100, get_hidden_size=lambda: 1),
+    )
+    backlog = Backlog(SimpleNamespace(vllm_config=config, device="cpu", dtype=torch.float32))
     backlog._rows, backlog._used = {"a": [0, 2], "gone": [1], "b": [3]}, 4
-    for store in (backlog._hidden[:, 0], backlog._tokens, backlog._positions, backlog._slots):
+    for store in (backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots):
         store.copy_(torch.arange(4))
     return backlog
 
@@ -63,7 +66,7 @@ def test_room_is_made_by_moving_together_what_the_batch_has_left() -> None:
     backlog = four_rows()
     backlog._make_room(1, ["b", "new", "a"])
     assert backlog._rows == {"b": [0], "a": [1, 2]}
-    for store in (backlog._hidden[:, 0], backlog._tokens, backlog._positions, backlog._slots):
+    for store in (backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots):
         assert store[: backlog._used].tolist() == [3, 0, 2]
 
 

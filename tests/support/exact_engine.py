@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from typing import Any
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ |= {"SPECPILOT_ENGINE_BACKLOG_MIB": "0.25"}  # 256 rows of 256 numbers: they fill up
+os.environ |= {"SPECPILOT_ENGINE_BACKLOG_MIB": "0.75"}  # 256 rows of 3 x 256 numbers: they fill up
 # One thread: no two that wait for each other on a busy machine.
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
 

@@ -25,7 +25,7 @@ from engine_adapter.plan import DraftState, StepPlan
 from tests.support.exact_engine import make_asynchronous
 from tests.support.stack import DEMO_MODEL, prompts
 
-os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "0.75"  # 768 rows of 256 numbers; `exact_engine` has set less
+os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "2.25"  # 768 rows of 3 x 256 numbers; `exact_engine` has set less
 
 BEGIN, SPELL, AFTER, K = 24, 128, 100, 7
 REQUESTS, LATER = 18, 5

@@ -117,9 +117,11 @@ def test_only_a_speculating_engine_is_put_on_model_runner_v1() -> None:
 
 
 class ModelConfig:
-    def __init__(self, window: int | None, **text: object) -> None:
+    def __init__(self, window: int | None = None, head: dict[str, object] | None = None, **text: object) -> None:
         self.window = window
+        self.hf_config = SimpleNamespace(**(head or {}))
         self.hf_text_config = SimpleNamespace(**text)
+        self.dtype = SimpleNamespace(itemsize=2)
 
     def get_sliding_window(self) -> int | None:
         return self.window
@@ -140,16 +142,33 @@ class ModelConfig:
 def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfig, rows: int) -> None:
     found = config()
     found.speculative_config.draft_model_config = drafter
-    found.model_config = SimpleNamespace(dtype=SimpleNamespace(itemsize=2))
+    found.model_config = ModelConfig()
     assert compat.backlog_rows(found) == rows
 
 
-def test_rows_take_the_memory_that_the_operator_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = config()
-    found.speculative_config.draft_model_config = ModelConfig(None)
-    found.model_config = SimpleNamespace(dtype=SimpleNamespace(itemsize=4))
-    monkeypatch.setenv("SPECPILOT_ENGINE_BACKLOG_MIB", "1")
-    assert compat.backlog_rows(found) == 64
+LAYERS = {"eagle_aux_hidden_state_layer_ids": [2, 4]}
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "states"),
+    [
+        ("eagle3", {}, 3),
+        ("eagle3", LAYERS, 2),
+        ("eagle3", {"eagle_config": LAYERS}, 2),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, 1),
+        ("eagle", {}, 1),
+    ],
+)
+def test_rows_take_the_memory_that_the_operator_gives(
+    method: str, head: dict[str, object], states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is what the head reads of the target at a position, each number of two bytes here."""
+    found = config(method)
+    found.speculative_config.draft_model_config = ModelConfig(head=head)
+    found.model_config = ModelConfig()
+    monkeypatch.setenv("SPECPILOT_ENGINE_BACKLOG_MIB", "6")
+    assert compat.row_size(found) == states * 4096
+    assert compat.backlog_rows(found) == 6 * 128 // states
 
 
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:
