@@ -45,8 +45,8 @@ class AdapterBenchSettings(ProgramSettings):
     drafter: Path = Field(default=DEMO_MODEL / "peagle", description="P-EAGLE head")
     prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
     k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
-    tokens: int = Field(default=256, ge=16, description="tokens a reply")
-    rounds: int = Field(default=7, ge=1, description="turns of each arm")
+    tokens: int = Field(default=128, ge=16, description="tokens a reply")
+    rounds: int = Field(default=15, ge=2, description="turns of each arm")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
     wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
 
@@ -133,16 +133,20 @@ def _measure(settings: AdapterBenchSettings) -> None:
 def _ratio(
     settings: AdapterBenchSettings, workers: dict[str, EngineWorker], texts: Sequence[str], mine: Arm, other: Arm
 ) -> float:
-    """Return the median ratio of the throughputs of `mine` and `other`, of neighbouring turns."""
+    """Return the median ratio of the throughputs of `mine` and `other`, of neighbouring turns in mirrored order."""
     ratios: list[float] = []
+    arms = mine, other
     for turn in range(settings.rounds + 1):
-        rates = [workers[arm.worker].run(texts, settings.tokens, **arm.options)["decode_rate"] for arm in (mine, other)]
+        rates = {
+            arm: workers[arm.worker].run(texts, settings.tokens, **arm.options)["decode_rate"]
+            for arm in (arms if turn % 2 else arms[::-1])
+        }
         if turn:  # the first turn warms both up
-            ratios.append(rates[0] / rates[1])
-    median = statistics.median(ratios)
+            ratios.append(rates[mine] / rates[other])
+    low, median, high = statistics.quantiles(ratios, method="inclusive")
     _say(
         f"{len(texts):2d} running, {f'{mine} / {other}':<44} "
-        f"median {median:.3f}   spread {min(ratios):.3f} to {max(ratios):.3f}"
+        f"median {median:.3f}   half {low:.3f} to {high:.3f}   all {min(ratios):.3f} to {max(ratios):.3f}"
     )
     return round(median, 3)
 
