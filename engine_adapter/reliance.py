@@ -240,8 +240,12 @@ RELIANCE: tuple[Item, ...] = (
     Method(_PROPOSER, "SpecDecodeBaseProposer", "_get_slot_mapping", ("num_tokens", "slot_mapping"), Use.CALL),
     # undrafted.py: steps without drafts
     Method(
-        _RUNNER, "GPUModelRunner", "_calc_spec_decode_metadata", ("num_draft_tokens", "cu_num_scheduled_tokens"),
-        Use.OVERRIDE, (_RUNNER, "GPUModelRunner", "_prepare_inputs"),
+        _RUNNER, "GPUModelRunner", "_prepare_inputs", ("scheduler_output", "num_scheduled_tokens"), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "execute_model"),
+    ),
+    Method(
+        _RUNNER, "GPUModelRunner", "_preprocess", ("scheduler_output", "num_input_tokens", "intermediate_tensors"),
+        Use.OVERRIDE, (_RUNNER, "GPUModelRunner", "execute_model"),
     ),
     Method(
         _RUNNER, "GPUModelRunner", "_sample", ("logits", "spec_decode_metadata"), Use.OVERRIDE,
@@ -256,19 +260,16 @@ RELIANCE: tuple[Item, ...] = (
         _RUNNER, "GPUModelRunner", "_copy_draft_token_ids_to_cpu", ("scheduler_output", "zeros_only"), Use.OVERRIDE,
         (_RUNNER, "GPUModelRunner", "sample_tokens"),
     ),
-    Attributes(_RUNNER, "GPUModelRunner", ("execute_model_state", "query_start_loc", "use_async_scheduling")),
+    Attributes(
+        _RUNNER, "GPUModelRunner",
+        ("execute_model_state", "use_async_scheduling", "speculative_config", "model_config"),
+    ),
+    Attributes("config/model.py", "ModelConfig", ("is_hybrid",)),
     Attributes(
         _RUNNER, "ExecuteModelState",
         ("scheduler_output", "spec_decode_common_attn_metadata", "hidden_states", "aux_hidden_states"),
     ),
-    Record(
-        "v1/spec_decode/metadata.py", "SpecDecodeMetadata",
-        (
-            "draft_token_ids", "num_draft_tokens", "cu_num_draft_tokens", "cu_num_sampled_tokens",
-            "target_logits_indices", "bonus_logits_indices", "logits_indices",
-        ),
-    ),
-    Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("max_spec_len",)),
+    Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("cu_num_sampled_tokens", "max_spec_len")),
     Names("v1/sample/rejection_sampler.py", ("PLACEHOLDER_TOKEN_ID",)),
     Attributes("v1/outputs.py", "SamplerOutput", ("sampled_token_ids",)),
     # cpu_sampling.py: the repair of sampling on CPUs

@@ -1,25 +1,25 @@
 """Steps without drafts, prepared and sampled as in an engine without speculation.
 
-vLLM treats every step of a speculating engine alike: it prepares the drafter's input, lays out the drafts to verify
-and runs the rejection sampler even when there is nothing to draft and nothing to verify. At K = 0 that would be all
-that is left of speculation, and for a small model a sixth of the step. So:
+vLLM treats every step of a speculating engine alike: it lays out the drafts to verify, runs the rejection sampler and
+prepares the drafter's input even when there is nothing to verify and nothing to draft. At K = 0 that would be all that
+is left of speculation, and for a small model a sixth of the step. So:
 
 - a step whose drafts nobody wants (`num_spec_tokens_to_schedule` 0) is handled as one whose tokens do not fit into the
   drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter. What the
   drafter misses, here and where vLLM cannot draft, goes to its `backlog`;
-- a step that verifies no draft samples as an engine without speculation does; where the tokens stand is known without
-  computing it.
+- a step that verifies no draft is laid out and sampled as in an engine without speculation: while vLLM lays it out, the
+  runner has no `speculative_config`. Older versions of vLLM lay it out so by themselves. The recurrent layers of hybrid
+  models count on a layout with drafts in every step, so theirs is left as it is.
 
 Both give what vLLM would have given. A step with a single draft in it goes vLLM's own way. Which CUDA graphs the
 target's pass finds depends on K, and is left as it is (docs/engine.md).
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -35,16 +35,8 @@ def install() -> None:
     """Wrap `GPUModelRunner`, which all of vLLM's runners derive from, once in this process."""
     if getattr(GPUModelRunner, _INSTALLED, False):
         return
-    calculate, sample = GPUModelRunner._calc_spec_decode_metadata, GPUModelRunner._sample
-    sample_tokens, fits = GPUModelRunner.sample_tokens, GPUModelRunner._input_fits_in_drafter
-
-    def calculate_undrafted(
-        self: Any, num_draft_tokens: NDArray[np.int32], cu_num_scheduled_tokens: NDArray[np.int32]
-    ) -> SpecDecodeMetadata:
-        """Say at once where the sampled tokens stand when no request has a draft: at each request's last token."""
-        if num_draft_tokens.any():
-            return calculate(self, num_draft_tokens, cu_num_scheduled_tokens)
-        return layout(self.query_start_loc.gpu[1 : len(cu_num_scheduled_tokens) + 1])
+    sample, sample_tokens = GPUModelRunner._sample, GPUModelRunner.sample_tokens
+    fits = GPUModelRunner._input_fits_in_drafter
 
     def sample_undrafted(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
         """Sample without the rejection sampler when there is nothing to reject; then see to the backlog."""
@@ -62,7 +54,6 @@ def install() -> None:
             backlog.keep(self, state, None if verified is None else rejected(verified, output.sampled_token_ids))
         return output
 
-    @torch.inference_mode()
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
         setattr(self, _STATE, self.execute_model_state)
         try:
@@ -73,12 +64,30 @@ def install() -> None:
     def fits_if_wanted(self: Any, common_attn_metadata: Any) -> bool:
         return is_wanted(getattr(self, _STATE, None)) and fits(self, common_attn_metadata)
 
-    GPUModelRunner._calc_spec_decode_metadata = calculate_undrafted
+    GPUModelRunner._prepare_inputs = without_speculation(GPUModelRunner._prepare_inputs)
+    # What this adds for an engine that speculates is to find placeholders of drafts, which only a draft brings.
+    GPUModelRunner._preprocess = without_speculation(GPUModelRunner._preprocess)
     GPUModelRunner._sample = sample_undrafted
     GPUModelRunner.sample_tokens = sample_tokens_noting
     GPUModelRunner._input_fits_in_drafter = fits_if_wanted
     _hand_no_zeros_over()
     setattr(GPUModelRunner, _INSTALLED, True)
+
+
+def without_speculation(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a runner's `method` of a step: without a draft to verify, it sees an engine that does not speculate."""
+
+    @wraps(method)
+    def wrapped(self: Any, scheduler_output: Any, *args: Any) -> Any:
+        if scheduler_output.scheduled_spec_decode_tokens or self.model_config.is_hybrid:
+            return method(self, scheduler_output, *args)
+        config, self.speculative_config = self.speculative_config, None
+        try:
+            return method(self, scheduler_output, *args)
+        finally:
+            self.speculative_config = config
+
+    return wrapped
 
 
 def _hand_no_zeros_over() -> None:
@@ -102,28 +111,3 @@ def rejected(metadata: SpecDecodeMetadata, sampled: torch.Tensor) -> torch.Tenso
     return torch.diff(metadata.cu_num_sampled_tokens, prepend=metadata.cu_num_sampled_tokens.new_zeros(1)) - (
         sampled != PLACEHOLDER_TOKEN_ID
     ).sum(dim=1)
-
-
-def layout(ends: torch.Tensor) -> SpecDecodeMetadata:
-    """Return the layout of a step without drafts, from the running total of scheduled tokens [requests].
-
-    That is on the device already, as vLLM uses it without speculation: a copy from the host could wait for the device.
-    """
-    requests = len(ends)
-    none, zeros, order, sampled = _constants(requests, ends.device)
-    return SpecDecodeMetadata(
-        draft_token_ids=none,
-        num_draft_tokens=[0] * requests,
-        cu_num_draft_tokens=zeros,
-        cu_num_sampled_tokens=sampled,
-        target_logits_indices=none,
-        bonus_logits_indices=order,
-        logits_indices=ends - 1,
-    )
-
-
-@cache
-def _constants(requests: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Nothing [0], then [requests] each: zeros, 0.., 1..; vLLM only reads them."""
-    order = torch.arange(requests, dtype=torch.int32, device=device)
-    return torch.zeros(0, dtype=torch.int32, device=device), torch.zeros_like(order), order, order + 1

@@ -1,38 +1,47 @@
-"""A step without drafts is laid out as vLLM would lay it out; what was rejected is read off vLLM's own output."""
+"""A step that verifies nothing is laid out as without speculation; what was rejected is read off vLLM's own output."""
 
-from dataclasses import fields
 from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 
+CONFIG = object()
 
-@pytest.mark.parametrize("scheduled", [[1], [1, 1, 1], [4, 1, 7, 1], [100, 37]])
-def test_the_layout_equals_what_vllm_computes(scheduled: list[int]) -> None:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - takes seconds, and torch
 
-    from engine_adapter.undrafted import layout  # noqa: PLC0415 - as above
+def speculates(drafts: dict[str, list[int]], *, is_hybrid: bool = False) -> bool:
+    """Whether a wrapped method of a runner sees an engine that speculates, in a step that verifies `drafts`."""
+    from engine_adapter.undrafted import without_speculation  # noqa: PLC0415 - imports vLLM, which takes seconds
 
-    total = np.cumsum(scheduled, dtype=np.int32)
-    runner = SimpleNamespace(
-        _arange_scratch=np.arange(256, dtype=np.int64),
-        arange_np=np.arange(256, dtype=np.int64),
-        _get_cumsum_and_arange=lambda *args, **kwargs: GPUModelRunner._get_cumsum_and_arange(runner, *args, **kwargs),
-        device=torch.device("cpu"),
-        input_ids=SimpleNamespace(gpu=torch.arange(256, dtype=torch.int32)),
-    )
-    expected = GPUModelRunner._calc_spec_decode_metadata(runner, np.zeros(len(scheduled), dtype=np.int32), total)
-    found = layout(torch.from_numpy(total))
-    for field in fields(expected):
-        mine, theirs = getattr(found, field.name), getattr(expected, field.name)
-        if isinstance(theirs, torch.Tensor):
-            assert mine.tolist() == theirs.tolist(), field.name
-        else:
-            assert mine == theirs, field.name
-    assert found.max_spec_len == expected.max_spec_len == 0
+    runner = SimpleNamespace(speculative_config=CONFIG, model_config=SimpleNamespace(is_hybrid=is_hybrid))
+    seen: list[Any] = []
+    wrapped = without_speculation(lambda self, output, tokens: seen.append(self.speculative_config) or tokens)
+    assert wrapped(runner, SimpleNamespace(scheduled_spec_decode_tokens=drafts), 7) == 7
+    assert runner.speculative_config is CONFIG
+    return seen == [CONFIG]
+
+
+def test_a_step_without_a_draft_is_laid_out_as_without_speculation() -> None:
+    assert not speculates({})
+
+
+def test_a_step_with_a_draft_and_every_step_of_a_hybrid_model_go_vllms_own_way() -> None:
+    assert speculates({"a": [5, 6]})
+    assert speculates({}, is_hybrid=True)
+
+
+def test_after_a_failure_in_such_a_step_the_engine_still_speculates() -> None:
+    from engine_adapter.undrafted import without_speculation  # noqa: PLC0415 - as above
+
+    def fail(_self: Any, _output: Any) -> None:
+        raise MemoryError
+
+    runner = SimpleNamespace(speculative_config=CONFIG, model_config=SimpleNamespace(is_hybrid=False))
+    with pytest.raises(MemoryError):
+        without_speculation(fail)(runner, SimpleNamespace(scheduled_spec_decode_tokens={}))
+    assert runner.speculative_config is CONFIG
 
 
 def test_rejected_drafts_are_counted_for_each_request() -> None:
