@@ -1,14 +1,17 @@
 """`specpilot bench adapter`: what the adapter costs and gains inside the engine, each arm paired with its alternative.
 
 Engines with and without the adapter run in processes of their own, one at a time, in turns A B A B; every figure is
-the median of the ratios of neighbouring turns, with its spread. Beside it stands the ratio of what the arms reach in
-the best quarter of their turns: others on the machine only ever slow a turn down, so that one scatters less.
+the median of the ratios of neighbouring turns, with its spread. All are launched several times, because a process is
+a little faster or slower than the next for as long as it lives. Beside the median stands the ratio of what the arms
+reach in the best quarter of their turns: others on the machine only ever slow a turn down, so that one scatters less.
 
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
 - `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
 - `k0_floor_vs_no_spec`: the same with a scheduler that does nothing but not to ask for drafts (`bench.bare_scheduler`):
   no rows kept, nothing planned, nothing counted. What vLLM takes for being able to speculate; no adapter that leaves
   vLLM as it is can be above.
+- `k0_own_share`: how much of a step at K = 0 goes to the adapter's keeping, planning and counting, from steps of one
+  engine with and without them (`bench.adapter_parts`); printed in microseconds, for each of them.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
 - `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
 - `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
@@ -20,14 +23,15 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from bench.adapter_parts import EVERYTHING, PARTS, Step, cost
 from bench.engine_worker import EngineWorker, prompt_texts
 from policy.settings import ProgramSettings, load
 
@@ -47,7 +51,8 @@ class AdapterBenchSettings(ProgramSettings):
     prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
     k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
     tokens: int = Field(default=128, ge=16, description="tokens a reply")
-    rounds: int = Field(default=15, ge=2, description="turns of each arm")
+    launches: int = Field(default=3, ge=1, description="how often the engines are launched anew")
+    rounds: int = Field(default=5, ge=2, description="turns of each arm in a launch")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
     wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
 
@@ -66,6 +71,20 @@ class Arm:
 
     def __str__(self) -> str:
         return self.worker if self.k is None else f"{self.worker} at K={self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two arms with so many requests running, and what they reached in each turn: tokens a second."""
+
+    name: str
+    running: int
+    mine: Arm
+    other: Arm
+    rates: list[tuple[float, float]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.running:2d} running, {f'{self.mine} / {self.other}':<44}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -94,33 +113,32 @@ def _measure(settings: AdapterBenchSettings) -> None:
     }
     plain: dict[str, Any] = {"model": str(settings.model)}
     adapter = plain | speculative | {"scheduler_cls": SCHEDULER}
-    found: dict[str, Any] = {}
-    workers = {
-        "no speculation": EngineWorker("no speculation", plain, base),
-        "no speculation, synchronous": EngineWorker(
-            "no speculation, synchronous", plain | {"async_scheduling": False}, base
-        ),
-        "stock": EngineWorker("stock", plain | speculative, base),
-        "adapter": EngineWorker("adapter", adapter, base),
-        "full width": EngineWorker("full width", adapter, base | {"SPECPILOT_ENGINE_DRAFT_WIDTH": "0"}),
-        "bare": EngineWorker("bare", adapter | {"scheduler_cls": BARE_SCHEDULER}, base),
+    engines = {
+        "no speculation": (plain, base),
+        "no speculation, synchronous": (plain | {"async_scheduling": False}, base),
+        "stock": (plain | speculative, base),
+        "adapter": (adapter, base),
+        "full width": (adapter, base | {"SPECPILOT_ENGINE_DRAFT_WIDTH": "0"}),
+        "bare": (adapter | {"scheduler_cls": BARE_SCHEDULER}, base),
     }
-    try:
-        for running in (1, 8, 32):
-            for name, mine, other in (
-                ("k0_vs_no_spec", Arm("adapter", k=0), Arm("no speculation")),
-                ("k0_floor_vs_no_spec", Arm("bare"), Arm("no speculation")),
-                ("k0_vs_no_spec_sync", Arm("adapter", k=0), Arm("no speculation, synchronous")),
-                ("constant_k_vs_stock", Arm("adapter", k=settings.k_max), Arm("stock")),
-            ):
-                found[f"{name}_{running}"] = _ratio(settings, workers, texts[:running], mine, other)
-        for k in (1, 3):
-            pair = Arm("adapter", k=k), Arm("full width", k=k)
-            found[f"width_gain_k{k}_32"] = _ratio(settings, workers, texts[:32], *pair)
-        found["switch_ms"] = _switch_ms(workers["adapter"], texts[:8])
-    finally:
-        for worker in workers.values():
-            worker.close()
+    comparisons = _comparisons(settings.k_max)
+    found: dict[str, Any] = {}
+    for launch in range(1, settings.launches + 1):
+        workers = {name: EngineWorker(name, *options) for name, options in engines.items()}
+        try:
+            for comparison in comparisons:
+                _take_turns(settings, workers, texts, comparison)
+                _say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
+            if launch == settings.launches:
+                own = {n: _own_share(settings, workers["adapter"], texts[:n]) for n in (1, 8, 32)}
+                found |= {f"k0_own_share_{running}": share for running, share in own.items()}
+                found["switch_ms"] = _switch_ms(workers["adapter"], texts[:8])
+        finally:
+            for worker in workers.values():
+                worker.close()
+    for comparison in comparisons:
+        _say(_summary(comparison))
+        found[comparison.name] = round(statistics.median(_ratios(comparison)), 3)
     if settings.replies:
         exact = {"dtype": "float32"}
         found["lossless_mismatches"] = _mismatches(
@@ -131,24 +149,65 @@ def _measure(settings: AdapterBenchSettings) -> None:
     _say(json.dumps(found))
 
 
-def _ratio(
-    settings: AdapterBenchSettings, workers: dict[str, EngineWorker], texts: Sequence[str], mine: Arm, other: Arm
-) -> float:
-    """Return the median ratio of the throughputs of `mine` and `other`, of neighbouring turns in mirrored order."""
-    rates: dict[Arm, list[float]] = {mine: [], other: []}
+def _comparisons(k_max: int) -> list[Comparison]:
+    comparisons = [
+        Comparison(f"{name}_{running}", running, mine, other)
+        for running in (1, 8, 32)
+        for name, mine, other in (
+            ("k0_vs_no_spec", Arm("adapter", k=0), Arm("no speculation")),
+            ("k0_floor_vs_no_spec", Arm("bare"), Arm("no speculation")),
+            ("k0_vs_no_spec_sync", Arm("adapter", k=0), Arm("no speculation, synchronous")),
+            ("constant_k_vs_stock", Arm("adapter", k=k_max), Arm("stock")),
+        )
+    ]
+    widths = (Comparison(f"width_gain_k{k}_32", 32, Arm("adapter", k=k), Arm("full width", k=k)) for k in (1, 3))
+    return [*comparisons, *widths]
+
+
+def _take_turns(
+    settings: AdapterBenchSettings, workers: Mapping[str, EngineWorker], texts: Sequence[str], comparison: Comparison
+) -> None:
+    """Add a launch's turns of a comparison's two arms, in mirrored order, after one that warms both up."""
+    arms = comparison.mine, comparison.other
     for turn in range(settings.rounds + 1):
-        for arm in (mine, other) if turn % 2 else (other, mine):
-            rate = workers[arm.worker].run(texts, settings.tokens, **arm.options)["decode_rate"]
-            if turn:  # the first turn warms both up
-                rates[arm].append(rate)
-    ratios = [a / b for a, b in zip(rates[mine], rates[other], strict=True)]
+        rates = {
+            arm: workers[arm.worker].run(texts[: comparison.running], settings.tokens, **arm.options)["decode_rate"]
+            for arm in (arms if turn % 2 else arms[::-1])
+        }
+        if turn:
+            comparison.rates.append((rates[comparison.mine], rates[comparison.other]))
+
+
+def _ratios(comparison: Comparison) -> list[float]:
+    return [mine / other for mine, other in comparison.rates]
+
+
+def _summary(comparison: Comparison) -> str:
+    ratios = _ratios(comparison)
     low, median, high = statistics.quantiles(ratios, method="inclusive")
-    best, other_best = (statistics.quantiles(rates[arm], method="inclusive")[2] for arm in (mine, other))
-    _say(
-        f"{len(texts):2d} running, {f'{mine} / {other}':<44} median {median:.3f}   half {low:.3f} to {high:.3f}   "
-        f"all {min(ratios):.3f} to {max(ratios):.3f}   best quarters {best / other_best:.3f}"
+    mine, other = (statistics.quantiles(rates, method="inclusive")[2] for rates in zip(*comparison.rates, strict=True))
+    return (
+        f"{comparison} median {median:.3f}   half {low:.3f} to {high:.3f}   "
+        f"all {min(ratios):.3f} to {max(ratios):.3f}   best quarters {mine / other:.3f}"
     )
-    return round(median, 3)
+
+
+def _own_share(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> float:
+    """Return which share of a step at K = 0 goes to the adapter's own work."""
+    share = 0.0
+    for part in PARTS:
+        steps: list[Step] = []
+        for turn in range(2 * settings.launches * settings.rounds):
+            answer = adapter.run(texts, settings.tokens, k=0, part=part, seed=turn)
+            steps += [Step(*step) for step in answer["steps"]]
+        found = cost(steps)
+        if part == EVERYTHING:
+            share = found.part / found.step
+        _say(
+            f"{len(texts):2d} running, adapter at K=0, a step of {found.step:5.0f} us: {part:<31} "
+            f"{found.part:+5.0f} us ({found.low:+.0f} to {found.high:+.0f})"
+        )
+    return round(share, 3)
 
 
 def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:

@@ -13,8 +13,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from bench.adapter_parts import Step, leaving_out, runner_of
 
 MAX_RUNNING = 32
 
@@ -38,7 +41,8 @@ class EngineWorker:
     def run(self, prompts: Sequence[str], tokens: int, **options: Any) -> dict[str, Any]:
         """Generate `tokens` tokens for each prompt, all at once.
 
-        Returns `decode_rate`, the sum of the replies' tokens per second without their prefill, and if asked the `ids`.
+        Returns `decode_rate`, the sum of the replies' tokens per second without their prefill, and if asked the `ids`;
+        with `part`, one of `bench.adapter_parts.PARTS`, the `steps` that were done with it and without it.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": list(prompts), "tokens": tokens} | options) + "\n")
@@ -96,15 +100,21 @@ def main(options: dict[str, Any]) -> None:
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], done))
             thread.start()
-        outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
+        with _leaving_out(llm, job) as steps:
+            outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
         done.set()
         if thread is not None:
             thread.join()
         answer: dict[str, Any] = {"decode_rate": sum(_decode_rate(item) for item in outputs), "switch_s": switches}
+        answer["steps"] = steps
         if job.get("ids"):
             answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def _leaving_out(llm: Any, job: Mapping[str, Any]) -> AbstractContextManager[list[Step]]:
+    return leaving_out(llm, job["part"], job["seed"]) if "part" in job else nullcontext([])
 
 
 def _decode_rate(output: Any) -> float:
@@ -132,7 +142,7 @@ def _keep_nothing(llm: Any) -> None:
     """Let the workers keep no rows for the drafter."""
     from engine_adapter.backlog import BACKLOG  # noqa: PLC0415 - beside vLLM's, at first use
 
-    drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    drafter = runner_of(llm.llm_engine.engine_core.engine_core).drafter
     if hasattr(drafter, BACKLOG):
         delattr(drafter, BACKLOG)
 
