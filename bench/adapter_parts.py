@@ -1,7 +1,7 @@
 """What a part of the adapter takes of a step: steps with it and without it, drawn at random within the same replies.
 
 Two engines in turns differ by what the machine does meanwhile, and by where their memory happens to lie: by some 5 %
-here. Neighbouring steps of one engine share both, so thousands of them tell some 10 microseconds apart.
+here. Neighbouring steps of one engine share both, so a few thousand of them tell some 30 microseconds apart.
 
 Only for K = 0 for all, where what a step leaves out is not missed by the next.
 """
