@@ -107,7 +107,7 @@ class Record:
 Item = Method | Attributes | Names | Reads | Record
 
 RELIANCE: tuple[Item, ...] = (
-    # scheduler.py: the mixin over both schedulers
+    # scheduler.py: the mixin over both schedulers; steps.py: what it reads of theirs
     Method(
         _SCHEDULER, "Scheduler", "_update_after_schedule", ("scheduler_output",), Use.OVERRIDE,
         (_SCHEDULER, "Scheduler", "schedule"),

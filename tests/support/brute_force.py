@@ -47,7 +47,7 @@ class BruteForce:
         def schedule(scheduler: Any, output: Any) -> None:
             after_schedule(scheduler, output)
             # Still the table under which the previous step's requests were given their next K.
-            self._due |= {key: scheduler._table.k(self._label(key), 1) for key in self._planned}
+            self._due |= {key: scheduler.steps.table.k(self._label(key), 1) for key in self._planned}
             self._planned = list(output.num_scheduled_tokens)
             self._steps[id(output)] = {
                 "due": {key: self._due.get(key, 0) for key in self._planned},
@@ -114,7 +114,7 @@ class BruteForce:
     def _label(self, key: str) -> str:
         request = self._scheduler.requests.get(key)
         name = request.sampling_params.extra_args["traffic_class"] if request is not None else ""
-        return name if name in self._scheduler._table.rows else "default"
+        return name if name in self._scheduler.steps.table.rows else "default"
 
     def _step(
         self,

@@ -74,7 +74,7 @@ def main() -> None:
         drafts.extend(outcome.drafts)
         commit(shape, seconds, outcome)
 
-    scheduler._planner.plan = plan
+    scheduler.steps._planner.plan = plan
     scheduler.meter.commit = noted
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]

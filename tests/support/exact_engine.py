@@ -103,7 +103,7 @@ def main(kind: str) -> None:
     if watched is not None and control is not None:
         expected = watched.counts()
         report |= {"expected": expected, "exported": exported(expected), "seen": watched.seen}
-        report |= {"changes": control.version, "states": len(core.scheduler._states)}
+        report |= {"changes": control.version, "states": len(core.scheduler.steps.states)}
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     os._exit(0)  # vLLM's own teardown expects a GPU's

@@ -43,10 +43,10 @@ class Watch:
         self.step = 0
         self.drafts: list[Draft] = []
         self.seen: Counter[str] = Counter()
-        self._planner = scheduler._planner
-        self._plan, self._commit = scheduler._planner.plan, scheduler.meter.commit
+        self._planner = scheduler.steps._planner
+        self._plan, self._commit = scheduler.steps._planner.plan, scheduler.meter.commit
         self._catch_up, self._keep = Backlog.catch_up, Backlog.keep
-        scheduler._planner.plan, scheduler.meter.commit = self._planned, self._noted
+        scheduler.steps._planner.plan, scheduler.meter.commit = self._planned, self._noted
 
         def caught_up(rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
             self._caught_up(rows, runner, state, wanted)

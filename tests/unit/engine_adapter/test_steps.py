@@ -1,0 +1,226 @@
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_adapter.apply import KTable, Source
+from engine_adapter.measure import Cell, Evidence, Meter
+from engine_adapter.plan import Planner, StepPlan
+from engine_adapter.steps import Steps
+
+K_MAX = 7
+
+
+def table(**k: int) -> KTable:
+    return KTable(Source.SCHEDULE, {name: (value,) for name, value in k.items()}, probe_ratio=0.0)
+
+
+class Engine:
+    """Hands `Steps` what vLLM's scheduler would, step by step."""
+
+    def __init__(self, in_force: KTable, longest_to_draft: int = 1000) -> None:
+        self.meter = Meter()
+        self.table = in_force
+        self.steps = Steps(Planner(K_MAX, rows=4096), self.meter, in_force, longest_to_draft)
+        self.requests: dict[str, Any] = {}
+        self.plan = StepPlan(0)
+
+    def begin(
+        self,
+        now: float = 0.0,
+        drafted: Mapping[str, int] | None = None,
+        finished: Collection[str] = (),
+        prefilling: Collection[str] = (),
+        **tokens: int,
+    ) -> Any:
+        """Schedule `tokens` of each request, after `drafted` of them; `prefilling` have more of their prompt to go."""
+        output = SimpleNamespace(
+            num_scheduled_tokens=tokens,
+            scheduled_spec_decode_tokens={name: [-1] * count for name, count in (drafted or {}).items()},
+            finished_req_ids=set(finished),
+        )
+        for name, count in tokens.items():
+            request = self.requests.setdefault(name, named(name))
+            request.num_computed_tokens += count
+            request.is_prefill_chunk = name in prefilling
+        self.plan = self.steps.begin(output, self.requests, self.table, now)
+        return output
+
+    def end(self, output: Any, now: float = 0.0, *, goes_on: bool = True, **delivered: int) -> None:
+        items = [
+            SimpleNamespace(request_id=name, new_token_ids=[0] * count) for name, count in delivered.items() if count
+        ]
+        self.steps.end(output, {0: SimpleNamespace(outputs=items)}, now, goes_on=goes_on)
+
+    def prefill(self, *names: str) -> None:
+        """Take in the requests' prompts, and forget what that counted."""
+        self.end(self.begin(**dict.fromkeys(names, 9)), **dict.fromkeys(names, 1))
+        self.meter.take()
+
+
+def named(name: str) -> Any:
+    """Return a request whose class is the part of its name before the underscore."""
+    traffic_class, _, rest = name.partition("_")
+    extra = {"traffic_class": traffic_class} if rest else None
+    return SimpleNamespace(num_computed_tokens=0, sampling_params=SimpleNamespace(extra_args=extra))
+
+
+def drafts(evidence: Evidence) -> dict[tuple[str, int], int]:
+    return dict(+evidence.drafts)
+
+
+def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
+    engine = Engine(table(default=3))
+    first = engine.begin(a=5, prefilling=["a"])
+    assert (engine.plan, engine.steps.decoding) == (StepPlan(0, read=4), [])
+    engine.end(first)
+    second = engine.begin(a=5)
+    assert engine.plan == StepPlan(3, ("a",), read=1)
+    engine.end(second, a=1)
+    third = engine.begin(drafted={"a": 3}, a=4)
+    engine.steps.verified("a", drafted=3, accepted=2, invalid=0)
+    engine.end(third, a=3)
+    evidence = engine.meter.take()
+    assert evidence.prefill_steps == 2
+    assert list(evidence.cells) == [Cell(decodes=1, verified=4, width=3)]
+    assert drafts(evidence) == {("default", 3): 1}
+    assert evidence.tokens == {"default": 3}
+
+
+def test_each_draft_counts_for_its_class_and_as_a_probe_where_it_is_deeper_than_the_schedule() -> None:
+    engine = Engine(table(default=1, code=5))
+    engine.prefill("code_1", "chat_1")
+    step = engine.begin(drafted={"code_1": 5, "chat_1": 7}, code_1=6, chat_1=8)
+    engine.steps.verified("code_1", drafted=5, accepted=5, invalid=0)
+    engine.steps.verified("chat_1", drafted=7, accepted=0, invalid=0)
+    engine.end(step, code_1=6, chat_1=1)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("code", 5): 1, ("default", 7): 1}
+    assert +evidence.probes == {"default": 1}
+    assert evidence.tokens == {"code": 6, "default": 1}
+
+
+def test_a_draft_is_held_against_the_schedule_under_which_it_was_made() -> None:
+    """The asynchronous scheduler plans the next step before it hears how the last one ended."""
+    engine = Engine(table(default=5))
+    engine.prefill("a")
+    step = engine.begin(drafted={"a": 5}, a=6)
+    engine.table = table(default=2)
+    following = engine.begin(drafted={"a": 5}, a=6)
+    for output in (step, following):
+        engine.steps.verified("a", drafted=5, accepted=5, invalid=0)
+        engine.end(output, a=6)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 5): 2}
+    assert not +evidence.probes
+
+
+def test_placeholders_that_nobody_drafted_are_no_drafts() -> None:
+    engine = Engine(table(default=7))
+    engine.prefill("a")
+    step = engine.begin(drafted={"a": 7, "joins": 7}, a=8, joins=8)
+    engine.steps.verified("a", drafted=7, accepted=1, invalid=0)
+    engine.steps.verified("joins", drafted=7, accepted=0, invalid=0)
+    engine.end(step, a=2, joins=1)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 7): 1}
+    assert evidence.tokens == {"default": 2}
+
+
+def test_a_request_that_ended_meanwhile_counts_for_nothing_and_is_forgotten() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "b")
+    engine.end(engine.begin(a=1, b=1), a=1)
+    assert engine.meter.take().tokens == {"default": 1}
+    engine.begin(a=1, finished=["b"])
+    assert set(engine.steps.states) == {"a"}
+
+
+def test_a_token_that_the_grammar_refuses_was_tried_and_not_accepted() -> None:
+    engine = Engine(table(default=5))
+    engine.prefill("cut", "empty")
+    engine.steps.states["cut"].allowed = 2
+    engine.steps.states["empty"].allowed = 0
+    step = engine.begin(drafted={"cut": 2}, cut=3, empty=1)
+    engine.steps.verified("cut", drafted=2, accepted=2, invalid=0)
+    engine.end(step, cut=3, empty=1)
+    step = engine.begin(drafted={"cut": 5}, cut=6, empty=1)
+    engine.steps.verified("cut", drafted=5, accepted=3, invalid=2)
+    engine.end(step, cut=4, empty=1)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 0): 2, ("default", 2): 1, ("default", 3): 1}
+    assert evidence.trials == {("default", 1): 3, ("default", 2): 2, ("default", 3): 2, ("default", 4): 1}
+    assert evidence.accepts == {("default", 1): 2, ("default", 2): 2, ("default", 3): 1}
+
+
+def test_a_new_schedule_may_know_the_class_of_a_running_request() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("code_1", "no class_1")
+    engine.end(engine.begin(code_1=1, **{"no class_1": 1}), code_1=1, **{"no class_1": 1})
+    assert drafts(engine.meter.take()) == {("default", 0): 2}
+    engine.table = table(default=0, code=0)
+    engine.end(engine.begin(code_1=1, **{"no class_1": 1}), code_1=1, **{"no class_1": 1})
+    assert drafts(engine.meter.take()) == {("code", 0): 1, ("default", 0): 1}
+
+
+def test_who_is_preempted_prefills_anew() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "b")
+    engine.end(engine.begin(a=1, b=1), a=1, b=1)
+    engine.steps.restart("b")
+    engine.steps.restart("nobody")
+    engine.end(engine.begin(a=1, b=12), a=1, b=1)
+    evidence = engine.meter.take()
+    assert (evidence.prefill_steps, evidence.tokens) == (1, {"default": 3})
+    assert [state.backlog for state in engine.steps.decoding] == [3, 1]
+
+
+def test_nobody_is_drafted_for_beside_a_request_that_is_too_long() -> None:
+    engine = Engine(table(default=5), longest_to_draft=20)
+    engine.prefill("a", "b")
+    engine.begin(a=1, b=11)
+    assert engine.plan.width == 5
+    engine.begin(a=1, b=1)
+    assert engine.plan.width == 0
+
+
+def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_beginning_after_idleness() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    engine.end(engine.begin(10.0, a=1), 10.5, a=1)
+    engine.meter.take()
+    engine.end(engine.begin(10.6, a=1), 11.0, goes_on=False, a=1)
+    assert seconds(engine) == pytest.approx(0.5)
+    engine.end(engine.begin(20.0, a=1), 20.3, a=1)
+    assert seconds(engine) == pytest.approx(0.3)
+    engine.steps.pause()
+    engine.end(engine.begin(30.0, a=1), 30.2, a=1)
+    assert seconds(engine) == pytest.approx(0.2)
+
+
+def seconds(engine: Engine) -> float:
+    (sums,) = engine.meter.take().cells.values()
+    return sums.seconds
+
+
+def test_a_step_whose_outcome_vllm_dropped_is_not_counted() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    engine.begin(a=1)
+    step = engine.begin(a=1)
+    engine.steps.skip_to(step)
+    engine.end(step, a=1)
+    assert engine.meter.take().tokens == {"default": 1}
+
+
+def test_a_step_without_requests_changes_nothing() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    step = engine.begin(a=1)
+    empty = engine.begin()
+    engine.steps.skip_to(empty)
+    engine.end(empty)
+    assert [state.request_id for state in engine.steps.decoding] == ["a"]
+    engine.end(step, a=1)
+    assert engine.meter.take().tokens == {"default": 1}
