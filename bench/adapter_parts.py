@@ -95,7 +95,8 @@ def _keeping(core: Any) -> list[_Replacement]:
     """The rows that wait for the drafter."""
     from engine_adapter.backlog import BACKLOG  # noqa: PLC0415 - beside vLLM's, at first use
 
-    return [(getattr(runner_of(core).drafter, BACKLOG), "keep", lambda *_: None)]
+    backlog = getattr(runner_of(core).drafter, BACKLOG)
+    return [(backlog, name, lambda *_: None) for name in ("keep", "keep_plain")]
 
 
 def _planning_and_counting(core: Any) -> list[_Replacement]:
@@ -118,11 +119,18 @@ def _everything(core: Any) -> list[_Replacement]:
     return [*_keeping(core), *_planning_and_counting(core)]
 
 
-def _layout(core: Any) -> list[_Replacement]:
-    """The layout without speculation: without it, vLLM lays out drafts that are not there."""
+def _plainness(core: Any) -> list[_Replacement]:
+    """Steps run as without speculation: without it, vLLM runs them as any step of an engine that speculates."""
+    from engine_adapter.undrafted import PLAIN  # noqa: PLC0415 - beside vLLM's, at first use
+
     runner = runner_of(core)
-    names = "_prepare_inputs", "_preprocess"
-    return [(runner, name, getattr(type(runner), name).__wrapped__.__get__(runner)) for name in names]
+    execute_model = type(runner).execute_model.__wrapped__
+
+    def not_plainly(*args: Any, **kwargs: Any) -> Any:
+        setattr(runner, PLAIN, False)
+        return execute_model(runner, *args, **kwargs)
+
+    return [(runner, "execute_model", not_plainly)]
 
 
 def runner_of(core: Any) -> Any:
@@ -134,6 +142,6 @@ PARTS: dict[str, Callable[[Any], list[_Replacement]]] = {
     "keeping rows": _keeping,
     "planning and counting": _planning_and_counting,
     EVERYTHING: _everything,
-    "the layout without speculation": _layout,
+    "steps run as without speculation": _plainness,
 }
 """What may be left out, by name."""

@@ -1,8 +1,10 @@
-"""K = 0 for all, and nothing else: the least that a scheduler must say so that vLLM drafts nothing."""
+"""K = 0 for all, and nothing else: the least that a scheduler must say so that steps run as without speculation."""
 
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
+
+from engine_adapter.plan import CATCH_UP
 
 
 class BareScheduler(Scheduler):
@@ -11,3 +13,4 @@ class BareScheduler(Scheduler):
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = 0
+        setattr(scheduler_output, CATCH_UP, ())

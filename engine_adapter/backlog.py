@@ -114,6 +114,13 @@ class Backlog:
         """Return how many rows wait, those of ended requests included while nobody noticed."""
         return sum(map(len, self._rows.values()))
 
+    def keep_plain(self, runner: Any, state: Any) -> None:
+        """Keep the row of each request of a step of one position each, of which vLLM laid out nothing for a drafter."""
+        self._forget(_anew(state.scheduler_output))
+        requests = runner.input_batch.req_ids
+        slots = runner.input_batch.block_table[self._drafter.kv_cache_gid].slot_mapping.gpu
+        self._store(runner, state, requests, slice(len(requests)), slots)
+
     def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None) -> None:
         """Keep the last row of each request of a step that drafts nothing; the drafter takes in its other positions.
 
@@ -127,7 +134,7 @@ class Backlog:
             last = _last(metadata)
             if rejected is not None:
                 last -= rejected
-        self._store(runner, state, runner.input_batch.req_ids, last)
+        self._store(runner, state, runner.input_batch.req_ids, last, metadata.slot_mapping)
 
     def keep_waiting(self, runner: Any, state: Any) -> None:
         """Keep the row of each request that waits on, while a step drafts for the others; it came with one position."""
@@ -137,7 +144,7 @@ class Backlog:
         places = [place for place, request in enumerate(batch) if request in self._rows]
         if places:
             last = _last(metadata)[_indices(places, self._states.device)]
-            self._store(runner, state, [batch[place] for place in places], last)
+            self._store(runner, state, [batch[place] for place in places], last, metadata.slot_mapping)
 
     def drop(self) -> None:
         """Forget all rows."""
@@ -146,8 +153,7 @@ class Backlog:
 
     def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
         """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""
-        for request in _anew(state.scheduler_output):
-            self._rows.pop(request, None)
+        self._forget(_anew(state.scheduler_output))
         if not wanted or not self._rows:
             return
         metadata, device = state.spec_decode_common_attn_metadata, self._states.device
@@ -169,21 +175,28 @@ class Backlog:
             batch = _batch(metadata, part, part_ends, self._slots[rows])
             self._forward(tokens[begin:end], self._positions[..., rows], self._states[rows], batch)
             begin = end
-        for request in wanted:
+        self._forget(wanted)
+
+    def _forget(self, requests: Collection[str]) -> None:
+        for request in requests:
             self._rows.pop(request, None)
         if not self._rows:
             self.drop()
 
-    def _store(self, runner: Any, state: Any, requests: Sequence[str], at: Any) -> None:
-        """Append a row for each of `requests`, `at` their places among the step's tokens: indices or a slice."""
-        metadata, count = state.spec_decode_common_attn_metadata, len(requests)
+    def _store(self, runner: Any, state: Any, requests: Sequence[str], at: Any, slots: torch.Tensor) -> None:
+        """Append a row for each of `requests`, `at` their places among the step's tokens: indices or a slice.
+
+        `slots` [tokens] is where the step's tokens go in the draft KV cache.
+        """
+        count = len(requests)
         if self._used + count > len(self._tokens):
             self._make_room(count, runner.input_batch.req_ids)
         begin, end = self._used, self._used + count
         torch.cat([layer[at] for layer in _read(state)], dim=-1, out=self._states[begin:end])
         self._tokens[begin:end] = runner.input_ids.gpu[at]
-        self._positions[..., begin:end] = runner._get_positions(metadata.num_actual_tokens)[..., at]
-        self._slots[begin:end] = metadata.slot_mapping[at]
+        tokens = state.scheduler_output.total_num_scheduled_tokens
+        self._positions[..., begin:end] = runner._get_positions(tokens)[..., at]
+        self._slots[begin:end] = slots[at]
         self._used = end
         for row, request in enumerate(requests, begin):
             self._rows.setdefault(request, []).append(row)

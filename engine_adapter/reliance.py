@@ -145,7 +145,7 @@ RELIANCE: tuple[Item, ...] = (
         "v1/core/sched/output.py", "SchedulerOutput",
         (
             "num_scheduled_tokens", "scheduled_spec_decode_tokens", "finished_req_ids", "num_spec_tokens_to_schedule",
-            "scheduled_new_reqs", "scheduled_cached_reqs",
+            "scheduled_new_reqs", "scheduled_cached_reqs", "total_num_scheduled_tokens",
         ),
     ),
     Attributes("v1/core/sched/output.py", "NewRequestData", ("req_id",)),
@@ -211,14 +211,15 @@ RELIANCE: tuple[Item, ...] = (
         _PROPOSER, "SpecDecodeBaseProposer",
         (
             "method", "device", "dtype", "hidden_size", "max_num_tokens", "vllm_config", "input_ids",
-            "hidden_states",
+            "hidden_states", "kv_cache_gid",
         ),
     ),
     Reads(_PROPOSER, "SpecDecodeBaseProposer", "propose", ("model",)),
     Names("forward_context.py", ("set_forward_context",)),
     Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids")),
     Method(_RUNNER, "GPUModelRunner", "_get_positions", ("num_tokens",), Use.CALL),
-    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
+    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids", "block_table")),
+    Attributes("v1/worker/block_table.py", "BlockTable", ("slot_mapping",)),
     Method("v1/attention/backend.py", "CommonAttentionMetadata", "naive_query_lens", (), Use.CALL),
     Record(
         "v1/attention/backend.py", "CommonAttentionMetadata",
@@ -239,14 +240,7 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Method(_PROPOSER, "SpecDecodeBaseProposer", "_get_slot_mapping", ("num_tokens", "slot_mapping"), Use.CALL),
     # undrafted.py: steps without drafts
-    Method(
-        _RUNNER, "GPUModelRunner", "_prepare_inputs", ("scheduler_output", "num_scheduled_tokens"), Use.OVERRIDE,
-        (_RUNNER, "GPUModelRunner", "execute_model"),
-    ),
-    Method(
-        _RUNNER, "GPUModelRunner", "_preprocess", ("scheduler_output", "num_input_tokens", "intermediate_tensors"),
-        Use.OVERRIDE, (_RUNNER, "GPUModelRunner", "execute_model"),
-    ),
+    Method(_RUNNER, "GPUModelRunner", "execute_model", ("scheduler_output",), Use.WRAP),
     Method(
         _RUNNER, "GPUModelRunner", "_sample", ("logits", "spec_decode_metadata"), Use.OVERRIDE,
         (_RUNNER, "GPUModelRunner", "sample_tokens"),
@@ -256,20 +250,16 @@ RELIANCE: tuple[Item, ...] = (
         _RUNNER, "GPUModelRunner", "_input_fits_in_drafter", ("common_attn_metadata",), Use.OVERRIDE,
         (_RUNNER, "GPUModelRunner", "sample_tokens"),
     ),
-    Method(
-        _RUNNER, "GPUModelRunner", "_copy_draft_token_ids_to_cpu", ("scheduler_output", "zeros_only"), Use.OVERRIDE,
-        (_RUNNER, "GPUModelRunner", "sample_tokens"),
-    ),
     Attributes(
         _RUNNER, "GPUModelRunner",
-        ("execute_model_state", "use_async_scheduling", "speculative_config", "model_config"),
+        ("execute_model_state", "speculative_config", "model_config"),
     ),
     Attributes("config/model.py", "ModelConfig", ("is_hybrid",)),
     Attributes(
         _RUNNER, "ExecuteModelState",
         ("scheduler_output", "spec_decode_common_attn_metadata", "hidden_states", "aux_hidden_states"),
     ),
-    Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("cu_num_sampled_tokens", "max_spec_len")),
+    Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("cu_num_sampled_tokens",)),
     Names("v1/sample/rejection_sampler.py", ("PLACEHOLDER_TOKEN_ID",)),
     Attributes("v1/outputs.py", "SamplerOutput", ("sampled_token_ids",)),
     # cpu_sampling.py: the repair of sampling on CPUs

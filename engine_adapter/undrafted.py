@@ -1,18 +1,17 @@
-"""Steps without drafts, prepared and sampled as in an engine without speculation.
+"""Steps without drafts: run as in an engine without speculation, and kept for the drafter.
 
-vLLM treats every step of a speculating engine alike: it lays out the drafts to verify, runs the rejection sampler and
-prepares the drafter's input even when there is nothing to verify and nothing to draft. At K = 0 that would be all that
-is left of speculation, and for a small model a sixth of the step. So:
+vLLM treats every step of a speculating engine alike: it lays out the drafts to verify and prepares the drafter's input
+even when there is nothing to verify and nothing to draft. At K = 0 that would be all that is left of speculation, and
+for a small model a sixth of the step. So:
 
-- a step whose drafts nobody wants (`num_spec_tokens_to_schedule` 0) is handled as one whose tokens do not fit into the
-  drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter. What the
-  drafter misses, here and where vLLM cannot draft, goes to its `backlog`;
-- a step that verifies no draft is laid out and sampled as in an engine without speculation: while vLLM lays it out, the
-  runner has no `speculative_config`. Older versions of vLLM lay it out so by themselves. The recurrent layers of hybrid
-  models count on a layout with drafts in every step, so theirs is left as it is.
+- a *plain* step, in which requests decode one token each, without drafts to verify, to draft or to catch up for, is run
+  as in an engine without speculation: for its time the runner has no `speculative_config`. The recurrent layers of
+  hybrid models count on a layout with drafts in every step, so theirs are left as they are;
+- another step whose drafts nobody wants (`num_spec_tokens_to_schedule` 0) is handled as one whose tokens do not fit
+  into the drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter.
 
-Both give what vLLM would have given. A step with a single draft in it goes vLLM's own way. Which CUDA graphs the
-target's pass finds depends on K, and is left as it is (docs/engine.md).
+What the drafter misses, here and where vLLM cannot draft, goes to its `backlog`. Both give what vLLM would have given.
+Which CUDA graphs the target's pass finds depends on K, and is left as it is (docs/engine.md).
 """
 
 from collections.abc import Callable
@@ -27,6 +26,9 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from engine_adapter.backlog import BACKLOG
 from engine_adapter.plan import CATCH_UP
 
+PLAIN = "_specpilot_plain"
+"""The attribute of a runner that says whether its latest step is plain."""
+
 _INSTALLED = "_specpilot_undrafted"
 _STATE = "_specpilot_state"
 
@@ -35,70 +37,70 @@ def install() -> None:
     """Wrap `GPUModelRunner`, which all of vLLM's runners derive from, once in this process."""
     if getattr(GPUModelRunner, _INSTALLED, False):
         return
-    sample, sample_tokens = GPUModelRunner._sample, GPUModelRunner.sample_tokens
-    fits = GPUModelRunner._input_fits_in_drafter
+    execute_model, sample_tokens = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
+    sample, fits = GPUModelRunner._sample, GPUModelRunner._input_fits_in_drafter
 
-    def sample_undrafted(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
-        """Sample without the rejection sampler when there is nothing to reject; then see to the backlog."""
-        verified = metadata if metadata is not None and metadata.max_spec_len > 0 else None
-        output = sample(self, logits, verified)
-        state = getattr(self, _STATE, None)
-        backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
-        if state is None or backlog is None or state.spec_decode_common_attn_metadata is None:
-            return output
-        # A scheduler that is not the adapter's names nobody: then everyone catches up.
-        backlog.catch_up(self, state, getattr(state.scheduler_output, CATCH_UP, self.input_batch.req_ids))
-        if fits_if_wanted(self, state.spec_decode_common_attn_metadata):
-            backlog.keep_waiting(self, state)
-        else:
-            backlog.keep(self, state, None if verified is None else rejected(verified, output.sampled_token_ids))
-        return output
+    @wraps(execute_model)
+    def execute_plainly(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(self, PLAIN, is_plain(self, scheduler_output))
+        return without_speculation(self, execute_model, scheduler_output, *args, **kwargs)
 
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
         setattr(self, _STATE, self.execute_model_state)
         try:
-            return sample_tokens(self, grammar_output)
+            return without_speculation(self, sample_tokens, grammar_output)
         finally:
             setattr(self, _STATE, None)
+
+    def sample_then_keep(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
+        """Sample as vLLM does; then see to the backlog."""
+        output = sample(self, logits, metadata)
+        state = getattr(self, _STATE, None)
+        backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
+        if state is None or backlog is None:
+            return output
+        common = state.spec_decode_common_attn_metadata
+        if getattr(self, PLAIN):
+            backlog.keep_plain(self, state)
+        elif common is not None:
+            # A scheduler that is not the adapter's names nobody: then everyone catches up.
+            backlog.catch_up(self, state, getattr(state.scheduler_output, CATCH_UP, self.input_batch.req_ids))
+            if fits_if_wanted(self, common):
+                backlog.keep_waiting(self, state)
+            else:
+                backlog.keep(self, state, None if metadata is None else rejected(metadata, output.sampled_token_ids))
+        return output
 
     def fits_if_wanted(self: Any, common_attn_metadata: Any) -> bool:
         return is_wanted(getattr(self, _STATE, None)) and fits(self, common_attn_metadata)
 
-    GPUModelRunner._prepare_inputs = without_speculation(GPUModelRunner._prepare_inputs)
-    # What this adds for an engine that speculates is to find placeholders of drafts, which only a draft brings.
-    GPUModelRunner._preprocess = without_speculation(GPUModelRunner._preprocess)
-    GPUModelRunner._sample = sample_undrafted
+    GPUModelRunner.execute_model = execute_plainly
     GPUModelRunner.sample_tokens = sample_tokens_noting
+    GPUModelRunner._sample = sample_then_keep
     GPUModelRunner._input_fits_in_drafter = fits_if_wanted
-    _hand_no_zeros_over()
     setattr(GPUModelRunner, _INSTALLED, True)
 
 
-def without_speculation(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a runner's `method` of a step: without a draft to verify, it sees an engine that does not speculate."""
-
-    @wraps(method)
-    def wrapped(self: Any, scheduler_output: Any, *args: Any) -> Any:
-        if scheduler_output.scheduled_spec_decode_tokens or self.model_config.is_hybrid:
-            return method(self, scheduler_output, *args)
-        config, self.speculative_config = self.speculative_config, None
-        try:
-            return method(self, scheduler_output, *args)
-        finally:
-            self.speculative_config = config
-
-    return wrapped
+def is_plain(runner: Any, scheduler_output: Any) -> bool:
+    """Whether a step is as in an engine without speculation; only the adapter's scheduler plans such steps."""
+    return (
+        scheduler_output.num_spec_tokens_to_schedule == 0
+        and getattr(scheduler_output, CATCH_UP, None) == ()
+        and not scheduler_output.scheduled_spec_decode_tokens
+        and scheduler_output.total_num_scheduled_tokens == len(scheduler_output.num_scheduled_tokens)
+        and not runner.model_config.is_hybrid
+    )
 
 
-def _hand_no_zeros_over() -> None:
-    copy = GPUModelRunner._copy_draft_token_ids_to_cpu
-
-    def copy_wanted(self: Any, scheduler_output: Any, zeros_only: bool = False) -> None:  # noqa: FBT001, FBT002 - vLLM's
-        """Hand no drafts over where nobody asked for any; the synchronous scheduler would only drop the zeros."""
-        if not zeros_only or self.use_async_scheduling or is_wanted(getattr(self, _STATE, None)):
-            copy(self, scheduler_output, zeros_only)
-
-    GPUModelRunner._copy_draft_token_ids_to_cpu = copy_wanted
+def without_speculation(runner: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `method` of the `runner`; in a plain step, it sees an engine that does not speculate."""
+    if not getattr(runner, PLAIN):
+        return method(runner, *args, **kwargs)
+    config, runner.speculative_config = runner.speculative_config, None
+    try:
+        return method(runner, *args, **kwargs)
+    finally:
+        runner.speculative_config = config
 
 
 def is_wanted(state: Any) -> bool:

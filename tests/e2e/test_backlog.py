@@ -110,6 +110,28 @@ def two_decodes() -> tuple[Any, Any]:
     return runner, SimpleNamespace(scheduler_output=output, spec_decode_common_attn_metadata=metadata)
 
 
+def test_a_plain_step_leaves_a_row_for_each_request_and_forgets_those_that_begin_anew() -> None:
+    import torch  # noqa: PLC0415 - as above
+
+    backlog, (runner, state) = four_rows(), two_decodes()
+    backlog._rows, backlog._used = {"a": [0], "b": [1]}, 2
+    backlog._drafter.kv_cache_gid = 1
+    runner.input_batch.block_table = [None, buffer(torch.tensor([140, 160, 0]))]
+    runner._get_positions = lambda count: torch.tensor([40, 60, 0])[:count]
+    state.scheduler_output.total_num_scheduled_tokens = 2
+    state.scheduler_output.scheduled_cached_reqs.resumed_req_ids = {"b"}
+    state.aux_hidden_states, state.hidden_states = None, torch.tensor([[0.5], [0.25], [0.0]])
+    backlog.keep_plain(runner, state)
+    assert (backlog._rows, backlog._used) == ({"a": [0, 3], "b": [2]}, 4)
+    stores = backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots
+    assert [store[2:].tolist() for store in stores] == [[0.5, 0.25], [70, 80], [40, 60], [140, 160]]
+
+
+def buffer(slots: Any) -> Any:
+    """A block table whose requests' tokens of the step go to `slots`."""
+    return SimpleNamespace(slot_mapping=SimpleNamespace(gpu=slots))
+
+
 def test_requests_that_begin_anew_have_left_nothing() -> None:
     backlog = four_rows()
     output = SimpleNamespace(

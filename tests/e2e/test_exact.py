@@ -50,6 +50,7 @@ def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> N
         "cut_by_stop",
         "undrafted",
         "padded",
+        "plain_steps",
     )
     assert {name for name in wanted if not seen.get(name)} == set()
 

@@ -1,4 +1,4 @@
-"""A step that verifies nothing is laid out as without speculation; what was rejected is read off vLLM's own output."""
+"""A plain step runs as in an engine without speculation; what was rejected is read off vLLM's own output."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,41 +6,77 @@ from typing import Any
 import pytest
 import torch
 
+from engine_adapter.plan import CATCH_UP
+
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 
 CONFIG = object()
 
 
-def speculates(drafts: dict[str, list[int]], *, is_hybrid: bool = False) -> bool:
-    """Whether a wrapped method of a runner sees an engine that speculates, in a step that verifies `drafts`."""
-    from engine_adapter.undrafted import without_speculation  # noqa: PLC0415 - imports vLLM, which takes seconds
+def is_plain(*, is_hybrid: bool = False, **step: Any) -> bool:
+    """Whether a step of two decodes at K = 0 for all is plain, but for what `step` says of it."""
+    from engine_adapter import undrafted  # noqa: PLC0415 - imports vLLM, which takes seconds
 
-    runner = SimpleNamespace(speculative_config=CONFIG, model_config=SimpleNamespace(is_hybrid=is_hybrid))
-    seen: list[Any] = []
-    wrapped = without_speculation(lambda self, output, tokens: seen.append(self.speculative_config) or tokens)
-    assert wrapped(runner, SimpleNamespace(scheduled_spec_decode_tokens=drafts), 7) == 7
+    tokens = {"a": 1, "b": 1}
+    output = {
+        "num_spec_tokens_to_schedule": 0,
+        "scheduled_spec_decode_tokens": {},
+        "num_scheduled_tokens": tokens,
+        "total_num_scheduled_tokens": 2,
+        CATCH_UP: (),
+    }
+    runner = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=is_hybrid))
+    return undrafted.is_plain(runner, SimpleNamespace(**output | step))
+
+
+def test_a_step_that_only_decodes_at_k_0_is_plain() -> None:
+    assert is_plain()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"num_spec_tokens_to_schedule": 3},
+        {"scheduled_spec_decode_tokens": {"a": [5]}, "num_scheduled_tokens": {"a": 2}},
+        {"num_scheduled_tokens": {"a": 1, "b": 8}, "total_num_scheduled_tokens": 9},
+        {CATCH_UP: ("a",)},
+        {"is_hybrid": True},
+    ],
+)
+def test_a_step_that_drafts_verifies_prefills_or_catches_up_is_not_nor_is_one_of_a_hybrid_model(
+    step: dict[str, Any],
+) -> None:
+    assert not is_plain(**step)
+
+
+def test_a_step_of_another_scheduler_is_not_plain() -> None:
+    from engine_adapter import undrafted  # noqa: PLC0415 - as above
+
+    output = SimpleNamespace(num_spec_tokens_to_schedule=0, scheduled_spec_decode_tokens={})
+    assert not undrafted.is_plain(SimpleNamespace(), output)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_plain_step_sees_an_engine_that_does_not_speculate(plain: bool) -> None:
+    from engine_adapter.undrafted import PLAIN, without_speculation  # noqa: PLC0415 - as above
+
+    runner = SimpleNamespace(speculative_config=CONFIG, **{PLAIN: plain})
+    assert without_speculation(runner, lambda self, one: (self.speculative_config, one), 1) == (
+        None if plain else CONFIG,
+        1,
+    )
     assert runner.speculative_config is CONFIG
-    return seen == [CONFIG]
-
-
-def test_a_step_without_a_draft_is_laid_out_as_without_speculation() -> None:
-    assert not speculates({})
-
-
-def test_a_step_with_a_draft_and_every_step_of_a_hybrid_model_go_vllms_own_way() -> None:
-    assert speculates({"a": [5, 6]})
-    assert speculates({}, is_hybrid=True)
 
 
 def test_after_a_failure_in_such_a_step_the_engine_still_speculates() -> None:
-    from engine_adapter.undrafted import without_speculation  # noqa: PLC0415 - as above
+    from engine_adapter.undrafted import PLAIN, without_speculation  # noqa: PLC0415 - as above
 
-    def fail(_self: Any, _output: Any) -> None:
+    def fail(_self: Any) -> None:
         raise MemoryError
 
-    runner = SimpleNamespace(speculative_config=CONFIG, model_config=SimpleNamespace(is_hybrid=False))
+    runner = SimpleNamespace(speculative_config=CONFIG, **{PLAIN: True})
     with pytest.raises(MemoryError):
-        without_speculation(fail)(runner, SimpleNamespace(scheduled_spec_decode_tokens={}))
+        without_speculation(runner, fail)
     assert runner.speculative_config is CONFIG
 
 

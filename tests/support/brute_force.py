@@ -94,6 +94,7 @@ class BruteForce:
 
     def _watch_worker(self) -> None:
         catch_up, forward = backlog.Backlog.catch_up, backlog.Backlog._forward
+        keep = backlog.Backlog.keep_plain
         output: Any = None
 
         def catch_up_in(rows: Any, runner: Any, state: Any, wanted: Any) -> None:
@@ -108,7 +109,12 @@ class BruteForce:
             self.seen["caught_up_rows"] += len(tokens)
             forward(rows, tokens, *arguments)
 
+        def keep_plain(rows: Any, runner: Any, state: Any) -> None:
+            self.seen["plain_steps"] += 1
+            keep(rows, runner, state)
+
         backlog.Backlog.catch_up = catch_up_in  # type: ignore[method-assign]
+        backlog.Backlog.keep_plain = keep_plain  # type: ignore[method-assign]
         backlog.Backlog._forward = run  # type: ignore[method-assign]
 
     def _label(self, key: str) -> str:
