@@ -138,6 +138,23 @@ class Planner:
                 state.backlog += 1
         return StepPlan(width, tuple(caught_up), read)
 
+    def repeats(self, states: Sequence[DraftState], table: KTable) -> int:
+        """Return how many more steps of one position each `plan` would leave as the last: no drafts, no catching up."""
+        if not states or self._k_max == 0:
+            return 0
+        backlogs = [state.backlog for state in states]
+        room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
+        if table.probe_ratio > 0.0:
+            room = min(room, int((1.0 - self._credit) / table.probe_ratio) - 1)
+        return max(0, room)
+
+    def repeat(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
+        """Account for `count` such steps, at most `repeats`."""
+        for state in states:
+            state.backlog += count
+        for _ in range(count):
+            self._earn(table.probe_ratio)
+
     def _look_up(self, states: Sequence[DraftState], table: KTable | None) -> tuple[int, bool]:
         """Give each request the K of the schedule; return the largest, and whether any is below K_max."""
         deepest = 0
@@ -154,11 +171,14 @@ class Planner:
         return deepest, is_shallow
 
     def _is_probe_due(self, ratio: float, *, is_wanted: bool) -> bool:
-        self._credit = min(1.0, self._credit) + ratio
+        self._earn(ratio)
         if not is_wanted or self._credit < 1.0:
             return False
         self._credit -= 1.0
         return True
+
+    def _earn(self, ratio: float) -> None:
+        self._credit = min(1.0, self._credit) + ratio
 
     def _leave(self, everyone: Sequence[DraftState]) -> StepPlan:
         """Plan a step that drafts nothing: everyone leaves a position. The hot path at K = 0."""

@@ -79,7 +79,7 @@ class _SpecPilotScheduler:
     @property
     def backlog_tokens(self) -> int:
         """Positions of these requests that the drafter has not seen."""
-        return sum(state.backlog for state in self.steps.decoding)
+        return self.steps.backlog_tokens
 
     def _place(self) -> None:
         """Prepare the drafts of the next step; the synchronous scheduler has none yet."""
@@ -118,9 +118,9 @@ class _SpecPilotScheduler:
 
     def _free_request_blocks(self, request: Any) -> None:
         """Free the blocks, after taking those with a backlog off the prefix cache: who needs them prefills them."""
-        state = self.steps.states.get(request.request_id)
-        if state is not None and state.backlog:
-            seen = min(max(0, request.num_computed_tokens - state.backlog), self._drafter_length)
+        backlog = self.steps.backlog(request.request_id)
+        if backlog:
+            seen = min(max(0, request.num_computed_tokens - backlog), self._drafter_length)
             cache = self.kv_cache_manager  # type: ignore[attr-defined]
             groups = zip(cache.get_block_ids(request.request_id), cache.coordinator.single_type_managers, strict=True)
             cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})

@@ -3,7 +3,7 @@
 Pure: the time is an argument, and of vLLM's objects only attributes are read.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,8 @@ from policy.types import DEFAULT_CLASS, is_class_name
 
 CLASS_ARGUMENT = "traffic_class"
 """The entry of a request's `extra_args` that names its class."""
+
+_NO_DRAFTS = StepPlan(0)
 
 
 @dataclass(slots=True)
@@ -36,6 +38,9 @@ class Steps:
     `table` is the one in force. vLLM drafts for nobody while a request has more than `longest_to_draft` positions.
     `states` are the requests by id, `decoding` those that decode after the latest step.
 
+    At K = 0 most steps repeat the one before: the same requests decode, and each leaves one more position to the
+    drafter. Such a step is only counted, however many they are, and `_settle` makes up for it when something changes.
+
     A step's duration is the time from the previous step's end to its own, because under load that is the time a
     running request waits; after idleness it is the time since the step was scheduled. Times are monotonic, in seconds.
     """
@@ -47,6 +52,9 @@ class Steps:
         self._planner = planner
         self._meter = meter
         self._longest_to_draft = longest_to_draft
+        self._latest = _Step(None, StepShape(0, 0, 0, has_prefill=False), 0.0, {}, {}, set())
+        self._repeats = 0
+        self._repeated = 0
         self._steps: deque[_Step] = deque()
         self._ended_at: float | None = None
 
@@ -55,48 +63,50 @@ class Steps:
 
         `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id.
         """
+        if self._repeats and self._is_repeated(output, table):
+            self._repeats -= 1
+            self._repeated += 1
+            self._steps.append(_Step(output, self._latest.shape, now, self._latest.plain, {}, set()))
+            return _NO_DRAFTS
+        self._settle()
+        self._repeats = 0
         for request_id in output.finished_req_ids:
             self.states.pop(request_id, None)
         self._use(table)
-        spec_tokens = output.scheduled_spec_decode_tokens
         plain: dict[str, str] = {}
         due: dict[str, int] = {}
         refused: set[str] = set()
-        decodes = verified = longest = 0
-        has_prefill = False
+        verified = longest = 0
         decoding: list[DraftState] = []
         prefilling: list[DraftState] = []
         for request_id, scheduled in output.num_scheduled_tokens.items():
             request = requests[request_id]
             longest = max(longest, request.num_computed_tokens)
-            state = self.states.get(request_id)
-            if state is None:
-                state = self.states[request_id] = DraftState(request_id, _class_of(request))
-                state.label = self._label(state)
+            state = self._state_of(request_id, request)
             if state.decoding:
-                decodes += 1
                 verified += scheduled
-                drafted = len(spec_tokens.get(request_id) or ())
+                drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
                 if drafted:
                     due[request_id] = state.due
                 else:
                     plain[request_id] = state.label
                 if state.allowed == drafted:
                     refused.add(request_id)
-            else:
-                has_prefill = True
             state.allowed = None
             state.positions = scheduled
-            if request.is_prefill_chunk:
-                prefilling.append(state)
-            else:
-                state.decoding = True
-                decoding.append(state)
-        plan = self._planner.plan(decoding, table, can_draft=longest <= self._longest_to_draft, prefilling=prefilling)
+            state.decoding = not request.is_prefill_chunk
+            (decoding if state.decoding else prefilling).append(state)
+        can_draft = longest <= self._longest_to_draft
+        plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling)
         if output.num_scheduled_tokens:
-            self.decoding = decoding
+            decodes = len(plain) + len(due)
+            has_prefill = decodes < len(output.num_scheduled_tokens)
             shape = StepShape(decodes, verified, plan.width, has_prefill, plan.read)
-            self._steps.append(_Step(output, shape, now, plain, due, refused))
+            self._latest = _Step(output, shape, now, plain, due, refused)
+            self._steps.append(self._latest)
+            self.decoding = decoding
+            if plan == _NO_DRAFTS and not has_prefill:
+                self._repeats = self._planner.repeats(decoding, table)
         return plan
 
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
@@ -129,21 +139,18 @@ class Steps:
             return
         step = self._steps.popleft()
         since = step.scheduled_at if self._ended_at is None else self._ended_at
-        outcome = Outcome()
-        for client in outputs.values():
-            for item in client.outputs:
-                request_id, delivered = item.request_id, len(item.new_token_ids)
-                draft = step.drafts.get(request_id)
-                label = step.plain.get(request_id) if draft is None else draft.traffic_class
-                if label is None or not delivered:
-                    continue
-                outcome.tokens[label] += delivered
-                if draft is not None:
-                    outcome.drafts.append(draft)
-                    continue
-                outcome.plain[label] += 1
-                if request_id in step.refused:
-                    outcome.refused.append(label)
+        items = [item for client in outputs.values() for item in client.outputs]
+        heard = {item.request_id: len(item.new_token_ids) for item in items if item.new_token_ids}
+        # Without a draft, a decode delivers one token.
+        plain = Counter([step.plain[name] for name in heard if name in step.plain])
+        outcome = Outcome(plain=plain, tokens=plain.copy())
+        for request_id, draft in step.drafts.items():
+            if request_id in heard:
+                outcome.drafts.append(draft)
+                outcome.tokens[draft.traffic_class] += heard[request_id]
+        outcome.refused += [
+            step.plain[request_id] for request_id in step.refused if request_id in heard and request_id in step.plain
+        ]
         self._meter.commit(step.shape, now - since, outcome)
         self._ended_at = now if goes_on else None
 
@@ -153,9 +160,42 @@ class Steps:
 
     def restart(self, request_id: str) -> None:
         """Note that a request was preempted: it will be prefilled anew."""
+        self._settle()
+        self._repeats = 0
         state = self.states.get(request_id)
         if state is not None:
             state.restart()
+
+    def backlog(self, request_id: str) -> int:
+        """Return how many of a request's latest positions the drafter has not seen."""
+        self._settle()
+        state = self.states.get(request_id)
+        return state.backlog if state is not None else 0
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Positions of all that decode which the drafter has not seen; another thread may ask."""
+        return sum(state.backlog for state in self.decoding) + self._repeated * len(self.decoding)
+
+    def _is_repeated(self, output: Any, table: KTable) -> bool:
+        """Whether a step is of the same requests and tokens as the latest, under the same schedule."""
+        return (
+            table is self.table
+            and output.num_scheduled_tokens == self._latest.output.num_scheduled_tokens
+            and not output.finished_req_ids
+        )
+
+    def _settle(self) -> None:
+        if self._repeated:
+            self._planner.repeat(self.decoding, self.table, self._repeated)
+            self._repeated = 0
+
+    def _state_of(self, request_id: str, request: Any) -> DraftState:
+        state = self.states.get(request_id)
+        if state is None:
+            state = self.states[request_id] = DraftState(request_id, _class_of(request))
+            state.label = self._label(state)
+        return state
 
     def _use(self, table: KTable) -> None:
         """Make `table` the one in force; a new one may name other classes."""

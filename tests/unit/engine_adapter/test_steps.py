@@ -3,26 +3,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_adapter.apply import KTable, Source
 from engine_adapter.measure import Cell, Evidence, Meter
-from engine_adapter.plan import Planner, StepPlan
+from engine_adapter.plan import DraftState, Planner, StepPlan
 from engine_adapter.steps import Steps
 
 K_MAX = 7
 
 
-def table(**k: int) -> KTable:
-    return KTable(Source.SCHEDULE, {name: (value,) for name, value in k.items()}, probe_ratio=0.0)
+def table(probe_ratio: float = 0.0, **k: int) -> KTable:
+    return KTable(Source.SCHEDULE, {name: (value,) for name, value in k.items()}, probe_ratio)
 
 
 class Engine:
     """Hands `Steps` what vLLM's scheduler would, step by step."""
 
-    def __init__(self, in_force: KTable, longest_to_draft: int = 1000) -> None:
+    def __init__(self, in_force: KTable, longest_to_draft: int = 1000, planner: Planner | None = None) -> None:
         self.meter = Meter()
         self.table = in_force
-        self.steps = Steps(Planner(K_MAX, rows=4096), self.meter, in_force, longest_to_draft)
+        self.steps = Steps(planner or Planner(K_MAX, rows=4096), self.meter, in_force, longest_to_draft)
         self.requests: dict[str, Any] = {}
         self.plan = StepPlan(0)
 
@@ -224,3 +226,109 @@ def test_a_step_without_requests_changes_nothing() -> None:
     assert [state.request_id for state in engine.steps.decoding] == ["a"]
     engine.end(step, a=1)
     assert engine.meter.take().tokens == {"default": 1}
+
+
+class CountingPlanner(Planner):
+    """Counts the steps that it plans."""
+
+    planned = 0
+
+    def plan(self, *args: Any, **kwargs: Any) -> StepPlan:
+        self.planned += 1
+        return super().plan(*args, **kwargs)
+
+
+class NeverRepeating(CountingPlanner):
+    """Plans every step."""
+
+    def repeats(self, *_: Any) -> int:
+        return 0
+
+
+SPELLS = st.one_of(
+    st.tuples(st.just("decode"), st.integers(1, 40)),
+    st.tuples(st.just("decode all but one"), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["join", "join in chunks", "end", "preempt", "idle", "ask"]), st.just(1)),
+    st.tuples(st.just("schedule"), st.sampled_from([0, 0, 0, 1, 3])),
+)
+
+
+@given(
+    st.lists(SPELLS, max_size=30),
+    st.sampled_from([0.0, 0.03, 0.3]),
+    st.sampled_from([12, 40, 4096]),
+    st.sampled_from([30, 1000]),
+)
+def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
+    spells: list[tuple[str, int]], probe_ratio: float, rows: int, longest: int
+) -> None:
+    quick, slow = (
+        Engine(table(probe_ratio, default=0), longest, planner(K_MAX, rows, rows_per_step=16))
+        for planner in (CountingPlanner, NeverRepeating)
+    )
+    for spell in [("join", 1), *spells]:
+        assert play(quick, *spell) == play(slow, *spell)
+        assert quick.steps.backlog_tokens == slow.steps.backlog_tokens
+    names = list(slow.steps.states)
+    assert [quick.steps.backlog(name) for name in names] == [slow.steps.backlog(name) for name in names]
+    assert quick.meter.take() == slow.meter.take()
+
+
+def play(engine: Engine, what: str, count: int) -> list[Any]:
+    """Let something happen, and return the plan of each step of it."""
+    states, drafted, plans = engine.steps.states, engine.steps.decoding, list[Any]()
+    if what == "schedule":
+        engine.table = table(engine.table.probe_ratio, default=count)
+    elif what == "preempt" and states:
+        engine.steps.restart(min(states))
+    elif what == "ask" and states:
+        plans.append(engine.steps.backlog(min(states)))
+    elif what == "end" and states:
+        engine.begin(finished=[min(states)])
+    elif what.startswith("join"):
+        name = f"chat_{len(engine.requests)}"
+        chunks = [name] if what.endswith("chunks") else []
+        plans.append(step(engine, {name: 5, **decodes(drafted)}, drafted, chunks))
+        drafted = engine.steps.decoding
+    for _ in range(count if what.startswith("decode") else 0):
+        some = engine.steps.decoding[1 if what.endswith("one") else 0 :]
+        plans.append(step(engine, decodes(some), some))
+    return plans
+
+
+def decodes(states: Collection[DraftState]) -> dict[str, int]:
+    return {state.request_id: 1 + state.k for state in states}
+
+
+def step(
+    engine: Engine, tokens: dict[str, int], drafted: Collection[DraftState], prefilling: Collection[str] = ()
+) -> StepPlan:
+    """Do a step in which every draft is accepted."""
+    k = {state.request_id: state.k for state in drafted if state.k}
+    output = engine.begin(drafted=k, prefilling=prefilling, **tokens)
+    for name, count in k.items():
+        engine.steps.verified(name, count, count, 0)
+    engine.end(output, **{name: count if name in prefilling else 1 + k.get(name, 0) for name, count in tokens.items()})
+    return engine.plan
+
+
+def test_who_ends_while_the_others_repeat_their_steps_is_forgotten() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "waits")
+    engine.steps.restart("waits")
+    for _ in range(3):
+        engine.end(engine.begin(a=1), a=1)
+    engine.end(engine.begin(a=1, finished=["waits"]), a=1)
+    assert set(engine.steps.states) == {"a"}
+
+
+def test_a_spell_at_k_0_is_planned_once() -> None:
+    planner = CountingPlanner(K_MAX, rows=4096)
+    engine = Engine(table(default=0), planner=planner)
+    engine.prefill("a", "b")
+    planned = planner.planned
+    for _ in range(500):
+        engine.end(engine.begin(a=1, b=1), a=1, b=1)
+    assert planner.planned == planned + 1
+    assert engine.steps.backlog_tokens == 2 * 501
+    assert engine.meter.take().tokens == {"default": 1000}
