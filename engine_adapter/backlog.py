@@ -108,11 +108,20 @@ class Backlog:
         self._positions = torch.zeros(positions, dtype=torch.int64, device=device)
         self._slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._rows: dict[str, list[int]] = {}
+        self._latest: list[tuple[int, list[str]]] = []  # where rows begin, and whose they are; not in `_rows` yet
         self._used = 0
 
     def __len__(self) -> int:
         """Return how many rows wait, those of ended requests included while nobody noticed."""
-        return sum(map(len, self._rows.values()))
+        return sum(map(len, self.rows().values()))
+
+    def rows(self) -> dict[str, list[int]]:
+        """Return which rows wait, by request."""
+        for begin, requests in self._latest:
+            for row, request in enumerate(requests, begin):
+                self._rows.setdefault(request, []).append(row)
+        self._latest.clear()
+        return self._rows
 
     def keep_plain(self, runner: Any, state: Any) -> None:
         """Keep the row of each request of a step of one position each, of which vLLM laid out nothing for a drafter."""
@@ -138,10 +147,11 @@ class Backlog:
 
     def keep_waiting(self, runner: Any, state: Any) -> None:
         """Keep the row of each request that waits on, while a step drafts for the others; it came with one position."""
-        if not self._rows:
+        rows = self.rows()
+        if not rows:
             return
         batch, metadata = runner.input_batch.req_ids, state.spec_decode_common_attn_metadata
-        places = [place for place, request in enumerate(batch) if request in self._rows]
+        places = [place for place, request in enumerate(batch) if request in rows]
         if places:
             last = _last(metadata)[_indices(places, self._states.device)]
             self._store(runner, state, [batch[place] for place in places], last, metadata.slot_mapping)
@@ -149,12 +159,13 @@ class Backlog:
     def drop(self) -> None:
         """Forget all rows."""
         self._rows.clear()
+        self._latest.clear()
         self._used = 0
 
     def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
         """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""
         self._forget(_anew(state.scheduler_output))
-        if not wanted or not self._rows:
+        if not wanted or not self.rows():
             return
         metadata, device = state.spec_decode_common_attn_metadata, self._states.device
         missing = lag(self._rows, runner.input_batch.req_ids, wanted)
@@ -178,10 +189,12 @@ class Backlog:
         self._forget(wanted)
 
     def _forget(self, requests: Collection[str]) -> None:
-        for request in requests:
-            self._rows.pop(request, None)
-        if not self._rows:
-            self.drop()
+        if requests:
+            rows = self.rows()
+            for request in requests:
+                rows.pop(request, None)
+            if not rows:
+                self.drop()
 
     def _store(self, runner: Any, state: Any, requests: Sequence[str], at: Any, slots: torch.Tensor) -> None:
         """Append a row for each of `requests`, `at` their places among the step's tokens: indices or a slice.
@@ -198,12 +211,12 @@ class Backlog:
         self._positions[..., begin:end] = runner._get_positions(tokens)[..., at]
         self._slots[begin:end] = slots[at]
         self._used = end
-        for row, request in enumerate(requests, begin):
-            self._rows.setdefault(request, []).append(row)
+        self._latest.append((begin, list(requests)))
 
     def _make_room(self, count: int, batch: Sequence[str]) -> None:
         """Move the rows of the requests in `batch` together, and drop the others'; all, if `count` do not fit then."""
-        self._rows = {request: self._rows[request] for request in batch if request in self._rows}
+        waiting = self.rows()
+        self._rows = {request: waiting[request] for request in batch if request in waiting}
         if len(self) + count > len(self._tokens):
             self.drop()
             return

@@ -65,7 +65,7 @@ def four_rows() -> Any:
 def test_room_is_made_by_moving_together_what_the_batch_has_left() -> None:
     backlog = four_rows()
     backlog._make_room(1, ["b", "new", "a"])
-    assert backlog._rows == {"b": [0], "a": [1, 2]}
+    assert backlog.rows() == {"b": [0], "a": [1, 2]}
     for store in (backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots):
         assert store[: backlog._used].tolist() == [3, 0, 2]
 
@@ -122,7 +122,7 @@ def test_a_plain_step_leaves_a_row_for_each_request_and_forgets_those_that_begin
     state.scheduler_output.scheduled_cached_reqs.resumed_req_ids = {"b"}
     state.aux_hidden_states, state.hidden_states = None, torch.tensor([[0.5], [0.25], [0.0]])
     backlog.keep_plain(runner, state)
-    assert (backlog._rows, backlog._used) == ({"a": [0, 3], "b": [2]}, 4)
+    assert (backlog.rows(), backlog._used) == ({"a": [0, 3], "b": [2]}, 4)
     stores = backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots
     assert [store[2:].tolist() for store in stores] == [[0.5, 0.25], [70, 80], [40, 60], [140, 160]]
 
@@ -139,7 +139,7 @@ def test_requests_that_begin_anew_have_left_nothing() -> None:
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"b"}),
     )
     backlog.catch_up(None, SimpleNamespace(scheduler_output=output), ())
-    assert backlog._rows == {"a": [0, 2]}
+    assert backlog.rows() == {"a": [0, 2]}
 
 
 class OfTheHost:

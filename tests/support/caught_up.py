@@ -67,7 +67,7 @@ def main() -> None:
     def caught_up_or_not(rows: backlog.Backlog, runner: Any, state: Any, wanted: Any) -> None:
         if way == "hole":
             rows.drop()
-        seen[way] += not rows._rows.keys().isdisjoint(wanted)
+        seen[way] += not rows.rows().keys().isdisjoint(wanted)
         catch_up(rows, runner, state, wanted)
 
     def noted(shape: Any, seconds: float, outcome: Any) -> None:
@@ -75,6 +75,7 @@ def main() -> None:
         commit(shape, seconds, outcome)
 
     scheduler.steps._planner.plan = plan
+    scheduler.steps._planner.repeats = lambda *_: 0  # every step asks
     scheduler.meter.commit = noted
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]

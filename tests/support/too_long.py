@@ -34,6 +34,8 @@ SHORT, LONG = 512, 768
 TOKENS = 768
 """A step's, so the long prompt fits into one. As many rows may wait: they are full twice within the spell."""
 
+DARK, LIT = (KTable(Source.SCHEDULE, {"default": (k,)}, 0.0) for k in (0, K))
+
 
 class Watch:
     """Steers K of the scheduler by step, forgets rows where `way` is "hole", and notes what happens."""
@@ -47,6 +49,7 @@ class Watch:
         self._plan, self._commit = scheduler.steps._planner.plan, scheduler.meter.commit
         self._catch_up, self._keep = Backlog.catch_up, Backlog.keep
         scheduler.steps._planner.plan, scheduler.meter.commit = self._planned, self._noted
+        scheduler.control.table = self._table
 
         def caught_up(rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
             self._caught_up(rows, runner, state, wanted)
@@ -58,6 +61,7 @@ class Watch:
 
     def begin(self, way: str) -> None:
         self.way, self.step = way, 0
+        self._planner._least_width = 1 if way == "whole" else 0
         self.drafts.clear()
         self.seen.clear()
 
@@ -68,11 +72,12 @@ class Watch:
             "seen": dict(self.seen),
         }
 
+    def _table(self, _now: float) -> KTable:
+        return DARK if BEGIN < self.step <= BEGIN + SPELL else LIT
+
     def _planned(self, states: list[DraftState], table: Any, **about: Any) -> StepPlan:
-        k = 0 if BEGIN < self.step <= BEGIN + SPELL else K
         self.seen["undraftable"] += not about["can_draft"]
-        self._planner._least_width = 1 if self.way == "whole" else 0
-        return self._plan(states, KTable(Source.SCHEDULE, {"default": (k,)}, 0.0), **about)  # type: ignore[no-any-return]
+        return self._plan(states, table, **about)  # type: ignore[no-any-return]
 
     def _noted(self, shape: Any, seconds: float, outcome: Any) -> None:
         if self.step > BEGIN + SPELL:
@@ -80,9 +85,9 @@ class Watch:
         self._commit(shape, seconds, outcome)
 
     def _caught_up(self, rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
-        is_needed = not rows._rows.keys().isdisjoint(wanted)
+        is_needed = not rows.rows().keys().isdisjoint(wanted)
         self.seen["caught up"] += is_needed
-        most = max((len(rows._rows.get(request, ())) for request in wanted), default=0)
+        most = max((len(rows.rows().get(request, ())) for request in wanted), default=0)
         self.seen["most rows of one"] = max(self.seen["most rows of one"], most)
         if self.way == "hole" and is_needed:
             rows.drop()
