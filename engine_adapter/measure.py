@@ -41,9 +41,9 @@ class Outcome:
     """
 
     drafts: list[Draft] = field(default_factory=list)
-    plain: Counter[str] = field(default_factory=Counter)
+    plain: dict[str, int] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    tokens: Counter[str] = field(default_factory=Counter)
+    tokens: dict[str, int] = field(default_factory=dict)
 
 
 class StepShape(NamedTuple):
@@ -137,7 +137,8 @@ class Meter:
         """Count one completed step and its duration."""
         with self._lock:
             evidence = self._evidence
-            evidence.tokens.update(outcome.tokens)
+            for traffic_class, count in outcome.tokens.items():
+                evidence.tokens[traffic_class] += count
             for traffic_class, count in outcome.plain.items():
                 evidence.drafts[traffic_class, 0] += count
             for traffic_class in outcome.refused:

@@ -3,7 +3,7 @@
 Pure: the time is an argument, and of vLLM's objects only attributes are read.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,16 +141,15 @@ class Steps:
         since = step.scheduled_at if self._ended_at is None else self._ended_at
         items = [item for client in outputs.values() for item in client.outputs]
         heard = {item.request_id: len(item.new_token_ids) for item in items if item.new_token_ids}
+        labels = [step.plain[name] for name in heard if name in step.plain]
         # Without a draft, a decode delivers one token.
-        plain = Counter([step.plain[name] for name in heard if name in step.plain])
-        outcome = Outcome(plain=plain, tokens=plain.copy())
-        for request_id, draft in step.drafts.items():
-            if request_id in heard:
-                outcome.drafts.append(draft)
-                outcome.tokens[draft.traffic_class] += heard[request_id]
-        outcome.refused += [
-            step.plain[request_id] for request_id in step.refused if request_id in heard and request_id in step.plain
-        ]
+        plain = {label: labels.count(label) for label in set(labels)}
+        tokens = plain.copy()
+        drafts = [(draft, heard[name]) for name, draft in step.drafts.items() if name in heard]
+        for draft, delivered in drafts:
+            tokens[draft.traffic_class] = tokens.get(draft.traffic_class, 0) + delivered
+        refused = [step.plain[name] for name in step.refused if name in heard and name in step.plain]
+        outcome = Outcome([draft for draft, _ in drafts], plain, refused, tokens)
         self._meter.commit(step.shape, now - since, outcome)
         self._ended_at = now if goes_on else None
 
