@@ -8,8 +8,8 @@ reach in the best quarter of their turns: others on the machine only ever slow a
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
 - `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
 - `k0_floor_vs_no_spec`: the same with a scheduler that does nothing but not to ask for drafts (`bench.bare_scheduler`):
-  no rows kept, nothing planned, nothing counted. What vLLM takes for being able to speculate; no adapter that leaves
-  vLLM as it is can be above.
+  steps run as without speculation, no rows are kept, nothing is planned, nothing counted. What is left when the
+  adapter's own work takes no time.
 - `k0_own_share`: how much of a step at K = 0 goes to the adapter's keeping, planning and counting, from steps of one
   engine with and without them (`bench.adapter_parts`); printed in microseconds, for each of them.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
