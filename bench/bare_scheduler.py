@@ -14,3 +14,6 @@ class BareScheduler(Scheduler):
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = 0
         setattr(scheduler_output, CATCH_UP, ())
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Take no drafts: where none were asked for, vLLM brings zeros."""
