@@ -242,6 +242,13 @@ RELIANCE: tuple[Item, ...] = (
     # undrafted.py: steps without drafts
     Method(_RUNNER, "GPUModelRunner", "execute_model", ("scheduler_output",), Use.WRAP),
     Method(
+        _RUNNER, "GPUModelRunner", "_prepare_inputs", ("scheduler_output", "num_scheduled_tokens"), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "execute_model"),
+    ),
+    Reads(_RUNNER, "GPUModelRunner", "execute_model", ("speculative_config",)),
+    Reads(_RUNNER, "GPUModelRunner", "sample_tokens", ("speculative_config",)),
+    Reads(_RUNNER, "GPUModelRunner", "_build_attention_metadata", ("speculative_config",)),
+    Method(
         _RUNNER, "GPUModelRunner", "_sample", ("logits", "spec_decode_metadata"), Use.OVERRIDE,
         (_RUNNER, "GPUModelRunner", "sample_tokens"),
     ),

@@ -1,7 +1,7 @@
 """The adapter's place in vLLM's scheduler: K per request, draft width per step, evidence of each step.
 
-One mixin over vLLM's two schedulers, and no copy of their code. It acts at these of their methods,
-and `engine_adapter.steps` plans and counts what comes by:
+One mixin over vLLM's two schedulers, and no copy of their code. What comes by goes to `engine_adapter.steps`, which
+plans and counts. The mixin acts at these of vLLM's methods:
 
 - `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
   The width goes to the drafter as `num_spec_tokens_to_schedule`, and beside it who catches up; the asynchronous

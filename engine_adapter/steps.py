@@ -53,8 +53,8 @@ class Steps:
         self._meter = meter
         self._longest_to_draft = longest_to_draft
         self._latest = _Step(None, StepShape(0, 0, 0, has_prefill=False), 0.0, {}, {}, set())
-        self._repeats = 0
-        self._repeated = 0
+        self._repeats_left = 0  # how many more steps may repeat the latest
+        self._unsettled = 0  # how many have, and are not in the requests' backlogs yet
         self._steps: deque[_Step] = deque()
         self._ended_at: float | None = None
 
@@ -63,13 +63,13 @@ class Steps:
 
         `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id.
         """
-        if self._repeats and self._is_repeated(output, table):
-            self._repeats -= 1
-            self._repeated += 1
+        if self._repeats_left and self._is_repeated(output, table):
+            self._repeats_left -= 1
+            self._unsettled += 1
             self._steps.append(_Step(output, self._latest.shape, now, self._latest.plain, {}, set()))
             return _NO_DRAFTS
         self._settle()
-        self._repeats = 0
+        self._repeats_left = 0
         for request_id in output.finished_req_ids:
             self.states.pop(request_id, None)
         self._use(table)
@@ -106,7 +106,7 @@ class Steps:
             self._steps.append(self._latest)
             self.decoding = decoding
             if plan == _NO_DRAFTS and not has_prefill:
-                self._repeats = self._planner.repeats(decoding, table)
+                self._repeats_left = self._planner.repeats(decoding, table)
         return plan
 
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
@@ -160,7 +160,7 @@ class Steps:
     def restart(self, request_id: str) -> None:
         """Note that a request was preempted: it will be prefilled anew."""
         self._settle()
-        self._repeats = 0
+        self._repeats_left = 0
         state = self.states.get(request_id)
         if state is not None:
             state.restart()
@@ -174,7 +174,7 @@ class Steps:
     @property
     def backlog_tokens(self) -> int:
         """Positions of all that decode which the drafter has not seen; another thread may ask."""
-        return sum(state.backlog for state in self.decoding) + self._repeated * len(self.decoding)
+        return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
 
     def _is_repeated(self, output: Any, table: KTable) -> bool:
         """Whether a step is of the same requests and tokens as the latest, under the same schedule."""
@@ -185,9 +185,9 @@ class Steps:
         )
 
     def _settle(self) -> None:
-        if self._repeated:
-            self._planner.repeat(self.decoding, self.table, self._repeated)
-            self._repeated = 0
+        if self._unsettled:
+            count, self._unsettled = self._unsettled, 0  # first, so that `backlog_tokens` counts nothing twice
+            self._planner.repeat(self.decoding, self.table, count)
 
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)

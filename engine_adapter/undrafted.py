@@ -1,17 +1,19 @@
 """Steps without drafts: run as in an engine without speculation, and kept for the drafter.
 
-vLLM treats every step of a speculating engine alike: it lays out the drafts to verify and prepares the drafter's input
-even when there is nothing to verify and nothing to draft. At K = 0 that would be all that is left of speculation, and
-for a small model a sixth of the step. So:
+vLLM treats every step of a speculating engine alike: it lays out the drafts to verify, samples against them and
+prepares the drafter's input even when there is nothing to verify and nothing to draft. At K = 0 that would be all that
+is left of speculation, and for a small model a sixth of the step. So, in an engine with the adapter's scheduler:
 
-- a *plain* step, in which requests decode one token each, without drafts to verify, to draft or to catch up for, is run
-  as in an engine without speculation: for its time the runner has no `speculative_config`. The recurrent layers of
-  hybrid models count on a layout with drafts in every step, so theirs are left as they are;
+- a *plain* step, which has one token of each request and neither verifies, drafts nor catches up, is run by vLLM's code
+  for engines without speculation: for its time the runner has no `speculative_config`;
+- another step that verifies nothing is laid out so, and therefore sampled so. Older versions of vLLM do that by
+  themselves;
 - another step whose drafts nobody wants (`num_spec_tokens_to_schedule` 0) is handled as one whose tokens do not fit
   into the drafter: vLLM then keeps the sampled tokens for the next step and neither prepares nor runs the drafter.
 
-What the drafter misses, here and where vLLM cannot draft, goes to its `backlog`. Both give what vLLM would have given.
-Which CUDA graphs the target's pass finds depends on K, and is left as it is (docs/engine.md).
+All give what vLLM would have given. The recurrent layers of hybrid models count on a layout with drafts in every step,
+so only the last holds for them. Which CUDA graphs the target's pass finds depends on K, and is left as it is
+(docs/engine.md). What the drafter misses, here and where vLLM cannot draft, goes to its `backlog`.
 """
 
 from collections.abc import Callable
@@ -38,74 +40,105 @@ def install() -> None:
     if getattr(GPUModelRunner, _INSTALLED, False):
         return
     execute_model, sample_tokens = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
-    sample, fits = GPUModelRunner._sample, GPUModelRunner._input_fits_in_drafter
+    prepare, sample = GPUModelRunner._prepare_inputs, GPUModelRunner._sample
+    fits = GPUModelRunner._input_fits_in_drafter
 
     @wraps(execute_model)
     def execute_plainly(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         setattr(self, PLAIN, is_plain(self, scheduler_output))
-        return without_speculation(self, execute_model, scheduler_output, *args, **kwargs)
+        return as_without_speculation(self, getattr(self, PLAIN), execute_model, scheduler_output, *args, **kwargs)
+
+    def prepare_inputs(self: Any, scheduler_output: Any, *args: Any) -> Any:
+        return as_without_speculation(self, is_undrafted(self, scheduler_output), prepare, scheduler_output, *args)
 
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
         setattr(self, _STATE, self.execute_model_state)
         try:
-            return without_speculation(self, sample_tokens, grammar_output)
+            return as_without_speculation(self, getattr(self, PLAIN, False), sample_tokens, grammar_output)
         finally:
             setattr(self, _STATE, None)
 
     def sample_then_keep(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
-        """Sample as vLLM does; then see to the backlog."""
         output = sample(self, logits, metadata)
         state = getattr(self, _STATE, None)
-        backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
-        if state is None or backlog is None:
-            return output
-        common = state.spec_decode_common_attn_metadata
-        if getattr(self, PLAIN):
-            backlog.keep_plain(self, state)
-        elif common is not None:
-            # A scheduler that is not the adapter's names nobody: then everyone catches up.
-            backlog.catch_up(self, state, getattr(state.scheduler_output, CATCH_UP, self.input_batch.req_ids))
-            if fits_if_wanted(self, common):
-                backlog.keep_waiting(self, state)
-            else:
-                backlog.keep(self, state, None if metadata is None else rejected(metadata, output.sampled_token_ids))
+        if state is not None and hasattr(getattr(self, "drafter", None), BACKLOG):
+            see_to_backlog(self, state, metadata, output.sampled_token_ids)
         return output
 
     def fits_if_wanted(self: Any, common_attn_metadata: Any) -> bool:
         return is_wanted(getattr(self, _STATE, None)) and fits(self, common_attn_metadata)
 
     GPUModelRunner.execute_model = execute_plainly
+    GPUModelRunner._prepare_inputs = prepare_inputs
     GPUModelRunner.sample_tokens = sample_tokens_noting
     GPUModelRunner._sample = sample_then_keep
     GPUModelRunner._input_fits_in_drafter = fits_if_wanted
     setattr(GPUModelRunner, _INSTALLED, True)
 
 
+def see_to_backlog(runner: Any, state: Any, metadata: SpecDecodeMetadata | None, sampled: torch.Tensor) -> None:
+    """Let the drafter catch up, and keep what it misses of a step that verified what `metadata` says, if anything.
+
+    `state` is the runner's, as it was before sampling; `sampled` [requests, tokens].
+    """
+    backlog, common = getattr(runner.drafter, BACKLOG), state.spec_decode_common_attn_metadata
+    if getattr(runner, PLAIN, False):
+        backlog.keep_plain(runner, state)
+    elif common is not None:
+        # A scheduler that is not the adapter's names nobody: then everyone catches up.
+        backlog.catch_up(runner, state, getattr(state.scheduler_output, CATCH_UP, runner.input_batch.req_ids))
+        if runner._input_fits_in_drafter(common):
+            backlog.keep_waiting(runner, state)
+        else:
+            backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled))
+
+
 def is_plain(runner: Any, scheduler_output: Any) -> bool:
-    """Whether a step is as in an engine without speculation; only the adapter's scheduler plans such steps."""
+    """Whether a step has one token of each request and neither verifies, drafts nor catches up."""
     return (
         scheduler_output.num_spec_tokens_to_schedule == 0
-        and getattr(scheduler_output, CATCH_UP, None) == ()
-        and not scheduler_output.scheduled_spec_decode_tokens
         and scheduler_output.total_num_scheduled_tokens == len(scheduler_output.num_scheduled_tokens)
+        and is_undrafted(runner, scheduler_output)
+        and not getattr(scheduler_output, CATCH_UP)
+    )
+
+
+def is_undrafted(runner: Any, scheduler_output: Any) -> bool:
+    """Whether a step that the adapter's scheduler planned verifies nothing, and the model can be told so."""
+    return (
+        is_own(scheduler_output)
+        and not scheduler_output.scheduled_spec_decode_tokens
         and not runner.model_config.is_hybrid
     )
 
 
-def without_speculation(runner: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `method` of the `runner`; in a plain step, it sees an engine that does not speculate."""
-    if not getattr(runner, PLAIN):
+def is_own(scheduler_output: Any) -> bool:
+    """Whether the adapter's scheduler planned a step."""
+    return hasattr(scheduler_output, CATCH_UP)
+
+
+def is_wanted(state: Any) -> bool:
+    """Whether drafts are wanted after the step of which the runner keeps `state`; vLLM's own schedulers see to that."""
+    return (
+        state is None or not is_own(state.scheduler_output) or state.scheduler_output.num_spec_tokens_to_schedule != 0
+    )
+
+
+def as_without_speculation(
+    runner: Any,
+    is_hidden: bool,  # noqa: FBT001 - of each of a runner's methods
+    method: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call `method` of the `runner`; if `is_hidden`, it sees an engine that does not speculate."""
+    if not is_hidden:
         return method(runner, *args, **kwargs)
     config, runner.speculative_config = runner.speculative_config, None
     try:
         return method(runner, *args, **kwargs)
     finally:
         runner.speculative_config = config
-
-
-def is_wanted(state: Any) -> bool:
-    """Whether the scheduler asks for drafts after the step of which the runner keeps `state`, if it keeps one."""
-    return state is None or state.scheduler_output.num_spec_tokens_to_schedule != 0
 
 
 def rejected(metadata: SpecDecodeMetadata, sampled: torch.Tensor) -> torch.Tensor:

@@ -127,6 +127,24 @@ def test_a_plain_step_leaves_a_row_for_each_request_and_forgets_those_that_begin
     assert [store[2:].tolist() for store in stores] == [[0.5, 0.25], [70, 80], [40, 60], [140, 160]]
 
 
+def test_rows_are_told_apart_when_there_are_many_and_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch  # noqa: PLC0415 - as above
+
+    from engine_adapter import backlog as module  # noqa: PLC0415 - as above
+
+    monkeypatch.setattr(module, "_SORTED_TOGETHER", 4)
+    backlog, (runner, state) = four_rows(), two_decodes()
+    backlog.drop()
+    runner._get_positions = lambda count: torch.tensor([40, 60])[:count]
+    state.scheduler_output.total_num_scheduled_tokens = 2
+    state.aux_hidden_states, state.hidden_states = None, torch.zeros((2, 1))
+    backlog._store(runner, state, ["b", "a"], slice(2), torch.zeros(2, dtype=torch.int64))
+    assert (len(backlog._latest), backlog._rows) == (1, {})
+    backlog._store(runner, state, ["b", "a"], slice(2), torch.zeros(2, dtype=torch.int64))
+    assert (backlog._latest, backlog._rows) == ([], {"b": [0, 2], "a": [1, 3]})
+    assert len(backlog) == 4
+
+
 def buffer(slots: Any) -> Any:
     """A block table whose requests' tokens of the step go to `slots`."""
     return SimpleNamespace(slot_mapping=SimpleNamespace(gpu=slots))

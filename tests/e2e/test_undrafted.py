@@ -52,31 +52,57 @@ def test_a_step_that_drafts_verifies_prefills_or_catches_up_is_not_nor_is_one_of
 def test_a_step_of_another_scheduler_is_not_plain() -> None:
     from engine_adapter import undrafted  # noqa: PLC0415 - as above
 
-    output = SimpleNamespace(num_spec_tokens_to_schedule=0, scheduled_spec_decode_tokens={})
-    assert not undrafted.is_plain(SimpleNamespace(), output)
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_a_plain_step_sees_an_engine_that_does_not_speculate(plain: bool) -> None:
-    from engine_adapter.undrafted import PLAIN, without_speculation  # noqa: PLC0415 - as above
-
-    runner = SimpleNamespace(speculative_config=CONFIG, **{PLAIN: plain})
-    assert without_speculation(runner, lambda self, one: (self.speculative_config, one), 1) == (
-        None if plain else CONFIG,
-        1,
+    output = SimpleNamespace(
+        num_spec_tokens_to_schedule=0,
+        scheduled_spec_decode_tokens={},
+        num_scheduled_tokens={"a": 1},
+        total_num_scheduled_tokens=1,
     )
+    assert not undrafted.is_plain(SimpleNamespace(), output)
+    assert not undrafted.is_undrafted(SimpleNamespace(), output)
+    assert undrafted.is_wanted(SimpleNamespace(scheduler_output=output))  # else vLLM would verify zeros
+
+
+@pytest.mark.parametrize(("width", "wanted"), [(0, False), (3, True)])
+def test_drafts_are_wanted_where_the_adapter_asks_for_some(width: int, wanted: bool) -> None:
+    from engine_adapter.undrafted import is_wanted  # noqa: PLC0415 - as above
+
+    output = SimpleNamespace(num_spec_tokens_to_schedule=width, **{CATCH_UP: ()})
+    assert is_wanted(SimpleNamespace(scheduler_output=output)) is wanted
+    assert is_wanted(None)
+
+
+def test_a_step_that_prefills_or_catches_up_is_laid_out_as_without_speculation_unless_it_verifies() -> None:
+    from engine_adapter.undrafted import is_undrafted  # noqa: PLC0415 - as above
+
+    runner, hybrid = (SimpleNamespace(model_config=SimpleNamespace(is_hybrid=is_hybrid)) for is_hybrid in (False, True))
+    plain, drafted = (
+        SimpleNamespace(scheduled_spec_decode_tokens=drafts, **{CATCH_UP: ("a",)}) for drafts in ({}, {"a": [5]})
+    )
+    assert is_undrafted(runner, plain)
+    assert not is_undrafted(runner, drafted)
+    assert not is_undrafted(hybrid, plain)
+
+
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_what_is_run_without_speculation_sees_an_engine_that_has_none(is_hidden: bool) -> None:
+    from engine_adapter.undrafted import as_without_speculation  # noqa: PLC0415 - as above
+
+    runner = SimpleNamespace(speculative_config=CONFIG)
+    seen = as_without_speculation(runner, is_hidden, lambda self, one: (self.speculative_config, one), 1)
+    assert seen == (None if is_hidden else CONFIG, 1)
     assert runner.speculative_config is CONFIG
 
 
 def test_after_a_failure_in_such_a_step_the_engine_still_speculates() -> None:
-    from engine_adapter.undrafted import PLAIN, without_speculation  # noqa: PLC0415 - as above
+    from engine_adapter.undrafted import as_without_speculation  # noqa: PLC0415 - as above
 
     def fail(_self: Any) -> None:
         raise MemoryError
 
-    runner = SimpleNamespace(speculative_config=CONFIG, **{PLAIN: True})
+    runner = SimpleNamespace(speculative_config=CONFIG)
     with pytest.raises(MemoryError):
-        without_speculation(runner, fail)
+        as_without_speculation(runner, True, fail)
     assert runner.speculative_config is CONFIG
 
 
