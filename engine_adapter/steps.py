@@ -52,9 +52,9 @@ class Steps:
         self._planner = planner
         self._meter = meter
         self._longest_to_draft = longest_to_draft
-        self._latest = _Step(None, StepShape(0, 0, 0, has_prefill=False), 0.0, {}, {}, set())
-        self._repeats_left = 0  # how many more steps may repeat the latest
-        self._unsettled = 0  # how many have, and are not in the requests' backlogs yet
+        self._repeated = _Step(None, StepShape(0, 0, 0, has_prefill=False), 0.0, {}, {}, set())
+        self._repeats_left = 0  # how many more steps may be as `_repeated`
+        self._unsettled = 0  # how many were, and are not in the requests' backlogs yet
         self._steps: deque[_Step] = deque()
         self._ended_at: float | None = None
 
@@ -66,7 +66,7 @@ class Steps:
         if self._repeats_left and self._is_repeated(output, table):
             self._repeats_left -= 1
             self._unsettled += 1
-            self._steps.append(_Step(output, self._latest.shape, now, self._latest.plain, {}, set()))
+            self._steps.append(_Step(output, self._repeated.shape, now, self._repeated.plain, {}, set()))
             return _NO_DRAFTS
         self._settle()
         self._repeats_left = 0
@@ -102,10 +102,11 @@ class Steps:
             decodes = len(plain) + len(due)
             has_prefill = decodes < len(output.num_scheduled_tokens)
             shape = StepShape(decodes, verified, plan.width, has_prefill, plan.read)
-            self._latest = _Step(output, shape, now, plain, due, refused)
-            self._steps.append(self._latest)
+            step = _Step(output, shape, now, plain, due, refused)
+            self._steps.append(step)
             self.decoding = decoding
             if plan == _NO_DRAFTS and not has_prefill:
+                self._repeated = step
                 self._repeats_left = self._planner.repeats(decoding, table)
         return plan
 
@@ -177,10 +178,10 @@ class Steps:
         return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
 
     def _is_repeated(self, output: Any, table: KTable) -> bool:
-        """Whether a step is of the same requests and tokens as the latest, under the same schedule."""
+        """Whether a step is of the same requests and tokens as `_repeated`, under the same schedule."""
         return (
             table is self.table
-            and output.num_scheduled_tokens == self._latest.output.num_scheduled_tokens
+            and output.num_scheduled_tokens == self._repeated.output.num_scheduled_tokens
             and not output.finished_req_ids
         )
 

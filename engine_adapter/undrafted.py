@@ -2,7 +2,7 @@
 
 vLLM treats every step of a speculating engine alike: it lays out the drafts to verify, samples against them and
 prepares the drafter's input even when there is nothing to verify and nothing to draft. At K = 0 that would be all that
-is left of speculation, and for a small model a sixth of the step. So, in an engine with the adapter's scheduler:
+is left of speculation, and for a small model a tenth of the step. So, in an engine with the adapter's scheduler:
 
 - a *plain* step, which has one token of each request and neither verifies, drafts nor catches up, is run by vLLM's code
   for engines without speculation: for its time the runner has no `speculative_config`;
