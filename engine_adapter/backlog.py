@@ -103,13 +103,10 @@ class Backlog:
         rows = backlog_rows(config)
         size = max(rows + rows // 8, config.scheduler_config.max_num_seqs)  # where vLLM cannot draft, one for each
         device = drafter.device
-        positions = (3, size) if config.model_config.uses_mrope else (size,)
         self._drafter = drafter
         self._length = drafter_length(config)
         self._states = torch.zeros((size, row_size(config)), dtype=drafter.dtype, device=device)
         self._tokens = torch.zeros(size, dtype=torch.int32, device=device)
-        self._positions = torch.zeros(positions, dtype=torch.int64, device=device)
-        self._slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._rows: dict[str, list[int]] = {}
         self._latest: list[tuple[int, list[str]]] = []  # where rows begin, and whose they are; not in `_rows` yet
         self._used = 0
@@ -129,9 +126,11 @@ class Backlog:
     def keep_plain(self, runner: Any, state: Any) -> None:
         """Keep the row of each request of a step of one position each, of which vLLM laid out nothing for a drafter."""
         self._forget(_anew(state.scheduler_output))
-        requests = runner.input_batch.req_ids
-        slots = runner.input_batch.block_table[self._drafter.kv_cache_gid].slot_mapping.gpu
-        self._store(runner, state, requests, slice(len(requests)), slots)
+        requests, states = runner.input_batch.req_ids, _read(state)
+        count = len(requests)
+        if len(states[0]) > count:  # padded
+            states = [layer[:count] for layer in states]
+        self._store(requests, states, runner.input_ids.gpu[:count], requests)
 
     def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None) -> None:
         """Keep the last row of each request of a step that drafts nothing; the drafter takes in its other positions.
@@ -146,7 +145,8 @@ class Backlog:
             last = _last(metadata)
             if rejected is not None:
                 last -= rejected
-        self._store(runner, state, runner.input_batch.req_ids, last, metadata.slot_mapping)
+        requests, states = runner.input_batch.req_ids, [layer[last] for layer in _read(state)]
+        self._store(requests, states, runner.input_ids.gpu[last], requests)
 
     def keep_waiting(self, runner: Any, state: Any) -> None:
         """Keep the row of each request that waits on, while a step drafts for the others; it came with one position."""
@@ -157,7 +157,8 @@ class Backlog:
         places = [place for place, request in enumerate(batch) if request in rows]
         if places:
             last = _last(metadata)[_indices(places, self._states.device)]
-            self._store(runner, state, [batch[place] for place in places], last, metadata.slot_mapping)
+            states = [layer[last] for layer in _read(state)]
+            self._store([batch[place] for place in places], states, runner.input_ids.gpu[last], batch)
 
     def drop(self) -> None:
         """Forget all rows."""
@@ -174,6 +175,8 @@ class Backlog:
         missing = lag(self._rows, runner.input_batch.req_ids, wanted)
         queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
         missing, ends = within(missing, _ends(metadata, queries), self._length)
+        waiting = [len(self._rows[runner.input_batch.req_ids[place]]) for place in missing.places]
+        positions, slots = self._where(runner, metadata, missing, waiting)
         firsts = runner.input_ids.gpu[metadata.query_start_loc[: metadata.num_reqs].long()]
         # The token that follows a row is the request's next row's, and after its last row the step's first.
         following = [
@@ -186,8 +189,8 @@ class Backlog:
         for part, part_ends in passes(missing, ends, self._drafter.max_num_tokens):
             rows = _indices([*chain.from_iterable(part.rows)], device)
             end = begin + len(rows)
-            batch = _batch(metadata, part, part_ends, self._slots[rows])
-            self._forward(tokens[begin:end], self._positions[..., rows], self._states[rows], batch)
+            batch = _batch(metadata, part, part_ends, slots[begin:end])
+            self._forward(tokens[begin:end], positions[..., begin:end], self._states[rows], batch)
             begin = end
         self._forget(wanted)
 
@@ -199,20 +202,33 @@ class Backlog:
             if not rows:
                 self.drop()
 
-    def _store(self, runner: Any, state: Any, requests: Sequence[str], at: Any, slots: torch.Tensor) -> None:
-        """Append a row for each of `requests`, `at` their places among the step's tokens: indices or a slice.
+    def _where(
+        self, runner: Any, metadata: CommonAttentionMetadata, missing: Lag, waiting: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the positions of the rows of `missing` ([rows], or [3, rows] for M-RoPE), and their slots ([rows]).
 
-        `slots` [tokens] is where the step's tokens go in the draft KV cache.
+        The rows of a request, of which so many are `waiting`, are those right before its first position in the step.
         """
+        of = [place for place, rows in zip(missing.places, missing.rows, strict=True) for _ in rows]
+        back = [count - i for count, rows in zip(waiting, missing.rows, strict=True) for i in range(len(rows))]
+        requests, before = _indices([of, back], self._states.device)
+        starts = metadata.query_start_loc[: metadata.num_reqs + 1].long()
+        firsts = runner._get_positions(metadata.num_actual_tokens)[..., starts[:-1]]
+        in_sequence = (metadata.seq_lens[: metadata.num_reqs] - starts.diff())[requests] - before
+        size = self._drafter.block_size
+        blocks = metadata.block_table_tensor[requests, in_sequence // size].long()
+        return firsts[..., requests] - before, blocks * size + in_sequence % size
+
+    def _store(
+        self, requests: Sequence[str], states: Sequence[torch.Tensor], tokens: torch.Tensor, batch: Sequence[str]
+    ) -> None:
+        """Append a row for each of `requests`, which are in `batch`: the `states` of each layer, and the `tokens`."""
         count = len(requests)
         if self._used + count > len(self._tokens):
-            self._make_room(count, runner.input_batch.req_ids)
+            self._make_room(count, batch)
         begin, end = self._used, self._used + count
-        torch.cat([layer[at] for layer in _read(state)], dim=-1, out=self._states[begin:end])
-        self._tokens[begin:end] = runner.input_ids.gpu[at]
-        tokens = state.scheduler_output.total_num_scheduled_tokens
-        self._positions[..., begin:end] = runner._get_positions(tokens)[..., at]
-        self._slots[begin:end] = slots[at]
+        torch.cat(states, dim=-1, out=self._states[begin:end])
+        self._tokens[begin:end] = tokens
         self._used = end
         self._latest.append((begin, list(requests)))
         if len(self._latest) * count >= _SORTED_TOGETHER:
@@ -230,9 +246,8 @@ class Backlog:
         for request, rows in self._rows.items():
             self._rows[request] = list(range(self._used, self._used + len(rows)))
             self._used += len(rows)
-        for store in (self._states, self._tokens, self._slots):
+        for store in (self._states, self._tokens):
             store[: self._used] = store[stay]
-        self._positions[..., : self._used] = self._positions[..., stay]
 
     def _take_in(self, runner: Any, state: Any) -> None:
         """Run the drafter over all positions of the step but the last of each request."""
@@ -292,16 +307,15 @@ def install() -> None:
     setattr(SpecDecodeBaseProposer, _INSTALLED, True)
 
 
-def _anew(scheduler_output: Any) -> set[str]:
+def _anew(scheduler_output: Any) -> list[str]:
     """Return the requests of a step that are prefilled from its beginning: new ones and those resumed."""
-    return {request.req_id for request in scheduler_output.scheduled_new_reqs} | set(
-        scheduler_output.scheduled_cached_reqs.resumed_req_ids
-    )
+    new = [request.req_id for request in scheduler_output.scheduled_new_reqs]
+    return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
 
 
-def _read(state: Any) -> list[torch.Tensor]:
+def _read(state: Any) -> Sequence[torch.Tensor]:
     """Return the target's hidden states of a step that the drafter reads: [tokens, hidden size] for each layer."""
-    return list(state.aux_hidden_states or (state.hidden_states,))
+    return state.aux_hidden_states or (state.hidden_states,)
 
 
 def _last(metadata: CommonAttentionMetadata) -> torch.Tensor:
@@ -341,7 +355,7 @@ def _batch(
     )
 
 
-def _indices(values: list[int], device: torch.device) -> torch.Tensor:
+def _indices(values: list[int] | list[list[int]], device: torch.device) -> torch.Tensor:
     return handed_over(torch.tensor(values, dtype=torch.int64), device)
 
 

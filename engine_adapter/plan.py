@@ -46,14 +46,19 @@ class DraftState:
 
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
-    `allowed` is how many tokens of its next draft the request's grammar allows, `None` when it cut nothing off.
+    `is_structured`: it follows a grammar. `allowed` is how many tokens of its next draft that allows, `None` when it
+    cut nothing off.
     """
 
-    __slots__ = ("allowed", "backlog", "decoding", "due", "k", "label", "positions", "request_id", "traffic_class")
+    __slots__ = (
+        "allowed", "backlog", "decoding", "due", "is_structured", "k", "label", "positions", "request_id",
+        "traffic_class",
+    )  # fmt: skip
 
-    def __init__(self, request_id: str, traffic_class: str) -> None:
+    def __init__(self, request_id: str, traffic_class: str, *, is_structured: bool = False) -> None:
         self.request_id = request_id
         self.traffic_class = self.label = traffic_class
+        self.is_structured = is_structured
         self.restart()
 
     def restart(self) -> None:

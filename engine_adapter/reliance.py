@@ -211,15 +211,14 @@ RELIANCE: tuple[Item, ...] = (
         _PROPOSER, "SpecDecodeBaseProposer",
         (
             "method", "device", "dtype", "hidden_size", "max_num_tokens", "vllm_config", "input_ids",
-            "hidden_states", "kv_cache_gid",
+            "hidden_states", "block_size",
         ),
     ),
     Reads(_PROPOSER, "SpecDecodeBaseProposer", "propose", ("model",)),
     Names("forward_context.py", ("set_forward_context",)),
     Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids")),
     Method(_RUNNER, "GPUModelRunner", "_get_positions", ("num_tokens",), Use.CALL),
-    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids", "block_table")),
-    Attributes("v1/worker/block_table.py", "BlockTable", ("slot_mapping",)),
+    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
     Method("v1/attention/backend.py", "CommonAttentionMetadata", "naive_query_lens", (), Use.CALL),
     Record(
         "v1/attention/backend.py", "CommonAttentionMetadata",

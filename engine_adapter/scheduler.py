@@ -24,7 +24,7 @@ from engine_adapter import compat
 from engine_adapter.agent import start_agent
 from engine_adapter.apply import SpeculationControl
 from engine_adapter.measure import Meter
-from engine_adapter.plan import CATCH_UP, ROWS_PER_STEP, Planner
+from engine_adapter.plan import CATCH_UP, ROWS_PER_STEP, DraftState, Planner
 from engine_adapter.settings import AdapterSettings
 from engine_adapter.steps import Steps
 from policy.clock import SystemClock
@@ -139,17 +139,18 @@ class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
         """Cut each request's draft to its K, then hand the drafts to vLLM; there are none after a step of width 0."""
         if self._width == 0:
             return
+        structured: list[tuple[DraftState, int]] = []
         for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False):
             state = self.steps.states.get(request_id)
             if state is not None:
                 del tokens[state.k :]
+                if state.is_structured:
+                    structured.append((state, len(tokens)))
         super().update_draft_token_ids(draft_token_ids)
-        for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False):
-            request = self.requests.get(request_id)
-            if request is not None and request.use_structured_output and not request.is_prefill_chunk:
-                state = self.steps.states.get(request_id)
-                if state is not None and len(request.spec_token_ids) < len(tokens):
-                    state.allowed = len(request.spec_token_ids)
+        for state, drafted in structured:
+            request = self.requests.get(state.request_id)
+            if request is not None and not request.is_prefill_chunk and len(request.spec_token_ids) < drafted:
+                state.allowed = len(request.spec_token_ids)
 
 
 class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):

@@ -4,7 +4,7 @@ Pure: the time is an argument, and of vLLM's objects only attributes are read.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,8 @@ class Steps:
         self._repeated = _Step(None, StepShape(0, 0, 0, has_prefill=False), 0.0, {}, {}, set())
         self._repeats_left = 0  # how many more steps may be as `_repeated`
         self._unsettled = 0  # how many were, and are not in the requests' backlogs yet
+        self._outcome = Outcome()  # of the latest step
+        self._plain: dict[str, str] | None = None  # of the latest step, if all that it delivered is a token for each
         self._steps: deque[_Step] = deque()
         self._ended_at: float | None = None
 
@@ -124,7 +126,7 @@ class Steps:
         if due is not None and state is not None:
             k = drafted - invalid
             is_refused = invalid > 0 or request_id in step.refused
-            step.drafts[request_id] = Draft(state.label, k, accepted, is_probe=k > due, is_refused=is_refused)
+            step.drafts[request_id] = Draft(state.label, k, accepted, k > due, is_refused)
 
     def skip_to(self, output: Any) -> None:
         """Forget the steps before that of `output`: vLLM dropped their outcome."""
@@ -140,19 +142,13 @@ class Steps:
             return
         step = self._steps.popleft()
         since = step.scheduled_at if self._ended_at is None else self._ended_at
-        items = [item for client in outputs.values() for item in client.outputs]
-        heard = {item.request_id: len(item.new_token_ids) for item in items if item.new_token_ids}
-        labels = [step.plain[name] for name in heard if name in step.plain]
-        # Without a draft, a decode delivers one token.
-        plain = {label: labels.count(label) for label in set(labels)}
-        tokens = plain.copy()
-        drafts = [(draft, heard[name]) for name, draft in step.drafts.items() if name in heard]
-        for draft, delivered in drafts:
-            tokens[draft.traffic_class] = tokens.get(draft.traffic_class, 0) + delivered
-        refused = [step.plain[name] for name in step.refused if name in heard and name in step.plain]
-        outcome = Outcome([draft for draft, _ in drafts], plain, refused, tokens)
-        self._meter.commit(step.shape, now - since, outcome)
         self._ended_at = now if goes_on else None
+        items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
+        is_whole = len(items) == len(step.plain) and not step.due and not step.refused
+        if not is_whole or step.plain is not self._plain:
+            self._plain = step.plain if is_whole else None
+            self._outcome = _outcome(step, items)
+        self._meter.commit(step.shape, now - since, self._outcome)
 
     def pause(self) -> None:
         """Note that the engine pauses or goes on: the time in between is no step's."""
@@ -193,7 +189,9 @@ class Steps:
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)
         if state is None:
-            state = self.states[request_id] = DraftState(request_id, _class_of(request))
+            state = self.states[request_id] = DraftState(
+                request_id, _class_of(request), is_structured=request.use_structured_output
+            )
             state.label = self._label(state)
         return state
 
@@ -207,6 +205,27 @@ class Steps:
     def _label(self, state: DraftState) -> str:
         """The class that the request's evidence counts for: its own if the schedule knows it."""
         return state.traffic_class if state.traffic_class in self.table.rows else DEFAULT_CLASS
+
+
+def _outcome(step: _Step, items: Sequence[Any]) -> Outcome:
+    """Return what a step came to for the requests that it delivered something to; `items` says what."""
+    outcome = Outcome()
+    tokens = outcome.tokens
+    for item in items:
+        name = item.request_id
+        draft = step.drafts.get(name)
+        if draft is not None:
+            label = draft.traffic_class
+            outcome.drafts.append(draft)
+        elif name in step.plain:
+            label = step.plain[name]
+            outcome.plain[label] = outcome.plain.get(label, 0) + 1
+            if name in step.refused:
+                outcome.refused.append(label)
+        else:
+            continue
+        tokens[label] = tokens.get(label, 0) + len(item.new_token_ids)
+    return outcome
 
 
 def _class_of(request: Any) -> str:

@@ -49,7 +49,8 @@ def install() -> None:
         return as_without_speculation(self, getattr(self, PLAIN), execute_model, scheduler_output, *args, **kwargs)
 
     def prepare_inputs(self: Any, scheduler_output: Any, *args: Any) -> Any:
-        return as_without_speculation(self, is_undrafted(self, scheduler_output), prepare, scheduler_output, *args)
+        is_rest_of_them = not getattr(self, PLAIN, False) and is_undrafted(self, scheduler_output)
+        return as_without_speculation(self, is_rest_of_them, prepare, scheduler_output, *args)
 
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
         setattr(self, _STATE, self.execute_model_state)

@@ -55,9 +55,9 @@ def four_rows() -> Any:
         scheduler_config=SimpleNamespace(max_num_seqs=4),
         model_config=SimpleNamespace(uses_mrope=False, max_model_len=100, get_hidden_size=lambda: 1),
     )
-    backlog = Backlog(SimpleNamespace(vllm_config=config, device="cpu", dtype=torch.float32))
+    backlog = Backlog(SimpleNamespace(vllm_config=config, device="cpu", dtype=torch.float32, block_size=16))
     backlog._rows, backlog._used = {"a": [0, 2], "gone": [1], "b": [3]}, 4
-    for store in (backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots):
+    for store in (backlog._states[:, 0], backlog._tokens):
         store.copy_(torch.arange(4))
     return backlog
 
@@ -66,7 +66,7 @@ def test_room_is_made_by_moving_together_what_the_batch_has_left() -> None:
     backlog = four_rows()
     backlog._make_room(1, ["b", "new", "a"])
     assert backlog.rows() == {"b": [0], "a": [1, 2]}
-    for store in (backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots):
+    for store in (backlog._states[:, 0], backlog._tokens):
         assert store[: backlog._used].tolist() == [3, 0, 2]
 
 
@@ -81,13 +81,59 @@ def test_each_row_goes_through_with_the_token_that_follows_it_also_where_a_pass_
     passed: list[Any] = []
     backlog._drafter.max_num_tokens, backlog._length = 2, 100
     backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
-        (tokens.tolist(), positions.tolist(), batch.query_start_loc.tolist(), batch.seq_lens.tolist())
+        (tokens.tolist(), hidden[:, 0].tolist(), batch.query_start_loc.tolist(), batch.seq_lens.tolist())
     )
     backlog._rows = {"a": [0, 1, 2], "b": [3]}
     backlog.catch_up(*two_decodes(), ["a", "b"])
     # In the batch "b" stands before "a"; the step begins with the tokens 70 and 80, at the positions 40 and 60.
     assert passed == [([70, 1], [3, 0], [0, 1, 2], [40, 58]), ([2, 80], [1, 2], [0, 2], [60])]
     assert len(backlog) == 0
+
+
+def test_a_row_goes_to_the_position_before_what_follows_it_and_to_that_slot() -> None:
+    backlog, (runner, state) = four_rows(), two_decodes()
+    passed: list[Any] = []
+    backlog._drafter.max_num_tokens, backlog._length = 8, 59  # "a" is drafted for up to position 58
+    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
+        (hidden[:, 0].tolist(), positions.tolist(), batch.slot_mapping.tolist())
+    )
+    backlog._rows = {"a": [0, 1, 2], "b": [3]}
+    state.spec_decode_common_attn_metadata.block_table_tensor[:] = torch_tensor([[7, 5, 2, 9], [1, 6, 8, 3]])
+    backlog.catch_up(runner, state, ["a", "b"])
+    # Blocks have 16 tokens. The rows of "a" are at 57, 58 and 59, of which the last is too far.
+    assert passed == [([3, 0, 1], [39, 57, 58], [2 * 16 + 7, 3 * 16 + 9, 3 * 16 + 10])]
+
+
+def test_where_drafts_were_rejected_the_accelerator_knows_the_position() -> None:
+    backlog, (runner, state) = four_rows(), two_decodes()
+    passed: list[Any] = []
+    backlog._drafter.max_num_tokens, backlog._length = 8, 100
+    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
+        (positions.tolist(), batch.slot_mapping.tolist(), batch.seq_lens.tolist())
+    )
+    backlog._rows = {"a": [0, 1], "b": [3]}
+    state.spec_decode_common_attn_metadata.seq_lens_cpu_upper_bound += 5
+    backlog.catch_up(runner, state, ["a", "b"])
+    assert passed == [([39, 58, 59], [39, 58, 59], [40, 60])]
+
+
+def test_positions_in_three_dimensions_are_those_before_the_step_in_each() -> None:
+    backlog, (runner, state) = four_rows(), two_decodes()
+    passed: list[Any] = []
+    backlog._drafter.max_num_tokens, backlog._length = 8, 100
+    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
+        (positions.tolist(), batch.slot_mapping.tolist())
+    )
+    backlog._rows = {"a": [0, 1], "b": [3]}
+    runner._get_positions = lambda count: torch_tensor([[20, 30], [20, 30], [20, 31]])[:, :count]
+    backlog.catch_up(runner, state, ["a", "b"])
+    assert passed == [([[19, 28, 29], [19, 28, 29], [19, 29, 30]], [39, 58, 59])]
+
+
+def torch_tensor(values: Any) -> Any:
+    import torch  # noqa: PLC0415 - as above
+
+    return torch.tensor(values)
 
 
 def two_decodes() -> tuple[Any, Any]:
@@ -100,12 +146,14 @@ def two_decodes() -> tuple[Any, Any]:
         query_start_loc_cpu=torch.tensor([0, 1, 2]),
         seq_lens=torch.tensor([41, 61]),
         seq_lens_cpu_upper_bound=torch.tensor([41, 61]),
-        block_table_tensor=torch.zeros((2, 1), dtype=torch.int32),
+        num_actual_tokens=2,
+        block_table_tensor=torch.arange(4, dtype=torch.int32).repeat(2, 1),
     )
     output = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()))
     runner = SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=["b", "a"]),
         input_ids=SimpleNamespace(gpu=torch.tensor([70, 80], dtype=torch.int32)),
+        _get_positions=lambda count: torch.tensor([40, 60])[:count],
     )
     return runner, SimpleNamespace(scheduler_output=output, spec_decode_common_attn_metadata=metadata)
 
@@ -115,16 +163,11 @@ def test_a_plain_step_leaves_a_row_for_each_request_and_forgets_those_that_begin
 
     backlog, (runner, state) = four_rows(), two_decodes()
     backlog._rows, backlog._used = {"a": [0], "b": [1]}, 2
-    backlog._drafter.kv_cache_gid = 1
-    runner.input_batch.block_table = [None, buffer(torch.tensor([140, 160, 0]))]
-    runner._get_positions = lambda count: torch.tensor([40, 60, 0])[:count]
-    state.scheduler_output.total_num_scheduled_tokens = 2
     state.scheduler_output.scheduled_cached_reqs.resumed_req_ids = {"b"}
     state.aux_hidden_states, state.hidden_states = None, torch.tensor([[0.5], [0.25], [0.0]])
     backlog.keep_plain(runner, state)
     assert (backlog.rows(), backlog._used) == ({"a": [0, 3], "b": [2]}, 4)
-    stores = backlog._states[:, 0], backlog._tokens, backlog._positions, backlog._slots
-    assert [store[2:].tolist() for store in stores] == [[0.5, 0.25], [70, 80], [40, 60], [140, 160]]
+    assert (backlog._states[2:, 0].tolist(), backlog._tokens[2:].tolist()) == ([0.5, 0.25], [70, 80])
 
 
 def test_rows_are_told_apart_when_there_are_many_and_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +176,14 @@ def test_rows_are_told_apart_when_there_are_many_and_when_somebody_asks(monkeypa
     from engine_adapter import backlog as module  # noqa: PLC0415 - as above
 
     monkeypatch.setattr(module, "_SORTED_TOGETHER", 4)
-    backlog, (runner, state) = four_rows(), two_decodes()
+    backlog = four_rows()
     backlog.drop()
-    runner._get_positions = lambda count: torch.tensor([40, 60])[:count]
-    state.scheduler_output.total_num_scheduled_tokens = 2
-    state.aux_hidden_states, state.hidden_states = None, torch.zeros((2, 1))
-    backlog._store(runner, state, ["b", "a"], slice(2), torch.zeros(2, dtype=torch.int64))
+    rows = [torch.zeros((2, 1))], torch.zeros(2, dtype=torch.int32)
+    backlog._store(["b", "a"], *rows, ["b", "a"])
     assert (len(backlog._latest), backlog._rows) == (1, {})
-    backlog._store(runner, state, ["b", "a"], slice(2), torch.zeros(2, dtype=torch.int64))
+    backlog._store(["b", "a"], *rows, ["b", "a"])
     assert (backlog._latest, backlog._rows) == ([], {"b": [0, 2], "a": [1, 3]})
     assert len(backlog) == 4
-
-
-def buffer(slots: Any) -> Any:
-    """A block table whose requests' tokens of the step go to `slots`."""
-    return SimpleNamespace(slot_mapping=SimpleNamespace(gpu=slots))
 
 
 def test_requests_that_begin_anew_have_left_nothing() -> None:

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,27 @@ def test_decode_only_steps_are_kept_apart_from_steps_with_prefill() -> None:
     assert set(evidence.cells) == {Cell(8, 32, 3), Cell(8, 28, 3)}
     assert evidence.cells[Cell(8, 28, 3)].verified == 30
     assert (evidence.prefill_steps, evidence.prefill_seconds) == (2, pytest.approx(0.1))
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(DRAFTS, max_size=3), PLAIN, st.lists(NAMES, max_size=2), st.integers(1, 4)), max_size=90
+    ),
+    st.integers(1, 90),
+)
+def test_a_step_that_comes_to_the_very_same_counts_as_any_other(
+    steps: list[tuple[list[Draft], dict[str, int], list[str], int]], taken_after: int
+) -> None:
+    in_runs, one_by_one = Meter(), Meter()
+    for number, (drafts, plain, refused, count) in enumerate(steps, start=1):
+        shape = StepShape(1 + len(drafts), 9, number % 3, has_prefill=number % 4 == 3, read=number % 2)
+        outcome = Outcome(drafts, plain, refused, plain)
+        for _ in range(count):
+            in_runs.commit(shape, 0.25, outcome)
+            one_by_one.commit(shape, 0.25, replace(outcome))
+            if number % taken_after == 0:
+                assert in_runs.take() == one_by_one.take()
+    assert in_runs.take() == one_by_one.take()
 
 
 def test_taking_empties_the_meter() -> None:

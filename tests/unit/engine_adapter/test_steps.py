@@ -65,7 +65,9 @@ def named(name: str) -> Any:
     """Return a request whose class is the part of its name before the underscore."""
     traffic_class, _, rest = name.partition("_")
     extra = {"traffic_class": traffic_class} if rest else None
-    return SimpleNamespace(num_computed_tokens=0, sampling_params=SimpleNamespace(extra_args=extra))
+    return SimpleNamespace(
+        num_computed_tokens=0, sampling_params=SimpleNamespace(extra_args=extra), use_structured_output=False
+    )
 
 
 def drafts(evidence: Evidence) -> dict[tuple[str, int], int]:
@@ -247,8 +249,8 @@ class NeverRepeating(CountingPlanner):
 
 SPELLS = st.one_of(
     st.tuples(st.just("decode"), st.integers(1, 40)),
-    st.tuples(st.just("decode all but one"), st.integers(1, 3)),
-    st.tuples(st.sampled_from(["join", "join in chunks", "end", "preempt", "idle", "ask"]), st.just(1)),
+    st.tuples(st.sampled_from(["decode all but one", "decode, and one is not heard"]), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["join", "join in chunks", "end", "preempt", "idle", "ask", "take"]), st.just(1)),
     st.tuples(st.just("schedule"), st.sampled_from([0, 0, 0, 1, 3])),
 )
 
@@ -275,7 +277,7 @@ def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
 
 
 def play(engine: Engine, what: str, count: int) -> list[Any]:
-    """Let something happen, and return the plan of each step of it."""
+    """Let something happen, and return the plan of each step of it, or the evidence."""
     states, drafted, plans = engine.steps.states, engine.steps.decoding, list[Any]()
     if what == "schedule":
         engine.table = table(engine.table.probe_ratio, default=count)
@@ -290,9 +292,12 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
         chunks = [name] if what.endswith("chunks") else []
         plans.append(step(engine, {name: 5, **decodes(drafted)}, drafted, chunks))
         drafted = engine.steps.decoding
+    elif what == "take":
+        plans.append(engine.meter.take())
     for _ in range(count if what.startswith("decode") else 0):
         some = engine.steps.decoding[1 if what.endswith("one") else 0 :]
-        plans.append(step(engine, decodes(some), some))
+        gone = [state.request_id for state in some[:1]] if what.endswith("heard") else []
+        plans.append(step(engine, decodes(some), some, gone=gone))
     return plans
 
 
@@ -301,14 +306,19 @@ def decodes(states: Collection[DraftState]) -> dict[str, int]:
 
 
 def step(
-    engine: Engine, tokens: dict[str, int], drafted: Collection[DraftState], prefilling: Collection[str] = ()
+    engine: Engine,
+    tokens: dict[str, int],
+    drafted: Collection[DraftState],
+    prefilling: Collection[str] = (),
+    gone: Collection[str] = (),
 ) -> StepPlan:
-    """Do a step in which every draft is accepted."""
+    """Do a step in which every draft is accepted; who is `gone` before its end hears nothing."""
     k = {state.request_id: state.k for state in drafted if state.k}
     output = engine.begin(drafted=k, prefilling=prefilling, **tokens)
     for name, count in k.items():
         engine.steps.verified(name, count, count, 0)
-    engine.end(output, **{name: count if name in prefilling else 1 + k.get(name, 0) for name, count in tokens.items()})
+    heard = {name: count if name in prefilling else 1 + k.get(name, 0) for name, count in tokens.items()}
+    engine.end(output, **{name: count for name, count in heard.items() if name not in gone})
     return engine.plan
 
 
