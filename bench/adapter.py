@@ -13,6 +13,7 @@ reach in the best quarter of their turns: others on the machine only ever slow a
 - `k0_own_share`: how much of a step at K = 0 goes to the adapter's keeping, planning and counting, from steps of one
   engine with and without them (`bench.adapter_parts`); printed in microseconds, for each of them.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
+- `constant_k_own_share`: how much of a step at K_max goes to the adapter, in the same way.
 - `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
 - `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
 - `lossless_mismatches`: replies that differ from an engine without speculation, while K changes at random.
@@ -31,7 +32,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from bench.adapter_parts import EVERYTHING, PARTS, Step, cost
+from bench.adapter_parts import AT_K_MAX, EVERYTHING, PARTS, Cost, Step, cost
 from bench.engine_worker import EngineWorker, prompt_texts
 from policy.settings import ProgramSettings, load
 
@@ -130,8 +131,10 @@ def _measure(settings: AdapterBenchSettings) -> None:
                 _take_turns(settings, workers, texts, comparison)
                 _say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
             if launch == settings.launches:
-                own = {n: _own_share(settings, workers["adapter"], texts[:n]) for n in (1, 8, 32)}
-                found |= {f"k0_own_share_{running}": share for running, share in own.items()}
+                for running in (1, 8, 32):
+                    costs = _costs(settings, workers["adapter"], texts[:running])
+                    found[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
+                    found[f"constant_k_own_share_{running}"] = _share(costs[AT_K_MAX])
                 found["switch_ms"] = _switch_ms(workers["adapter"], texts[:8])
         finally:
             for worker in workers.values():
@@ -192,22 +195,24 @@ def _summary(comparison: Comparison) -> str:
     )
 
 
-def _own_share(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> float:
-    """Return which share of a step at K = 0 goes to the adapter's own work."""
-    share = 0.0
+def _costs(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, Cost]:
+    """Return what each part of the adapter takes of a step."""
+    costs: dict[str, Cost] = {}
     for part in PARTS:
+        k = settings.k_max if part == AT_K_MAX else 0
         steps: list[Step] = []
         for turn in range(2 * settings.launches * settings.rounds):
-            answer = adapter.run(texts, settings.tokens, k=0, part=part, seed=turn)
-            steps += [Step(*step) for step in answer["steps"]]
-        found = cost(steps)
-        if part == EVERYTHING:
-            share = found.part / found.step
+            steps += [Step(*step) for step in adapter.run(texts, settings.tokens, k=k, part=part, seed=turn)["steps"]]
+        costs[part] = found = cost(steps)
         _say(
-            f"{len(texts):2d} running, adapter at K=0, a step of {found.step:5.0f} us: {part:<31} "
+            f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
             f"{found.part:+5.0f} us ({found.low:+.0f} to {found.high:+.0f})"
         )
-    return round(share, 3)
+    return costs
+
+
+def _share(found: Cost) -> float:
+    return round(found.part / found.step, 3)
 
 
 def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:

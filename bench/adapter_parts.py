@@ -3,7 +3,7 @@
 Two engines in turns differ by what the machine does meanwhile, and by where their memory happens to lie: by some 5 %
 here. Neighbouring steps of one engine share both, so a few thousand of them tell some 30 microseconds apart.
 
-Only for K = 0 for all, where what a step leaves out is not missed by the next.
+Only at K = 0 or at K_max for all, where what a step leaves out is not missed by the next.
 """
 
 import random
@@ -14,6 +14,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 EVERYTHING = "all three"
+"""What the adapter does in a step at K = 0."""
+
+AT_K_MAX = "planning, cutting and counting"
+"""What it does in a step at K_max."""
 
 _DRAWS = 300
 _LEVEL = 0.95
@@ -88,6 +92,8 @@ def _either(method: Callable[..., Any], other: Callable[..., Any], is_out: Calla
     return call
 
 
+_STOCK_AT_K_MAX = "_update_after_schedule", "update_draft_token_ids", "make_spec_decoding_stats", "update_from_output"
+
 _Replacement = tuple[Any, str, Callable[..., Any]]  # object, name of its method, what to call instead
 
 
@@ -113,6 +119,17 @@ def _planning_and_counting(core: Any) -> list[_Replacement]:
         setattr(output, CATCH_UP, ())
 
     return [(scheduler, "_update_after_schedule", without)]
+
+
+def _at_k_max(core: Any) -> list[_Replacement]:
+    """K of each request, its draft cut to that, who catches up, and the evidence of each step."""
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as above
+
+    from engine_adapter.backlog import BACKLOG  # noqa: PLC0415 - as above
+
+    scheduler, backlog = core.scheduler, getattr(runner_of(core).drafter, BACKLOG)
+    stock = [(scheduler, name, getattr(Scheduler, name).__get__(scheduler)) for name in _STOCK_AT_K_MAX]
+    return [*stock, *((backlog, name, lambda *_: None) for name in ("catch_up", "keep_waiting"))]
 
 
 def _everything(core: Any) -> list[_Replacement]:
@@ -143,5 +160,6 @@ PARTS: dict[str, Callable[[Any], list[_Replacement]]] = {
     "planning and counting": _planning_and_counting,
     EVERYTHING: _everything,
     "steps run as without speculation": _plainness,
+    AT_K_MAX: _at_k_max,
 }
-"""What may be left out, by name."""
+"""What may be left out, by name: at K_max the last, the others at K = 0."""

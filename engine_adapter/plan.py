@@ -143,20 +143,28 @@ class Planner:
                 state.backlog += 1
         return StepPlan(width, tuple(caught_up), read)
 
-    def repeats(self, states: Sequence[DraftState], table: KTable) -> int:
-        """Return how many more steps of one position each `plan` would leave as the last: no drafts, no catching up."""
+    def repeats(self, states: Sequence[DraftState], table: KTable, width: int, length_left: int) -> int:
+        """Return how many more steps `plan` would leave as the last, of this `width` and with K as the schedule says.
+
+        None of them is a probe or lets anyone catch up, and none that drafts is of a sequence which has become more
+        than `length_left` longer.
+        """
         if not states or self._k_max == 0:
             return 0
-        backlogs = [state.backlog for state in states]
-        room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
-        if table.probe_ratio > 0.0:
+        if width == 0:
+            backlogs = [state.backlog for state in states]
+            room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
+        else:
+            room = length_left // (1 + width)
+        if table.probe_ratio > 0.0 and any(state.k < self._k_max for state in states):
             room = min(room, int((1.0 - self._credit) / table.probe_ratio) - 1)
         return max(0, room)
 
-    def repeat(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
+    def repeat(self, states: Sequence[DraftState], table: KTable, width: int, count: int) -> None:
         """Account for `count` such steps, at most `repeats`."""
-        for state in states:
-            state.backlog += count
+        if width == 0:
+            for state in states:
+                state.backlog += count
         for _ in range(count):
             self._earn(table.probe_ratio)
 

@@ -16,8 +16,6 @@ from policy.types import DEFAULT_CLASS, is_class_name
 CLASS_ARGUMENT = "traffic_class"
 """The entry of a request's `extra_args` that names its class."""
 
-_NO_DRAFTS = StepPlan(0)
-
 
 @dataclass(slots=True)
 class _Step:
@@ -38,8 +36,9 @@ class Steps:
     `table` is the one in force. vLLM drafts for nobody while a request has more than `longest_to_draft` positions.
     `states` are the requests by id, `decoding` those that decode after the latest step.
 
-    At K = 0 most steps repeat the one before: the same requests decode, and each leaves one more position to the
-    drafter. Such a step is only counted, however many they are, and `_settle` makes up for it when something changes.
+    Most steps repeat the one before: the same requests decode with the same K, and at K = 0 each leaves one more
+    position to the drafter. Such a step is not planned, however many they are, and `_settle` makes up for it when
+    something changes.
 
     A step's duration is the time from the previous step's end to its own, because under load that is the time a
     running request waits; after idleness it is the time since the step was scheduled. Times are monotonic, in seconds.
@@ -53,6 +52,7 @@ class Steps:
         self._meter = meter
         self._longest_to_draft = longest_to_draft
         self._repeated = _Step(None, StepShape(0, 0, 0, has_prefill=False), 0.0, {}, {}, set())
+        self._repeated_plan = StepPlan(0)
         self._repeats_left = 0  # how many more steps may be as `_repeated`
         self._unsettled = 0  # how many were, and are not in the requests' backlogs yet
         self._outcome = Outcome()  # of the latest step
@@ -68,8 +68,9 @@ class Steps:
         if self._repeats_left and self._is_repeated(output, table):
             self._repeats_left -= 1
             self._unsettled += 1
-            self._steps.append(_Step(output, self._repeated.shape, now, self._repeated.plain, {}, set()))
-            return _NO_DRAFTS
+            first = self._repeated
+            self._steps.append(_Step(output, first.shape, now, first.plain, first.due, first.refused))
+            return self._repeated_plan
         self._settle()
         self._repeats_left = 0
         for request_id in output.finished_req_ids:
@@ -107,9 +108,11 @@ class Steps:
             step = _Step(output, shape, now, plain, due, refused)
             self._steps.append(step)
             self.decoding = decoding
-            if plan == _NO_DRAFTS and not has_prefill:
-                self._repeated = step
-                self._repeats_left = self._planner.repeats(decoding, table)
+            if not has_prefill and _can_recur(step, decoding, plan):
+                self._repeated, self._repeated_plan = step, plan
+                self._repeats_left = self._planner.repeats(
+                    decoding, table, plan.width, self._longest_to_draft - longest
+                )
         return plan
 
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
@@ -144,7 +147,7 @@ class Steps:
         since = step.scheduled_at if self._ended_at is None else self._ended_at
         self._ended_at = now if goes_on else None
         items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
-        is_whole = len(items) == len(step.plain) and not step.due and not step.refused
+        is_whole = len(items) == len(step.plain) and not step.due
         if not is_whole or step.plain is not self._plain:
             self._plain = step.plain if is_whole else None
             self._outcome = _outcome(step, items)
@@ -171,7 +174,8 @@ class Steps:
     @property
     def backlog_tokens(self) -> int:
         """Positions of all that decode which the drafter has not seen; another thread may ask."""
-        return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
+        unsettled = 0 if self._repeated_plan.width else self._unsettled
+        return sum(state.backlog for state in self.decoding) + unsettled * len(self.decoding)
 
     def _is_repeated(self, output: Any, table: KTable) -> bool:
         """Whether a step is of the same requests and tokens as `_repeated`, under the same schedule."""
@@ -184,7 +188,7 @@ class Steps:
     def _settle(self) -> None:
         if self._unsettled:
             count, self._unsettled = self._unsettled, 0  # first, so that `backlog_tokens` counts nothing twice
-            self._planner.repeat(self.decoding, self.table, count)
+            self._planner.repeat(self.decoding, self.table, self._repeated_plan.width, count)
 
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)
@@ -205,6 +209,15 @@ class Steps:
     def _label(self, state: DraftState) -> str:
         """The class that the request's evidence counts for: its own if the schedule knows it."""
         return state.traffic_class if state.traffic_class in self.table.rows else DEFAULT_CLASS
+
+
+def _can_recur(step: _Step, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
+    """Whether the next step will be as `step`, if the same requests come with as many tokens, under the same schedule.
+
+    So it is when K, of the drafts that were verified and of those that are planned, is the schedule's.
+    """
+    is_usual = not step.refused and not plan.catch_up
+    return is_usual and all(state.k == state.due == step.due.get(state.request_id, 0) for state in decoding)
 
 
 def _outcome(step: _Step, items: Sequence[Any]) -> Outcome:

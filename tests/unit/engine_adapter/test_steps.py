@@ -249,9 +249,12 @@ class NeverRepeating(CountingPlanner):
 
 SPELLS = st.one_of(
     st.tuples(st.just("decode"), st.integers(1, 40)),
-    st.tuples(st.sampled_from(["decode all but one", "decode, and one is not heard"]), st.integers(1, 3)),
+    st.tuples(
+        st.sampled_from(["decode all but one", "decode, and one is not heard", "decode, and one is cut"]),
+        st.integers(1, 3),
+    ),
     st.tuples(st.sampled_from(["join", "join in chunks", "end", "preempt", "idle", "ask", "take"]), st.just(1)),
-    st.tuples(st.just("schedule"), st.sampled_from([0, 0, 0, 1, 3])),
+    st.tuples(st.sampled_from(["schedule", "schedule json"]), st.sampled_from([0, 0, 1, 3, K_MAX])),
 )
 
 
@@ -260,12 +263,13 @@ SPELLS = st.one_of(
     st.sampled_from([0.0, 0.03, 0.3]),
     st.sampled_from([12, 40, 4096]),
     st.sampled_from([30, 1000]),
+    st.sampled_from([0, 0, 1, K_MAX]),
 )
 def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
-    spells: list[tuple[str, int]], probe_ratio: float, rows: int, longest: int
+    spells: list[tuple[str, int]], probe_ratio: float, rows: int, longest: int, least_width: int
 ) -> None:
     quick, slow = (
-        Engine(table(probe_ratio, default=0), longest, planner(K_MAX, rows, rows_per_step=16))
+        Engine(table(probe_ratio, default=0), longest, planner(K_MAX, rows, rows_per_step=16, least_width=least_width))
         for planner in (CountingPlanner, NeverRepeating)
     )
     for spell in [("join", 1), *spells]:
@@ -279,8 +283,9 @@ def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
 def play(engine: Engine, what: str, count: int) -> list[Any]:
     """Let something happen, and return the plan of each step of it, or the evidence."""
     states, drafted, plans = engine.steps.states, engine.steps.decoding, list[Any]()
-    if what == "schedule":
-        engine.table = table(engine.table.probe_ratio, default=count)
+    if what.startswith("schedule"):
+        k = {name: depths[0] for name, depths in engine.table.rows.items()}
+        engine.table = table(engine.table.probe_ratio, **k | {"json" if what.endswith("json") else "default": count})
     elif what == "preempt" and states:
         engine.steps.restart(min(states))
     elif what == "ask" and states:
@@ -288,7 +293,7 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
     elif what == "end" and states:
         engine.begin(finished=[min(states)])
     elif what.startswith("join"):
-        name = f"chat_{len(engine.requests)}"
+        name = f"{'json' if len(engine.requests) % 3 == 1 else 'chat'}_{len(engine.requests)}"
         chunks = [name] if what.endswith("chunks") else []
         plans.append(step(engine, {name: 5, **decodes(drafted)}, drafted, chunks))
         drafted = engine.steps.decoding
@@ -297,7 +302,11 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
     for _ in range(count if what.startswith("decode") else 0):
         some = engine.steps.decoding[1 if what.endswith("one") else 0 :]
         gone = [state.request_id for state in some[:1]] if what.endswith("heard") else []
-        plans.append(step(engine, decodes(some), some, gone=gone))
+        tokens = decodes(some)
+        for state in [state for state in some[:1] if what.endswith("cut") and state.k]:
+            state.allowed = min(state.due, state.k - 1)  # a probe is cut to what the schedule says
+            tokens[state.request_id] = 1 + state.allowed
+        plans.append(step(engine, tokens, some, gone=gone))
     return plans
 
 
@@ -313,7 +322,7 @@ def step(
     gone: Collection[str] = (),
 ) -> StepPlan:
     """Do a step in which every draft is accepted; who is `gone` before its end hears nothing."""
-    k = {state.request_id: state.k for state in drafted if state.k}
+    k = {state.request_id: tokens[state.request_id] - 1 for state in drafted if tokens[state.request_id] > 1}
     output = engine.begin(drafted=k, prefilling=prefilling, **tokens)
     for name, count in k.items():
         engine.steps.verified(name, count, count, 0)
@@ -342,3 +351,40 @@ def test_a_spell_at_k_0_is_planned_once() -> None:
     assert planner.planned == planned + 1
     assert engine.steps.backlog_tokens == 2 * 501
     assert engine.meter.take().tokens == {"default": 1000}
+
+
+def test_drafts_as_deep_as_those_before_are_planned_once_until_one_could_be_too_long() -> None:
+    planner = CountingPlanner(K_MAX, rows=4096)
+    engine = Engine(table(default=3, json=0), longest_to_draft=100, planner=planner)
+    engine.prefill("a", "json_b")
+    widths = [step(engine, decodes(engine.steps.decoding), engine.steps.decoding).width for _ in range(30)]
+    # The prompt has 9 tokens, a step at most 4 more: after 22 steps 97, after 23 too many.
+    assert widths == [3] * 22 + [0] * 8
+    assert planner.planned == 4  # the prompt, the first of its kind, two as they get too long
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 3): 23, ("default", 0): 7, ("json", 0): 30}
+
+
+def test_a_probe_that_the_grammar_cut_to_the_schedule_is_repeated_by_nobody() -> None:
+    engine = Engine(table(probe_ratio=0.25, default=3))
+    engine.prefill("a")
+    state = engine.steps.states["a"]
+    while state.k != K_MAX:
+        step(engine, decodes([state]), [state])
+    engine.meter.take()
+    state.allowed = 3
+    for _ in range(3):
+        step(engine, {"a": 4}, [state])
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 3): 3}
+    assert evidence.trials == {("default", position): 3 if position < 4 else 1 for position in range(1, 5)}
+
+
+def test_as_many_tokens_as_before_may_be_another_s() -> None:
+    engine = Engine(table(default=0, json=3))
+    engine.prefill("a", "json_b")
+    for heard in ("json_b", "a"):
+        output = engine.begin(drafted={"json_b": 3}, a=1, json_b=4)
+        engine.steps.verified("json_b", 3, 3, 0)
+        engine.end(output, **{heard: 4 if heard == "json_b" else 1})
+    assert drafts(engine.meter.take()) == {("json", 3): 1, ("default", 0): 1}
