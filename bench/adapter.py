@@ -1,9 +1,9 @@
 """`specpilot bench adapter`: what the adapter costs and gains inside the engine, each arm paired with its alternative.
 
-Engines with and without the adapter run in processes of their own, one at a time, in turns A B A B; every figure is
-the median of the ratios of neighbouring turns, with its spread. All are launched several times, because a process is
-a little faster or slower than the next for as long as it lives. Beside the median stands the ratio of what the arms
-reach in the best quarter of their turns: others on the machine only ever slow a turn down, so that one scatters less.
+Engines with and without the adapter run in processes of their own, one at a time, in turns A B A B of some steps each:
+the machine's pace changes within a second, by more than what is to be told apart. Every figure is the median of the
+ratios of neighbouring turns, with their middle half. All engines are launched several times, because a process is a
+little faster or slower than the next for as long as it lives; so beside the median stand those of the single launches.
 
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
 - `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class AdapterBenchSettings(ProgramSettings):
     k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
     tokens: int = Field(default=128, ge=16, description="tokens a reply")
     launches: int = Field(default=3, ge=1, description="how often the engines are launched anew")
-    rounds: int = Field(default=5, ge=2, description="turns of each arm in a launch")
+    rounds: int = Field(default=8, ge=2, description="how often each arm replies in a launch")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
     wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
 
@@ -76,13 +77,18 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two arms with so many requests running, and what they reached in each turn: tokens a second."""
+    """Two arms with so many requests running, and the ratios of their neighbouring turns in each launch."""
 
     name: str
     running: int
     mine: Arm
     other: Arm
-    rates: list[tuple[float, float]] = field(default_factory=list)
+    launches: list[list[float]] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """The median of all ratios."""
+        return statistics.median(chain.from_iterable(self.launches))
 
     def __str__(self) -> str:
         return f"{self.running:2d} running, {f'{self.mine} / {self.other}':<44}"
@@ -141,7 +147,7 @@ def _measure(settings: AdapterBenchSettings) -> None:
                 worker.close()
     for comparison in comparisons:
         _say(_summary(comparison))
-        found[comparison.name] = round(statistics.median(_ratios(comparison)), 3)
+        found[comparison.name] = round(comparison.median, 3)
     if settings.replies:
         exact = {"dtype": "float32"}
         found["lossless_mismatches"] = _mismatches(
@@ -170,29 +176,25 @@ def _comparisons(k_max: int) -> list[Comparison]:
 def _take_turns(
     settings: AdapterBenchSettings, workers: Mapping[str, EngineWorker], texts: Sequence[str], comparison: Comparison
 ) -> None:
-    """Add a launch's turns of a comparison's two arms, in mirrored order, after one that warms both up."""
-    arms = comparison.mine, comparison.other
-    for turn in range(settings.rounds + 1):
-        rates = {
-            arm: workers[arm.worker].run(texts[: comparison.running], settings.tokens, **arm.options)["decode_rate"]
-            for arm in (arms if turn % 2 else arms[::-1])
-        }
-        if turn:
-            comparison.rates.append((rates[comparison.mine], rates[comparison.other]))
-
-
-def _ratios(comparison: Comparison) -> list[float]:
-    return [mine / other for mine, other in comparison.rates]
+    """Add a launch's turns of a comparison's two arms, which take turns at beginning; the first reply warms up."""
+    ratios: list[float] = []
+    for reply in range(settings.rounds + 1):
+        arms = (comparison.mine, comparison.other)[:: 1 if reply % 2 else -1]
+        pieces = (
+            workers[arm.worker].pieces(texts[: comparison.running], settings.tokens, **arm.options) for arm in arms
+        )
+        turns = [pair for pair in zip_longest(*pieces) if None not in pair]  # one may need more steps than the other
+        if reply:
+            ratios += [
+                (first.rate / second.rate) if reply % 2 else (second.rate / first.rate) for first, second in turns
+            ]
+    comparison.launches.append(ratios)
 
 
 def _summary(comparison: Comparison) -> str:
-    ratios = _ratios(comparison)
-    low, median, high = statistics.quantiles(ratios, method="inclusive")
-    mine, other = (statistics.quantiles(rates, method="inclusive")[2] for rates in zip(*comparison.rates, strict=True))
-    return (
-        f"{comparison} median {median:.3f}   half {low:.3f} to {high:.3f}   "
-        f"all {min(ratios):.3f} to {max(ratios):.3f}   best quarters {mine / other:.3f}"
-    )
+    low, _, high = statistics.quantiles(chain.from_iterable(comparison.launches), method="inclusive")
+    single = " ".join(f"{statistics.median(ratios):.3f}" for ratios in comparison.launches)
+    return f"{comparison} median {comparison.median:.3f}   half {low:.3f} to {high:.3f}   by launch {single}"
 
 
 def _costs(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, Cost]:

@@ -12,14 +12,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.adapter_parts import Step, leaving_out, runner_of
 
 MAX_RUNNING = 32
+
+STEPS_IN_A_PIECE = 8
+"""Some 20 to 120 ms: less than the machine's pace takes to change, more than a cold start of the caches."""
+
+
+class Piece(NamedTuple):
+    """Some steps that only decoded: how many tokens they delivered, and how long they took."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
 
 
 class EngineWorker:
@@ -41,13 +56,18 @@ class EngineWorker:
     def run(self, prompts: Sequence[str], tokens: int, **options: Any) -> dict[str, Any]:
         """Generate `tokens` tokens for each prompt, all at once.
 
-        Returns `decode_rate`, the sum of the replies' tokens per second without their prefill, and if asked the `ids`;
-        with `part`, one of `bench.adapter_parts.PARTS`, the `steps` that were done with it and without it.
+        Returns the `ids` if asked; with `part`, one of `bench.adapter_parts.PARTS`, the `steps` that were done with it
+        and without it.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": list(prompts), "tokens": tokens} | options) + "\n")
-        self._process.stdin.flush()
+        self._ask({"prompts": list(prompts), "tokens": tokens} | options)
         return self._answer()
+
+    def pieces(self, prompts: Sequence[str], tokens: int, **options: Any) -> Iterator[Piece]:
+        """Generate as `run` does, some steps at a time: the next ones when the next piece is asked for."""
+        self._ask({"prompts": list(prompts), "tokens": tokens, "in_pieces": True} | options)
+        while (piece := self._answer()) != {}:
+            yield Piece(**piece)
+            self._ask({})
 
     def close(self) -> None:
         """End the engine."""
@@ -57,6 +77,11 @@ class EngineWorker:
         self._process.wait(30.0)
         self._process.stdout.close()
         self._log.close()
+
+    def _ask(self, job: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -82,9 +107,8 @@ def main(options: dict[str, Any]) -> None:
         **options,
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    sys.stdout.write("{}\n")
-    sys.stdout.flush()
-    for line in sys.stdin:
+    _say({})
+    while line := sys.stdin.readline():
         job = json.loads(line)
         sampling = SamplingParams(temperature=job.get("temperature", 0.0), max_tokens=job["tokens"], ignore_eos=True)
         done = threading.Event()
@@ -100,27 +124,51 @@ def main(options: dict[str, Any]) -> None:
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], done))
             thread.start()
+        if job.get("in_pieces"):
+            _generate_in_pieces(llm, job["prompts"], sampling)
+            continue
         with _leaving_out(llm, job) as steps:
             outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
         done.set()
         if thread is not None:
             thread.join()
-        answer: dict[str, Any] = {"decode_rate": sum(_decode_rate(item) for item in outputs), "switch_s": switches}
-        answer["steps"] = steps
+        answer: dict[str, Any] = {"steps": steps, "switch_s": switches}
         if job.get("ids"):
             answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        _say(answer)
 
 
 def _leaving_out(llm: Any, job: Mapping[str, Any]) -> AbstractContextManager[list[Step]]:
     return leaving_out(llm, job["part"], job["seed"]) if "part" in job else nullcontext([])
 
 
-def _decode_rate(output: Any) -> float:
-    """Tokens per second of one reply, from its first token to its last."""
-    times = output.metrics
-    return float((len(output.outputs[0].token_ids) - 1) / (times.last_token_ts - times.first_token_ts))
+def _generate_in_pieces(llm: Any, prompts: Sequence[str], sampling: Any) -> None:
+    """Generate; after every few steps say what they were, and wait for a line. The prefill belongs to no piece."""
+    engine, delivered = llm.llm_engine, dict[str, int]()
+
+    def step() -> None:
+        for output in engine.step():
+            delivered[output.request_id] = len(output.outputs[0].token_ids)
+
+    for number, prompt in enumerate(prompts):
+        engine.add_request(f"piece-{number}", prompt, sampling)
+    while len(delivered) < len(prompts):
+        step()
+    while engine.has_unfinished_requests():
+        before, began = sum(delivered.values()), time.perf_counter()
+        for _ in range(STEPS_IN_A_PIECE):
+            step()
+            if not engine.has_unfinished_requests():
+                break
+        seconds = time.perf_counter() - began
+        _say({"tokens": sum(delivered.values()) - before, "seconds": seconds})
+        sys.stdin.readline()
+    _say({})
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 def _offer(control: Any, k: int, probe_ratio: float) -> None:

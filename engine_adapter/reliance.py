@@ -187,7 +187,7 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Attributes(
         "config/model.py", "ModelConfig",
-        ("served_model_name", "max_model_len", "uses_mrope", "hf_config", "hf_text_config", "dtype"),
+        ("served_model_name", "max_model_len", "hf_config", "hf_text_config", "dtype"),
     ),
     Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
     Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),
@@ -219,7 +219,6 @@ RELIANCE: tuple[Item, ...] = (
     Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids")),
     Method(_RUNNER, "GPUModelRunner", "_get_positions", ("num_tokens",), Use.CALL),
     Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
-    Method("v1/attention/backend.py", "CommonAttentionMetadata", "naive_query_lens", (), Use.CALL),
     Record(
         "v1/attention/backend.py", "CommonAttentionMetadata",
         (

@@ -53,7 +53,7 @@ def four_rows() -> Any:
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(method="eagle", draft_model_config=windowed),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
-        model_config=SimpleNamespace(uses_mrope=False, max_model_len=100, get_hidden_size=lambda: 1),
+        model_config=SimpleNamespace(max_model_len=100, get_hidden_size=lambda: 1),
     )
     backlog = Backlog(SimpleNamespace(vllm_config=config, device="cpu", dtype=torch.float32, block_size=16))
     backlog._rows, backlog._used = {"a": [0, 2], "gone": [1], "b": [3]}, 4
