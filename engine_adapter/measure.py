@@ -192,8 +192,7 @@ class Meter:
         drafts: Counter[Draft] = Counter()
         for run in self._noted:
             self._evidence.add(run.shape, run.outcome, run.seconds, run.steps)
-            for _ in range(run.steps):
-                drafts.update(run.outcome.drafts)
+            drafts.update(run.outcome.drafts * run.steps)
         for draft, count in drafts.items():
             self._evidence.add_drafts(draft, count)
         self._noted.clear()
