@@ -1,7 +1,8 @@
 """What a part of the adapter takes of a step: steps with it and without it, drawn at random within the same replies.
 
-Two engines in turns differ by what the machine does meanwhile, and by where their memory happens to lie: by some 5 %
-here. Neighbouring steps of one engine share both, so a few thousand of them tell some 30 microseconds apart.
+Two engines in turns differ by what the machine does meanwhile, and by where their memory happens to lie: by one or two
+percent here. Neighbouring steps of one engine share both, so a few thousand of them tell some 30 microseconds apart;
+but what a step leaves in the processor's caches is charged to the next one, whichever that is.
 
 Only at K = 0 or at K_max for all, where what a step leaves out is not missed by the next.
 """
