@@ -1,4 +1,4 @@
-"""Which rows of the backlog go through the drafter, and that none is lost where vLLM cannot draft."""
+"""Where rows of the backlog go, and that none is lost where vLLM cannot draft."""
 
 import json
 import subprocess
@@ -13,37 +13,9 @@ from tests.support.stack import ROOT
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 
 
-def test_the_rows_of_those_who_catch_up_are_gathered_in_the_order_of_the_batch() -> None:
-    from engine_adapter.backlog import lag  # noqa: PLC0415 - imports vLLM, which takes seconds
-
-    rows = {"a": [0, 3], "b": [1, 2, 4], "c": [5], "gone": [6]}
-    assert lag(rows, ["c", "a", "b", "new"], ["a", "b", "new", "gone"]) == ([1, 2], [[0, 3], [1, 2, 4]])
-
-
-def test_what_one_pass_cannot_take_goes_through_several() -> None:
-    from engine_adapter.backlog import Lag, passes  # noqa: PLC0415 - as above
-
-    missing, ends = Lag([0, 2, 3, 5], [[0, 1], [2, 3], [4, 5, 6], [7]]), [9, 8, 7, 6]
-    assert list(passes(missing, ends, 4)) == [
-        (Lag([0, 2], [[0, 1], [2, 3]]), [9, 8]),
-        (Lag([3, 5], [[4, 5, 6], [7]]), [7, 6]),
-    ]
-    assert list(passes(Lag([], []), [], 4)) == []
-
-
-def test_a_request_with_more_rows_than_a_pass_takes_goes_through_in_parts() -> None:
-    from engine_adapter.backlog import Lag, passes  # noqa: PLC0415 - as above
-
-    assert list(passes(Lag([1, 4], [[0, 1], [2, 3, 5, 6, 7, 9, 8]]), [20, 30], 3)) == [
-        (Lag([1, 4], [[0, 1], [2]]), [20, 24]),
-        (Lag([4], [[3, 5, 6]]), [27]),
-        (Lag([4], [[7, 9, 8]]), [30]),
-    ]
-
-
 def four_rows() -> Any:
     """A backlog with room for four rows, all in use: of "a" two, of "gone" and "b" one each."""
-    import torch  # noqa: PLC0415 - as above
+    import torch  # noqa: PLC0415 - beside vLLM, whose import takes seconds
 
     from engine_adapter.backlog import Backlog  # noqa: PLC0415 - as above
 
@@ -221,14 +193,6 @@ def test_what_goes_to_a_gpu_goes_from_pinned_memory(device: str, done: list[str]
 
     tensor: Any = OfTheHost()
     assert handed_over(tensor, torch.device(device)).done == done
-
-
-def test_rows_past_the_drafters_length_limit_are_left_out() -> None:
-    from engine_adapter.backlog import Lag, within  # noqa: PLC0415 - as above
-
-    missing = Lag([0, 2, 3], [[0, 1, 2], [3, 4, 5], [6]])
-    assert within(missing, [100, 999, 102, 120], 100) == (Lag([0, 2], [[0, 1, 2], [3]]), [100, 100])
-    assert within(missing, [50, 999, 51, 52], 100) == (missing, [50, 51, 52])
 
 
 def ways(*program: str) -> dict[str, Any]:
