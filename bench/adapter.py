@@ -10,7 +10,7 @@ little faster or slower than the next for as long as it lives; so beside the med
 - `k0_floor_vs_no_spec`: the same with a scheduler that does nothing but not to ask for drafts (`bench.bare_scheduler`):
   steps run as without speculation, no rows are kept, nothing is planned, nothing counted. What is left when the
   adapter's own work takes no time.
-- `k0_own_share`: how much of a step at K = 0 goes to the adapter's keeping, planning and counting, from steps of one
+- `k0_own_share`: how much of a step at K = 0 goes to the adapter's keeping, planning and counting, from turns of one
   engine with and without them (`bench.adapter_parts`); printed in microseconds, for each of them.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
 - `constant_k_own_share`: how much of a step at K_max goes to the adapter, in the same way.
@@ -33,7 +33,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from bench.adapter_parts import AT_K_MAX, EVERYTHING, PARTS, Cost, Step, cost
+from bench.adapter_parts import AT_K_MAX, EVERYTHING, PARTS, Cost, Pair, cost
 from bench.engine_worker import EngineWorker, prompt_texts
 from policy.settings import ProgramSettings, load
 
@@ -202,10 +202,10 @@ def _costs(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequenc
     costs: dict[str, Cost] = {}
     for part in PARTS:
         k = settings.k_max if part == AT_K_MAX else 0
-        steps: list[Step] = []
+        pairs: list[Pair] = []
         for turn in range(2 * settings.launches * settings.rounds):
-            steps += [Step(*step) for step in adapter.run(texts, settings.tokens, k=k, part=part, seed=turn)["steps"]]
-        costs[part] = found = cost(steps)
+            pairs += [Pair(*pair) for pair in adapter.run(texts, settings.tokens, k=k, part=part, seed=turn)["pairs"]]
+        costs[part] = found = cost(pairs)
         _say(
             f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
             f"{found.part:+5.0f} us ({found.low:+.0f} to {found.high:+.0f})"

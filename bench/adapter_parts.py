@@ -1,8 +1,8 @@
-"""What a part of the adapter takes of a step: steps with it and without it, drawn at random within the same replies.
+"""What a part of the adapter takes of a step: some steps with it and some without, in turns within the same replies.
 
 Two engines in turns differ by what the machine does meanwhile, and by where their memory happens to lie: by one or two
-percent here. Neighbouring steps of one engine share both, so a few thousand of them tell some 30 microseconds apart;
-but what a step leaves in the processor's caches is charged to the next one, whichever that is.
+percent here. Neighbouring steps of one engine share both. They come eight at a time, because what a step leaves in the
+processor's caches is paid for by the next; which of two neighbouring pieces has the part is drawn at random.
 
 Only at K = 0 or at K_max for all, where what a step leaves out is not missed by the next.
 """
@@ -20,15 +20,18 @@ EVERYTHING = "all three"
 AT_K_MAX = "planning, cutting and counting"
 """What it does in a step at K_max."""
 
+STEPS_IN_A_PIECE = 8
+"""Some 20 to 120 ms: less than the machine's pace takes to change, more than a cold start of the caches."""
+
 _DRAWS = 300
 _LEVEL = 0.95
 
 
-class Step(NamedTuple):
-    """A step of an engine: whether the part was left out of it, and how long it took."""
+class Pair(NamedTuple):
+    """Two neighbouring pieces of a reply, with the part and without it: how long a step of each took, in seconds."""
 
-    without: bool
-    seconds: float
+    with_it: float
+    without: float
 
 
 class Cost(NamedTuple):
@@ -40,37 +43,40 @@ class Cost(NamedTuple):
     high: float
 
 
-def cost(steps: Sequence[Step], seed: int = 0) -> Cost:
-    """Return the difference of the medians of steps with the part and without it; raises `StatisticsError` on none."""
-    with_it = [1e6 * seconds for without, seconds in steps if not without]
-    without_it = [1e6 * seconds for without, seconds in steps if without]
+def cost(pairs: Sequence[Pair], seed: int = 0) -> Cost:
+    """Return the median difference of neighbouring pieces; raises `StatisticsError` on none."""
+    differences = [1e6 * (with_it - without) for with_it, without in pairs]
+    part = statistics.median(differences)
     rng = random.Random(seed)  # noqa: S311 - a resampling
-    drawn = sorted(
-        statistics.median(rng.choices(with_it, k=len(with_it)))
-        - statistics.median(rng.choices(without_it, k=len(without_it)))
-        for _ in range(_DRAWS)
-    )
+    drawn = sorted(statistics.median(rng.choices(differences, k=len(differences))) for _ in range(_DRAWS))
     tail = round((1.0 - _LEVEL) / 2.0 * _DRAWS)
-    median = statistics.median(with_it)
-    return Cost(median, median - statistics.median(without_it), drawn[tail], drawn[-1 - tail])
+    return Cost(1e6 * statistics.median(pair.with_it for pair in pairs), part, drawn[tail], drawn[-1 - tail])
 
 
 @contextmanager
-def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Step]]:
-    """Leave `part` out of half of the steps of `llm`, drawn at random; yields the steps as they end.
+def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
+    """Leave `part` out of every other piece of the steps of `llm`; yields the pairs as they end, without the first.
 
-    `part` is a key of `PARTS`.
+    `part` is a key of `PARTS`. The first pair of a reply has the prefill.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order
-    engine, is_out, steps = llm.llm_engine, False, list[Step]()
-    step = engine.step
+    engine, pairs = llm.llm_engine, list[Pair]()
+    step, done, is_out, begins_without = engine.step, 0, False, False
+    seconds = [0.0, 0.0]  # of the pair's steps: with the part, without it
 
     def timed() -> Any:
-        nonlocal is_out
-        is_out = rng.random() < 0.5  # noqa: PLR2004 - half
+        nonlocal done, is_out, begins_without
+        place = done % (2 * STEPS_IN_A_PIECE)
+        if place == 0:
+            begins_without = rng.random() < 0.5  # noqa: PLR2004 - half
+            seconds[:] = 0.0, 0.0
+        is_out = begins_without == (place < STEPS_IN_A_PIECE)
         began = time.perf_counter()
         outputs = step()
-        steps.append(Step(is_out, time.perf_counter() - began))
+        seconds[is_out] += time.perf_counter() - began
+        done += 1
+        if done % (2 * STEPS_IN_A_PIECE) == 0 and done > 2 * STEPS_IN_A_PIECE:
+            pairs.append(Pair(*(total / STEPS_IN_A_PIECE for total in seconds)))
         return outputs
 
     replaced = [
@@ -80,7 +86,7 @@ def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Step]]:
     for owner, name, method in (*replaced, (engine, "step", timed)):
         setattr(owner, name, method)
     try:
-        yield steps
+        yield pairs
     finally:
         for owner, name, _ in (*replaced, (engine, "step", timed)):
             delattr(owner, name)  # the class's own shows again

@@ -17,12 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.adapter_parts import Step, leaving_out, runner_of
+from bench.adapter_parts import STEPS_IN_A_PIECE, Pair, leaving_out, runner_of
 
 MAX_RUNNING = 32
-
-STEPS_IN_A_PIECE = 8
-"""Some 20 to 120 ms: less than the machine's pace takes to change, more than a cold start of the caches."""
 
 
 class Piece(NamedTuple):
@@ -56,8 +53,8 @@ class EngineWorker:
     def run(self, prompts: Sequence[str], tokens: int, **options: Any) -> dict[str, Any]:
         """Generate `tokens` tokens for each prompt, all at once.
 
-        Returns the `ids` if asked; with `part`, one of `bench.adapter_parts.PARTS`, the `steps` that were done with it
-        and without it.
+        Returns the `ids` if asked; with `part`, one of `bench.adapter_parts.PARTS`, the `pairs` of pieces with it and
+        without it.
         """
         self._ask({"prompts": list(prompts), "tokens": tokens} | options)
         return self._answer()
@@ -127,18 +124,18 @@ def main(options: dict[str, Any]) -> None:
         if job.get("in_pieces"):
             _generate_in_pieces(llm, job["prompts"], sampling)
             continue
-        with _leaving_out(llm, job) as steps:
+        with _leaving_out(llm, job) as pairs:
             outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
         done.set()
         if thread is not None:
             thread.join()
-        answer: dict[str, Any] = {"steps": steps, "switch_s": switches}
+        answer: dict[str, Any] = {"pairs": pairs, "switch_s": switches}
         if job.get("ids"):
             answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
         _say(answer)
 
 
-def _leaving_out(llm: Any, job: Mapping[str, Any]) -> AbstractContextManager[list[Step]]:
+def _leaving_out(llm: Any, job: Mapping[str, Any]) -> AbstractContextManager[list[Pair]]:
     return leaving_out(llm, job["part"], job["seed"]) if "part" in job else nullcontext([])
 
 

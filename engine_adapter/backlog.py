@@ -15,12 +15,12 @@ past the limit is left out: it will never be drafted from.
 EAGLE-3 the hidden states of three layers, 24 KiB for a hidden size of 4,096 in bfloat16. What the head's first layer
 makes of them is a third of that, but most rows are never read, and it is computed only of those that are. The memory
 is taken with the drafter's weights, before vLLM measures what is left for the KV cache. The planner knows the bound and
-lets requests catch up before it is reached. Rows of requests that have ended are only noticed when there is no room
-left; an eighth more than the bound keeps that rare.
+lets requests catch up before it is reached. What rows leave behind is used again when there is no room left, or no row;
+an eighth more than the bound keeps it rare that rows move for that.
 
-*Never* does a row reach another request's cache: rows of a request that was preempted, ended or began anew are dropped,
-because its slots may be another's by now. *Nothing waits* for the accelerator: rows are copied and gathered in stream
-order, and which row is whose is known on the host.
+*Never* does a row reach another request's cache: rows of a request that was preempted, ended or began anew are dropped
+before the next step (`engine_adapter.undrafted`), because its slots may be another's by now. *Nothing waits* for the
+accelerator: rows are copied and gathered in stream order, and which row is whose is known on the host.
 
 A running request that sits out the step in which room is made loses its rows. What is missing then stays missing:
 drafts are lossless, and for a while less often accepted.
@@ -37,52 +37,38 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from engine_adapter.compat import STEERABLE_METHODS, backlog_rows, drafter_length, row_size
 from engine_adapter.lag import Lag, lag, passes, within
+from engine_adapter.rows import Rows, handed_over, indices
 
 BACKLOG = "_specpilot_backlog"
 """The attribute of a drafter that holds its backlog."""
-
-_SORTED_TOGETHER = 1024
-"""After about how many rows those of each request are told apart: some tenths of a millisecond's worth."""
 
 _INSTALLED = "_specpilot_backlogs"
 
 
 class Backlog:
-    """The rows of one drafter: `catch_up` after each step, before the drafter runs; then `keep` for who waits."""
+    """What one drafter has not seen: `catch_up` after each step, before it runs; then `keep` for who waits.
+
+    `rows` are those that wait.
+    """
 
     def __init__(self, drafter: Any) -> None:
         config = drafter.vllm_config
         rows = backlog_rows(config)
         size = max(rows + rows // 8, config.scheduler_config.max_num_seqs)  # where vLLM cannot draft, one for each
-        device = drafter.device
         self._drafter = drafter
         self._length = drafter_length(config)
-        self._states = torch.zeros((size, row_size(config)), dtype=drafter.dtype, device=device)
-        self._tokens = torch.zeros(size, dtype=torch.int32, device=device)
-        self._rows: dict[str, list[int]] = {}
-        self._latest: list[tuple[int, list[str]]] = []  # where rows begin, and whose they are; not in `_rows` yet
-        self._used = 0
-
-    def __len__(self) -> int:
-        """Return how many rows wait, those of ended requests included while nobody noticed."""
-        return sum(map(len, self.rows().values()))
-
-    def rows(self) -> dict[str, list[int]]:
-        """Return which rows wait, by request."""
-        for begin, requests in self._latest:
-            for row, request in enumerate(requests, begin):
-                self._rows.setdefault(request, []).append(row)
-        self._latest.clear()
-        return self._rows
+        self.rows = Rows(size, row_size(config), drafter.dtype, drafter.device)
+        self._inputs: torch.Tensor | None = None  # the runner's input tokens, as many as the latest plain step had
 
     def keep_plain(self, runner: Any, state: Any) -> None:
         """Keep the row of each request of a step of one position each, of which vLLM laid out nothing for a drafter."""
-        self._forget(_anew(state.scheduler_output))
         requests, states = runner.input_batch.req_ids, _read(state)
         count = len(requests)
-        if len(states[0]) > count:  # padded
+        if states[0].size(0) > count:  # padded
             states = [layer[:count] for layer in states]
-        self._store(requests, states, runner.input_ids.gpu[:count], requests)
+        if self._inputs is None or self._inputs.size(0) != count:
+            self._inputs = runner.input_ids.gpu[:count]
+        self.rows.add(requests, states, self._inputs, requests)
 
     def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None) -> None:
         """Keep the last row of each request of a step that drafts nothing; the drafter takes in its other positions.
@@ -98,61 +84,47 @@ class Backlog:
             if rejected is not None:
                 last -= rejected
         requests, states = runner.input_batch.req_ids, [layer[last] for layer in _read(state)]
-        self._store(requests, states, runner.input_ids.gpu[last], requests)
+        self.rows.add(requests, states, runner.input_ids.gpu[last], requests)
 
     def keep_waiting(self, runner: Any, state: Any) -> None:
         """Keep the row of each request that waits on, while a step drafts for the others; it came with one position."""
-        rows = self.rows()
-        if not rows:
+        waiting = self.rows.by_request()
+        if not waiting:
             return
         batch, metadata = runner.input_batch.req_ids, state.spec_decode_common_attn_metadata
-        places = [place for place, request in enumerate(batch) if request in rows]
+        places = [place for place, request in enumerate(batch) if request in waiting]
         if places:
-            last = _last(metadata)[_indices(places, self._states.device)]
+            last = _last(metadata)[indices(places, self._drafter.device)]
             states = [layer[last] for layer in _read(state)]
-            self._store([batch[place] for place in places], states, runner.input_ids.gpu[last], batch)
-
-    def drop(self) -> None:
-        """Forget all rows."""
-        self._rows.clear()
-        self._latest.clear()
-        self._used = 0
+            self.rows.add([batch[place] for place in places], states, runner.input_ids.gpu[last], batch)
 
     def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
         """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""
-        self._forget(_anew(state.scheduler_output))
-        if not wanted or not self.rows():
+        rows_of = self.rows.by_request()
+        if not wanted or not rows_of:
             return
-        metadata, device = state.spec_decode_common_attn_metadata, self._states.device
-        missing = lag(self._rows, runner.input_batch.req_ids, wanted)
+        metadata, device = state.spec_decode_common_attn_metadata, self._drafter.device
+        missing = lag(rows_of, runner.input_batch.req_ids, wanted)
         queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
         missing, ends = within(missing, _ends(metadata, queries), self._length)
-        waiting = [len(self._rows[runner.input_batch.req_ids[place]]) for place in missing.places]
+        waiting = [len(rows_of[runner.input_batch.req_ids[place]]) for place in missing.places]
         positions, slots = self._where(runner, metadata, missing, waiting)
         firsts = runner.input_ids.gpu[metadata.query_start_loc[: metadata.num_reqs].long()]
         # The token that follows a row is the request's next row's, and after its last row the step's first.
         following = [
             row
             for place, rows in zip(missing.places, missing.rows, strict=True)
-            for row in (*rows[1:], self._used + place)
+            for row in (*rows[1:], self.rows.used + place)
         ]
-        tokens = torch.cat([self._tokens[: self._used], firsts])[_indices(following, device)]
+        tokens = torch.cat([self.rows.tokens(), firsts])[indices(following, device)]
         begin = 0
         for part, part_ends in passes(missing, ends, self._drafter.max_num_tokens):
-            rows = _indices([*chain.from_iterable(part.rows)], device)
+            rows = indices([*chain.from_iterable(part.rows)], device)
             end = begin + len(rows)
             batch = _batch(metadata, part, part_ends, slots[begin:end])
-            self._forward(tokens[begin:end], positions[..., begin:end], self._states[rows], batch)
+            self._forward(tokens[begin:end], positions[..., begin:end], self.rows.states(rows), batch)
             begin = end
-        self._forget(wanted)
-
-    def _forget(self, requests: Collection[str]) -> None:
-        if requests:
-            rows = self.rows()
-            for request in requests:
-                rows.pop(request, None)
-            if not rows:
-                self.drop()
+        self.rows.forget(wanted)
 
     def _where(
         self, runner: Any, metadata: CommonAttentionMetadata, missing: Lag, waiting: Sequence[int]
@@ -163,43 +135,13 @@ class Backlog:
         """
         of = [place for place, rows in zip(missing.places, missing.rows, strict=True) for _ in rows]
         back = [count - i for count, rows in zip(waiting, missing.rows, strict=True) for i in range(len(rows))]
-        requests, before = _indices([of, back], self._states.device)
+        requests, before = indices([of, back], self._drafter.device)
         starts = metadata.query_start_loc[: metadata.num_reqs + 1].long()
         firsts = runner._get_positions(metadata.num_actual_tokens)[..., starts[:-1]]
         in_sequence = (metadata.seq_lens[: metadata.num_reqs] - starts.diff())[requests] - before
         size = self._drafter.block_size
         blocks = metadata.block_table_tensor[requests, in_sequence // size].long()
         return firsts[..., requests] - before, blocks * size + in_sequence % size
-
-    def _store(
-        self, requests: Sequence[str], states: Sequence[torch.Tensor], tokens: torch.Tensor, batch: Sequence[str]
-    ) -> None:
-        """Append a row for each of `requests`, which are in `batch`: the `states` of each layer, and the `tokens`."""
-        count = len(requests)
-        if self._used + count > len(self._tokens):
-            self._make_room(count, batch)
-        begin, end = self._used, self._used + count
-        torch.cat(states, dim=-1, out=self._states[begin:end])
-        self._tokens[begin:end] = tokens
-        self._used = end
-        self._latest.append((begin, list(requests)))
-        if len(self._latest) * count >= _SORTED_TOGETHER:
-            self.rows()
-
-    def _make_room(self, count: int, batch: Sequence[str]) -> None:
-        """Move the rows of the requests in `batch` together, and drop the others'; all, if `count` do not fit then."""
-        waiting = self.rows()
-        self._rows = {request: waiting[request] for request in batch if request in waiting}
-        if len(self) + count > len(self._tokens):
-            self.drop()
-            return
-        stay = _indices([*chain.from_iterable(self._rows.values())], self._states.device)
-        self._used = 0
-        for request, rows in self._rows.items():
-            self._rows[request] = list(range(self._used, self._used + len(rows)))
-            self._used += len(rows)
-        for store in (self._states, self._tokens):
-            store[: self._used] = store[stay]
 
     def _take_in(self, runner: Any, state: Any) -> None:
         """Run the drafter over all positions of the step but the last of each request."""
@@ -212,7 +154,7 @@ class Backlog:
                 own.rows.append(list(range(starts[place], starts[place + 1] - 1)))
         own, ends = within(own, _ends(metadata, 1), self._length)
         if own.places:
-            rows = _indices([*chain.from_iterable(own.rows)], self._states.device)
+            rows = indices([*chain.from_iterable(own.rows)], self._drafter.device)
             positions = runner._get_positions(metadata.num_actual_tokens)[..., rows]
             batch = _batch(metadata, own, ends, metadata.slot_mapping[rows])
             states = torch.cat([layer[rows] for layer in _read(state)], dim=-1)
@@ -259,12 +201,6 @@ def install() -> None:
     setattr(SpecDecodeBaseProposer, _INSTALLED, True)
 
 
-def _anew(scheduler_output: Any) -> list[str]:
-    """Return the requests of a step that are prefilled from its beginning: new ones and those resumed."""
-    new = [request.req_id for request in scheduler_output.scheduled_new_reqs]
-    return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
-
-
 def _read(state: Any) -> Sequence[torch.Tensor]:
     """Return the target's hidden states of a step that the drafter reads: [tokens, hidden size] for each layer."""
     return state.aux_hidden_states or (state.hidden_states,)
@@ -305,12 +241,3 @@ def _batch(
         slot_mapping=slots,
         causal=True,
     )
-
-
-def _indices(values: list[int] | list[list[int]], device: torch.device) -> torch.Tensor:
-    return handed_over(torch.tensor(values, dtype=torch.int64), device)
-
-
-def handed_over(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the host's `tensor` on `device`. From memory that is not pinned, CUDA may first end what is under way."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

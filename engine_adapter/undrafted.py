@@ -27,6 +27,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine_adapter.backlog import BACKLOG
 from engine_adapter.plan import CATCH_UP
+from engine_adapter.rows import Rows
 
 PLAIN = "_specpilot_plain"
 """The attribute of a runner that says whether its latest step is plain."""
@@ -45,6 +46,9 @@ def install() -> None:
 
     @wraps(execute_model)
     def execute_plainly(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        backlog = getattr(getattr(self, "drafter", None), BACKLOG, None)
+        if backlog is not None:
+            forget_useless(backlog.rows, scheduler_output)
         setattr(self, PLAIN, is_plain(self, scheduler_output))
         return as_without_speculation(self, getattr(self, PLAIN), execute_model, scheduler_output, *args, **kwargs)
 
@@ -75,6 +79,13 @@ def install() -> None:
     GPUModelRunner._sample = sample_then_keep
     GPUModelRunner._input_fits_in_drafter = fits_if_wanted
     setattr(GPUModelRunner, _INSTALLED, True)
+
+
+def forget_useless(rows: Rows, scheduler_output: Any) -> None:
+    """Forget the `rows` of requests that have ended, and of those that a step prefills from the beginning."""
+    new, resumed = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    if scheduler_output.finished_req_ids or resumed or new:
+        rows.forget([*scheduler_output.finished_req_ids, *resumed, *(request.req_id for request in new)])
 
 
 def see_to_backlog(runner: Any, state: Any, metadata: SpecDecodeMetadata | None, sampled: torch.Tensor) -> None:

@@ -13,8 +13,8 @@ from tests.support.stack import ROOT
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 
 
-def four_rows() -> Any:
-    """A backlog with room for four rows, all in use: of "a" two, of "gone" and "b" one each."""
+def two_requests(of_a: int = 2) -> Any:
+    """A backlog of "a" with `of_a` rows, then of "b" with one; their states and tokens are 0, 1, 2, ..."""
     import torch  # noqa: PLC0415 - beside vLLM, whose import takes seconds
 
     from engine_adapter.backlog import Backlog  # noqa: PLC0415 - as above
@@ -27,49 +27,33 @@ def four_rows() -> Any:
         scheduler_config=SimpleNamespace(max_num_seqs=4),
         model_config=SimpleNamespace(max_model_len=100, get_hidden_size=lambda: 1),
     )
-    backlog = Backlog(SimpleNamespace(vllm_config=config, device="cpu", dtype=torch.float32, block_size=16))
-    backlog._rows, backlog._used = {"a": [0, 2], "gone": [1], "b": [3]}, 4
-    for store in (backlog._states[:, 0], backlog._tokens):
-        store.copy_(torch.arange(4))
+    drafter = SimpleNamespace(vllm_config=config, device=torch.device("cpu"), dtype=torch.float32, block_size=16)
+    backlog = Backlog(drafter)
+    for number, request in enumerate([*["a"] * of_a, "b"]):
+        backlog.rows.add([request], [torch.tensor([[float(number)]])], torch.tensor([number]), ["a", "b"])
     return backlog
 
 
-def test_room_is_made_by_moving_together_what_the_batch_has_left() -> None:
-    backlog = four_rows()
-    backlog._make_room(1, ["b", "new", "a"])
-    assert backlog.rows() == {"b": [0], "a": [1, 2]}
-    for store in (backlog._states[:, 0], backlog._tokens):
-        assert store[: backlog._used].tolist() == [3, 0, 2]
-
-
-def test_where_there_is_no_room_all_is_forgotten() -> None:
-    backlog = four_rows()
-    backlog._make_room(2, ["b", "new", "a"])
-    assert (len(backlog), backlog._used) == (0, 0)
-
-
 def test_each_row_goes_through_with_the_token_that_follows_it_also_where_a_pass_ends() -> None:
-    backlog = four_rows()
+    backlog = two_requests(of_a=3)
     passed: list[Any] = []
     backlog._drafter.max_num_tokens, backlog._length = 2, 100
     backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
         (tokens.tolist(), hidden[:, 0].tolist(), batch.query_start_loc.tolist(), batch.seq_lens.tolist())
     )
-    backlog._rows = {"a": [0, 1, 2], "b": [3]}
     backlog.catch_up(*two_decodes(), ["a", "b"])
     # In the batch "b" stands before "a"; the step begins with the tokens 70 and 80, at the positions 40 and 60.
     assert passed == [([70, 1], [3, 0], [0, 1, 2], [40, 58]), ([2, 80], [1, 2], [0, 2], [60])]
-    assert len(backlog) == 0
+    assert len(backlog.rows) == 0
 
 
 def test_a_row_goes_to_the_position_before_what_follows_it_and_to_that_slot() -> None:
-    backlog, (runner, state) = four_rows(), two_decodes()
+    backlog, (runner, state) = two_requests(of_a=3), two_decodes()
     passed: list[Any] = []
     backlog._drafter.max_num_tokens, backlog._length = 8, 59  # "a" is drafted for up to position 58
     backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
         (hidden[:, 0].tolist(), positions.tolist(), batch.slot_mapping.tolist())
     )
-    backlog._rows = {"a": [0, 1, 2], "b": [3]}
     state.spec_decode_common_attn_metadata.block_table_tensor[:] = torch_tensor([[7, 5, 2, 9], [1, 6, 8, 3]])
     backlog.catch_up(runner, state, ["a", "b"])
     # Blocks have 16 tokens. The rows of "a" are at 57, 58 and 59, of which the last is too far.
@@ -77,26 +61,24 @@ def test_a_row_goes_to_the_position_before_what_follows_it_and_to_that_slot() ->
 
 
 def test_where_drafts_were_rejected_the_accelerator_knows_the_position() -> None:
-    backlog, (runner, state) = four_rows(), two_decodes()
+    backlog, (runner, state) = two_requests(), two_decodes()
     passed: list[Any] = []
     backlog._drafter.max_num_tokens, backlog._length = 8, 100
     backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
         (positions.tolist(), batch.slot_mapping.tolist(), batch.seq_lens.tolist())
     )
-    backlog._rows = {"a": [0, 1], "b": [3]}
     state.spec_decode_common_attn_metadata.seq_lens_cpu_upper_bound += 5
     backlog.catch_up(runner, state, ["a", "b"])
     assert passed == [([39, 58, 59], [39, 58, 59], [40, 60])]
 
 
 def test_positions_in_three_dimensions_are_those_before_the_step_in_each() -> None:
-    backlog, (runner, state) = four_rows(), two_decodes()
+    backlog, (runner, state) = two_requests(), two_decodes()
     passed: list[Any] = []
     backlog._drafter.max_num_tokens, backlog._length = 8, 100
     backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
         (positions.tolist(), batch.slot_mapping.tolist())
     )
-    backlog._rows = {"a": [0, 1], "b": [3]}
     runner._get_positions = lambda count: torch_tensor([[20, 30], [20, 30], [20, 31]])[:, :count]
     backlog.catch_up(runner, state, ["a", "b"])
     assert passed == [([[19, 28, 29], [19, 28, 29], [19, 29, 30]], [39, 58, 59])]
@@ -121,78 +103,46 @@ def two_decodes() -> tuple[Any, Any]:
         num_actual_tokens=2,
         block_table_tensor=torch.arange(4, dtype=torch.int32).repeat(2, 1),
     )
-    output = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()))
     runner = SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=["b", "a"]),
         input_ids=SimpleNamespace(gpu=torch.tensor([70, 80], dtype=torch.int32)),
         _get_positions=lambda count: torch.tensor([40, 60])[:count],
     )
-    return runner, SimpleNamespace(scheduler_output=output, spec_decode_common_attn_metadata=metadata)
+    return runner, SimpleNamespace(spec_decode_common_attn_metadata=metadata)
 
 
-def test_a_plain_step_leaves_a_row_for_each_request_and_forgets_those_that_begin_anew() -> None:
+def test_a_plain_step_leaves_a_row_for_each_request() -> None:
     import torch  # noqa: PLC0415 - as above
 
-    backlog, (runner, state) = four_rows(), two_decodes()
-    backlog._rows, backlog._used = {"a": [0], "b": [1]}, 2
-    state.scheduler_output.scheduled_cached_reqs.resumed_req_ids = {"b"}
+    backlog, (runner, state) = two_requests(of_a=1), two_decodes()
     state.aux_hidden_states, state.hidden_states = None, torch.tensor([[0.5], [0.25], [0.0]])
     backlog.keep_plain(runner, state)
-    assert (backlog.rows(), backlog._used) == ({"a": [0, 3], "b": [2]}, 4)
-    assert (backlog._states[2:, 0].tolist(), backlog._tokens[2:].tolist()) == ([0.5, 0.25], [70, 80])
-
-
-def test_rows_are_told_apart_when_there_are_many_and_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch  # noqa: PLC0415 - as above
-
-    from engine_adapter import backlog as module  # noqa: PLC0415 - as above
-
-    monkeypatch.setattr(module, "_SORTED_TOGETHER", 4)
-    backlog = four_rows()
-    backlog.drop()
-    rows = [torch.zeros((2, 1))], torch.zeros(2, dtype=torch.int32)
-    backlog._store(["b", "a"], *rows, ["b", "a"])
-    assert (len(backlog._latest), backlog._rows) == (1, {})
-    backlog._store(["b", "a"], *rows, ["b", "a"])
-    assert (backlog._latest, backlog._rows) == ([], {"b": [0, 2], "a": [1, 3]})
-    assert len(backlog) == 4
-
-
-def test_requests_that_begin_anew_have_left_nothing() -> None:
-    backlog = four_rows()
-    output = SimpleNamespace(
-        scheduled_new_reqs=[SimpleNamespace(req_id="gone")],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"b"}),
-    )
-    backlog.catch_up(None, SimpleNamespace(scheduler_output=output), ())
-    assert backlog.rows() == {"a": [0, 2]}
-
-
-class OfTheHost:
-    """A tensor that says what is done with it; there is no CUDA here."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-
-    def pin_memory(self) -> "OfTheHost":
-        self.done.append("pinned")
-        return self
-
-    def to(self, device: Any, *, non_blocking: bool) -> "OfTheHost":
-        self.done.append(f"to {device} {'without waiting' if non_blocking else 'and waited'}")
-        return self
+    assert backlog.rows.by_request() == {"a": [0, 3], "b": [1, 2]}
+    assert backlog.rows.tokens().tolist() == [0, 1, 70, 80]
+    assert backlog.rows.states(torch.arange(4))[:, 0].tolist() == [0.0, 1.0, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(
-    ("device", "done"), [("cuda:0", ["pinned", "to cuda:0 without waiting"]), ("cpu", ["to cpu without waiting"])]
+    ("of_the_step", "left"),
+    [
+        ({}, {"a": [0, 1], "b": [2]}),
+        ({"finished": {"a"}}, {"b": [2]}),
+        ({"resumed": {"b"}}, {"a": [0, 1]}),
+        ({"new": ["b", "other"]}, {"a": [0, 1]}),
+        ({"finished": {"a"}, "new": ["a"], "resumed": {"b"}}, {}),
+    ],
 )
-def test_what_goes_to_a_gpu_goes_from_pinned_memory(device: str, done: list[str]) -> None:
-    import torch  # noqa: PLC0415 - as above
+def test_before_a_step_what_ended_or_begins_anew_is_forgotten(of_the_step: Any, left: Any) -> None:
+    from engine_adapter.undrafted import forget_useless  # noqa: PLC0415 - as above
 
-    from engine_adapter.backlog import handed_over  # noqa: PLC0415 - as above
-
-    tensor: Any = OfTheHost()
-    assert handed_over(tensor, torch.device(device)).done == done
+    backlog = two_requests()
+    output = SimpleNamespace(
+        finished_req_ids=of_the_step.get("finished", set()),
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in of_the_step.get("new", ())],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=of_the_step.get("resumed", set())),
+    )
+    forget_useless(backlog.rows, output)
+    assert backlog.rows.by_request() == left
 
 
 def ways(*program: str) -> dict[str, Any]:

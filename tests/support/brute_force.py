@@ -97,21 +97,21 @@ class BruteForce:
         keep = backlog.Backlog.keep_plain
         output: Any = None
 
-        def catch_up_in(rows: Any, runner: Any, state: Any, wanted: Any) -> None:
+        def catch_up_in(own: Any, runner: Any, state: Any, wanted: Any) -> None:
             nonlocal output
             output = state.scheduler_output
-            held = len(rows)
-            catch_up(rows, runner, state, wanted)
-            self.seen["rows_left_waiting"] += 0 < len(rows) < held
+            held = len(own.rows)
+            catch_up(own, runner, state, wanted)
+            self.seen["rows_left_waiting"] += 0 < len(own.rows) < held
 
-        def run(rows: Any, tokens: Any, *arguments: Any) -> None:
+        def run(own: Any, tokens: Any, *arguments: Any) -> None:
             self._steps[id(output)]["read"] += len(tokens)
             self.seen["caught_up_rows"] += len(tokens)
-            forward(rows, tokens, *arguments)
+            forward(own, tokens, *arguments)
 
-        def keep_plain(rows: Any, runner: Any, state: Any) -> None:
+        def keep_plain(own: Any, runner: Any, state: Any) -> None:
             self.seen["plain_steps"] += 1
-            keep(rows, runner, state)
+            keep(own, runner, state)
 
         backlog.Backlog.catch_up = catch_up_in  # type: ignore[method-assign]
         backlog.Backlog.keep_plain = keep_plain  # type: ignore[method-assign]

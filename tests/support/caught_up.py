@@ -64,11 +64,11 @@ def main() -> None:
         is_part = way == "in parts" and step % 5 == 0
         return StepPlan(int(is_part and step % 2), tuple(requests[step % 3 :: 3]) if is_part else ())
 
-    def caught_up_or_not(rows: backlog.Backlog, runner: Any, state: Any, wanted: Any) -> None:
+    def caught_up_or_not(own: backlog.Backlog, runner: Any, state: Any, wanted: Any) -> None:
         if way == "hole":
-            rows.drop()
-        seen[way] += not rows.rows().keys().isdisjoint(wanted)
-        catch_up(rows, runner, state, wanted)
+            own.rows.drop()
+        seen[way] += not own.rows.by_request().keys().isdisjoint(wanted)
+        catch_up(own, runner, state, wanted)
 
     def noted(shape: Any, seconds: float, outcome: Any) -> None:
         drafts.extend(outcome.drafts)

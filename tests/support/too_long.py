@@ -51,11 +51,11 @@ class Watch:
         scheduler.steps._planner.plan, scheduler.meter.commit = self._planned, self._noted
         scheduler.control.table = self._table
 
-        def caught_up(rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
-            self._caught_up(rows, runner, state, wanted)
+        def caught_up(backlog: Backlog, runner: Any, state: Any, wanted: Any) -> None:
+            self._caught_up(backlog, runner, state, wanted)
 
-        def kept(rows: Backlog, runner: Any, state: Any, rejected: Any) -> None:
-            self._kept(rows, runner, state, rejected)
+        def kept(backlog: Backlog, runner: Any, state: Any, rejected: Any) -> None:
+            self._kept(backlog, runner, state, rejected)
 
         Backlog.catch_up, Backlog.keep = caught_up, kept  # type: ignore[method-assign]
 
@@ -84,21 +84,21 @@ class Watch:
             self.drafts.extend(outcome.drafts)
         self._commit(shape, seconds, outcome)
 
-    def _caught_up(self, rows: Backlog, runner: Any, state: Any, wanted: Any) -> None:
-        is_needed = not rows.rows().keys().isdisjoint(wanted)
+    def _caught_up(self, backlog: Backlog, runner: Any, state: Any, wanted: Any) -> None:
+        is_needed = not backlog.rows.by_request().keys().isdisjoint(wanted)
         self.seen["caught up"] += is_needed
-        most = max((len(rows.rows().get(request, ())) for request in wanted), default=0)
+        most = max((len(backlog.rows.by_request().get(request, ())) for request in wanted), default=0)
         self.seen["most rows of one"] = max(self.seen["most rows of one"], most)
         if self.way == "hole" and is_needed:
-            rows.drop()
-        self._catch_up(rows, runner, state, wanted)
+            backlog.rows.drop()
+        self._catch_up(backlog, runner, state, wanted)
 
-    def _kept(self, rows: Backlog, runner: Any, state: Any, rejected: Any) -> None:
+    def _kept(self, backlog: Backlog, runner: Any, state: Any, rejected: Any) -> None:
         is_plain = state.spec_decode_common_attn_metadata.max_query_len == 1
         self.seen["kept of more than single decodes"] += not is_plain
         self.seen["kept of rejected drafts"] += rejected is not None and int(rejected.sum()) > 0
         if self.way != "hole" or is_plain:
-            self._keep(rows, runner, state, rejected)
+            self._keep(backlog, runner, state, rejected)
 
 
 Serve = Callable[[Any, Watch, list[str]], dict[str, list[int]]]

@@ -8,32 +8,32 @@ from typing import Any
 import pytest
 
 from bench import adapter_parts
-from bench.adapter_parts import Step, cost, leaving_out
+from bench.adapter_parts import STEPS_IN_A_PIECE, Pair, cost, leaving_out
 
 
-def noisy_steps(part_us: float, count: int = 2000) -> list[Step]:
-    """Steps of 2 ms and `part_us` more with the part; now and then the machine takes a while."""
+def noisy_pairs(part_us: float, count: int = 300) -> list[Pair]:
+    """Steps of 2 to 4 ms, `part_us` more with the part; the pace changes from pair to pair, and now and then within."""
     rng = random.Random(7)
-    steps: list[Step] = []
+    pairs: list[Pair] = []
     for _ in range(count):
-        without = rng.random() < 0.5
-        seconds = 0.002 + (0.0 if without else 1e-6 * part_us) + rng.gauss(0.0, 5e-5) + 0.004 * (rng.random() < 0.05)
-        steps.append(Step(without, seconds))
-    return steps
+        pace = rng.uniform(0.002, 0.004)
+        with_it, without = (pace + rng.gauss(0.0, 4e-5) + 0.0005 * (rng.random() < 0.2) for _ in range(2))
+        pairs.append(Pair(with_it + 1e-6 * part_us, without))
+    return pairs
 
 
 @pytest.mark.parametrize("part_us", [-60.0, 0.0, 40.0])
 def test_what_a_part_takes_is_found_within_its_interval(part_us: float) -> None:
-    found = cost(noisy_steps(part_us))
+    found = cost(noisy_pairs(part_us))
     assert found.low <= part_us <= found.high
     assert found.high - found.low < 25.0
     assert found.part == pytest.approx(part_us, abs=12.0)
-    assert found.step == pytest.approx(2000.0 + part_us, abs=12.0)
+    assert found.step == pytest.approx(3000.0 + part_us, abs=200.0)
 
 
-def test_without_steps_of_both_kinds_there_is_no_cost() -> None:
+def test_without_pairs_there_is_no_cost() -> None:
     with pytest.raises(statistics.StatisticsError):
-        cost([Step(without=True, seconds=0.002)])
+        cost([])
 
 
 class Part:
@@ -46,9 +46,7 @@ class Part:
         self.called += 1
 
 
-def test_a_part_is_left_out_of_about_half_of_the_steps_and_nothing_stays_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_part_is_left_out_of_one_of_two_pieces_and_nothing_stays_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Part()
 
     class Engine:
@@ -62,11 +60,35 @@ def test_a_part_is_left_out_of_about_half_of_the_steps_and_nothing_stays_replace
 
     monkeypatch.setitem(adapter_parts.PARTS, "work", replacements)
     llm = SimpleNamespace(llm_engine=Engine())
-    with leaving_out(llm, "work", seed=1) as steps:
-        for _ in range(200):
-            llm.llm_engine.step()
-    assert len(steps) == 200
-    assert part.called == sum(not step.without for step in steps)
-    assert 70 < part.called < 130
+    pieces: list[int] = []
+    with leaving_out(llm, "work", seed=1) as pairs:
+        for _ in range(40):
+            before = part.called
+            for _ in range(STEPS_IN_A_PIECE):
+                llm.llm_engine.step()
+            pieces.append(part.called - before)
+    assert {tuple(pieces[i : i + 2]) for i in range(0, 40, 2)} == {(STEPS_IN_A_PIECE, 0), (0, STEPS_IN_A_PIECE)}
+    assert len(pairs) == 20 - 1  # the first has the prefill
+    assert all(min(pair) > 0.0 for pair in pairs)
     llm.llm_engine.step()
-    assert (len(steps), vars(llm.llm_engine), set(vars(part))) == (200, {}, {"called"})
+    assert (len(pairs), vars(llm.llm_engine), set(vars(part))) == (19, {}, {"called"})
+
+
+def test_the_time_of_a_step_counts_for_the_piece_that_it_belongs_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    part = SimpleNamespace(work=lambda: setattr(clock, "now", clock.now + 0.5))
+
+    class Engine:
+        engine_core = SimpleNamespace(engine_core=part)
+
+        def step(self) -> None:
+            clock.now += 2.0
+            part.work()
+
+    monkeypatch.setitem(adapter_parts.PARTS, "work", lambda core: [(core, "work", lambda: None)])
+    monkeypatch.setattr(adapter_parts, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    llm = SimpleNamespace(llm_engine=Engine())
+    with leaving_out(llm, "work", seed=1) as pairs:
+        for _ in range(4 * 2 * STEPS_IN_A_PIECE - 1):
+            llm.llm_engine.step()
+    assert pairs == [Pair(2.5, 2.0)] * 2  # the last one did not end
