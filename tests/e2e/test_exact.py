@@ -43,6 +43,7 @@ def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> N
     assert found["changes"] > 50
     wanted = (
         "preemptions",
+        "resumed",
         "caught_up_rows",
         "rows_left_waiting",
         "probes",
@@ -66,8 +67,13 @@ def test_nothing_is_left_behind(plain: dict[str, Any], found: dict[str, Any]) ->
     assert found["states"] <= 24
 
 
-def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
-    found = run("tests.support.caught_up")
+def test_no_row_waits_of_a_request_that_has_ended_or_is_prefilled_anew(found: dict[str, Any]) -> None:
+    assert (found["seen"]["rows_of_ended"], found["seen"]["rows_of_resumed"]) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been(mode: str) -> None:
+    found = run("tests.support.caught_up", mode)
     whole, caught_up, in_parts, hole = (found[way] for way in ("whole", "caught up", "in parts", "hole"))
     assert whole["ids"] == caught_up["ids"] == in_parts["ids"] == hole["ids"]
     assert (whole["catch_ups"], caught_up["catch_ups"], hole["catch_ups"]) == (0, 1, 0)

@@ -101,6 +101,10 @@ class BruteForce:
             nonlocal output
             output = state.scheduler_output
             held = len(own.rows)
+            resumed = output.scheduled_cached_reqs.resumed_req_ids
+            self.seen["rows_of_ended"] += len(own.rows.by_request().keys() - runner.requests.keys())
+            self.seen["rows_of_resumed"] += len(own.rows.by_request().keys() & resumed)
+            self.seen["resumed"] += len(resumed)
             catch_up(own, runner, state, wanted)
             self.seen["rows_left_waiting"] += 0 < len(own.rows) < held
 

@@ -27,12 +27,12 @@ BEGIN, SPELL, AFTER, K = 16, 128, 100, 7
 REQUESTS = 18
 
 
-def main() -> None:
-    """Serve the same requests in each of the ways."""
+def main(mode: str) -> None:
+    """Serve the same requests in each of the ways; `mode`: whether vLLM compiles the models, or runs them "eager"."""
     llm = LLM(
         str(DEMO_MODEL / "target"),
         dtype="float32",
-        enforce_eager=True,
+        enforce_eager=mode == "eager",
         max_num_seqs=REQUESTS,
         max_model_len=512,
         num_gpu_blocks_override=80,
@@ -96,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
