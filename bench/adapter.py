@@ -14,7 +14,8 @@ little faster or slower than the next for as long as it lives; so beside the med
   engine with and without them (`bench.adapter_parts`); printed in microseconds, for each of them.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
 - `constant_k_own_share`: how much of a step at K_max goes to the adapter, in the same way.
-- `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max).
+- `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max), in turns
+  of one engine as well.
 - `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
 - `lossless_mismatches`: replies that differ from an engine without speculation, while K changes at random.
 """
@@ -33,7 +34,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from bench.adapter_parts import AT_K_MAX, EVERYTHING, PARTS, Cost, Pair, cost
+from bench.adapter_parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
 from bench.engine_worker import EngineWorker, prompt_texts
 from policy.settings import ProgramSettings, load
 
@@ -125,7 +126,6 @@ def _measure(settings: AdapterBenchSettings) -> None:
         "no speculation, synchronous": (plain | {"async_scheduling": False}, base),
         "stock": (plain | speculative, base),
         "adapter": (adapter, base),
-        "full width": (adapter, base | {"SPECPILOT_ENGINE_DRAFT_WIDTH": "0"}),
         "bare": (adapter | {"scheduler_cls": BARE_SCHEDULER}, base),
     }
     comparisons = _comparisons(settings.k_max)
@@ -138,9 +138,14 @@ def _measure(settings: AdapterBenchSettings) -> None:
                 _say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
             if launch == settings.launches:
                 for running in (1, 8, 32):
-                    costs = _costs(settings, workers["adapter"], texts[:running])
+                    some = texts[:running]
+                    costs = {part: _cost(settings, workers["adapter"], some, part, 0) for part in AT_K_0}
                     found[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
-                    found[f"constant_k_own_share_{running}"] = _share(costs[AT_K_MAX])
+                    at_k_max = _cost(settings, workers["adapter"], some, AT_K_MAX, settings.k_max)
+                    found[f"constant_k_own_share_{running}"] = _share(at_k_max)
+                for k in (1, 3):
+                    width = _cost(settings, workers["adapter"], texts[:32], WIDTH, k)
+                    found[f"width_gain_k{k}_32"] = round(1.0 - width.part / width.step, 3)
                 found["switch_ms"] = _switch_ms(workers["adapter"], texts[:8])
         finally:
             for worker in workers.values():
@@ -159,7 +164,7 @@ def _measure(settings: AdapterBenchSettings) -> None:
 
 
 def _comparisons(k_max: int) -> list[Comparison]:
-    comparisons = [
+    return [
         Comparison(f"{name}_{running}", running, mine, other)
         for running in (1, 8, 32)
         for name, mine, other in (
@@ -169,8 +174,6 @@ def _comparisons(k_max: int) -> list[Comparison]:
             ("constant_k_vs_stock", Arm("adapter", k=k_max), Arm("stock")),
         )
     ]
-    widths = (Comparison(f"width_gain_k{k}_32", 32, Arm("adapter", k=k), Arm("full width", k=k)) for k in (1, 3))
-    return [*comparisons, *widths]
 
 
 def _take_turns(
@@ -197,20 +200,17 @@ def _summary(comparison: Comparison) -> str:
     return f"{comparison} median {comparison.median:.3f}   half {low:.3f} to {high:.3f}   by launch {single}"
 
 
-def _costs(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, Cost]:
-    """Return what each part of the adapter takes of a step."""
-    costs: dict[str, Cost] = {}
-    for part in PARTS:
-        k = settings.k_max if part == AT_K_MAX else 0
-        pairs: list[Pair] = []
-        for turn in range(2 * settings.launches * settings.rounds):
-            pairs += [Pair(*pair) for pair in adapter.run(texts, settings.tokens, k=k, part=part, seed=turn)["pairs"]]
-        costs[part] = found = cost(pairs)
-        _say(
-            f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
-            f"{found.part:+5.0f} us ({found.low:+.0f} to {found.high:+.0f})"
-        )
-    return costs
+def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str], part: str, k: int) -> Cost:
+    """Return what a part of the adapter takes of a step at K = `k` for all."""
+    pairs: list[Pair] = []
+    for turn in range(2 * settings.launches * settings.rounds):
+        pairs += [Pair(*pair) for pair in adapter.run(texts, settings.tokens, k=k, part=part, seed=turn)["pairs"]]
+    found = cost(pairs)
+    _say(
+        f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
+        f"{found.part:+5.0f} us ({found.low:+.0f} to {found.high:+.0f})"
+    )
+    return found
 
 
 def _share(found: Cost) -> float:

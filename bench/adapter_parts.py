@@ -4,7 +4,7 @@ Two engines in turns differ by what the machine does meanwhile, and by where the
 percent here. Neighbouring steps of one engine share both. They come eight at a time, because what a step leaves in the
 processor's caches is paid for by the next; which of two neighbouring pieces has the part is drawn at random.
 
-Only at K = 0 or at K_max for all, where what a step leaves out is not missed by the next.
+Only what a step may leave out without its being missed by the next: at K = 0 or at K_max for all.
 """
 
 import random
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 EVERYTHING = "all three"
@@ -20,8 +21,14 @@ EVERYTHING = "all three"
 AT_K_MAX = "planning, cutting and counting"
 """What it does in a step at K_max."""
 
+WIDTH = "draft width"
+"""What it saves at a K below K_max."""
+
 STEPS_IN_A_PIECE = 8
 """Some 20 to 120 ms: less than the machine's pace takes to change, more than a cold start of the caches."""
+
+AT_K_0 = ("keeping rows", "planning and counting", EVERYTHING, "steps run as without speculation")
+"""What may be left out at K = 0."""
 
 _DRAWS = 300
 _LEVEL = 0.95
@@ -157,6 +164,17 @@ def _plainness(core: Any) -> list[_Replacement]:
     return [(runner, "execute_model", not_plainly)]
 
 
+def _width(core: Any) -> list[_Replacement]:
+    """The drafter lays out the step's largest K; without that, K_max in every step."""
+    steps, k_max = core.scheduler.steps, core.scheduler.control.k_max
+    begin = steps.begin
+
+    def at_full_width(*args: Any) -> Any:
+        return replace(begin(*args), width=k_max)
+
+    return [(steps, "begin", at_full_width)]
+
+
 def runner_of(core: Any) -> Any:
     """Return the model runner of an engine's `core` in this process."""
     return core.model_executor.driver_worker.worker.model_runner
@@ -168,5 +186,6 @@ PARTS: dict[str, Callable[[Any], list[_Replacement]]] = {
     EVERYTHING: _everything,
     "steps run as without speculation": _plainness,
     AT_K_MAX: _at_k_max,
+    WIDTH: _width,
 }
-"""What may be left out, by name: at K_max the last, the others at K = 0."""
+"""What may be left out, by name."""
