@@ -137,16 +137,7 @@ def _measure(settings: AdapterBenchSettings) -> None:
                 _take_turns(settings, workers, texts, comparison)
                 _say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
             if launch == settings.launches:
-                for running in (1, 8, 32):
-                    some = texts[:running]
-                    costs = {part: _cost(settings, workers["adapter"], some, part, 0) for part in AT_K_0}
-                    found[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
-                    at_k_max = _cost(settings, workers["adapter"], some, AT_K_MAX, settings.k_max)
-                    found[f"constant_k_own_share_{running}"] = _share(at_k_max)
-                for k in (1, 3):
-                    width = _cost(settings, workers["adapter"], texts[:32], WIDTH, k)
-                    found[f"width_gain_k{k}_32"] = round(1.0 - width.part / width.step, 3)
-                found["switch_ms"] = _switch_ms(workers["adapter"], texts[:8])
+                found |= _within_one_engine(settings, workers["adapter"], texts)
         finally:
             for worker in workers.values():
                 worker.close()
@@ -200,21 +191,45 @@ def _summary(comparison: Comparison) -> str:
     return f"{comparison} median {comparison.median:.3f}   half {low:.3f} to {high:.3f}   by launch {single}"
 
 
+def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, float]:
+    """Measure what needs no other engine beside: shares of a step, draft width, how fast K changes."""
+    found: dict[str, float] = {}
+    for running in (1, 8, 32):
+        some = texts[:running]
+        costs = {part: _cost(settings, adapter, some, part, 0) for part in AT_K_0}
+        found[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
+        found[f"constant_k_own_share_{running}"] = _share(_cost(settings, adapter, some, AT_K_MAX, settings.k_max))
+    for k in (1, 3):
+        width = _cost(settings, adapter, texts[:32], WIDTH, k)
+        _say(
+            f"32 running, adapter at K={k} / always drafting {settings.k_max}: median {width.ratio.median:.3f} "
+            f"({width.ratio.low:.3f} to {width.ratio.high:.3f})"
+        )
+        found[f"width_gain_k{k}_32"] = round(width.ratio.median, 3)
+    found["switch_ms"] = _switch_ms(adapter, texts[:8])
+    return found
+
+
 def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str], part: str, k: int) -> Cost:
-    """Return what a part of the adapter takes of a step at K = `k` for all."""
+    """Return what a part of the adapter takes of a step at K = `k` for all.
+
+    A step delivers up to 1 + K tokens, and only steps before the first request ends count: so replies are longer.
+    """
     pairs: list[Pair] = []
-    for turn in range(2 * settings.launches * settings.rounds):
-        pairs += [Pair(*pair) for pair in adapter.run(texts, settings.tokens, k=k, part=part, seed=turn)["pairs"]]
+    most = 2 * settings.launches * settings.rounds
+    for turn in range(min(most, 2 * most // (1 + k))):
+        answer = adapter.run(texts, settings.tokens * (1 + k), k=k, part=part, seed=turn)
+        pairs += [Pair(*pair) for pair in answer["pairs"]]
     found = cost(pairs)
     _say(
         f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
-        f"{found.part:+5.0f} us ({found.low:+.0f} to {found.high:+.0f})"
+        f"{found.part.median:+5.0f} us ({found.part.low:+.0f} to {found.part.high:+.0f}), {found.pairs} pairs"
     )
     return found
 
 
 def _share(found: Cost) -> float:
-    return round(found.part / found.step, 3)
+    return round(1.0 - found.ratio.median, 3)
 
 
 def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:

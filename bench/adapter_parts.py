@@ -4,7 +4,7 @@ Two engines in turns differ by what the machine does meanwhile, and by where the
 percent here. Neighbouring steps of one engine share both. They come eight at a time, because what a step leaves in the
 processor's caches is paid for by the next; which of two neighbouring pieces has the part is drawn at random.
 
-Only what a step may leave out without its being missed by the next: at K = 0 or at K_max for all.
+Only what a step may leave out without its being missed by the next, and only while all requests run.
 """
 
 import random
@@ -41,38 +41,59 @@ class Pair(NamedTuple):
     without: float
 
 
-class Cost(NamedTuple):
-    """What a part takes of a step, in microseconds, with a bootstrap interval of 95 %; `step` is the step with it."""
+class Estimate(NamedTuple):
+    """A median with a bootstrap interval of 95 %."""
 
-    step: float
-    part: float
+    median: float
     low: float
     high: float
 
 
-def cost(pairs: Sequence[Pair], seed: int = 0) -> Cost:
-    """Return the median difference of neighbouring pieces; raises `StatisticsError` on none."""
-    differences = [1e6 * (with_it - without) for with_it, without in pairs]
-    part = statistics.median(differences)
-    rng = random.Random(seed)  # noqa: S311 - a resampling
-    drawn = sorted(statistics.median(rng.choices(differences, k=len(differences))) for _ in range(_DRAWS))
+class Cost(NamedTuple):
+    """What a part takes of a step.
+
+    `step` is the median step with it, in microseconds, `part` the difference of the two of a pair, and `ratio` a step
+    without the part over one with it. From so many `pairs`.
+    """
+
+    step: float
+    part: Estimate
+    ratio: Estimate
+    pairs: int
+
+
+def cost(pairs: Sequence[Pair]) -> Cost:
+    """Return what the `pairs` say of the part that they were taken with; raises `StatisticsError` on none."""
+    return Cost(
+        1e6 * statistics.median(pair.with_it for pair in pairs),
+        _estimate([1e6 * (with_it - without) for with_it, without in pairs]),
+        _estimate([without / with_it for with_it, without in pairs]),
+        len(pairs),
+    )
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    rng = random.Random(0)  # noqa: S311 - a resampling
+    drawn = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(_DRAWS))
     tail = round((1.0 - _LEVEL) / 2.0 * _DRAWS)
-    return Cost(1e6 * statistics.median(pair.with_it for pair in pairs), part, drawn[tail], drawn[-1 - tail])
+    return Estimate(statistics.median(values), drawn[tail], drawn[-1 - tail])
 
 
 @contextmanager
 def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
-    """Leave `part` out of every other piece of the steps of `llm`; yields the pairs as they end, without the first.
+    """Leave `part` out of every other piece of the steps of `llm`; yields the pairs as they end.
 
-    `part` is a key of `PARTS`. The first pair of a reply has the prefill.
+    `part` is a key of `PARTS`. Without the first pair, which has the prefill, and those in which a request ends or
+    fewer run than began.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order
     engine, pairs = llm.llm_engine, list[Pair]()
-    step, done, is_out, begins_without = engine.step, 0, False, False
+    step, done, most, is_out, begins_without = engine.step, 0, 0, False, False
     seconds = [0.0, 0.0]  # of the pair's steps: with the part, without it
 
     def timed() -> Any:
-        nonlocal done, is_out, begins_without
+        nonlocal done, most, is_out, begins_without
+        most = max(most, engine.get_num_unfinished_requests())
         place = done % (2 * STEPS_IN_A_PIECE)
         if place == 0:
             begins_without = rng.random() < 0.5  # noqa: PLR2004 - half
@@ -82,7 +103,8 @@ def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
         outputs = step()
         seconds[is_out] += time.perf_counter() - began
         done += 1
-        if done % (2 * STEPS_IN_A_PIECE) == 0 and done > 2 * STEPS_IN_A_PIECE:
+        is_whole = done % (2 * STEPS_IN_A_PIECE) == 0 and done > 2 * STEPS_IN_A_PIECE
+        if is_whole and engine.get_num_unfinished_requests() == most:
             pairs.append(Pair(*(total / STEPS_IN_A_PIECE for total in seconds)))
         return outputs
 
@@ -152,14 +174,17 @@ def _everything(core: Any) -> list[_Replacement]:
 
 def _plainness(core: Any) -> list[_Replacement]:
     """Steps run as without speculation: without it, vLLM runs them as any step of an engine that speculates."""
-    from engine_adapter.undrafted import PLAIN  # noqa: PLC0415 - beside vLLM's, at first use
+    from engine_adapter.backlog import BACKLOG  # noqa: PLC0415 - beside vLLM's, at first use
+    from engine_adapter.undrafted import PLAIN, forget_useless  # noqa: PLC0415 - as above
 
     runner = runner_of(core)
+    rows = getattr(runner.drafter, BACKLOG).rows
     execute_model = type(runner).execute_model.__wrapped__
 
-    def not_plainly(*args: Any, **kwargs: Any) -> Any:
+    def not_plainly(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        forget_useless(rows, scheduler_output)
         setattr(runner, PLAIN, False)
-        return execute_model(runner, *args, **kwargs)
+        return execute_model(runner, scheduler_output, *args, **kwargs)
 
     return [(runner, "execute_model", not_plainly)]
 
@@ -188,4 +213,4 @@ PARTS: dict[str, Callable[[Any], list[_Replacement]]] = {
     AT_K_MAX: _at_k_max,
     WIDTH: _width,
 }
-"""What may be left out, by name."""
+"""What may be left out, by name: `AT_K_0` at K = 0 for all, `AT_K_MAX` at K_max, `WIDTH` at any K."""

@@ -15,12 +15,13 @@ past the limit is left out: it will never be drafted from.
 EAGLE-3 the hidden states of three layers, 24 KiB for a hidden size of 4,096 in bfloat16. What the head's first layer
 makes of them is a third of that, but most rows are never read, and it is computed only of those that are. The memory
 is taken with the drafter's weights, before vLLM measures what is left for the KV cache. The planner knows the bound and
-lets requests catch up before it is reached. What rows leave behind is used again when there is no room left, or no row;
+lets requests catch up before it is reached. What rows leave behind is used again when no row waits, or no room is left;
 an eighth more than the bound keeps it rare that rows move for that.
 
-*Never* does a row reach another request's cache: rows of a request that was preempted, ended or began anew are dropped
-before the next step (`engine_adapter.undrafted`), because its slots may be another's by now. *Nothing waits* for the
-accelerator: rows are copied and gathered in stream order, and which row is whose is known on the host.
+*Never* does a row reach another request's cache: rows of a request that ended, was resumed after a preemption, or began
+anew are dropped before the step that tells of it (`engine_adapter.undrafted`), because its slots may be another's now.
+*Nothing waits* for the accelerator: rows are copied and gathered in stream order, and which row is whose is known on
+the host.
 
 A running request that sits out the step in which room is made loses its rows. What is missing then stays missing:
 drafts are lossless, and for a while less often accepted.
@@ -35,7 +36,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from engine_adapter.compat import STEERABLE_METHODS, backlog_rows, drafter_length, row_size
+from engine_adapter.compat import STEERABLE_METHODS, backlog_rows, drafter_length, row_size, states_stay
 from engine_adapter.lag import Lag, lag, passes, within
 from engine_adapter.rows import Rows, handed_over, indices
 
@@ -57,7 +58,8 @@ class Backlog:
         size = max(rows + rows // 8, config.scheduler_config.max_num_seqs)  # where vLLM cannot draft, one for each
         self._drafter = drafter
         self._length = drafter_length(config)
-        self.rows = Rows(size, row_size(config), drafter.dtype, drafter.device)
+        can_hold = states_stay(config, drafter.device.type)
+        self.rows = Rows(size, row_size(config), drafter.dtype, drafter.device, can_hold=can_hold)
         self._inputs: torch.Tensor | None = None  # the runner's input tokens, as many as the latest plain step had
 
     def keep_plain(self, runner: Any, state: Any) -> None:

@@ -160,6 +160,16 @@ def row_size(vllm_config: Any) -> int:
     return states * int(vllm_config.model_config.get_hidden_size())
 
 
+def states_stay(vllm_config: Any, device_type: str) -> bool:
+    """Whether what the target leaves of a step is nobody else's, so that it may be read some steps later.
+
+    On a CPU it is. A CUDA graph writes over its outputs with the next replay; and of a model that is fed embeddings,
+    the state before the first layer is the buffer that vLLM puts them into.
+    """
+    model = vllm_config.model_config
+    return device_type == "cpu" and not (model.is_multimodal_model or model.enable_prompt_embeds)
+
+
 def drafter_length(vllm_config: Any) -> int:
     """Return the longest sequence, in tokens, that the drafter can read; 0 without speculation."""
     speculative = vllm_config.speculative_config

@@ -187,7 +187,10 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Attributes(
         "config/model.py", "ModelConfig",
-        ("served_model_name", "max_model_len", "hf_config", "hf_text_config", "dtype"),
+        (
+            "served_model_name", "max_model_len", "hf_config", "hf_text_config", "dtype", "is_multimodal_model",
+            "enable_prompt_embeds",
+        ),
     ),
     Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
     Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),

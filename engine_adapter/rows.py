@@ -3,9 +3,9 @@
 A row is what the target left at a position for the head to read, and the token at that position. One comes from each
 request in each step without drafts, most are never read, and a step of a small model is short. Between two steps the
 processor's caches are the model's, so what is done there waits for memory; done for many steps at once, it costs a
-fraction. So the places of rows are cut out of the memory for some steps ahead; which row is whose is noted by step, and
-told apart when somebody asks; and on a CPU the target's states are held and written together. (A CUDA graph would write
-over them with its next replay. There, they are copied in stream order.)
+fraction. So places are cut out of the memory for some steps ahead where steps leave as many rows; which row is whose is
+noted by step, and told apart when somebody asks; and where the target's states stay what they are, they are held and
+written together (`compat.states_stay`). Elsewhere they are copied at once, in stream order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,11 @@ from itertools import chain
 import torch
 
 _STEPS_TOGETHER = 32
+"""For how many steps a thing is done at once, at most."""
+
 _ROWS_TOGETHER = 1024
-"""What is done at once: for so many steps, but at most so many rows. What is held is beyond the memory taken: 24 MiB
-for a hidden size of 4,096 in bfloat16."""
+"""For how many rows, at most, but for those of one step. What is held is beyond the memory taken: 24 MiB for a hidden
+size of 4,096 in bfloat16."""
 
 
 @dataclass(slots=True)
@@ -30,9 +32,9 @@ class _Run:
 
 
 class Rows:
-    """Room for `size` rows of `width` numbers and a token."""
+    """Room for `size` rows of `width` numbers and a token; `can_hold`: nobody writes over the states given to it."""
 
-    def __init__(self, size: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, width: int, dtype: torch.dtype, device: torch.device, *, can_hold: bool) -> None:
         self.used = 0
         self._states = torch.zeros((size, width), dtype=dtype, device=device)
         self._tokens = torch.zeros(size, dtype=torch.int32, device=device)
@@ -41,7 +43,7 @@ class Rows:
         self._count = 0
         self._places: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the next steps' `_count` rows each, last first
         self._held: list[tuple[Sequence[torch.Tensor], torch.Tensor]] = []  # states, and the place that they go to
-        self._can_hold = self._states.device.type == "cpu"
+        self._can_hold = can_hold
 
     def __len__(self) -> int:
         """Return how many rows wait."""
@@ -109,11 +111,13 @@ class Rows:
         self._held.clear()
 
     def _cut(self, count: int, batch: Sequence[str]) -> None:
-        """Cut out the places of `count` rows for some steps ahead, after making room if there is none for one."""
+        """Cut out the places of `count` rows, making room if need be; if `count` repeats, for some steps ahead."""
         self._write()
         if self.used + count > len(self._tokens):
             self._make_room(count, batch)
-        steps = min(_STEPS_TOGETHER, max(1, _ROWS_TOGETHER // count), (len(self._tokens) - self.used) // count)
+        steps = 1
+        if count == self._count:
+            steps = min(_STEPS_TOGETHER, max(1, _ROWS_TOGETHER // count), (len(self._tokens) - self.used) // count)
         ahead = slice(self.used, self.used + steps * count)
         self._count = count
         self._places = [*zip(self._states[ahead].split(count), self._tokens[ahead].split(count), strict=True)][::-1]

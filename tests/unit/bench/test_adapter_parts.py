@@ -25,10 +25,13 @@ def noisy_pairs(part_us: float, count: int = 300) -> list[Pair]:
 @pytest.mark.parametrize("part_us", [-60.0, 0.0, 40.0])
 def test_what_a_part_takes_is_found_within_its_interval(part_us: float) -> None:
     found = cost(noisy_pairs(part_us))
-    assert found.low <= part_us <= found.high
-    assert found.high - found.low < 25.0
-    assert found.part == pytest.approx(part_us, abs=12.0)
+    assert found.part.low <= part_us <= found.part.high
+    assert found.part.high - found.part.low < 25.0
+    assert found.part.median == pytest.approx(part_us, abs=12.0)
     assert found.step == pytest.approx(3000.0 + part_us, abs=200.0)
+    assert found.ratio.low <= 1.0 - part_us / 3000.0 <= found.ratio.high
+    assert found.ratio.high - found.ratio.low < 0.01
+    assert found.pairs == 300
 
 
 def test_without_pairs_there_is_no_cost() -> None:
@@ -51,6 +54,9 @@ def test_a_part_is_left_out_of_one_of_two_pieces_and_nothing_stays_replaced(monk
 
     class Engine:
         engine_core = SimpleNamespace(engine_core=part)
+
+        def get_num_unfinished_requests(self) -> int:
+            return 1
 
         def step(self) -> None:
             part.work()
@@ -81,6 +87,9 @@ def test_the_time_of_a_step_counts_for_the_piece_that_it_belongs_to(monkeypatch:
     class Engine:
         engine_core = SimpleNamespace(engine_core=part)
 
+        def get_num_unfinished_requests(self) -> int:
+            return 1
+
         def step(self) -> None:
             clock.now += 2.0
             part.work()
@@ -92,3 +101,22 @@ def test_the_time_of_a_step_counts_for_the_piece_that_it_belongs_to(monkeypatch:
         for _ in range(4 * 2 * STEPS_IN_A_PIECE - 1):
             llm.llm_engine.step()
     assert pairs == [Pair(2.5, 2.0)] * 2  # the last one did not end
+
+
+def test_pairs_are_of_steps_in_which_all_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        engine_core = SimpleNamespace(engine_core=None)
+        steps = 0
+
+        def get_num_unfinished_requests(self) -> int:
+            return 3 if self.steps < 3 * 2 * STEPS_IN_A_PIECE else 2
+
+        def step(self) -> None:
+            self.steps += 1
+
+    monkeypatch.setitem(adapter_parts.PARTS, "nothing", lambda core: [])
+    llm = SimpleNamespace(llm_engine=Engine())
+    with leaving_out(llm, "nothing", seed=1) as pairs:
+        for _ in range(6 * 2 * STEPS_IN_A_PIECE):
+            llm.llm_engine.step()
+    assert len(pairs) == 1  # the second; the first has the prefill, and with the third's last step a request ends

@@ -182,3 +182,19 @@ def test_a_drafter_reads_as_far_as_its_own_limit_or_the_models(own: int | None, 
     found.model_config = SimpleNamespace(max_model_len=2048)
     assert compat.drafter_length(found) == length
     assert compat.drafter_length(SimpleNamespace(speculative_config=None)) == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "is_multimodal", "embeds", "stay"),
+    [
+        ("cpu", False, False, True),
+        ("cuda", False, False, False),
+        ("cpu", True, False, False),
+        ("cpu", False, True, False),
+    ],
+)
+def test_states_stay_on_a_cpu_unless_vllm_feeds_the_model_embeddings(
+    device: str, is_multimodal: bool, embeds: bool, stay: bool
+) -> None:
+    model = SimpleNamespace(is_multimodal_model=is_multimodal, enable_prompt_embeds=embeds)
+    assert compat.states_stay(SimpleNamespace(model_config=model), device) is stay

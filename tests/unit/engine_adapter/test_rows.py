@@ -18,6 +18,10 @@ repeated = st.tuples(adding, st.integers(1, 6))
 forgetting = st.lists(st.sampled_from(NAMES), max_size=2)
 
 
+def room(size: int, *, can_hold: bool = True) -> Rows:
+    return Rows(size, WIDTH, torch.float32, torch.device("cpu"), can_hold=can_hold)
+
+
 def a_row(number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The states of two layers and the token of the row that came as the `number`th."""
     return [torch.tensor([[float(number)]]), torch.tensor([[number + 0.5]])], torch.tensor([number], dtype=torch.int32)
@@ -46,8 +50,7 @@ def found(rows: Rows) -> dict[str, list[int]]:
 @given(st.data())
 def test_rows_are_those_that_came_and_were_not_forgotten(can_hold: bool, data: st.DataObject) -> None:
     size = data.draw(st.integers(len(NAMES), 24))
-    rows, expected, number = Rows(size, WIDTH, torch.float32, torch.device("cpu")), dict[str, list[int]](), 0
-    rows._can_hold = can_hold
+    rows, expected, number = room(size, can_hold=can_hold), dict[str, list[int]](), 0
     for step in data.draw(st.lists(st.one_of(repeated, forgetting), max_size=12)):
         if isinstance(step, list):
             rows.forget(step)
@@ -72,7 +75,7 @@ def test_rows_are_those_that_came_and_were_not_forgotten(can_hold: bool, data: s
 
 def four_rows() -> Rows:
     """Room for four rows, all in use: of "a" two, of "gone" and "b" one each."""
-    rows = Rows(4, WIDTH, torch.float32, torch.device("cpu"))
+    rows = room(4)
     for number, request in enumerate(("a", "gone", "a", "b")):
         rows.add([request], *a_row(number), ["a", "gone", "b"])
     return rows
@@ -102,26 +105,33 @@ def test_where_no_row_is_left_the_memory_is_used_from_its_beginning() -> None:
 
 def test_states_are_held_for_some_steps_and_then_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEPS_TOGETHER", 3)
-    rows = Rows(100, WIDTH, torch.float32, torch.device("cpu"))
-    for number in range(4):
+    rows = room(100)
+    for number in range(5):  # the first by itself: who knows whether the next will leave as many
         rows.add(["a"], *a_row(number), ["a"])
-    assert rows._states[:, 0].tolist()[:5] == [0.0, 1.0, 2.0, 0.0, 0.0]  # of the fourth nothing is there yet
-    assert found(rows) == {"a": [0, 1, 2, 3]}
-    assert rows._states[:, 0].tolist()[:5] == [0.0, 1.0, 2.0, 3.0, 0.0]
+    assert rows._states[:, 0].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 0.0, 0.0]  # of the fifth nothing is there yet
+    assert found(rows) == {"a": [0, 1, 2, 3, 4]}
+    assert rows._states[:, 0].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]
 
 
 def test_of_many_requests_fewer_steps_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS_TOGETHER", 4)
-    rows = Rows(100, WIDTH, torch.float32, torch.device("cpu"))
+    rows = room(100)
     batch = [str(number) for number in range(5)]
-    for number in (0, 5):
+    for number in (0, 5, 10):
         rows.add(batch, *several([*range(number, number + 5)]), batch)
-    assert rows._states[:10, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert rows._states[:15, 0].tolist() == [*map(float, range(10)), *[0.0] * 5]
+
+
+def test_places_are_cut_ahead_only_where_steps_leave_as_many_rows() -> None:
+    rows = room(100)
+    for number, batch in enumerate((["a"], ["a", "b"], ["a"], ["a"])):
+        assert len(rows._places) == 0
+        rows.add(batch, *several([number] * len(batch)), batch)
+    assert len(rows._places) == module._STEPS_TOGETHER - 1
 
 
 def test_what_the_next_step_writes_over_is_not_held() -> None:
-    rows = Rows(100, WIDTH, torch.float32, torch.device("cpu"))
-    rows._can_hold = False  # as on an accelerator
+    rows = room(100, can_hold=False)
     states, token = a_row(7)
     rows.add(["a"], states, token, ["a"])
     for layer in states:
