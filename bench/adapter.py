@@ -35,7 +35,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from bench.adapter_parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
-from bench.engine_worker import EngineWorker, prompt_texts
+from bench.engine_worker import LONGEST_REPLY, EngineWorker, prompt_texts
 from policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench adapter"
@@ -53,7 +53,7 @@ class AdapterBenchSettings(ProgramSettings):
     drafter: Path = Field(default=DEMO_MODEL / "peagle", description="P-EAGLE head")
     prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
     k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
-    tokens: int = Field(default=128, ge=16, description="tokens a reply")
+    tokens: int = Field(default=128, ge=64, description="tokens a reply")
     launches: int = Field(default=3, ge=1, description="how often the engines are launched anew")
     rounds: int = Field(default=8, ge=2, description="how often each arm replies in a launch")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
@@ -217,8 +217,8 @@ def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence
     """
     pairs: list[Pair] = []
     most = 2 * settings.launches * settings.rounds
-    for turn in range(min(most, 2 * most // (1 + k))):
-        answer = adapter.run(texts, settings.tokens * (1 + k), k=k, part=part, seed=turn)
+    for turn in range(max(1, min(most, 2 * most // (1 + k)))):
+        answer = adapter.run(texts, min(LONGEST_REPLY, settings.tokens * (1 + k)), k=k, part=part, seed=turn)
         pairs += [Pair(*pair) for pair in answer["pairs"]]
     found = cost(pairs)
     _say(
@@ -234,7 +234,7 @@ def _share(found: Cost) -> float:
 
 def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:
     """Return the 99th percentile of the time that a change of K takes, in milliseconds."""
-    times = sorted(1e3 * item for item in adapter.run(texts, 1024, switches=200)["switch_s"])
+    times = sorted(1e3 * item for item in adapter.run(texts, LONGEST_REPLY, switches=200)["switch_s"])
     p99: float = round(times[int(0.99 * len(times))], 1)
     _say(f"{len(times)} changes of K with {len(texts)} running: median {statistics.median(times):.1f} ms, p99 {p99} ms")
     return p99

@@ -20,6 +20,11 @@ from typing import Any, NamedTuple
 from bench.adapter_parts import STEPS_IN_A_PIECE, Pair, leaving_out, runner_of
 
 MAX_RUNNING = 32
+LONGEST_REPLY = 1024
+"""In tokens: half of what the engine can serve, so that prompts have room."""
+
+ANSWER_WITHIN_S = 600.0
+"""An engine that says nothing for so long hangs: it starts in a minute or two, and a reply takes seconds."""
 
 
 class Piece(NamedTuple):
@@ -82,12 +87,27 @@ class EngineWorker:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
+        hangs = threading.Event()
+
+        def end() -> None:
+            hangs.set()
+            self._process.kill()
+
+        watch = threading.Timer(ANSWER_WITHIN_S, end)
+        watch.daemon = True
+        watch.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    return dict(json.loads(line))
+        finally:
+            watch.cancel()
         status = self._process.wait()
+        what = f"gave no answer within {ANSWER_WITHIN_S:g} s" if hangs.is_set() else f"ended with status {status}"
         self._log.seek(0)
-        raise RuntimeError(f"the engine {self.name!r} ended with status {status}:\n{self._log.read()[-3000:]}")
+        said = self._log.read()[-3000:]
+        self.close()
+        raise RuntimeError(f"the engine {self.name!r} {what}:\n{said}")
 
 
 def main(options: dict[str, Any]) -> None:
@@ -97,7 +117,7 @@ def main(options: dict[str, Any]) -> None:
     llm = LLM(
         enforce_eager=True,
         max_num_seqs=MAX_RUNNING,
-        max_model_len=2048,
+        max_model_len=2 * LONGEST_REPLY,
         enable_prefix_caching=False,
         disable_log_stats=False,
         seed=0,
