@@ -1,3 +1,5 @@
+"""Which rows go through the drafter, in which passes, and which are too late."""
+
 from engine_adapter.lag import Lag, lag, passes, within
 
 
