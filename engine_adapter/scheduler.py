@@ -53,7 +53,7 @@ class _SpecPilotScheduler:
             k_max,
             rows,
             min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
-            least_width=(0 if rows else min(1, k_max)) if settings.draft_width else k_max,
+            least_width=0 if rows else min(1, k_max),
         )
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
@@ -103,7 +103,7 @@ class _SpecPilotScheduler:
         """Let vLLM take the step's outcome in, then count the step."""
         self.steps.skip_to(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        goes_on = self.has_unfinished_requests()  # type: ignore[attr-defined]
+        goes_on = bool(self.running) or self.has_unfinished_requests()  # type: ignore[attr-defined]
         self.steps.end(scheduler_output, outputs, time.monotonic(), goes_on=goes_on)
         return outputs
 

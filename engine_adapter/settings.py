@@ -27,8 +27,6 @@ class AdapterSettings(BaseSettings):
     static_k: int | None = Field(default=None, ge=0, description="K without a valid schedule; default: K_max")
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
-    draft_width: bool = Field(default=True, description="lay out only as many draft slots as the step's largest K")
-
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
 
     @field_validator("url")

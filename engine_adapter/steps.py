@@ -19,15 +19,13 @@ CLASS_ARGUMENT = "traffic_class"
 
 @dataclass(slots=True)
 class _Step:
-    """A step between its scheduling and its end."""
+    """A step as it was scheduled; steps that repeat it are the same object."""
 
-    output: Any
+    tokens: Mapping[str, int]  # scheduled for each request, as vLLM says
     shape: StepShape
-    scheduled_at: float
-    plain: dict[str, str]  # class of each decode without a draft to verify, by request
-    due: dict[str, int]  # the schedule's K of each draft to verify, by request
-    refused: set[str]  # requests whose draft the grammar cut short
-    drafts: dict[str, Draft] = field(default_factory=dict)
+    plain: dict[str, str] = field(default_factory=dict)  # class of each decode without a draft to verify, by request
+    due: dict[str, int] = field(default_factory=dict)  # the schedule's K of each draft to verify, by request
+    refused: set[str] = field(default_factory=set)  # requests whose draft the grammar cut short
 
 
 class Steps:
@@ -51,13 +49,14 @@ class Steps:
         self._planner = planner
         self._meter = meter
         self._longest_to_draft = longest_to_draft
-        self._repeated = _Step(None, StepShape(0, 0, 0, has_prefill=False), 0.0, {}, {}, set())
+        self._repeated = _Step({}, StepShape(0, 0, 0, has_prefill=False))
         self._repeated_plan = StepPlan(0)
         self._repeats_left = 0  # how many more steps may be as `_repeated`
         self._unsettled = 0  # how many were, and are not in the requests' backlogs yet
         self._outcome = Outcome()  # of the latest step
         self._plain: dict[str, str] | None = None  # of the latest step, if all that it delivered is a token for each
-        self._steps: deque[_Step] = deque()
+        self._under_way: deque[tuple[Any, float, _Step]] = deque()  # with vLLM's output, and when it was scheduled
+        self._drafts: dict[str, Draft] = {}  # verified in the first of them, by request
         self._ended_at: float | None = None
 
     def begin(self, output: Any, requests: Mapping[str, Any], table: KTable, now: float) -> StepPlan:
@@ -68,8 +67,7 @@ class Steps:
         if self._repeats_left and self._is_repeated(output, table):
             self._repeats_left -= 1
             self._unsettled += 1
-            first = self._repeated
-            self._steps.append(_Step(output, first.shape, now, first.plain, first.due, first.refused))
+            self._under_way.append((output, now, self._repeated))
             return self._repeated_plan
         self._settle()
         self._repeats_left = 0
@@ -105,8 +103,8 @@ class Steps:
             decodes = len(plain) + len(due)
             has_prefill = decodes < len(output.num_scheduled_tokens)
             shape = StepShape(decodes, verified, plan.width, has_prefill, plan.read)
-            step = _Step(output, shape, now, plain, due, refused)
-            self._steps.append(step)
+            step = _Step(output.num_scheduled_tokens, shape, plain, due, refused)
+            self._under_way.append((output, now, step))
             self.decoding = decoding
             if not has_prefill and _can_recur(step, decoding, plan):
                 self._repeated, self._repeated_plan = step, plan
@@ -121,36 +119,37 @@ class Steps:
         Only of a request that decodes: to one that joins running decodes with one token left to prefill, vLLM gives
         K_max placeholders, so that all have as many positions, and nobody drafted those.
         """
-        if not self._steps or not drafted:
+        if not self._under_way or not drafted:
             return
-        step = self._steps[0]
+        step = self._under_way[0][2]
         due = step.due.get(request_id)
         state = self.states.get(request_id)
         if due is not None and state is not None:
             k = drafted - invalid
             is_refused = invalid > 0 or request_id in step.refused
-            step.drafts[request_id] = Draft(state.label, k, accepted, k > due, is_refused)
+            self._drafts[request_id] = Draft(state.label, k, accepted, k > due, is_refused)
 
     def skip_to(self, output: Any) -> None:
         """Forget the steps before that of `output`: vLLM dropped their outcome."""
-        while self._steps and self._steps[0].output is not output and output.num_scheduled_tokens:
-            self._steps.popleft()
+        while self._under_way and self._under_way[0][0] is not output and output.num_scheduled_tokens:
+            self._under_way.popleft()
 
     def end(self, output: Any, outputs: Mapping[int, Any], now: float, *, goes_on: bool) -> None:
         """Count a step; `outputs` says what it delivered, which is nothing to requests that ended meanwhile.
 
         `goes_on` says that there are unfinished requests, so that the next step's time begins here.
         """
-        if not self._steps or self._steps[0].output is not output:
+        if not self._under_way or self._under_way[0][0] is not output:
             return
-        step = self._steps.popleft()
-        since = step.scheduled_at if self._ended_at is None else self._ended_at
+        _, scheduled_at, step = self._under_way.popleft()
+        since = scheduled_at if self._ended_at is None else self._ended_at
         self._ended_at = now if goes_on else None
         items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
         is_whole = len(items) == len(step.plain) and not step.due
         if not is_whole or step.plain is not self._plain:
             self._plain = step.plain if is_whole else None
-            self._outcome = _outcome(step, items)
+            self._outcome = _outcome(step, self._drafts, items)
+            self._drafts.clear()
         self._meter.commit(step.shape, now - since, self._outcome)
 
     def pause(self) -> None:
@@ -180,9 +179,7 @@ class Steps:
     def _is_repeated(self, output: Any, table: KTable) -> bool:
         """Whether a step is of the same requests and tokens as `_repeated`, under the same schedule."""
         return (
-            table is self.table
-            and output.num_scheduled_tokens == self._repeated.output.num_scheduled_tokens
-            and not output.finished_req_ids
+            table is self.table and output.num_scheduled_tokens == self._repeated.tokens and not output.finished_req_ids
         )
 
     def _settle(self) -> None:
@@ -220,13 +217,13 @@ def _can_recur(step: _Step, decoding: Sequence[DraftState], plan: StepPlan) -> b
     return is_usual and all(state.k == state.due == step.due.get(state.request_id, 0) for state in decoding)
 
 
-def _outcome(step: _Step, items: Sequence[Any]) -> Outcome:
-    """Return what a step came to for the requests that it delivered something to; `items` says what."""
+def _outcome(step: _Step, drafts: Mapping[str, Draft], items: Sequence[Any]) -> Outcome:
+    """Return what a step with these verified `drafts` came to for who it delivered something to; `items` says what."""
     outcome = Outcome()
     tokens = outcome.tokens
     for item in items:
         name = item.request_id
-        draft = step.drafts.get(name)
+        draft = drafts.get(name)
         if draft is not None:
             label = draft.traffic_class
             outcome.drafts.append(draft)
