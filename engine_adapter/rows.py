@@ -123,18 +123,23 @@ class Rows:
         self._places = [*zip(self._states[ahead].split(count), self._tokens[ahead].split(count), strict=True)][::-1]
 
     def _make_room(self, count: int, batch: Sequence[str]) -> None:
-        """Move the rows of the requests in `batch` together, and drop the others'; all, if `count` do not fit then."""
+        """Move the rows of the requests in `batch` together, and drop the others'; all, if `count` do not fit then.
+
+        Some at a time: what moves is for a moment there twice, and an accelerator's memory is given out by then.
+        """
         waiting = self.by_request()
         kept = {request: waiting[request] for request in batch if request in waiting}
-        old = [*chain.from_iterable(kept.values())]
+        old = sorted(chain.from_iterable(kept.values()))
         if len(old) + count > len(self._tokens):
             self.drop()
             return
-        new = iter(range(len(old)))
-        self._by_request = {request: [next(new) for _ in rows] for request, rows in kept.items()}
+        new = {row: place for place, row in enumerate(old)}
+        self._by_request = {request: [new[row] for row in rows] for request, rows in kept.items()}
         self.used = len(old)
-        for store in (self._states, self._tokens):
-            store[: self.used] = store[indices(old, store.device)]
+        for first in range(0, len(old), _ROWS_TOGETHER):  # no row moves up, so none is written over that is yet to move
+            part = indices(old[first : first + _ROWS_TOGETHER], self._states.device)
+            for store in (self._states, self._tokens):
+                store[first : first + len(part)] = store[part]
 
 
 def indices(values: list[int] | list[list[int]], device: torch.device) -> torch.Tensor:

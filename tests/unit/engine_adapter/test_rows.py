@@ -1,6 +1,7 @@
 """Rows by request: held beside a plain list of what every step left, through moving, forgetting and holding."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -47,8 +48,14 @@ def found(rows: Rows) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("can_hold", [True, False])
-@given(st.data())
-def test_rows_are_those_that_came_and_were_not_forgotten(can_hold: bool, data: st.DataObject) -> None:
+@pytest.mark.parametrize("together", [3, 1024])
+@given(data=st.data())
+def test_rows_are_those_that_came_and_were_not_forgotten(can_hold: bool, together: int, data: st.DataObject) -> None:
+    with patch.object(module, "_ROWS_TOGETHER", together):
+        check_what_is_kept(can_hold, data)
+
+
+def check_what_is_kept(can_hold: bool, data: st.DataObject) -> None:
     size = data.draw(st.integers(len(NAMES), 24))
     rows, expected, number = room(size, can_hold=can_hold), dict[str, list[int]](), 0
     for step in data.draw(st.lists(st.one_of(repeated, forgetting), max_size=12)):
@@ -84,8 +91,22 @@ def four_rows() -> Rows:
 def test_room_is_made_by_moving_together_what_the_batch_has_left() -> None:
     rows = four_rows()
     rows.add(["new"], *a_row(4), ["b", "new", "a"])
-    assert rows.by_request() == {"b": [0], "a": [1, 2], "new": [3]}
+    assert rows.by_request() == {"b": [2], "a": [0, 1], "new": [3]}
     assert found(rows) == {"b": [3], "a": [0, 2], "new": [4]}
+
+
+def test_rows_move_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROWS_TOGETHER", 4)
+    moved, rows = list[int](), room(20)
+    indices = module.indices
+    monkeypatch.setattr(
+        module, "indices", lambda values, device: (moved.append(len(values)), indices(values, device))[1]
+    )
+    for number in range(10):
+        rows.add(["gone", "a"], *several([2 * number, 2 * number + 1]), ["gone", "a"])
+    rows.add(["a"], *a_row(20), ["a"])
+    assert moved == [4, 4, 2]
+    assert found(rows) == {"a": [*range(1, 20, 2), 20]}
 
 
 def test_where_there_is_no_room_all_is_dropped() -> None:
