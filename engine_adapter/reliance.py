@@ -138,7 +138,7 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Method(_SCHEDULER, "Scheduler", "shutdown", (), Use.OVERRIDE),
     Method(_SCHEDULER, "Scheduler", "has_unfinished_requests", (), Use.CALL),
-    Attributes(_SCHEDULER, "Scheduler", ("requests", "vllm_config", "kv_cache_manager")),
+    Attributes(_SCHEDULER, "Scheduler", ("requests", "running", "vllm_config", "kv_cache_manager")),
     Method(_ASYNC_SCHEDULER, "AsyncScheduler", "_update_after_schedule", ("scheduler_output",), Use.OVERRIDE),
     Reads(_ASYNC_SCHEDULER, "AsyncScheduler", "_update_after_schedule", ("spec_token_ids",)),
     Attributes(
