@@ -93,6 +93,8 @@ class GatewayBenchSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_GATEWAY_")
 
+    shares_prefix = True
+
     rounds: int = Field(default=3, ge=1, description="rounds; figures are medians over them")
     peer: tuple[str, ...] = Field(default=(), description="another gateway: name=command with {port} and {engine}")
     port: int = Field(default=8580, ge=1, le=65000, description="first of the ports to use")

@@ -28,13 +28,20 @@ def cpu_s_of(pid: int) -> float:
     return total * _TICK_S
 
 
-def memory_of(pid: int) -> int:
-    """Resident bytes of a process tree."""
-    total = 0
+def memory_by_name(pid: int) -> dict[str, int]:
+    """Resident bytes of a process tree, by the name that its processes gave themselves."""
+    found: dict[str, int] = {}
     for item in tree(pid):
         with suppress(OSError):
-            total += int(Path(f"/proc/{item}/statm").read_text().split()[1]) * _PAGE
-    return total
+            name = Path(f"/proc/{item}/comm").read_text().rstrip("\n")
+            resident = int(Path(f"/proc/{item}/statm").read_text().split()[1]) * _PAGE
+            found[name] = found.get(name, 0) + resident
+    return found
+
+
+def memory_of(pid: int) -> int:
+    """Resident bytes of a process tree."""
+    return sum(memory_by_name(pid).values())
 
 
 def descriptors_of(pid: int) -> int:

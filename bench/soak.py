@@ -7,6 +7,8 @@ second through `PUT /speculation`. It fails when
 - a request is answered with anything but 200, a structured output does not fit its schema, or the engine ends;
 - the engine, idle again, still holds a KV block or a request;
 - memory grows: the 95 % interval of the slope of the engine's memory after the warm-up lies above `--slope-mib`.
+
+With `--stock`, vLLM alone gets the same load, at one K: what it does there the adapter has not done.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from bench.process_tree import memory_of
+from bench.process_tree import memory_by_name
 from bench.slope import slope
 from bench.trace import read_prompts
 from policy import engine_metrics as names
@@ -49,6 +51,12 @@ SCHEMA = {
     "required": ["name", "count"],
     "additionalProperties": False,
 }
+_DRAFTER = str(DEMO_MODEL / "peagle")
+_ADAPTER = ("specpilot.cli", "engine", "--drafter", _DRAFTER, "--k-max", "7")
+_STOCK = (
+    *("vllm.entrypoints.openai.api_server", "--speculative-config"),
+    json.dumps({"method": "eagle3", "model": _DRAFTER, "num_speculative_tokens": 7, "parallel_drafting": True}),
+)
 _GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Has glibc give back what is free, from 64 KiB on. By itself it keeps what steps of many sizes leave behind, and from
 time to time more, with stock vLLM too; beside that a leak would not show."""
@@ -66,6 +74,7 @@ class SoakSettings(ProgramSettings):
     port: int = Field(default=8190, ge=1, le=65535, description="port of the engine that is started")
     slope_mib: float = Field(default=1.0, ge=0, description="growth of memory a minute that is let pass, in MiB")
     seed: int = Field(default=1, description="seed of the load")
+    stock: bool = Field(default=False, description="load vLLM without the adapter instead, with K at its largest")
 
 
 class Soak:
@@ -74,7 +83,7 @@ class Soak:
     def __init__(self, settings: SoakSettings, url: str, engine: Popen[bytes]) -> None:
         self.done: Counter[str] = Counter()
         self.errors: list[str] = []
-        self.memory: list[tuple[float, float]] = []
+        self.memory: list[tuple[float, dict[str, float]]] = []
         self.changes = 0
         self._settings = settings
         self._url = url
@@ -91,7 +100,8 @@ class Soak:
             await self._wait_until_up(session)
             self._ends_at = time.monotonic() + 60.0 * self._settings.minutes
             clients = [self._client(session) for _ in range(self._settings.clients)]
-            await asyncio.gather(self._thrash(session), self._watch(), *clients)
+            thrash = [] if self._settings.stock else [self._thrash(session)]
+            await asyncio.gather(*thrash, self._watch(), *clients)
             return await self._report(session)
 
     @property
@@ -186,8 +196,9 @@ class Soak:
         began = time.monotonic()
         while not self._is_over:
             minutes = (time.monotonic() - began) / 60.0
-            mib = memory_of(self._engine.pid) / _MIB
-            self.memory.append((minutes, mib))
+            memory = {name: size / _MIB for name, size in memory_by_name(self._engine.pid).items()}
+            mib = memory["all"] = sum(memory.values())
+            self.memory.append((minutes, memory))
             _say(
                 f"\r{minutes:5.1f} of {self._settings.minutes:g} min  {self.done.total():6d} requests  "
                 f"{self.changes:5d} changes of K  {mib:6.0f} MiB  {len(self.errors)} errors ",
@@ -215,7 +226,7 @@ class Soak:
             if not any(kept.values()) or time.monotonic() > end:
                 break
             await asyncio.sleep(0.5)
-        low, middle, high = slope(self.memory)
+        low, middle, high = self._slope("all")
         faults = list(self.errors)
         faults += [f"still there at the end: {name} {value}" for name, value in kept.items() if value]
         if low > self._settings.slope_mib:
@@ -227,13 +238,19 @@ class Soak:
             "preemptions": found["vllm:num_preemptions_total"] if kept else None,
             "generated_tokens": found["vllm:generation_tokens_total"] if kept else None,
             "catch_up_steps": found[names.CATCH_UP_STEPS] if kept else None,
-            "memory_mib": [round(self.memory[0][1]), round(self.memory[-1][1])] if self.memory else None,
-            "memory_slope_mib_per_min": [
-                round(item, 2) if math.isfinite(item) else None for item in (low, middle, high)
-            ],
+            "memory": {name: self._memory_of(name) for name in self.memory[-1][1]} if self.memory else None,
             "left_over": kept,
             "faults": faults,
         }
+
+    def _slope(self, process: str) -> tuple[float, float, float]:
+        return slope([(minutes, memory.get(process, 0.0)) for minutes, memory in self.memory])
+
+    def _memory_of(self, process: str) -> dict[str, Any]:
+        """Return what the processes of a name took at the start of what `slope` looks at and at the end, in MiB."""
+        settled = [memory.get(process, 0.0) for _, memory in self.memory[len(self.memory) // 4 :]]
+        slopes = [round(item, 2) if math.isfinite(item) else None for item in self._slope(process)]
+        return {"mib": [round(settled[0]), round(settled[-1])], "slope_mib_per_min": slopes}
 
     def _note(self, text: str) -> None:
         self.errors.append(text)
@@ -254,8 +271,8 @@ async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object, and the exit status is 1 when something was wrong."""
     settings = load(SoakSettings, PROGRAM, arguments)
-    command = [sys.executable, "-m", "specpilot.cli", "engine", "--model", str(DEMO_MODEL / "target")]
-    command += ["--drafter", str(DEMO_MODEL / "peagle"), "--k-max", "7", "--port", str(settings.port)]
+    command = [sys.executable, "-m", *(_STOCK if settings.stock else _ADAPTER)]
+    command += ["--model", str(DEMO_MODEL / "target"), "--port", str(settings.port)]
     command += ["--served-model-name", "demo", "--enforce-eager", "--max-num-seqs", "32", "--max-model-len", "1024"]
     command += ["--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "60"]
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | _GIVEN_BACK

@@ -22,6 +22,8 @@ class AdminSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_")
 
+    shares_prefix = True
+
     admin_url: Annotated[str, Field(description="the controller's address")] = "http://127.0.0.1:8081"
     token: Annotated[
         SecretStr | None,

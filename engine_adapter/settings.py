@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engine_adapter.errors import InvalidSettingsError
 from policy.codec import faults_of
-from policy.settings import without_secrets
+from policy.settings import unknown_variables, without_secrets
 
 PREFIX = "SPECPILOT_ENGINE_"
 
@@ -50,8 +50,11 @@ class AdapterSettings(BaseSettings):
     def read(cls, **given: str) -> Self:
         """Return the settings, with those `given` in place of the environment's.
 
-        Raises `InvalidSettingsError`, which names the variable of each one that is wrong.
+        Raises `InvalidSettingsError`, which names the variable of each one that is wrong, or that is no setting.
         """
+        unknown = unknown_variables(cls)
+        if unknown:
+            raise InvalidSettingsError(unknown)
         try:
             return cls(**given)  # type: ignore[arg-type] # pydantic checks them
         except ValidationError as error:

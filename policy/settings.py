@@ -1,15 +1,18 @@
 """How a program reads its settings: flags first, then environment, then defaults, checked all at once.
 
 Each program has exactly one class derived from `ProgramSettings` and reads it once, at its start; nothing else
-reads the environment. A fault prints one line a setting, with the remedy, and ends the program with status 2.
+reads the environment. A fault prints one line a setting, with the remedy, and ends the program with status 2. A
+variable that begins like a program's settings and is none of them is a fault too: misspelt, it would go unnoticed.
 """
 
+import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TypeVar
+from difflib import get_close_matches
+from typing import ClassVar, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import AliasChoices, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
 from policy.codec import faults_of
@@ -28,6 +31,12 @@ class ProgramSettings(BaseSettings):
         populate_by_name=True,
     )
 
+    shares_prefix: ClassVar[bool] = False
+    """Whether other programs' variables begin with this one's prefix; what is no setting of it is left to them."""
+
+
+_SERVICE_LINK = re.compile(r"SERVICE_\w+|PORT(_\d+_\w+)?")
+"""What Kubernetes adds to the environment for a service that is named like a program."""
 
 S = TypeVar("S", bound=ProgramSettings)
 
@@ -41,11 +50,32 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
         source: CliSettingsSource[S] = CliSettingsSource(
             kind, cli_prog_name=program, cli_parse_args=[_one_dash(item) for item in arguments]
         )
+        unknown = [] if kind.shares_prefix else unknown_variables(kind)
+        if unknown:
+            fail(program, *unknown)
         return kind(_cli_settings_source=source)  # type: ignore[call-arg] # an argument of BaseSettings
     except ValidationError as error:
         fail(program, *(f"{_flag(fault.field)}: {fault.problem}" for fault in faults_of(error)))
     except SettingsError as error:
         fail(program, str(error.__cause__ or error))
+
+
+def unknown_variables(kind: type[BaseSettings]) -> list[str]:
+    """Return a line for each environment variable that begins with the prefix of `kind` and is no setting of it."""
+    prefix = kind.model_config["env_prefix"].upper()
+    aliases = [field.validation_alias for field in kind.model_fields.values()]
+    names = {prefix + name.upper() for name in kind.model_fields}
+    names |= {str(name).upper() for alias in aliases if isinstance(alias, AliasChoices) for name in alias.choices}
+    known = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    faults = []
+    for name in sorted(os.environ):
+        rest = name.upper().removeprefix(prefix)
+        if not name.upper().startswith(prefix) or rest in known or _SERVICE_LINK.fullmatch(rest):
+            continue
+        close = get_close_matches(rest, known, n=1)
+        remedy = f"did you mean {prefix}{close[0]}?" if close else "remove it, or take one that the manual lists"
+        faults.append(f"{name}: there is no such setting; {remedy}")
+    return faults
 
 
 def fail(program: str, *lines: str) -> NoReturn:

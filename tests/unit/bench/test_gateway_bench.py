@@ -10,7 +10,7 @@ import pytest
 
 from bench.gateway import SCENARIOS, Sample, figures, markdown, summary
 from bench.origin import EVENTS
-from bench.process_tree import cpu_s_of, descriptors_of, memory_of, tree
+from bench.process_tree import cpu_s_of, descriptors_of, memory_by_name, memory_of, tree
 from tests.support.controller_program import free_port
 
 OURS = ("specpilot", "specpilot, 2 workers", "specpilot, not compiled")
@@ -70,6 +70,7 @@ def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:
         assert len(tree(process.pid)) == 2
         assert cpu_s_of(process.pid) > 0.3
         assert memory_of(process.pid) > 5_000_000
+        assert all(size > 5_000_000 for size in memory_by_name(process.pid).values())
     finally:
         for child in reversed(tree(process.pid)):
             os.kill(child, 9)

@@ -135,3 +135,23 @@ def test_every_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SPECPILOT_ENGINE_STATIC_K", "-1")
     with pytest.raises(InvalidSettingsError, match=r"SPECPILOT_ENGINE_URL: .*; SPECPILOT_ENGINE_STATIC_K: "):
         AdapterSettings.read()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("SPECPILOT_ENGINE_REDIS_ULR", "did you mean SPECPILOT_ENGINE_REDIS_URL?"),
+        ("SPECPILOT_ENGINE_K_MAX", "remove it, or take one that the manual lists"),
+        ("SPECPILOT_ENGINE_DRAFT_WIDTH", "remove it, or take one that the manual lists"),
+    ],
+)
+def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
+    name: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(InvalidSettingsError):
+        AdapterSettings.read()
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "./nowhere"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"specpilot engine: {name}: there is no such setting; {remedy}\n"

@@ -1,8 +1,60 @@
-"""What is shown of settings."""
+"""What programs take from the environment, and what is shown of settings."""
 
 import pytest
+from pydantic import AliasChoices, Field
+from pydantic_settings import SettingsConfigDict
 
-from policy.settings import without_secrets
+from policy.settings import ProgramSettings, load, without_secrets
+
+
+class ToolSettings(ProgramSettings):
+    """Settings of a program with one name of each kind."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_TOOL_")
+
+    port: int = 1
+    tick_s: float = 1.0
+    redis_url: str | None = Field(None, validation_alias=AliasChoices("redis_url", "REDIS_URL"))
+
+
+class BroadSettings(ToolSettings):
+    """The same for a program whose prefix other programs' variables begin with."""
+
+    shares_prefix = True
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("SPECPILOT_TOOL_PROT", "did you mean SPECPILOT_TOOL_PORT?"),
+        ("SPECPILOT_TOOL_REDIS_ULR", "did you mean SPECPILOT_TOOL_REDIS_URL?"),
+        ("specpilot_tool_tick", "did you mean SPECPILOT_TOOL_TICK_S?"),
+        ("SPECPILOT_TOOL_COLOUR", "remove it, or take one that the manual lists"),
+    ],
+)
+def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
+    name: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(SystemExit) as ended:
+        load(ToolSettings, "tool", ())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"tool: {name}: there is no such setting; {remedy}\n"
+    assert load(BroadSettings, "tool", ()).port == 1
+
+
+@pytest.mark.parametrize("name", ["SPECPILOT_TOOLS_PORT", "SPECPILOT_TOOL_SERVICE_HOST", "SPECPILOT_TOOL_PORT_80_TCP"])
+def test_what_belongs_to_others_is_let_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+    assert load(ToolSettings, "tool", ("--tick-s", "2")).tick_s == 2.0
+
+
+def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"PORT": "2", "tick_s": "3", "REDIS_URL": "redis://one"}
+    for name, value in values.items():
+        monkeypatch.setenv("SPECPILOT_TOOL_" + name, value)
+    found = load(ToolSettings, "tool", ())
+    assert (found.port, found.tick_s, found.redis_url) == (2, 3.0, "redis://one")
 
 
 @pytest.mark.parametrize(
