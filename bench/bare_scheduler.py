@@ -10,6 +10,8 @@ from engine_adapter.plan import CATCH_UP
 class BareScheduler(Scheduler):
     """vLLM's synchronous scheduler, which never asks for a draft."""
 
+    plans_drafts = True
+
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = 0

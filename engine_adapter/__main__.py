@@ -141,13 +141,17 @@ def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> N
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
     parser.add_argument("--pipeline-parallel-size", "--pipeline_parallel_size", "-pp", type=int, default=1)
+    for kind, short in (("decode", "-dcp"), ("prefill", "-pcp")):
+        name = f"--{kind}-context-parallel-size"
+        parser.add_argument(name, f"--{kind}_context_parallel_size", short, type=int, default=1)
     flags, _ = parser.parse_known_args(list(passed))
     method = speculative.get("method")
     faults = compat.drafter_faults(
         method if isinstance(method, str) else compat.STEERABLE_METHODS[0],  # without one vLLM finds it out by itself
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
     )
-    faults += compat.parallel_faults(flags.data_parallel_size, flags.pipeline_parallel_size)
+    context_parallel = max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size)
+    faults += compat.parallel_faults(flags.data_parallel_size, flags.pipeline_parallel_size, context_parallel)
     faults += compat.transfer_faults(has_connector=any(_names_connector(argument) for argument in passed))
     if faults:
         fail(PROGRAM, "; ".join(faults))

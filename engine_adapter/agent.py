@@ -4,6 +4,9 @@ Two daemon threads in the EngineCore process, neither of which the model ever wa
 meter into Prometheus metrics. The *link* follows the store's announcements (a poll is the net), offers schedules
 to the control and renews the engine's record.
 
+A schedule is valid for `valid_for_s` from its receipt, so that clocks may differ. Only what lay in the store when the
+link was made is taken by its date: whoever wrote it may be long gone.
+
 Failures, by name: Redis gone or frozen -> the schedule in force stays until it expires, the link tries again every
 `RETRY_S`; Redis back, also emptied -> the engine registers anew with its next heartbeat; a schedule that does not
 fit -> refused, logged once per version, the running one stays.
@@ -46,7 +49,9 @@ class EngineLink:
         self._record = record
         self._clock = clock
         self._stopped = threading.Event()
+        self._registering = threading.Lock()
         self._refused_version = 0
+        self._left_over_version = 0
         self._beat_at = float("-inf")
         self._is_connected = True
 
@@ -54,12 +59,12 @@ class EngineLink:
         """Follow the store until `stop`."""
         while not self._stopped.is_set():
             try:
-                for change in self._store.changes(POLL_S):
+                for count, change in enumerate(self._store.changes(POLL_S)):
                     if self._stopped.is_set():
                         return
                     self._beat()
                     if change in (None, keys.SCHEDULES):
-                        self._follow()
+                        self._follow(is_first_look=count == 0)
                     self._say_connected()
             except StoreUnavailableError as error:
                 if self._is_connected:
@@ -74,7 +79,8 @@ class EngineLink:
         """End `run` and take the engine off the list."""
         self._stopped.set()
         try:
-            self._store.remove_engine(self._record.engine_id)
+            with self._registering:  # a heartbeat under way would bring the record back
+                self._store.remove_engine(self._record.engine_id)
         except StoreUnavailableError as error:
             logger.warning("SpecPilot: could not deregister (%s); the record expires in %.0f s", error, TTL_S)
 
@@ -87,12 +93,24 @@ class EngineLink:
         if self._clock.monotonic() - self._beat_at < HEARTBEAT_S:
             return
         record = replace(self._record, heartbeat_at=self._clock.now(), schedule_version=self._control.version)
-        self._store.heartbeat(record, TTL_S)
+        with self._registering:
+            if self._stopped.is_set():
+                return
+            self._store.heartbeat(record, TTL_S)
         self._beat_at = self._clock.monotonic()
 
-    def _follow(self) -> None:
+    def _follow(self, *, is_first_look: bool) -> None:
         schedule = self._store.schedule(self._control.model, self._control.pool)
-        if schedule is None or schedule.version <= self._control.version:
+        if schedule is None or schedule.version <= max(self._control.version, self._left_over_version):
+            return
+        age_s = self._clock.now() - schedule.issued_at
+        if is_first_look and age_s > schedule.valid_for_s:
+            logger.info(
+                "SpecPilot: schedule %d expired %.0f s ago; K waits for a newer one",
+                schedule.version,
+                age_s - schedule.valid_for_s,
+            )
+            self._left_over_version = schedule.version
             return
         try:
             self._control.offer(schedule, self._clock.monotonic())

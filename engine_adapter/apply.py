@@ -1,8 +1,8 @@
 """From a schedule to K for a request: a table per class, looked up every step, swapped whole.
 
 Pure: the time is an argument. A `SpeculationControl` belongs to one engine; the agent's thread and the control
-route offer schedules, the scheduler's thread reads. The only shared state is one reference, replaced whole, so
-a step sees the old table or the new one and never a mixture.
+route offer schedules, one at a time, the scheduler's thread reads. The only shared state is one reference, replaced
+whole, so a step sees the old table or the new one and never a mixture.
 
 Regimes: no valid schedule -> the static K for every class; a schedule older than its `valid_for_s` -> the same,
 until a newer one comes. A version that is not newer than the one in force is refused, expired or not.
@@ -11,6 +11,7 @@ until a newer one comes. A version that is not newer than the one in force is re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Lock
 
 from engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from policy.types import DEFAULT_CLASS, KRange, Schedule
@@ -77,6 +78,7 @@ class SpeculationControl:
         self._static = static_table(static_k)
         self._expired = static_table(static_k, Source.EXPIRED)
         self._applied: tuple[Schedule, KTable, float] | None = None
+        self._offering = Lock()  # or an older schedule could replace the newer one that came while it was looked at
 
     def offer(self, schedule: Schedule, now: float) -> None:
         """Apply `schedule` from the next step on; `now` is monotonic time in seconds.
@@ -93,11 +95,12 @@ class SpeculationControl:
                     raise ScheduleRefusedError(
                         f"classes.{name}", f"[{lo}, {hi}, {k}] asks for K {k}; this engine's K_max is {self.k_max}"
                     )
-        if schedule.version <= self.version:
-            raise StaleScheduleError(
-                "version", f"is {schedule.version}; version {self.version} is in force, send a larger one"
-            )
-        self._applied = (schedule, table_of(schedule, self.max_running), now)
+        with self._offering:
+            if schedule.version <= self.version:
+                raise StaleScheduleError(
+                    "version", f"is {schedule.version}; version {self.version} is in force, send a larger one"
+                )
+            self._applied = (schedule, table_of(schedule, self.max_running), now)
 
     def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""

@@ -14,6 +14,7 @@ import logging
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from engine_adapter.errors import UnsupportedEngineError
@@ -83,7 +84,11 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     ranks = max(parallel.data_parallel_size, parallel.data_parallel_index + 1)
     faults = [
         *drafter_faults(speculative.method, has_table=bool(speculative.num_speculative_tokens_per_batch_size)),
-        *parallel_faults(ranks, parallel.pipeline_parallel_size),
+        *parallel_faults(
+            ranks,
+            parallel.pipeline_parallel_size,
+            max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size),
+        ),
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
     if vllm_config.use_v2_model_runner:
@@ -111,13 +116,15 @@ def drafter_faults(method: str, *, has_table: bool) -> list[str]:
     return faults
 
 
-def parallel_faults(data_parallel: int, pipeline_parallel: int) -> list[str]:
+def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel: int) -> list[str]:
     """Say which kind of parallelism the adapter does not steer; tensor parallelism it does."""
     faults = []
     if data_parallel > 1:
         faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
     if pipeline_parallel > 1:
         faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
+    if context_parallel > 1:
+        faults.append("context parallelism is not steered: use tensor parallelism alone")
     return faults
 
 
@@ -130,6 +137,12 @@ def transfer_faults(*, has_connector: bool) -> list[str]:
             "remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
         )
     return faults
+
+
+def is_steered(vllm_config: Any) -> bool:
+    """Whether the engine's scheduler is one that plans its drafts: the adapter's, or one that says so like them."""
+    kind = vllm_config.scheduler_config.scheduler_cls
+    return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
 
 
 def backlog_rows(vllm_config: Any) -> int:

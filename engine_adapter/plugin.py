@@ -1,7 +1,8 @@
 """vLLM's general plugin: what every process of an engine loads.
 
-vLLM loads it wherever the package is installed, also for engines that do not use the adapter. So on a version of vLLM
-that was not tested it leaves vLLM as it is: an engine with the adapter's scheduler refuses to start there by itself.
+vLLM loads it wherever the package is installed, also for engines that do not use the adapter. So what it installs lets
+engines with other schedulers be, but for the repair; and on a version of vLLM that was not tested it leaves vLLM as it
+is: an engine with the adapter's scheduler refuses to start there by itself.
 
 Installs the drafter's width, cheap steps without drafts and a repair that CPUs need, and adds to `EngineCore` the two
 methods that the control route calls. vLLM runs such methods between two steps, so a schedule is applied whole, never in

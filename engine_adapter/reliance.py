@@ -180,10 +180,14 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Attributes(
         "config/parallel.py", "ParallelConfig",
-        ("data_parallel_size", "data_parallel_index", "pipeline_parallel_size"),
+        (
+            "data_parallel_size", "data_parallel_index", "pipeline_parallel_size", "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ),
     ),
     Attributes(
-        "config/scheduler.py", "SchedulerConfig", ("max_num_seqs", "async_scheduling", "max_num_batched_tokens")
+        "config/scheduler.py", "SchedulerConfig",
+        ("max_num_seqs", "async_scheduling", "max_num_batched_tokens", "scheduler_cls"),
     ),
     Attributes(
         "config/model.py", "ModelConfig",
@@ -195,6 +199,11 @@ RELIANCE: tuple[Item, ...] = (
     Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
     Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),
     # drafter.py: the drafter's width
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "__init__", ("vllm_config", "device"), Use.WRAP,
+        ("v1/spec_decode/eagle.py", "EagleProposer", "__init__"),
+    ),
+    Names("v1/spec_decode/utils.py"),
     Method(
         _PROPOSER, "SpecDecodeBaseProposer", "propose", ("num_speculative_tokens",), Use.WRAP,
         (_RUNNER, "GPUModelRunner", "propose_draft_token_ids"),
@@ -214,7 +223,7 @@ RELIANCE: tuple[Item, ...] = (
         _PROPOSER, "SpecDecodeBaseProposer",
         (
             "method", "device", "dtype", "hidden_size", "max_num_tokens", "vllm_config", "input_ids",
-            "hidden_states", "block_size",
+            "hidden_states", "block_size", "num_speculative_tokens", "parallel_drafting_token_id",
         ),
     ),
     Reads(_PROPOSER, "SpecDecodeBaseProposer", "propose", ("model",)),

@@ -33,6 +33,9 @@ from policy.clock import SystemClock
 class _SpecPilotScheduler:
     """Mixin over `Scheduler` and `AsyncScheduler`."""
 
+    plans_drafts = True
+    """Tells the workers, by the scheduler's class, that steps say how many tokens to draft and who catches up."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config  # type: ignore[attr-defined]

@@ -71,8 +71,7 @@ class Steps:
             return self._repeated_plan
         self._settle()
         self._repeats_left = 0
-        for request_id in output.finished_req_ids:
-            self.states.pop(request_id, None)
+        self._forget(output)
         self._use(table)
         plain: dict[str, str] = {}
         due: dict[str, int] = {}
@@ -143,7 +142,8 @@ class Steps:
             return
         _, scheduled_at, step = self._under_way.popleft()
         since = scheduled_at if self._ended_at is None else self._ended_at
-        self._ended_at = now if goes_on else None
+        # In vLLM's asynchronous loop a step may be under way that delivers nothing: its time begins here too.
+        self._ended_at = now if goes_on or self._under_way else None
         items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
         is_whole = len(items) == len(step.plain) and not step.due
         if not is_whole or step.plain is not self._plain:
@@ -179,13 +179,25 @@ class Steps:
     def _is_repeated(self, output: Any, table: KTable) -> bool:
         """Whether a step is of the same requests and tokens as `_repeated`, under the same schedule."""
         return (
-            table is self.table and output.num_scheduled_tokens == self._repeated.tokens and not output.finished_req_ids
+            table is self.table
+            and output.num_scheduled_tokens == self._repeated.tokens
+            and not output.finished_req_ids
+            and not output.scheduled_new_reqs
         )
 
     def _settle(self) -> None:
         if self._unsettled:
             count, self._unsettled = self._unsettled, 0  # first, so that `backlog_tokens` counts nothing twice
             self._planner.repeat(self.decoding, self.table, self._repeated_plan.width, count)
+
+    def _forget(self, output: Any) -> None:
+        """Forget the requests that have ended, and of a session that is given more input what it was."""
+        for request_id in output.finished_req_ids:
+            self.states.pop(request_id, None)
+        for request in output.scheduled_new_reqs:
+            state = self.states.get(request.req_id)
+            if state is not None:
+                state.restart()
 
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)

@@ -97,8 +97,7 @@ def see_to_backlog(runner: Any, state: Any, metadata: SpecDecodeMetadata | None,
     if getattr(runner, PLAIN, False):
         backlog.keep_plain(runner, state)
     elif common is not None:
-        # A scheduler that is not the adapter's names nobody: then everyone catches up.
-        backlog.catch_up(runner, state, getattr(state.scheduler_output, CATCH_UP, runner.input_batch.req_ids))
+        backlog.catch_up(runner, state, getattr(state.scheduler_output, CATCH_UP, ()))
         if runner._input_fits_in_drafter(common):
             backlog.keep_waiting(runner, state)
         else:

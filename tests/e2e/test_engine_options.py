@@ -79,6 +79,21 @@ def test_tensor_parallel_workers_keep_the_text() -> None:
     assert found["ids"] == outcome(Case(options, has_adapter=False))["ids"]
 
 
+def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is() -> None:
+    head = {"method": "eagle3", "num_speculative_tokens": 7, "parallel_drafting": True}
+    found = outcome(Case({"speculative_config": head | {"model": str(DEMO_MODEL / "peagle")}}, has_adapter=False))
+    assert (found["drafter"]["has_backlog"], found["drafter"]["slots"]) == (False, 7)
+    assert set(found["drafter"]["widths"]) <= {7}
+    assert found["ids"] == plain()["ids"]
+
+
+@pytest.mark.skipif(compat.vllm_version().startswith("0.29."), reason="vLLM 0.29 compiles its kernels at first use")
+def test_the_kernel_that_lays_out_drafts_is_compiled_for_every_width_before_the_engine_serves() -> None:
+    found = outcome(Case(count=1))
+    assert found["drafter"]["has_backlog"]
+    assert found["drafter"]["widths"] == [1, 2, 7]
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -107,6 +122,7 @@ def test_a_setting_that_is_wrong_ends_the_start_with_its_variable(monkeypatch: p
         (["--speculative-config", json.dumps(NGRAM)], "not method 'ngram'"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "--data-parallel-size=2"], "one engine per rank"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-pp", "2"], "pipeline parallelism is not steered"),
+        (["--drafter", str(DEMO_MODEL / "peagle"), "-dcp=2"], "context parallelism is not steered"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "--kv-transfer-config", "{}"], "a KV connector would bring back"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "--kv_offloading_size=4"], "a KV connector would bring back"),
     ],

@@ -112,3 +112,59 @@ def test_a_stopped_engine_leaves_the_list_at_once(server: RedisServer) -> None:
     link.stop()
     assert store.engines() == []
     thread.join(10.0)
+
+
+def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: RedisServer) -> None:
+    began, may_go_on = threading.Event(), threading.Event()
+
+    class SlowStore(RedisStore):
+        def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
+            began.set()
+            assert may_go_on.wait(10.0)
+            super().heartbeat(record, ttl_s)
+
+    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
+    link = EngineLink(SlowStore(server.url), subject, RECORD, SystemClock())
+    threads = [threading.Thread(target=link.run), threading.Thread(target=link.stop)]
+    threads[0].start()
+    assert began.wait(10.0)
+    threads[1].start()
+    threads[1].join(0.3)
+    may_go_on.set()
+    for thread in threads:
+        thread.join(10.0)
+    assert RedisStore(server.url).engines() == []
+
+
+def test_an_engine_that_starts_leaves_an_expired_schedule_and_takes_the_next(server: RedisServer) -> None:
+    store, lease = lead(server)
+    store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 61.0), lease)
+    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    try:
+        until(lambda: len(store.engines()) == 1, 3.0)
+        time.sleep(1.5)
+        assert subject.version == 0
+        skewed = replace(schedule(4, 2), issued_at=time.time() - 3600.0)  # of a controller whose clock is slow
+        store.publish_schedule(skewed, lease)
+        until(lambda: subject.version == 4, 3.0)
+        assert subject.table(time.monotonic()).k("default", 1) == 2
+    finally:
+        link.stop()
+        thread.join(10.0)
+
+
+def test_an_engine_that_starts_takes_a_schedule_that_is_still_valid(server: RedisServer) -> None:
+    store, lease = lead(server)
+    store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 30.0), lease)
+    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    try:
+        until(lambda: subject.version == 3, 3.0)
+    finally:
+        link.stop()
+        thread.join(10.0)

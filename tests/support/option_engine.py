@@ -18,6 +18,7 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VL
 import numpy as np
 from safetensors.numpy import save_file
 
+from bench.engine_worker import runner_of
 from policy.types import KRange, Schedule
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
@@ -110,10 +111,25 @@ def main(case: Case) -> None:
         "counted_s": sum(durations),
         "steps": steps,
         "drafted": sum(scheduler.drafted) if case.has_adapter else 0,
+        "drafter": None if "distributed_executor_backend" in case.options else _drafter(runner_of(core)),
     }
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     os._exit(0)
+
+
+def _drafter(runner: Any) -> dict[str, Any] | None:
+    """Say what the adapter made of the drafter, and of which widths vLLM compiles its kernel before it serves."""
+    drafter = getattr(runner, "drafter", None)
+    if drafter is None:
+        return None
+    registered = getattr(getattr(runner, "jit_warmup_registry", None), "_registrations", {})
+    widths = [given.get("num_padding_slots_per_request") for items in registered.values() for _, given in items]
+    return {
+        "has_backlog": hasattr(drafter, "_specpilot_backlog"),
+        "widths": sorted(filter(None, widths)),
+        "slots": drafter.extra_slots_per_request,
+    }
 
 
 def _watch(scheduler: Any, *, has_adapter: bool) -> tuple[list[str], list[float]]:

@@ -1,7 +1,10 @@
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_adapter import apply
 from engine_adapter.apply import Source, SpeculationControl, table_of
 from engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from policy.types import KRange, Schedule
@@ -82,3 +85,27 @@ def test_a_refused_schedule_names_its_field_and_leaves_the_running_one(offered: 
 def test_a_static_k_above_k_max_is_refused_at_birth() -> None:
     with pytest.raises(ScheduleRefusedError, match="K_max is 7"):
         control(k_max=7, static_k=8)
+
+
+def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, began, may_go_on = control(), threading.Event(), threading.Event()
+
+    def slowly(offered: Schedule, max_running: int) -> apply.KTable:
+        if offered.version == 5:
+            began.set()
+            assert may_go_on.wait(10.0)
+        return table_of(offered, max_running)
+
+    monkeypatch.setattr(apply, "table_of", slowly)
+    older, newer = (
+        threading.Thread(target=subject.offer, args=(schedule(version, default=[(1, 32, version)]), 0.0))
+        for version in (5, 6)
+    )
+    older.start()
+    assert began.wait(10.0)
+    newer.start()
+    newer.join(0.2)
+    may_go_on.set()
+    for thread in (older, newer):
+        thread.join(10.0)
+    assert (subject.version, subject.table(0.0).k("default", 1)) == (6, 6)

@@ -13,6 +13,7 @@ def config(
     data: int = 1,
     rank: int = 0,
     pipeline: int = 1,
+    context: tuple[int, int] = (1, 1),
     runner_v2: int = 0,
     ahead: int = 0,
     connector: str | None = None,
@@ -20,7 +21,11 @@ def config(
     return SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
         parallel_config=SimpleNamespace(
-            data_parallel_size=data, data_parallel_index=rank, pipeline_parallel_size=pipeline
+            data_parallel_size=data,
+            data_parallel_index=rank,
+            pipeline_parallel_size=pipeline,
+            decode_context_parallel_size=context[0],
+            prefill_context_parallel_size=context[1],
         ),
         scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
         use_v2_model_runner=bool(runner_v2),
@@ -49,6 +54,8 @@ METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_
         (config(data=2), ("data parallelism", "one engine per rank")),
         (config(rank=1), ("data parallelism", "one engine per rank")),
         (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
+        (config(context=(2, 1)), ("context parallelism", "tensor parallelism")),
+        (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
         (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
         (config(runner_v2=1), ("model runner V2", "VLLM_USE_V2_MODEL_RUNNER=0")),
         (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
@@ -67,10 +74,26 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
 
 
 def test_every_reason_is_said_at_once() -> None:
-    broken = config("mtp", {1: 7}, data=2, pipeline=2, runner_v2=1, ahead=1, connector="OffloadingConnector")
+    broken = config("mtp", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading")
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
-    assert str(refused.value).count(";") == 6
+    assert str(refused.value).count(";") == 7
+
+
+class PlansDrafts:
+    plans_drafts = True
+
+
+class Derived(PlansDrafts):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_steered"),
+    [(PlansDrafts, True), (Derived, True), (dict, False), ("collections.OrderedDict", False), (None, False)],
+)
+def test_only_an_engine_whose_scheduler_plans_its_drafts_is_steered(kind: object, is_steered: bool) -> None:
+    assert compat.is_steered(SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=kind))) is is_steered
 
 
 @pytest.mark.parametrize("version", ["0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.32.1", "0.32.0+cpu"])

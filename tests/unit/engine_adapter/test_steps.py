@@ -34,13 +34,20 @@ class Engine:
         drafted: Mapping[str, int] | None = None,
         finished: Collection[str] = (),
         prefilling: Collection[str] = (),
+        continued: Collection[str] = (),
         **tokens: int,
     ) -> Any:
-        """Schedule `tokens` of each request, after `drafted` of them; `prefilling` have more of their prompt to go."""
+        """Schedule `tokens` of each request, after `drafted` of them; `prefilling` have more of their prompt to go.
+
+        `continued` are sessions that were given more input.
+        """
         output = SimpleNamespace(
             num_scheduled_tokens=tokens,
             scheduled_spec_decode_tokens={name: [-1] * count for name, count in (drafted or {}).items()},
             finished_req_ids=set(finished),
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=name) for name in tokens if name in continued or name not in self.requests
+            ],
         )
         for name, count in tokens.items():
             request = self.requests.setdefault(name, named(name))
@@ -206,6 +213,45 @@ def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_beginning_after
 def seconds(engine: Engine) -> float:
     (sums,) = engine.meter.take().cells.values()
     return sums.seconds
+
+
+def test_a_step_that_delivers_nothing_after_the_last_one_takes_from_that_ones_end() -> None:
+    """The asynchronous scheduler has scheduled it before it hears that the last request has ended."""
+    engine = Engine(table(default=3))
+    engine.prefill("a")
+    engine.meter.take()
+    last = engine.begin(now=0.0, drafted={"a": 3}, a=4)
+    beyond = engine.begin(now=0.5, drafted={"a": 3}, a=4)
+    engine.end(last, now=1.0, goes_on=False, a=4)
+    engine.end(beyond, now=1.25, goes_on=False)
+    sums = engine.meter.take().cells[Cell(decodes=1, verified=4, width=3)]
+    assert (sums.steps, sums.seconds) == (2, pytest.approx(1.25))
+    engine.end(engine.begin(now=7.0, b=9), now=7.5, b=1)
+    assert engine.meter.take().prefill_seconds == pytest.approx(0.5)
+
+
+def test_more_input_to_a_session_is_prefilled() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    for _ in range(3):
+        engine.end(engine.begin(a=1), a=1)
+    assert engine.steps.backlog("a") == 4
+    engine.meter.take()
+    engine.table = table(default=3)
+    engine.end(engine.begin(continued=["a"], a=500), a=1)
+    evidence = engine.meter.take()
+    assert (evidence.prefill_steps, evidence.cells, evidence.catch_ups) == (1, {}, {})
+    assert engine.plan.catch_up == ()
+
+
+def test_one_more_token_of_input_does_not_repeat_the_step_before() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    for _ in range(3):
+        engine.end(engine.begin(a=1), a=1)
+    engine.meter.take()
+    engine.end(engine.begin(continued=["a"], a=1), a=1)
+    assert engine.meter.take().prefill_steps == 1
 
 
 def test_a_step_whose_outcome_vllm_dropped_is_not_counted() -> None:
