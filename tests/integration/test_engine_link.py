@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -24,16 +25,25 @@ def server() -> Iterator[RedisServer]:
     running.close()
 
 
-@pytest.fixture
-def control(server: RedisServer) -> Iterator[SpeculationControl]:
+@contextmanager
+def started(server: RedisServer) -> Iterator[SpeculationControl]:
+    """An engine's control, and the link that follows `server` for it."""
     subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
     link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
     thread = threading.Thread(target=link.run)
     thread.start()
-    yield subject
-    link.stop()
-    thread.join(10.0)
+    try:
+        yield subject
+    finally:
+        link.stop()
+        thread.join(10.0)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def control(server: RedisServer) -> Iterator[SpeculationControl]:
+    with started(server) as subject:
+        yield subject
 
 
 def lead(server: RedisServer) -> tuple[RedisStore, Lease]:
@@ -139,32 +149,18 @@ def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: Redi
 def test_an_engine_that_starts_leaves_an_expired_schedule_and_takes_the_next(server: RedisServer) -> None:
     store, lease = lead(server)
     store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 61.0), lease)
-    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    try:
+    with started(server) as control:
         until(lambda: len(store.engines()) == 1, 3.0)
         time.sleep(1.5)
-        assert subject.version == 0
+        assert control.version == 0
         skewed = replace(schedule(4, 2), issued_at=time.time() - 3600.0)  # of a controller whose clock is slow
         store.publish_schedule(skewed, lease)
-        until(lambda: subject.version == 4, 3.0)
-        assert subject.table(time.monotonic()).k("default", 1) == 2
-    finally:
-        link.stop()
-        thread.join(10.0)
+        until(lambda: control.version == 4, 3.0)
+        assert control.table(time.monotonic()).k("default", 1) == 2
 
 
 def test_an_engine_that_starts_takes_a_schedule_that_is_still_valid(server: RedisServer) -> None:
     store, lease = lead(server)
     store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 30.0), lease)
-    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    try:
-        until(lambda: subject.version == 3, 3.0)
-    finally:
-        link.stop()
-        thread.join(10.0)
+    with started(server) as control:
+        until(lambda: control.version == 3, 3.0)
