@@ -32,7 +32,10 @@ _VALID_FOR_S = 15.0
 class ReplaySettings(ProgramSettings):
     """Runs recorded observations through the control law again."""
 
-    model_config = SettingsConfigDict(populate_by_name=False)  # or `--as-json` would be a flag besides
+    model_config = SettingsConfigDict(
+        env_prefix="SPECPILOT_REPLAY_",
+        populate_by_name=False,  # or `--as-json` would be a flag besides
+    )
 
     file: CliPositionalArg[Path]
     policy: Annotated[Path | None, Field(description="JSON file with a policy to use instead")] = None

@@ -1,10 +1,18 @@
 """What programs take from the environment, and what is shown of settings."""
 
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
 from policy.settings import ProgramSettings, load, without_secrets
+from specpilot.cli import COMMANDS
+from tests.support.stack import ROOT
+
+MODULES = [path for path in Path(ROOT, "bench").glob("*.py") if "(ProgramSettings)" in path.read_text()]
 
 
 class ToolSettings(ProgramSettings):
@@ -71,3 +79,22 @@ def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
+
+
+def programs(kind: type[ProgramSettings] = ProgramSettings) -> Iterator[type[ProgramSettings]]:
+    """The settings of every program."""
+    for program in kind.__subclasses__():
+        if not program.__module__.startswith("tests."):
+            yield program
+            yield from programs(program)
+
+
+def test_no_program_takes_another_ones_variables_for_misspelt_ones_of_its_own() -> None:
+    for name in [module for module, _ in COMMANDS.values()] + [f"bench.{path.stem}" for path in MODULES]:
+        import_module(name)
+    found = {program: program.model_config["env_prefix"] for program in programs()}
+    assert len(found) > 10
+    for program, prefix in found.items():
+        assert prefix.startswith("SPECPILOT_")
+        others = {other for kind, other in found.items() if not issubclass(kind, program) and other != prefix}
+        assert program.shares_prefix or not any(other.startswith(prefix) for other in others), program
