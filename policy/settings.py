@@ -35,8 +35,8 @@ class ProgramSettings(BaseSettings):
     """Whether other programs' variables begin with this one's prefix; what is no setting of it is left to them."""
 
 
-_SERVICE_LINK = re.compile(r"SERVICE_\w+|PORT(_\d+_\w+)?")
-"""What Kubernetes adds to the environment for a service that is named like a program."""
+_SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*|PORT_\d+_\w+=.*)")
+"""What Kubernetes adds to the environment for each service, also for one whose name begins like a program's."""
 
 S = TypeVar("S", bound=ProgramSettings)
 
@@ -68,9 +68,9 @@ def unknown_variables(kind: type[BaseSettings]) -> list[str]:
     names |= {str(name).upper() for alias in aliases if isinstance(alias, AliasChoices) for name in alias.choices}
     known = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
     faults = []
-    for name in sorted(os.environ):
+    for name, value in sorted(os.environ.items()):
         rest = name.upper().removeprefix(prefix)
-        if not name.upper().startswith(prefix) or rest in known or _SERVICE_LINK.fullmatch(rest):
+        if not name.upper().startswith(prefix) or rest in known or _SERVICE_LINK.fullmatch(f"{name}={value}"):
             continue
         close = get_close_matches(rest, known, n=1)
         remedy = f"did you mean {prefix}{close[0]}?" if close else "remove it, or take one that the manual lists"

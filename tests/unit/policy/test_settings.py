@@ -37,6 +37,7 @@ class BroadSettings(ToolSettings):
         ("SPECPILOT_TOOL_PROT", "did you mean SPECPILOT_TOOL_PORT?"),
         ("SPECPILOT_TOOL_REDIS_ULR", "did you mean SPECPILOT_TOOL_REDIS_URL?"),
         ("specpilot_tool_tick", "did you mean SPECPILOT_TOOL_TICK_S?"),
+        ("SPECPILOT_TOOL_MY_PORT", "did you mean SPECPILOT_TOOL_PORT?"),
         ("SPECPILOT_TOOL_COLOUR", "remove it, or take one that the manual lists"),
     ],
 )
@@ -51,9 +52,23 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
     assert load(BroadSettings, "tool", ()).port == 1
 
 
-@pytest.mark.parametrize("name", ["SPECPILOT_TOOLS_PORT", "SPECPILOT_TOOL_SERVICE_HOST", "SPECPILOT_TOOL_PORT_80_TCP"])
-def test_what_belongs_to_others_is_let_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+LINKS = {
+    "SERVICE_HOST": "10.0.0.1",
+    "SERVICE_PORT": "80",
+    "SERVICE_PORT_HTTP": "80",
+    "PORT_80_TCP": "tcp://10.0.0.1:80",
+    "PORT_80_TCP_PROTO": "tcp",
+    "PORT_80_TCP_PORT": "80",
+    "PORT_80_TCP_ADDR": "10.0.0.1",
+}
+
+
+@pytest.mark.parametrize("service", ["TOOL", "TOOL_H200", "TOOL_0", "TOOLS"])
+def test_what_kubernetes_adds_for_a_service_is_let_be(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LINKS.items():
+        monkeypatch.setenv(f"SPECPILOT_{service}_{name}", value)
+    if service != "TOOL":  # whose port it is
+        monkeypatch.setenv(f"SPECPILOT_{service}_PORT", "tcp://10.0.0.1:80")
     assert load(ToolSettings, "tool", ("--tick-s", "2")).tick_s == 2.0
 
 
