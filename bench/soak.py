@@ -8,7 +8,7 @@ second through `PUT /speculation`. It fails when
 - the engine, idle again, still holds a KV block or a request;
 - memory grows: the 95 % interval of the slope of the engine's memory after the warm-up lies above `--slope-mib`.
 
-With `--stock`, vLLM alone gets the same load, at one K: what it does there the adapter has not done.
+With `--stock` vLLM's own scheduler gets the same load, at one K: what happens there too is not the adapter's doing.
 """
 
 import asyncio

@@ -4,8 +4,8 @@ Two daemon threads in the EngineCore process, neither of which the model ever wa
 meter into Prometheus metrics. The *link* follows the store's announcements (a poll is the net), offers schedules
 to the control and renews the engine's record.
 
-A schedule is valid for `valid_for_s` from its receipt, so that clocks may differ. Only what lay in the store when the
-link was made is taken by its date: whoever wrote it may be long gone.
+A schedule is valid for `valid_for_s` from its receipt, so that clocks may differ. Only what lies in the store when the
+link connects goes by its date: whoever wrote it may be long gone.
 
 Failures, by name: Redis gone or frozen -> the schedule in force stays until it expires, the link tries again every
 `RETRY_S`; Redis back, also emptied -> the engine registers anew with its next heartbeat; a schedule that does not

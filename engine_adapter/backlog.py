@@ -36,7 +36,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from engine_adapter.compat import STEERABLE_METHODS, backlog_rows, drafter_length, is_steered, row_size, states_stay
+from engine_adapter.compat import backlog_rows, drafter_length, is_steered, row_size, states_stay
 from engine_adapter.lag import Lag, lag, passes, within
 from engine_adapter.rows import Rows, handed_over, indices
 
@@ -196,7 +196,7 @@ def install() -> None:
 
     def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:
         load(self, *args, **kwargs)
-        if self.method in STEERABLE_METHODS and is_steered(self.vllm_config):
+        if is_steered(self.vllm_config):
             setattr(self, BACKLOG, Backlog(self))
 
     SpecDecodeBaseProposer.load_model = load_with_backlog

@@ -140,7 +140,9 @@ def transfer_faults(*, has_connector: bool) -> list[str]:
 
 
 def is_steered(vllm_config: Any) -> bool:
-    """Whether the engine's scheduler is one that plans its drafts: the adapter's, or one that says so like them."""
+    """Whether the drafter is one that can be steered, and the scheduler says that it does so, like the adapter's."""
+    if vllm_config.speculative_config.method not in STEERABLE_METHODS:
+        return False
     kind = vllm_config.scheduler_config.scheduler_cls
     return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
 

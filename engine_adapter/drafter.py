@@ -15,7 +15,7 @@ import torch
 from vllm.v1.spec_decode import utils
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from engine_adapter.compat import STEERABLE_METHODS, is_steered
+from engine_adapter.compat import is_steered
 
 _INSTALLED = "_specpilot_draft_width"
 _VARIES = "_specpilot_width_varies"
@@ -32,7 +32,7 @@ def install() -> None:
     def init_at_every_width(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         is_laid_out = self.parallel_drafting and self.pass_hidden_states_to_model
-        setattr(self, _VARIES, is_laid_out and self.method in STEERABLE_METHODS and is_steered(self.vllm_config))
+        setattr(self, _VARIES, is_laid_out and is_steered(self.vllm_config))
         if getattr(self, _VARIES):
             warm_up(self)
 

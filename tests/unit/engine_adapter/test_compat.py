@@ -93,7 +93,11 @@ class Derived(PlansDrafts):
     [(PlansDrafts, True), (Derived, True), (dict, False), ("collections.OrderedDict", False), (None, False)],
 )
 def test_only_an_engine_whose_scheduler_plans_its_drafts_is_steered(kind: object, is_steered: bool) -> None:
-    assert compat.is_steered(SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=kind))) is is_steered
+    found = config()
+    found.scheduler_config.scheduler_cls = kind
+    assert compat.is_steered(found) is is_steered
+    found.speculative_config.method = "mtp"
+    assert not compat.is_steered(found)
 
 
 @pytest.mark.parametrize("version", ["0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.32.1", "0.32.0+cpu"])
