@@ -124,10 +124,12 @@ def _drafter(runner: Any) -> dict[str, Any] | None:
     if drafter is None:
         return None
     registered = getattr(getattr(runner, "jit_warmup_registry", None), "_registrations", {})
-    widths = [given.get("num_padding_slots_per_request") for items in registered.values() for _, given in items]
+    name = "num_padding_slots_per_request"
+    laid_out = [given for items in registered.values() for _, given in items if name in given]
     return {
         "has_backlog": hasattr(drafter, "_specpilot_backlog"),
-        "widths": sorted(filter(None, widths)),
+        "widths": sorted(given[name] for given in laid_out),
+        "others": len({tuple(sorted((given | {name: 0}).items())) for given in laid_out}),
         "slots": drafter.extra_slots_per_request,
     }
 
