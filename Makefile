@@ -8,7 +8,7 @@ COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
 .PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-soak
-.PHONY: bench-soak test test-compiled test-fast fuzz lint format compiled check-vllm-versions clean
+.PHONY: bench-sweep bench-soak test test-compiled test-fast fuzz lint structure format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -40,12 +40,15 @@ bench-gateway-faults: setup  ## What clients notice while engines, Redis, gatewa
 bench-gateway-soak: setup  ## A gateway under everything at once, watched for wrong answers and leaks
 	$(BIN)/specpilot bench gateway-soak $(ARGS)
 
+bench-sweep: setup  ## Every arm at every load with every data set: does speculation pay here, and at which K
+	$(BIN)/specpilot bench sweep $(ARGS)
+
 bench-soak: setup  ## A real engine under everything at once, watched for errors and leaks
 	$(BIN)/specpilot bench soak $(ARGS)
 
 compiled: setup build/compiled/.ready  ## The gateway's hot path as C, in build/compiled: for releases and their measurement
 
-build/compiled/.ready: setup.py pyproject.toml $(wildcard gateway/*.py policy/*.py)
+build/compiled/.ready: setup.py pyproject.toml $(wildcard gateway/*.py gateway/*/*.py policy/*.py)
 	rm -rf build/wheel build/compiled build/lib* build/temp*
 	SPECPILOT_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m pip install --quiet --no-deps --target build/compiled build/wheel/specpilot-*.whl
@@ -60,6 +63,9 @@ lint: setup  ## Style, types and architecture
 format: setup  ## Let ruff lay the code out
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
+
+structure: setup  ## Draw the import graph by folder into docs/structure.md
+	$(BIN)/python docs/structure.py
 
 test: lint test-compiled  ## Every test, the ones with a real engine included
 	$(BIN)/python -m pytest $(ARGS)
@@ -77,7 +83,7 @@ fuzz: setup  ## Grow inputs for what the gateway reads, COUNT in all
 
 check-vllm-versions: setup  ## Whether vLLMs that need not run here have what the adapter relies on: VLLM_VERSIONS="0.33.0"
 	for version in $(VLLM_VERSIONS); do $(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$$version || exit; done
-	VLLM_WHEELS=.specpilot/wheels $(BIN)/python -m pytest tests/unit/engine_adapter/test_reliance.py $(ARGS)
+	VLLM_WHEELS=.specpilot/wheels $(BIN)/python -m pytest tests/unit/engine_adapter/vllm/test_reliance.py $(ARGS)
 
 clean:  ## Remove what the commands above made
 	rm -rf $(VENV) .specpilot .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

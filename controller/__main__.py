@@ -5,15 +5,17 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import uvicorn
 
-from controller.app import create_app
-from controller.settings import ControllerSettings
-from policy.clock import SystemClock
-from policy.errors import InvalidDocumentError, PolicyError
-from policy.redis_store import RedisStore
-from policy.settings import fail, load, without_secrets
+from specpilot.controller.admin.audited import AUDIT_LOGGER
+from specpilot.controller.app import create_app
+from specpilot.controller.settings import ControllerSettings
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.errors import InvalidDocumentError, PolicyError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.settings import fail, load, without_secrets
 
 PROGRAM = "specpilot controller"
 
@@ -24,20 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    _log_audit()
     try:
         store = RedisStore(settings.redis_url)
         store.ping()
-    except InvalidDocumentError:
-        fail(
-            PROGRAM,
-            f"--redis-url: {without_secrets(settings.redis_url)!r} must begin with redis://, rediss:// or unix://",
-        )
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
     except PolicyError as error:
         fail(
             PROGRAM,
             f"--redis-url: {without_secrets(settings.redis_url)} cannot be used: {error}; "
             "start Redis there or give another URL",
         )
+    if settings.oidc_issuer is not None and find_spec("jwt") is None:
+        fail(PROGRAM, "--oidc-issuer: needs PyJWT; pip install 'pyjwt[crypto]'")
     if settings.record is not None:
         try:
             settings.record.open("a").close()
@@ -47,14 +49,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log = logging.getLogger("controller")
     host, port = listener.getsockname()[:2]
     log.info("admin API and console on http://%s:%d, leader's lease as %s", host, port, settings.holder)
-    if settings.admin_token is None:
-        log.warning("no --admin-token: the admin API serves callers on this machine only")
+    if settings.admin_token is None and settings.trust_this_machine:
+        log.warning("no --admin-token: the admin API serves every program on this machine, and nobody else")
+    elif settings.admin_token is None:
+        log.warning("no --admin-token: the admin API serves those only who have a named token")
     config = uvicorn.Config(
         create_app(settings, store, SystemClock()), log_config=None, access_log=False, timeout_graceful_shutdown=3
     )
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
     store.close()
+
+
+def _log_audit() -> None:
+    """Write the audit's lines bare, whatever the level of other lines: each is one JSON object."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter('{"audit": %(message)s}'))
+    logger = logging.getLogger(AUDIT_LOGGER)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
 
 
 def _listen(host: str, port: int) -> socket.socket:

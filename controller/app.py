@@ -4,33 +4,37 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from pathlib import Path
 
 import aiohttp
 from fastapi import FastAPI
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from controller import problems
-from controller.access import Access
-from controller.admin import routes
-from controller.collect import Collector
-from controller.lease import Leadership
-from controller.loop import ControlLoop
-from controller.metrics import ControllerMetrics
-from controller.pilot import Pilot
-from controller.prometheus_source import PrometheusSource
-from controller.record import Recorded, to_line
-from controller.replies import Status
-from controller.settings import ControllerSettings
-from controller.tuning import without
-from policy.clock import Clock
-from policy.errors import StoreUnavailableError
-from policy.store import Store
-from policy.types import Mode
+from specpilot.controller.admin import problems
+from specpilot.controller.admin.access import Access, Entrance, IdentityProvider
+from specpilot.controller.admin.audited import AuditTrail
+from specpilot.controller.admin.pages import console_pages
+from specpilot.controller.admin.replies import Status
+from specpilot.controller.admin.routes import routes
+from specpilot.controller.forecast import forecaster
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.lease import Leadership
+from specpilot.controller.loop import HANG_S, ControlLoop
+from specpilot.controller.metrics import ControllerMetrics
+from specpilot.controller.recording.record import Recorded, to_line
+from specpilot.controller.settings import ControllerSettings
+from specpilot.controller.telemetry.prometheus_source import PrometheusSource
+from specpilot.controller.telemetry.scraper import Collector
+from specpilot.controller.tuning import without
+from specpilot.policy.access import roles_in
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.store import Store
+from specpilot.policy.types import Mode
 
 _log = logging.getLogger(__name__)
-_CONSOLE = Path(__file__).parent / "console" / "index.html"
 
 
 def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> FastAPI:
@@ -38,7 +42,12 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     metrics = ControllerMetrics()
     loops: list[ControlLoop] = []
     ideas = tuple(filter(None, settings.without.split(",")))
-    token = settings.admin_token.get_secret_value() if settings.admin_token else None
+    trail = AuditTrail(store, clock)
+    entrance = Entrance(
+        admin_token=settings.admin_token.get_secret_value() if settings.admin_token else None,
+        trusts_this_machine=settings.trust_this_machine,
+        provider=_provider(settings),
+    )
 
     def wake() -> None:
         for loop in loops:
@@ -55,13 +64,14 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                pilot=Pilot(without(ideas)),
+                law=ControlLaw(without(ideas)),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,
                 default_mode=Mode(settings.default_mode),
                 without=ideas,
                 recorder=_recorder(settings.record) if settings.record else None,
+                audit=trail.append,
             )
             loops.append(loop)
             running = asyncio.create_task(loop.run())
@@ -73,11 +83,10 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
 
     app = FastAPI(title="SpecPilot controller", lifespan=lifespan)
     problems.install(app)
-    app.include_router(routes(store, Access(token), clock, wake))
+    forecast = forecaster(lambda: loops[0].view() if loops else None, Mode(settings.default_mode))
+    app.include_router(routes(store, Access(store, clock, entrance), clock, trail, on_change=wake, forecast=forecast))
 
-    @app.get("/", include_in_schema=False)
-    async def console() -> Response:
-        return FileResponse(_CONSOLE, headers={"Cache-Control": "no-cache"})
+    app.include_router(console_pages())
 
     @app.get("/health", response_model=Status)
     async def health() -> JSONResponse:
@@ -93,6 +102,9 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
             return JSONResponse({"status": "not ready", "problem": str(error)}, status_code=503)
         if not loops or loops[0].ticks == 0:
             return JSONResponse({"status": "not ready", "problem": "the loop has not ticked yet"}, status_code=503)
+        if loops[0].is_hanging:
+            problem = f"the loop has not ended a tick for more than {HANG_S:g} s"
+            return JSONResponse({"status": "not ready", "problem": problem}, status_code=503)
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", include_in_schema=False)
@@ -100,6 +112,18 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _provider(settings: ControllerSettings) -> IdentityProvider | None:
+    """The identity provider of the settings. Its library is loaded only where one is named."""
+    if settings.oidc_issuer is None or settings.oidc_audience is None:
+        return None
+    oidc = import_module("specpilot.controller.admin.oidc")
+    rules = oidc.OidcRules(
+        settings.oidc_issuer, settings.oidc_audience, settings.oidc_claim, roles_in(settings.oidc_roles)
+    )
+    provider: IdentityProvider = oidc.OidcProvider(rules)
+    return provider
 
 
 class _recorder:  # noqa: N801 - a callable that happens to keep a file

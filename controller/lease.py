@@ -1,55 +1,85 @@
 """Whether this controller leads: one does, the others stand by and keep learning.
 
-The lease is renewed at every tick. A tick that finds Redis silent leads no further than the lease it holds would
-have lasted: after that somebody else may lead, so nothing is published until the lease is renewed. The fence in each
-write makes sure of it in Redis itself.
+The lease is renewed by a thread of its own, every `RENEW_S`, however long a tick takes and whatever the event loop
+does. When Redis is silent this controller leads no further than the lease it holds would have lasted: after that
+somebody else may lead, so nothing is published until the lease is renewed. The fence in each write makes sure of it in
+Redis itself.
+
+A controller whose loop hangs keeps the lease only while it ticks: with `is_alive` false the lease is left to run out,
+so that a stand-by takes over.
 """
 
 import logging
+import threading
+from collections.abc import Callable
 
-from policy.clock import Clock
-from policy.store import Store
-from policy.types import Lease
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import PolicyError, StoreUnavailableError
+from specpilot.policy.store import Store
+from specpilot.policy.types import Lease
 
 TTL_S = 3.0
+"""How long a lease lasts: the pause after a leader died, against taking over from one that only stalled."""
+RENEW_S = 0.5
 _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """The lease of one controller. Not shared between threads at the same time."""
+    """The lease of one controller; its methods may be called from any thread."""
 
     def __init__(self, store: Store, holder: str, clock: Clock) -> None:
         self._store = store
         self._holder = holder
         self._clock = clock
-        self._lease: Lease | None = None
-        self._valid_until = float("-inf")
+        self._lock = threading.Lock()
+        self._held: tuple[Lease, float] | None = None  # with the time until which it is certainly ours
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def lease(self) -> Lease | None:
         """The lease, while it is certainly ours; `None` in stand-by."""
-        return self._lease if self._clock.monotonic() < self._valid_until else None
+        held = self._held
+        return held[0] if held is not None and self._clock.monotonic() < held[1] else None
 
     def renew(self) -> Lease | None:
         """Ask for the lease; blocks for the store's time-out at most. Raises `StoreUnavailableError`."""
-        asked_at = self._clock.monotonic()
-        found = self._store.acquire_lease(self._holder, TTL_S)
-        if (found is None) != (self._lease is None):
-            _log.info("%s: %s", self._holder, "standing by" if found is None else f"leading, fence {found.fence}")
-        self._lease = found
-        self._valid_until = asked_at + TTL_S if found else float("-inf")
-        return found
+        with self._lock:
+            asked_at = self._clock.monotonic()
+            found = self._store.acquire_lease(self._holder, TTL_S)
+            if (found is None) != (self._held is None):
+                _log.info("%s: %s", self._holder, "standing by" if found is None else f"leading, fence {found.fence}")
+            self._held = (found, asked_at + TTL_S) if found else None
+            return found
+
+    def keep(self, is_alive: Callable[[], bool] = lambda: True) -> None:
+        """Begin to renew the lease in a thread, while `is_alive`, until `release`."""
+
+        def renewing() -> None:
+            while not self._stopped.is_set():
+                if is_alive():
+                    try:
+                        self.renew()
+                    except StoreUnavailableError:
+                        pass  # the loop says that Redis is silent
+                    except PolicyError as error:
+                        _log.error("the lease cannot be renewed: %s", error)
+                self._stopped.wait(RENEW_S)
+
+        self._thread = threading.Thread(target=renewing, name="specpilot-lease", daemon=True)
+        self._thread.start()
 
     def stand_down(self) -> None:
         """Forget the lease: somebody else has led since."""
-        if self._lease is not None:
+        if self._held is not None:
             _log.warning("%s: another controller leads: standing by", self._holder)
-        self._lease = None
-        self._valid_until = float("-inf")
+        self._held = None
 
     def release(self) -> None:
-        """Give the lease up so that a stand-by can lead at once."""
-        if self._lease is not None:
-            lease, self._lease = self._lease, None
-            self._valid_until = float("-inf")
+        """Stop renewing, and give the lease up so that a stand-by can lead at once."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=TTL_S)
+        lease, self._held = self.lease, None
+        if lease is not None:
             self._store.release_lease(lease)

@@ -1,9 +1,13 @@
 """The outer loop: once every interval scrape, learn, decide, publish and record.
 
-Order of one tick: read the shared state and renew the lease; scrape; take the evidence in (leader and stand-by
-alike, so that a take-over starts from the same estimates and the same schedule); decide; the leader publishes what
-changed, and renews what did not before it lapses; the leader records the decision (while nothing runs, one in
-`QUIET_RECORD_S`). The latest are kept, and for longer those that changed the schedule and one in `LASTING_S`.
+Order of one tick: read the shared state; scrape; take the evidence in (leader and stand-by alike, so that a take-over
+starts from the same estimates and the same schedule); decide; the leader publishes what changed, and renews what did
+not before it lapses; the leader records the decision (while nothing runs, one in `QUIET_RECORD_S`). The latest are
+kept, and for longer those that changed the schedule and one in `LASTING_S`. The lease is renewed apart from all this
+(`lease`).
+
+A policy that cannot be read hurts its own model only: its pools are held. Pools that had no engine for `FORGET_S` are
+forgotten, with their schedules.
 
 When Redis is silent the loop goes on with the state it read last: it learns and decides, but publishes nothing, and a
 canary's turns stand still.
@@ -13,30 +17,42 @@ It says so once, and once when Redis is back. No failure of an engine or of Redi
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
-from controller.conduct import Conduct
-from controller.facts import Facts, Verdict
-from controller.guard import Reason
-from controller.lease import Leadership
-from controller.metrics import ControllerMetrics
-from controller.observation import Observation
-from controller.pilot import Pilot
-from controller.pools import facts_of, in_turn, next_version
-from controller.record import Recorded
-from policy.canary import Experiment
-from policy.clock import Clock
-from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
-from policy.store import Store
-from policy.types import Decision, EngineRecord, Lease, Mode, Policy, Schedule
+from specpilot.controller.estimation.observation import Observation
+from specpilot.controller.events import canary_ended, stepped_back
+from specpilot.controller.experiments.runner import Runner
+from specpilot.controller.forecast import LawView
+from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.law.k_table import Ranges
+from specpilot.controller.law.reason import Reason
+from specpilot.controller.lease import Leadership
+from specpilot.controller.metrics import ControllerMetrics
+from specpilot.controller.pools import in_turn, next_version, pool_contexts
+from specpilot.controller.recording.record import Recorded
+from specpilot.policy.audit import AuditEntry
+from specpilot.policy.bands import classes_in
+from specpilot.policy.canary import Experiment
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.freeze import Freeze, freeze_of
+from specpilot.policy.store import Store
+from specpilot.policy.types import Decision, EngineRecord, Lease, Mode, Policy, Schedule
 
 VALID_FOR_S = 60.0
 """Long enough to outlast a restart of Redis or of the controller, so that K stays through it."""
 RENEW_S = 2.0
 QUIET_RECORD_S = 10.0
 LASTING_S = 60.0
+FORGET_S = 600.0
+"""Longer than a rolling restart of all engines, so that what was learned of a pool outlives it."""
+HANG_S = 10.0
+"""A loop that has not ended a tick for so long hangs: the controller is not ready, and its lease is left to run out."""
 _QUIET = (Reason.IDLE, Reason.STALE, Reason.NO_DRAFTER)
 _log = logging.getLogger(__name__)
 
@@ -59,6 +75,13 @@ class _Shared:
     schedules: dict[tuple[str, str], Schedule] = field(default_factory=dict)
     policy_versions: dict[str, int] = field(default_factory=dict)
     experiments: dict[str, Experiment] = field(default_factory=dict)
+    freezes: Mapping[str, Freeze] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()  # models whose policy cannot be read
+
+
+def _applied(schedule: Schedule) -> tuple[object, ...]:
+    """Return what of a schedule an engine goes by."""
+    return schedule.classes, schedule.trial, schedule.like_default
 
 
 class ControlLoop:
@@ -70,26 +93,28 @@ class ControlLoop:
         store: Store,
         leadership: Leadership,
         collector: Source,
-        pilot: Pilot,
+        law: ControlLaw,
         metrics: ControllerMetrics,
         clock: Clock,
         interval_s: float = 0.5,
         default_mode: Mode = Mode.ACT,
         without: Sequence[str] = (),
         recorder: Callable[[Recorded], None] | None = None,
+        audit: Callable[[AuditEntry], None] | None = None,
     ) -> None:
         self._store = store
         self._leadership = leadership
         self._collector = collector
-        self._pilot = pilot
+        self._law = law
         self._metrics = metrics
         self._clock = clock
         self._interval_s = interval_s
         self._default_mode = default_mode
         self._without = tuple(without)
         self._recorder = recorder
+        self._audit = audit or (lambda _: None)
         self._shared = _Shared()
-        self._conduct = Conduct()
+        self._runner = Runner()
         self._turns_at = 0.0
         self._fence: int | None = None
         self._store_up = True
@@ -97,14 +122,29 @@ class ControlLoop:
         self._recorded: dict[tuple[str, str], tuple[Reason, float]] = {}
         self._lasting_at: dict[tuple[str, str], float] = {}
         self._wake = asyncio.Event()
+        self._seen_at: dict[tuple[str, str], float] = {}  # when a pool last had engines
+        self._unreadable: frozenset[str] = frozenset()
+        self._ticked_at = clock.monotonic()
         self.ticks = 0
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether no tick has ended for far longer than one should take."""
+        return self._clock.monotonic() - self._ticked_at > HANG_S + self._interval_s
 
     def wake(self) -> None:
         """Begin the next tick now: an operator changed something."""
         self._wake.set()
 
+    def view(self) -> LawView:
+        """Return the law and what it is told of every pool, for a forecast. On the loop's own thread only."""
+        shared = self._shared
+        pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
+        return LawView(self._law, pools, self._clock.monotonic(), self._clock.now())
+
     async def run(self) -> None:
         """Tick until cancelled; gives the lease up at the end."""
+        self._leadership.keep(lambda: not self.is_hanging)
         try:
             while True:
                 began = self._clock.monotonic()
@@ -127,34 +167,38 @@ class ControlLoop:
     async def tick(self) -> None:
         """Do one round."""
         began = self._clock.monotonic()
-        lease = await self._ask(self._read)
-        shared = self._shared
+        is_read = await self._ask(self._read)
+        lease, shared = self._leadership.lease if is_read else None, self._shared
         observations = await self._collector.scrape(shared.engines)
         now, at = self._clock.monotonic(), self._clock.now()
         self._turns_at = at if self._store_up else self._turns_at
         if lease is not None:
             if lease.fence != self._fence:
                 self._fence = lease.fence
-                self._pilot.take_over(now)
-            for changed in self._conduct.judge(shared.experiments.values(), shared.policy_versions, at):
-                await self._ask(lambda item=changed, on=lease: self._put_canary(item, on, at))
+                self._law.take_over(now)
+            for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
+                await self._ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
                          tuple(observations), dict(shared.experiments), self._turns_at, lease.fence if lease else None,
                          self._default_mode, self._without)
             )  # fmt: skip
-        self._pilot.forget_engines(engine.engine_id for engine in shared.engines)
-        self._pilot.observe(observations)
-        for pool in facts_of(shared.engines, shared.policies, shared.schedules.values(), self._default_mode):
+        self._law.observe(observations)
+        pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
+        await self._forget([(pool.model, pool.pool) for pool in pools], lease, now)
+        for pool in pools:
+            if pool.model in shared.unreadable:
+                continue  # what is in force stays, until the policy can be read or the schedule lapses
             try:
                 await self._steer(pool, lease, at, now)
             except Exception:  # noqa: BLE001 - one pool's trouble is not the others'
                 _log.exception("%s %s: not steered in this tick; the next one starts anew", pool.model, pool.pool)
                 self._metrics.count_error()
         if lease is not None:
-            self._conduct.end_tick(shared.experiments.values(), at)
+            self._runner.end_tick(shared.experiments.values(), at)
         self.ticks += 1
+        self._ticked_at = self._clock.monotonic()
         ages = [(name, self._clock.monotonic() - at) for name, at in self._collector.scraped_at.items()]
         self._metrics.show_tick(
             self._clock.monotonic() - began,
@@ -163,32 +207,53 @@ class ControlLoop:
             ages_s=ages,
         )
 
-    async def _steer(self, pool: Facts, lease: Lease | None, at: float, now: float) -> None:
+    async def _steer(self, pool: PoolContext, lease: Lease | None, at: float, now: float) -> None:
         """Decide for one pool; the leader acts on it. `now` is steady time, `at` Unix seconds."""
-        experiment = self._shared.experiments.get(pool.model)
-        facts = in_turn(pool, experiment, self._turns_at)
+        freeze = freeze_of(self._shared.freezes, pool.model, at)
+        experiment = self._shared.experiments.get(pool.model) if freeze is None else None
+        context = in_turn(pool, experiment, self._turns_at)
         if experiment is not None and lease is not None:
-            look = self._pilot.look(facts.model, facts.pool)
-            look = look._replace(at=at - now + look.at) if look else None
-            self._conduct.measure(experiment, facts, look, at)
-        verdict = self._conduct.told(experiment, facts, self._pilot.steer(facts, now))
-        schedule = self._schedule(facts, verdict)
-        self._metrics.show_decision(facts.model, facts.pool, verdict.reason, verdict, verdict.k(verdict.wanted))
+            window = self._law.window(context.model, context.pool)
+            window = window._replace(at=at - now + window.at) if window else None
+            self._runner.measure(experiment, context, window, at)
+        decided = self._law.decide(as_frozen(context, freeze), now, self._turns_at)
+        result = held(context, self._runner.reported(experiment, context, decided), freeze)
+        self._metrics.show_decision(context.model, context.pool, result)
         if lease is not None and self._leadership.lease is not None:
-            await self._ask(lambda: self._act(facts, verdict, schedule, lease))
+            await self._ask(lambda: self._act(context, result, lease))
 
-    def _read(self) -> Lease | None:
-        """Renew the lease and read the shared state; runs in a thread."""
-        lease = self._leadership.renew()
-        policies = self._store.policies()
+    async def _forget(self, pools: Sequence[tuple[str, str]], lease: Lease | None, now: float) -> None:
+        """Drop what is kept of pools that have been gone for long: in memory, and the leader in Redis."""
+        self._seen_at |= dict.fromkeys(
+            (*pools, *(key for key in self._shared.schedules if key not in self._seen_at)), now
+        )
+        gone = [key for key, seen_at in self._seen_at.items() if now - seen_at > FORGET_S]
+        self._law.forget_all_but((engine.engine_id for engine in self._shared.engines), set(self._seen_at) - set(gone))
+        for key in gone:
+            self._recorded.pop(key, None)
+            for kept in (self._seen_at, self._published_at, self._lasting_at):
+                kept.pop(key, None)
+            if lease is not None and key in self._shared.schedules:
+                await self._ask(partial(self._store.remove_schedule, *key, lease))
+
+    def _read(self) -> bool:
+        """Read the shared state; runs in a thread."""
+        found = self._store.policies_by_model()
+        policies = [item for item in found.values() if not isinstance(item, InvalidDocumentError)]
+        unreadable = {model: item for model, item in found.items() if isinstance(item, InvalidDocumentError)}
+        for model in unreadable.keys() - self._unreadable:
+            _log.error("%s: its policy cannot be read, its pools are held: %s", model, unreadable[model])
+        self._unreadable = frozenset(unreadable)
         self._shared = _Shared(
             engines=tuple(self._store.engines()),
             policies={item.policy.model: item.policy for item in policies},
             schedules={(item.model, item.pool): item for item in self._store.schedules()},
             policy_versions={item.policy.model: item.version for item in policies},
             experiments={item.model: item for item in self._store.canaries()},
+            freezes=self._store.freezes(),
+            unreadable=self._unreadable,
         )
-        return lease
+        return True
 
     def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:
         """Write what a canary came to; runs in a thread."""
@@ -196,66 +261,72 @@ class ControlLoop:
         self._shared.experiments[experiment.model] = experiment
         if experiment.outcome is not None:
             _log.info("%s: the canary ended: %s", experiment.model, experiment.outcome.value)
+            self._audit(canary_ended(experiment, at))
 
-    def _schedule(self, facts: Facts, verdict: Verdict) -> Schedule:
+    def _schedule(self, context: PoolContext, rows: Ranges, result: TickResult) -> Schedule:
         return Schedule(
-            model=facts.model,
-            pool=facts.pool,
-            version=next_version(facts, self._shared.engines),
+            model=context.model,
+            pool=context.pool,
+            version=next_version(context, self._shared.engines),
             issued_at=self._clock.now(),
             valid_for_s=VALID_FOR_S,
-            probe_ratio=verdict.probe_ratio,
-            classes=verdict.publish,
+            probe_ratio=result.probe_ratio,
+            classes=rows,
+            trial=result.trial,
+            like_default=tuple(name for name in context.policy.class_names if name not in classes_in(rows)),
         )
 
-    def _act(self, facts: Facts, verdict: Verdict, schedule: Schedule, lease: Lease) -> None:
+    def _act(self, context: PoolContext, result: TickResult, lease: Lease) -> None:
         """Publish if there is something new or due, and record; runs in a thread."""
-        key = (facts.model, facts.pool)
+        key = (context.model, context.pool)
         now = self._clock.monotonic()
-        old = facts.in_force
-        is_due = now - self._published_at.get(key, float("-inf")) >= RENEW_S - self._interval_s / 2
-        is_new = old is None or old.classes != schedule.classes
-        if is_due or is_new:
-            self._store.publish_schedule(schedule, lease)
-            self._published_at[key] = now
-            self._shared.schedules[key] = schedule
-            self._metrics.show_version(*key, schedule.version)
+        old = self._shared.schedules.get(key)
+        is_new = is_due = False
+        if result.publish is not None:
+            schedule = self._schedule(context, result.publish, result)
+            is_due = now - self._published_at.get(key, float("-inf")) >= RENEW_S - self._interval_s / 2
+            is_new = old is None or _applied(old) != _applied(schedule)
+            if is_due or is_new:
+                self._store.publish_schedule(schedule, lease)
+                if is_new and result.reason is Reason.STATIC_BETTER:
+                    self._audit(stepped_back(old, schedule, self._clock.now()))
+                self._published_at[key] = now
+                self._shared.schedules[key] = schedule
+                self._metrics.show_version(*key, schedule.version)
+                old = schedule
         if is_new:
-            _log.info("%s %s: version %d, %s", *key, schedule.version, verdict.reason.value)
-        elif self._is_told(key, verdict.reason, now):
+            _log.info("%s %s: version %d, %s", *key, old.version if old else 0, result.reason.value)
+        elif self._is_repeated(key, result.reason, now):
             return
-        self._recorded[key] = (verdict.reason, now)
+        self._recorded[key] = (result.reason, now)
         is_lasting = is_new or now - self._lasting_at.get(key, float("-inf")) >= LASTING_S
         if is_lasting:
             self._lasting_at[key] = now
         self._store.append_decision(
             Decision(
                 at=self._clock.now(),
-                model=facts.model,
-                pool=facts.pool,
-                mode=facts.policy.mode,
-                reason=verdict.reason.value,
+                model=context.model,
+                pool=context.pool,
+                mode=context.policy.mode,
+                reason=result.reason.value,
                 published=is_due or is_new,
-                version=schedule.version if is_due or is_new else (old.version if old else 0),
-                schedule=Schedule(
-                    facts.model, facts.pool, schedule.version, schedule.issued_at, VALID_FOR_S,
-                    verdict.probe_ratio, verdict.wanted,
-                ),
-                predicted_gain_ratio=verdict.gain_ratio,
-                evidence=verdict.evidence,
-                k=verdict.k(verdict.publish),
+                version=old.version if old else 0,
+                schedule=replace(self._schedule(context, result.proposed, result), trial=None),
+                predicted_gain_ratio=result.gain_ratio,
+                evidence=result.evidence,
+                k=result.k(result.publish),
             ),
             is_lasting=is_lasting,
-        )  # fmt: skip
+        )
 
-    def _is_told(self, key: tuple[str, str], reason: Reason, now: float) -> bool:
+    def _is_repeated(self, key: tuple[str, str], reason: Reason, now: float) -> bool:
         """Whether a quiet decision repeats one that was recorded a short while ago."""
         if reason not in _QUIET or key not in self._recorded:
             return False
         before, at = self._recorded[key]
         return before is reason and now - at < QUIET_RECORD_S
 
-    async def _ask(self, question: Callable[[], Lease | None] | Callable[[], None]) -> Lease | None:
+    async def _ask(self, question: Callable[[], bool | None]) -> bool | None:
         """Do `question` in a thread; what the store may answer badly is dealt with here, for every tick alike."""
         try:
             answer = await asyncio.to_thread(question)

@@ -8,12 +8,12 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from controller.facts import Verdict
-from controller.guard import Reason
+from specpilot.controller.law.context import TickResult
+from specpilot.controller.law.reason import Reason
 
 PREFIX = "specpilot_controller_"
 _POOL = ("model_name", "pool")
-_CLASS = (*_POOL, "traffic_class")
+_BAND = (*_POOL, "band")
 
 
 class ControllerMetrics:
@@ -25,18 +25,19 @@ class ControllerMetrics:
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
             return Gauge(PREFIX + name, text, labels, registry=self.registry)
 
-        self._acceptance = gauge("acceptance_ratio", "Conditional acceptance a_i", (*_CLASS, "position"))
-        self._survival = gauge("survival_ratio", "Survival S_i", (*_CLASS, "position"))
-        self._k = gauge("k", "K that the decided schedule gives at the present load", _CLASS)
+        self._acceptance = gauge("acceptance_ratio", "Conditional acceptance a_i", (*_BAND, "position"))
+        self._survival = gauge("survival_ratio", "Survival S_i", (*_BAND, "position"))
+        self._k = gauge("k", "K that the decided schedule gives at the present load", (*_POOL, "traffic_class", "band"))
         self._predicted = gauge("predicted_goodput_tokens_per_second", "Predicted, by schedule", (*_POOL, "schedule"))
-        self._measured = gauge("measured_goodput_tokens_per_second", "Measured in decode-only steps", _POOL)
+        self._measured = gauge("measured_goodput_tokens_per_second", "Measured, without what prefilling took", _POOL)
         self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step under the schedule in force", _POOL)
-        self._measured_step = gauge("measured_step_seconds", "Measured mean decode-only step", _POOL)
+        self._measured_step = gauge("measured_step_seconds", "Measured mean step, without what prefilling took", _POOL)
         self._surprise = gauge("cost_surprise_ratio", "Relative error of step times before they were learned", _POOL)
         self._gain = gauge(
             "predicted_gain_ratio", "Predicted goodput of the best schedule over the one in force", _POOL
         )
-        self._probe = gauge("probe_ratio", "Share of probe steps that is published", _POOL)
+        self._probe = gauge("probe_ratio", "Largest share of drafts that may be probes, as published", _POOL)
+        self._hold_out = gauge("hold_out_gain_ratio", "What adaptive K gains over the static K", (*_POOL, "bound"))
         self._canary = gauge(
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
@@ -55,8 +56,9 @@ class ControllerMetrics:
         self._errors = Counter(
             PREFIX + "tick_errors_total", "Ticks, or pools in a tick, that failed unexpectedly", registry=self.registry
         )
-        self._series: dict[tuple[str, str], set[tuple[Gauge, tuple[str, ...]]]] = {}  # by model and pool
-        self._told: set[tuple[str, str]] = set()  # in this tick
+        self._versions: dict[tuple[str, str], int] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+        self._series: dict[tuple[Gauge | Counter, tuple[str, ...]], bool] = {}  # whether it was shown in this tick
 
     def render(self) -> bytes:
         """Return the page."""
@@ -67,10 +69,11 @@ class ControllerMetrics:
         self._ticks.observe(duration_s)
         self._lease.set(leads)
         self._store.set(store_up)
-        for gone in self._series.keys() - self._told:
-            for metric, labels in self._series.pop(gone):
+        for (metric, labels), is_shown in list(self._series.items()):
+            if not is_shown:
                 metric.remove(*labels)
-        self._told = set()
+                del self._series[metric, labels]
+        self._series = dict.fromkeys(self._series, False)
         self._age.clear()
         for engine_id, age_s in ages_s:
             self._age.labels(engine_id).set(age_s)
@@ -81,17 +84,21 @@ class ControllerMetrics:
 
     def show_version(self, model: str, pool: str, version: int) -> None:
         """Show the version that was published last."""
+        self._versions[model, pool] = version
         self._show(self._version, version, model, pool)
 
-    def show_decision(self, model: str, pool: str, reason: Reason, verdict: Verdict, k: dict[str, int]) -> None:
-        """Show what was decided for one pool; `k` is K by class at the present load."""
+    def show_decision(self, model: str, pool: str, result: TickResult) -> None:  # noqa: C901 - one gauge after another
+        """Show what was decided for one pool. What a tick says nothing of is not shown: unknown is no number."""
         for each in Reason:  # all of them from the first tick on, or their first increase would not be seen
-            self._decisions.labels(model, pool, each.value).inc(each is reason)
-        self._show(self._probe, verdict.probe_ratio, model, pool)
-        for name, value in k.items():
-            self._show(self._k, value, model, pool, name)
-        self._show(self._gain, verdict.gain_ratio, model, pool)
-        evidence = verdict.evidence
+            self._decisions.labels(model, pool, each.value).inc(each is result.reason)
+            self._series[self._decisions, (model, pool, each.value)] = True
+        self._show(self._version, self._versions.get((model, pool)), model, pool)
+        self._show(self._probe, result.probe_ratio, model, pool)
+        for row, value in result.k(result.proposed).items():
+            name, _, band = row.partition(":")
+            self._show(self._k, value, model, pool, name, band)
+        self._show(self._gain, result.gain_ratio, model, pool)
+        evidence = result.evidence
         self._show(self._surprise, evidence.get("cost_surprise_ratio"), model, pool)
         goodput: dict[str, Any] = evidence.get("goodput", {})
         for schedule in ("in_force", "best", "static"):
@@ -99,17 +106,22 @@ class ControllerMetrics:
         self._show(self._measured, goodput.get("measured"), model, pool)
         self._show(self._predicted_step, evidence.get("step_s", {}).get("predicted"), model, pool)
         self._show(self._measured_step, evidence.get("step_s", {}).get("measured"), model, pool)
-        canary: dict[str, Any] = evidence.get("canary", {})
+        hold_out: dict[str, Any] = evidence.get("hold_out") or {}
+        for bound, value in (hold_out.get("gain_ratio") or {}).items():
+            self._show(self._hold_out, value, model, pool, bound)
+        canary: dict[str, Any] = evidence.get("canary") or self._ended.get(model, {})
+        if canary.get("outcome"):
+            self._ended[model] = canary
         for measure in ("goodput", "itl"):
             for bound, value in (canary.get(f"{measure}_gain_ratio") or {}).items():
-                self._canary.labels(model, measure, bound).set(value)
-        for name, found in evidence.get("classes", {}).items():
+                self._show(self._canary, value, model, measure, bound)
+        for band, found in evidence.get("bands", {}).items():
             for metric, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
                 for index, value in enumerate(found.get(key) or ()):
-                    self._show(metric, value, model, pool, name, str(index + 1))
+                    self._show(metric, value, model, pool, band, str(index + 1))
 
-    def _show(self, metric: Gauge, value: float | None, model: str, pool: str, *labels: str) -> None:
-        """Set a gauge of a pool, which stays until a tick tells nothing of the pool; NaN stands for unknown."""
-        metric.labels(model, pool, *labels).set(float("nan") if value is None else value)
-        self._series.setdefault((model, pool), set()).add((metric, (model, pool, *labels)))
-        self._told.add((model, pool))
+    def _show(self, metric: Gauge, value: float | None, *labels: str) -> None:
+        """Set a gauge, which stays until a tick says nothing of it; one whose value is unknown is not shown."""
+        if value is not None:
+            metric.labels(*labels).set(value)
+            self._series[metric, labels] = True

@@ -3,55 +3,59 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from controller.canary import turn
-from controller.facts import Facts
-from policy.canary import Arm, Experiment
-from policy.types import EngineRecord, Mode, Policy, Schedule
+from specpilot.controller.experiments.canary import turn
+from specpilot.controller.law.context import PoolContext
+from specpilot.policy.canary import Arm, Experiment
+from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
 
 
-def facts_of(
+def pool_contexts(
     engines: Iterable[EngineRecord],
     policies: Mapping[str, Policy],
     schedules: Iterable[Schedule],
     default_mode: Mode,
-) -> list[Facts]:
-    """Return the facts of every pool with engines, in order of model and pool.
+) -> list[PoolContext]:
+    """Return the context of every pool with engines, in order of model and pool.
 
     Where engines of a pool differ the most careful value holds: the smallest K_max and static K, since an engine
-    refuses a schedule beyond its K_max, and the largest number of running requests, since ranges must cover it.
+    refuses a schedule beyond its K_max, and the largest number of running requests, since ranges must cover it. An
+    engine that cannot speculate (K_max 0) has no say in K; it refuses the schedule and goes on without drafts.
     """
     pools: dict[tuple[str, str], list[EngineRecord]] = {}
     for engine in engines:
         pools.setdefault((engine.model, engine.pool), []).append(engine)
     in_force = {(schedule.model, schedule.pool): schedule for schedule in schedules}
-    return [
-        Facts(
-            model=model,
-            pool=pool,
-            policy=policies.get(model) or Policy(model=model, mode=default_mode),
-            k_max=min(member.k_max for member in members),
-            static_k=min(member.static_k for member in members),
-            max_num_seqs=max(member.max_num_seqs for member in members),
-            in_force=in_force.get((model, pool)),
+    found = []
+    for (model, pool), members in sorted(pools.items()):
+        able = [member for member in members if member.k_max > 0] or members
+        found.append(
+            PoolContext(
+                model=model,
+                pool=pool,
+                policy=policies.get(model) or Policy(model=model, mode=default_mode),
+                k_max=min(member.k_max for member in able),
+                static_k=min(member.static_k for member in able),
+                max_num_seqs=max(member.max_num_seqs for member in members),
+                in_force=in_force.get((model, pool)),
+            )
         )
-        for (model, pool), members in sorted(pools.items())
-    ]
+    return found
 
 
-def in_turn(facts: Facts, experiment: Experiment | None, at: float) -> Facts:
-    """Return `facts` with the policy whose turn it is at `at` (Unix seconds), or with the arm that a promotion left."""
+def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:
+    """Return `context` with the policy whose turn it is at `at` (Unix seconds), or the arm that a promotion left."""
     if experiment is None:
-        return facts
+        return context
     if experiment.outcome is not None and experiment.outcome.is_promotion:
-        return replace(facts, heir=Arm.CANARY)
-    now = turn(experiment, facts.pool, at)
+        return replace(context, heir=Arm.CANARY)
+    now = turn(experiment, context.pool, at)
     if now is None:
-        return facts
-    policy = experiment.canary.policy if now.arm is Arm.CANARY else facts.policy
-    return replace(facts, policy=policy, arm=now.arm)
+        return context
+    policy = experiment.canary.policy if now.arm is Arm.CANARY else context.policy
+    return replace(context, policy=policy, arm=now.arm)
 
 
-def next_version(facts: Facts, engines: Sequence[EngineRecord]) -> int:
+def next_version(context: PoolContext, engines: Sequence[EngineRecord]) -> int:
     """Return a version that Redis and every engine of the pool take for newer, even if Redis lost its data."""
-    seen = [engine.schedule_version for engine in engines if (engine.model, engine.pool) == (facts.model, facts.pool)]
-    return max([*seen, facts.in_force.version if facts.in_force else 0]) + 1
+    seen = [item.schedule_version for item in engines if (item.model, item.pool) == (context.model, context.pool)]
+    return max([*seen, context.in_force.version if context.in_force else 0]) + 1

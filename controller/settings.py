@@ -3,13 +3,14 @@
 import socket
 import uuid
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from controller.tuning import ABLATIONS
-from policy.settings import ProgramSettings
+from specpilot.controller.tuning import ABLATIONS
+from specpilot.policy.access import roles_in
+from specpilot.policy.settings import ProgramSettings
 
 
 def _holder() -> str:
@@ -32,8 +33,22 @@ class ControllerSettings(ProgramSettings):
     port: Annotated[int, Field(description="port of the admin API, the console and /metrics", ge=0, le=65535)] = 8081
     admin_token: Annotated[
         SecretStr | None,
-        Field(description="bearer token of the admin API; unset: only callers on this machine are served"),
+        Field(description="the first admin's bearer token of the admin API; with it named tokens are made"),
     ] = None
+    trust_this_machine: Annotated[
+        bool,
+        Field(description="serve programs on this machine without a token, where --admin-token is not set"),
+    ] = False
+    oidc_issuer: Annotated[
+        str | None,
+        Field(
+            description="take tokens of this OpenID Connect issuer too, e.g. https://login.example.com",
+            pattern=r"^https?://[^\s]+$",
+        ),
+    ] = None
+    oidc_audience: Annotated[str | None, Field(description="audience that such a token must name", min_length=1)] = None
+    oidc_claim: Annotated[str, Field(description="claim of such a token that says the role", min_length=1)] = "groups"
+    oidc_roles: Annotated[str, Field(description="which of its values is which role: sre=operator,platform=admin")] = ""
     interval_s: Annotated[float, Field(description="seconds between two decisions", ge=0.1, le=5)] = 0.5
     prometheus: Annotated[
         str | None,
@@ -53,6 +68,18 @@ class ControllerSettings(ProgramSettings):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least severe log line")] = (
         "info"
     )
+
+    @field_validator("oidc_roles")
+    @classmethod
+    def _mapped(cls, value: str) -> str:
+        roles_in(value)
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.oidc_issuer is not None and (self.oidc_audience is None or not self.oidc_roles):
+            raise ValueError("--oidc-issuer needs --oidc-audience and --oidc-roles besides")
+        return self
 
     @field_validator("without")
     @classmethod

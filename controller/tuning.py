@@ -1,7 +1,8 @@
-"""Every constant of the control law, in one value, with its unit and its reason.
+"""Every constant of the control law, in one value: its unit, what it trades, where it was measured.
 
-An operator never needs these: what depends on a site is in the policy. They are here so that a replay or a
-simulation can switch one idea off and show what it was worth.
+An operator never needs these: what depends on a site is in the policy. They are one value so that a replay or a
+simulation can switch one idea off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of
+24,064 drafts of the demo pair, "plant" the engines of `tests/closed_loop`.
 """
 
 from collections.abc import Iterable
@@ -14,77 +15,78 @@ class Tuning:
     """The law's constants. Times are seconds, `_ratio` is 0..1, `_trials` and `_steps` are counts.
 
     Attributes:
-        memory_trials: trials after which a position's older evidence has lost 63 % of its weight: an error of one
-            percentage point, while a busy class still forgets within some seconds.
-        memory_floor_s: evidence never fades faster than this, however busy the fleet.
-        memory_ceiling_s: half-life by time while a class has traffic, so that rarely tried positions age too.
-        detect_changes: whether a jump in acceptance may cut the memory short.
-        change_shifts: jumps in a conditional acceptance to watch for, as probabilities: a small and a large one.
-        change_threshold: log likelihood ratio at which a jump is believed; a false alarm then comes about
-            once in `exp(threshold)` independent trials.
-        dispersion: how many correlated trials weigh as one independent trial. Drafts of one request resemble one
-            another, so that counts scatter more than a binomial.
-        prior_trials: weight of the model's own mean in a class's estimate.
-        minimum_trials: first-position trials of a model below which its acceptance is unknown.
-        cost_memory_steps: steps after which a cell of the cost table follows the new measurements.
-        cost_half_life_s: half-life of a cell's weight in the fit once it is no longer visited.
-        cost_floor_ratio: weight that an old cell keeps, so that the shape of the cost is never forgotten.
-        cost_band_steps: steps that a band of draft depths needs before the cost of that band is known.
+        memory_trials: trials of a (band, position) after which older ones have lost 63 % of their weight. Noise against
+            following a changed drafter head; 2,000 in the replay.
+        prior_trials: weight of the band's own mean in each of its positions; 20 in the replay.
+        mix_time_s: time constant of the shares of classes and bands. Noise against following traffic.
+        arrivals_time_s: time constant of the variance of running requests, by which given work and given concurrency
+            are told apart.
+        arrivals_ratio: variance over mean of a class's running requests below which its concurrency counts as given; 1
+            for requests that arrive independently, 0 for clients that send the next when one is done.
+        cell_memory_steps: steps after which a cell of like steps follows new measurements.
+        cell_saturation_steps: steps at which a cell has half of its full weight in the fit of the cost.
+        cell_half_life_s: seconds of traffic in which the weight of a cell that is not visited halves.
+        cell_floor_ratio: weight that an old cell keeps, so that the shape of the cost is not forgotten.
+        cells_limit: cells that are remembered of a pool; bounds time and memory of a fit.
+        drift_gain_ratio: share of a look's common error that is put down to the machine's pace.
+        drift_jump: logarithm of a common error beyond which a look is set aside until the next one agrees.
         freeze_cost: keep the first fit for ever (an ablation).
-        mix_time_s: time constant of the class mix, while the requests that run do not contradict it.
-        explore_limit_s: the longest time spent with traffic on learning the cost of one band of depths.
-        explore_slack_ratio: a depth whose cost is only extrapolated to the present load is tried once when its
-            predicted goodput is at most this far below the best one's.
-        explore_off_slack_ratio: the same for K = 0, which no probe ever shows.
-        explore_again_s: seconds of traffic after which a measured depth counts as extrapolated again.
+        trial_steps: steps of a depth that make its cost known.
+        trial_limit_s: the longest time that one engine tries a depth.
+        trial_valid_for_s: time after which an engine ends a trial that the controller does not repeat.
+        trial_rest_s: time until a depth is tried again at the same load after it was tried, or tried in vain.
+        trial_slack_ratio: a depth that was measured at other loads only is tried when its predicted score is at most
+            this far below the best one's.
+        near_ratio: loads whose running decodes differ by at most this factor count as like.
         stale_s: age of the newest evidence at which a schedule is held.
         idle_s: time without a decode after which a pool counts as idle.
-        probe_loss_ratio: share of the predicted goodput that probing may cost.
-        probe_off_loss_ratio: the same where K is 0 for all and only probes show what drafting would bring.
-        urgent_gain_ratio: predicted gain from which a change does not wait: one that traffic would use not for the
-            policy's dwell, one for other loads not for the next change that traffic uses. To hold on would cost more
-            than a change too many.
-        check_ticks: ticks with traffic that a change is watched for.
-        check_tolerance_ratio: shortfall against the previous schedule that is put down to noise.
-        back_off_s: first pause after a roll-back; doubles up to `back_off_limit_s`.
-        back_off_limit_s: longest pause after roll-backs.
-        guard: whether minimum gain, dwell and roll-back apply (an ablation).
+        urgent_gain_ratio: predicted gain that does not wait for the policy's dwell.
+        hold_out_window_s: length of a window of the hold-out. Longer ones lose less to `delivered_s`, shorter ones
+            average over more traffic.
+        delivered_s: time after a change of whose turn it is that evidence does not count.
+        hold_out_steps: steps that a window of the hold-out needs to count.
+        hold_out_memory: windows of the hold-out that count, the newest; at 1 % and 4 s that is the last 11 hours.
+        hold_out_least: windows before an interval is told.
+        step_back_tail: probability with which an adaptive K that loses nothing is taken for a loser, at one look.
+        stepped_back_ratio: share of the time that a pool which stepped back runs the adaptive K, to find out whether it
+            has become better.
     """
 
     memory_trials: float = 2000.0
-    memory_floor_s: float = 2.0
-    memory_ceiling_s: float = 120.0
-    detect_changes: bool = True
-    change_shifts: tuple[float, ...] = (0.1, 0.3)
-    change_threshold: float = 12.0
-    dispersion: float = 3.0
     prior_trials: float = 20.0
-    minimum_trials: float = 50.0
-    cost_memory_steps: float = 400.0
-    cost_half_life_s: float = 60.0
-    cost_floor_ratio: float = 0.05
-    cost_band_steps: float = 30.0
+    mix_time_s: float = 3.0
+    arrivals_time_s: float = 30.0
+    arrivals_ratio: float = 0.25
+    cell_memory_steps: float = 400.0
+    cell_saturation_steps: float = 20.0
+    cell_half_life_s: float = 60.0
+    cell_floor_ratio: float = 0.05
+    cells_limit: int = 400
+    drift_gain_ratio: float = 0.3
+    drift_jump: float = 0.15
     freeze_cost: bool = False
-    mix_time_s: float = 2.0
-    explore_limit_s: float = 4.0
-    explore_slack_ratio: float = 0.12
-    explore_off_slack_ratio: float = 0.2
-    explore_again_s: float = 300.0
+    trial_steps: float = 30.0
+    trial_limit_s: float = 4.0
+    trial_valid_for_s: float = 3.0
+    trial_rest_s: float = 300.0
+    trial_slack_ratio: float = 0.1
+    near_ratio: float = 1.6
     stale_s: float = 5.0
     idle_s: float = 2.0
-    probe_loss_ratio: float = 0.01
-    probe_off_loss_ratio: float = 0.02
     urgent_gain_ratio: float = 0.1
-    check_ticks: int = 5
-    check_tolerance_ratio: float = 0.05
-    back_off_s: float = 10.0
-    back_off_limit_s: float = 300.0
+    hold_out_window_s: float = 4.0
+    delivered_s: float = 1.0
+    hold_out_steps: float = 20.0
+    hold_out_memory: int = 100
+    hold_out_least: int = 5
+    step_back_tail: float = 0.001
+    stepped_back_ratio: float = 0.05
+    bands: bool = True
     guard: bool = True
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
-    "probes": {"probe_loss_ratio": 0.0, "probe_off_loss_ratio": 0.0},
-    "change-detection": {"detect_changes": False},
+    "bands": {"bands": False},
     "guard": {"guard": False},
     "cost-learning": {"freeze_cost": True},
 }

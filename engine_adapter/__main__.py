@@ -14,20 +14,25 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine_adapter import compat
-from engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
-from engine_adapter.settings import PREFIX, AdapterSettings
-from policy.settings import fail
+from specpilot.engine_adapter import head_config, presets
+from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
+from specpilot.engine_adapter.model_files import missing_files_fault
+from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
+from specpilot.engine_adapter.vllm import compat
+from specpilot.policy.settings import fail
 
 PROGRAM = "specpilot engine"
-SYNC_SCHEDULER = "engine_adapter.scheduler.SpecPilotScheduler"
-ASYNC_SCHEDULER = "engine_adapter.scheduler.SpecPilotAsyncScheduler"
+CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
+DEFAULT_K_MAX = 7
+"""K_max where neither a flag nor the head says one."""
+SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
+ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
-    ours, passed = _parser().parse_known_args(list(arguments))
     try:
+        ours, passed = _parser().parse_known_args(presets.expanded(arguments))
         settings = AdapterSettings.read(url=_url(ours))
         compat.check_installed(any_version=ours.any_vllm or settings.any_vllm)
     except InvalidSettingsError as error:
@@ -36,6 +41,10 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, str(error))
     _check_model("--model", ours.model)
     speculative = _speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
+    if presets.has_flag(arguments, presets.FLAG):
+        fault = missing_files_fault([ours.model, *([str(speculative["model"])] if speculative else [])])
+        if fault is not None:
+            fail(PROGRAM, f"{presets.FLAG}: {fault}")
     if speculative:
         _check_steerable(speculative, passed)
     _check_port(ours.host, ours.port)
@@ -46,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
         *("--model", ours.model, "--host", ours.host, "--port", str(ours.port)),
         *("--scheduler-cls", ASYNC_SCHEDULER if _is_async(passed) else SYNC_SCHEDULER),
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
+        *("--middleware", CLASS_HEADER),
         *passed,
     ]
     if speculative and "--per-request-spec-decode-metrics" not in " ".join(passed):
@@ -60,9 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         f"environment, {PREFIX}POOL and so on.",
         allow_abbrev=False,
     )
+    parser.add_argument(presets.FLAG, help="a published pair by name, see `specpilot presets`; other flags win over it")
     parser.add_argument("--model", required=True, help="target model: a folder, or a name that vLLM can load")
-    parser.add_argument("--drafter", help="P-EAGLE head: a folder or a name (short for --speculative-config)")
-    parser.add_argument("--k-max", type=int, default=7, help="draft tokens per request with --drafter (7)")
+    parser.add_argument("--drafter", help="draft head: a folder or a name (short for --speculative-config)")
+    parser.add_argument("--k-max", type=int, help="draft tokens per request with --drafter (the head's own, else 7)")
     parser.add_argument("--speculative-config", help="vLLM's own JSON, in place of --drafter and --k-max")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -117,7 +128,7 @@ def _metrics_folder(port: int) -> Path:
     return folder
 
 
-def _speculative_config(text: str | None, drafter: str | None, k_max: int) -> dict[str, object] | None:
+def _speculative_config(text: str | None, drafter: str | None, k_max: int | None) -> dict[str, object] | None:
     if text is None and drafter is None:
         return None
     if text is not None:
@@ -128,12 +139,29 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int) -> di
         if not isinstance(config, dict):
             fail(PROGRAM, "--speculative-config: must be a JSON object")
     else:
+        assert drafter is not None
+        head = _head_config(drafter)
+        k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
         if k_max < 1:
             fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
-        config = {"method": "eagle3", "model": drafter, "num_speculative_tokens": k_max, "parallel_drafting": True}
+        config = {"method": "eagle3", "model": drafter, "num_speculative_tokens": k_max}
+        config |= {"parallel_drafting": True} if head.is_parallel else {}
     if isinstance(config.get("model"), str):
         _check_model("--drafter" if text is None else "--speculative-config: model", config["model"])
     return config
+
+
+def _head_config(drafter: str) -> head_config.HeadConfig:
+    """Return what the head's folder says of it; a head that is only named is taken for a P-EAGLE head."""
+    path = Path(drafter) / "config.json"
+    if not path.is_file():
+        return head_config.HeadConfig(is_parallel=True, k=None)
+    try:
+        return head_config.read(json.loads(path.read_text()), drafter)
+    except (OSError, json.JSONDecodeError) as error:
+        fail(PROGRAM, f"--drafter: {path} cannot be read ({error})")
+    except InvalidSettingsError as error:
+        fail(PROGRAM, *error.faults)
 
 
 def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> None:

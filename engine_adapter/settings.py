@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from engine_adapter.errors import InvalidSettingsError
-from policy.codec import faults_of
-from policy.settings import unknown_variables, without_secrets
+from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.policy.codec import faults_of
+from specpilot.policy.settings import unknown_variables, without_secrets
 
 PREFIX = "SPECPILOT_ENGINE_"
 

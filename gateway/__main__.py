@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from gateway.settings import PROGRAM, GatewaySettings
-from policy.settings import load
+from specpilot.gateway.settings import PROGRAM, GatewaySettings
+from specpilot.policy.settings import load
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -15,9 +15,9 @@ def main(arguments: Sequence[str]) -> None:
     """
     settings = load(GatewaySettings, PROGRAM, arguments)
     if settings.workers == 1:
-        import_module("gateway.app").run(settings)
+        import_module("specpilot.gateway.app").run(settings)
     else:
-        import_module("gateway.supervisor").run(settings, arguments)
+        import_module("specpilot.gateway.supervisor_program").run(settings, arguments)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,17 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from select import PIPE_BUF
+from types import FrameType
 from typing import IO, Any, cast
 
 import orjson
@@ -19,34 +22,40 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from gateway import resolve
-from gateway.access_log import AccessLog
-from gateway.admission import Admission
-from gateway.choice import Chooser
-from gateway.discovery import Discovery
-from gateway.fleet import Engine, Fleet
-from gateway.front import FrontProtocol
-from gateway.limits import Limits
-from gateway.listening import BACKLOG, listen
-from gateway.metrics import GatewayMetrics
-from gateway.plane import Plane
-from gateway.rate import Shares
-from gateway.resolve import Lookup, Resolver
-from gateway.routes import create_routes
-from gateway.routing import RetryBudget
-from gateway.server import GatewayServer
-from gateway.settings import PROGRAM, GatewaySettings, StartError
-from gateway.snapshot import Snapshot, by_hash, keys_of
-from gateway.tracing import load_tracing
-from gateway.watch import Watcher
-from gateway.worker import Worker
-from policy.clock import Clock, SystemClock
-from policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
-from policy.redis_store import RedisStore
-from policy.settings import fail, without_secrets
-from policy.types import ApiKey
+from specpilot.gateway.engines import dns
+from specpilot.gateway.engines.dns import Lookup, Resolver
+from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.engines.probe import Probe
+from specpilot.gateway.engines.redis_watch import Watcher
+from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
+from specpilot.gateway.engines.upstream import tls_context
+from specpilot.gateway.http_api import create_routes
+from specpilot.gateway.limits.admission import Admission
+from specpilot.gateway.limits.rate_limit import Shares
+from specpilot.gateway.process.admin_listener import AdminListener
+from specpilot.gateway.process.heap import trimmer
+from specpilot.gateway.process.listening import BACKLOG, listen, listen_together
+from specpilot.gateway.process.server import GatewayServer
+from specpilot.gateway.process.start_error import StartError
+from specpilot.gateway.process.worker import Worker
+from specpilot.gateway.relay.client_connection import ClientConnection
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.public_paths import LimitedProtocol
+from specpilot.gateway.routing.chooser import Chooser
+from specpilot.gateway.routing.retry_budget import RetryBudget
+from specpilot.gateway.settings import PROGRAM, GatewaySettings
+from specpilot.gateway.telemetry.access_log import AccessLog
+from specpilot.gateway.telemetry.metrics import GatewayMetrics
+from specpilot.gateway.telemetry.recorder import Recorder
+from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
+from specpilot.gateway.wire.deadlines import Limits
+from specpilot.policy.clock import Clock, SystemClock
+from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.settings import fail, without_secrets
+from specpilot.policy.types import ApiKey
 
-FIRST_LOOK_S = 1.0
+FIRST_PROBE_S = 1.0
 
 _log = logging.getLogger("gateway")
 
@@ -55,10 +64,10 @@ def create_app(
     settings: GatewaySettings,
     clock: Clock,
     log_stream: IO[bytes] | None,
-    look_up: Lookup = resolve.lookup,
+    look_up: Lookup = dns.lookup,
     worker: Worker | None = None,
-) -> tuple[FastAPI, Plane]:
-    """Return the app and the data plane that it shares with the relayed routes. Raises `StartError`."""
+) -> tuple[FastAPI, GatewayContext]:
+    """Return the app and the context that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
     snapshot = Snapshot(
         keys=by_hash(own_keys),
@@ -66,63 +75,83 @@ def create_app(
         is_awaiting_keys=settings.redis_url is not None,
     )
     fleet = Fleet(
-        [url for url in settings.engine if not url.startswith(resolve.PREFIX)],
+        [url for url in settings.engine if not url.startswith(dns.PREFIX)],
         Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
     )
-    plane = Plane(
+    context = GatewayContext(
         fleet=fleet,
         snapshot=snapshot,
         limits=Limits(
             max_body_bytes=settings.max_body_bytes,
+            max_bodies_bytes=settings.max_bodies_bytes,
             connect_timeout_s=settings.connect_timeout_s,
             first_byte_timeout_s=settings.first_byte_timeout_s,
+            stream_first_byte_timeout_s=settings.stream_first_byte_timeout_s,
             idle_timeout_s=settings.idle_timeout_s,
             total_timeout_s=settings.total_timeout_s,
             request_timeout_s=settings.request_timeout_s,
+            body_timeout_s=settings.body_timeout_s,
+            max_connections=settings.max_connections,
             keep_alive_s=settings.keep_alive_s,
             queue_timeout_s=settings.queue_timeout_s,
         ),
         budget=RetryBudget(settings.retry_ratio),
         admission=_admission(settings, fleet),
-        metrics=GatewayMetrics(),
-        log=AccessLog(log_stream, None if worker is None else PIPE_BUF),
+        recorder=Recorder(
+            GatewayMetrics(),
+            AccessLog(log_stream, None if worker is None else PIPE_BUF),
+            _load_tracing(os.environ),
+            clock,
+        ),
         clock=clock,
         marks_class=settings.mark_class,
-        tracing=load_tracing(os.environ),
+        asks_usage=settings.ask_usage,
+        sends_priority=settings.send_priority,
+        shows_engine=settings.show_engine,
+        trim=trimmer(),
     )
     if settings.workers > 1:
-        plane.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until Redis tells the workers of one another
-    watcher = _watcher(settings, own_keys, plane, clock, worker)
-    exposition = plane.exposition if worker is None else partial(worker.exposition, plane)
-    app = create_routes(plane, _secret(settings.admin_token), _shown(settings), exposition)
+        context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until Redis tells the workers of one another
+    watcher = _watcher(settings, own_keys, context, clock, worker)
+    exposition = context.exposition if worker is None else partial(worker.exposition, context)
+    is_apart = settings.admin_port is not None
+    pages = (context, _secret(settings.admin_token), _shown(settings), exposition)
+    app = create_routes(*pages, is_open=not is_apart)
     followers: list[Watcher | Resolver] = [
-        Resolver(url, look_up, plane.offer_engines, settings.dns_refresh_s)
+        Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
         for url in settings.engine
-        if url.startswith(resolve.PREFIX)
+        if url.startswith(dns.PREFIX)
     ]
     if watcher is not None:
         followers.append(watcher)
-    app.router.lifespan_context = partial(_lifespan, plane, followers, worker)
-    return app, plane
+    lifespan = partial(_lifespan, context, followers, worker)
+    app.router.lifespan_context = lifespan
+    if settings.admin_port is not None:
+        bind = listen if worker is None else listen_together
+        admin = AdminListener(create_routes(*pages), bind(settings.host, settings.admin_port))
+        app.router.lifespan_context = partial(_lifespan_with, admin, lifespan)
+    return app, context
 
 
 def create_server(
     settings: GatewaySettings,
     clock: Clock,
     log_stream: IO[bytes] | None,
-    look_up: Lookup = resolve.lookup,
+    look_up: Lookup = dns.lookup,
     worker: Worker | None = None,
 ) -> tuple[GatewayServer, socket.socket]:
     """Return a server ready to run on the returned socket. Raises `StartError`.
 
     The socket listens already, unless it is that of one worker of several: the others get the connections until then.
     """
-    app, plane = create_app(settings, clock, log_stream, look_up, worker)
+    app, context = create_app(settings, clock, log_stream, look_up, worker)
+    paths = settings.public_paths
+    protocol = partial(LimitedProtocol, context, paths) if paths else partial(ClientConnection, context)
     config = uvicorn.Config(
         app,
-        http=cast("Any", partial(FrontProtocol, plane)),
+        http=cast("Any", protocol),
         loop="uvloop",
         ws="none",
         lifespan="on",
@@ -133,7 +162,7 @@ def create_server(
         backlog=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    server = GatewayServer(config, plane, settings.drain_grace_s, settings.drain_timeout_s, worker)
+    server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker)
     return server, listen(settings.host, settings.port) if worker is None else worker.listener
 
 
@@ -149,27 +178,38 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
         server, listener = create_server(settings, SystemClock(), log_stream, worker=worker)
     except StartError as error:
         fail(PROGRAM, *error.lines)
+    signal.signal(signal.SIGHUP, _ignore_reload)
+    tls_context()  # before the loop runs: engines join later
     gc.collect()
     gc.freeze()
     server.run(sockets=[listener])  # says where it listens, once it does
 
 
+def _ignore_reload(number: int, frame: FrameType | None) -> None:
+    """SIGHUP replaces workers, one after another; a process by itself has none, and must not end by it."""
+    del number, frame
+    _log.warning("SIGHUP: there is nothing to reload with; run with --workers 2 or more, or restart")
+
+
 @asynccontextmanager
 async def _lifespan(
-    plane: Plane, followers: Sequence[Watcher | Resolver], worker: Worker | None, app: FastAPI
+    context: GatewayContext,
+    followers: Sequence[Watcher | Resolver],
+    worker: Worker | None,
+    app: FastAPI,
 ) -> AsyncIterator[None]:
     del app
-    plane.bind(asyncio.get_running_loop())
-    discovery = Discovery(plane)
+    context.bind(asyncio.get_running_loop())
+    probe = Probe(context.fleet, context.monotonic, context.engine_ejected)
     with suppress(TimeoutError):
-        async with asyncio.timeout(FIRST_LOOK_S):
+        async with asyncio.timeout(FIRST_PROBE_S):
             for follower in followers:
                 if isinstance(follower, Resolver):
-                    plane.fleet.resolve(follower.name, await asyncio.to_thread(follower.look))
-            await discovery.once()
-    tasks = [plane.spawn(asyncio.get_running_loop().create_task(discovery.run()))]
+                    context.fleet.resolve(follower.name, await asyncio.to_thread(follower.look))
+            await probe.once()
+    tasks = [context.spawn(asyncio.get_running_loop().create_task(probe.run()))]
     if worker is not None:
-        tasks.append(plane.spawn(asyncio.get_running_loop().create_task(worker.run(plane))))
+        tasks.append(context.spawn(asyncio.get_running_loop().create_task(worker.run(context))))
     for follower in followers:
         follower.start()
     try:
@@ -179,13 +219,38 @@ async def _lifespan(
             task.cancel()
         for follower in followers:
             follower.stop()
-        if plane.tracing is not None:
-            await plane.tracing.close()
+        if context.recorder.tracing is not None:
+            await context.recorder.tracing.close()
         if worker is not None:
-            await worker.publish(plane)
+            await worker.publish(context)
             worker.close()
-        plane.fleet.close()
-        plane.log.close()
+        context.fleet.close()
+        context.recorder.log.close()
+
+
+@asynccontextmanager
+async def _lifespan_with(
+    admin: AdminListener, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]], app: FastAPI
+) -> AsyncIterator[None]:
+    async with lifespan(app):
+        await admin.start()
+        try:
+            yield
+        finally:
+            admin.close()
+
+
+def _load_tracing(environment: Mapping[str, str]) -> Tracing | None:
+    """Return tracing if `environment` asks for it and it can be had."""
+    if not is_wanted(environment):
+        return None
+    try:
+        return cast("Tracing", import_module("specpilot.gateway.telemetry.otel").OtelTracing(environment))
+    except ImportError as error:
+        _log.warning("nothing is traced: %s; run `pip install 'specpilot[otel]'`, or unset OTEL_EXPORTER_OTLP_*", error)
+    except Exception as error:  # noqa: BLE001 - the SDK's own reading of its variables; tracing is worth no start
+        _log.warning("nothing is traced, the OTEL_* variables do not work: %s", error)
+    return None
 
 
 def _admission(settings: GatewaySettings, fleet: Fleet) -> Admission[Engine] | None:
@@ -209,7 +274,11 @@ def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
 
 
 def _watcher(
-    settings: GatewaySettings, own_keys: tuple[ApiKey, ...], plane: Plane, clock: Clock, worker: Worker | None
+    settings: GatewaySettings,
+    own_keys: tuple[ApiKey, ...],
+    context: GatewayContext,
+    clock: Clock,
+    worker: Worker | None,
 ) -> Watcher | None:
     if settings.redis_url is None:
         return None
@@ -220,27 +289,27 @@ def _watcher(
     watcher = Watcher(
         store=store,
         own_keys=own_keys,
-        first=plane.snapshot,
-        publish=plane.offer,
-        gateway_id=plane.gateway_id,
-        demands=lambda: plane.demands,
-        share=plane.offer_shares,
+        first=context.snapshot,
+        publish=context.offer,
+        gateway_id=context.gateway_id,
+        demands=lambda: context.demands,
+        share=context.offer_shares,
         clock=clock,
         poll_s=settings.redis_poll_s,
     )
 
     def read() -> None:
         store.ping()
-        plane.adopt(watcher.read())
+        context.adopt(watcher.read())
         shares = watcher.exchange()
         if shares is not None:
-            plane.rates.adopt(shares, clock.monotonic())
+            context.rates.adopt(shares, clock.monotonic())
 
     try:
         if worker is None:
             read()
         else:
-            worker.insist(read, clock.monotonic)
+            worker.read_redis_first(read, clock.monotonic)
     except StoreUnavailableError as error:
         if not settings.engine:
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error

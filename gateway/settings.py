@@ -6,21 +6,15 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from gateway.choice import Affinity, Balance
-from policy.settings import ProgramSettings
+from specpilot.gateway.routing.chooser import Affinity, Balance
+from specpilot.policy import redis_url
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.settings import ProgramSettings
 
 PROGRAM = "specpilot gateway"
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-class StartError(Exception):
-    """The gateway cannot start; each line names a setting and the remedy."""
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = lines
-        super().__init__("; ".join(lines))
 
 
 class GatewaySettings(ProgramSettings):
@@ -30,11 +24,17 @@ class GatewaySettings(ProgramSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: Port = Field(8080, description="port to listen on; 0 picks a free one and logs it")
+    admin_port: Port | None = Field(
+        None, description="port for /metrics and /admin alone, which --port then does not have; keep it from clients"
+    )
     workers: int = Field(1, ge=1, le=64, description="processes that share the port; above 1 under a supervisor")
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis; "
         "dns+http://name:8000: every address of the name",
+    )
+    public_paths: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="paths that other machines may ask for, e.g. /ping,/invocations; default: every path"
     )
     dns_refresh_s: Seconds = Field(5.0, description="seconds between two looks at the name of a dns+http:// engine")
     balance: Balance = Field(
@@ -48,11 +48,12 @@ class GatewaySettings(ProgramSettings):
         None,
         validate_default=True,
         validation_alias=AliasChoices("redis_url", "REDIS_URL"),
-        description="Redis that holds engines, policies and API keys: redis://, rediss:// or unix://",
+        description="Redis that holds engines, policies and API keys: redis://, rediss:// (TLS), unix://, "
+        "redis+sentinel:// or redis+cluster://",
     )
     redis_poll_s: Seconds = Field(2.0, description="seconds between two full reads of Redis without an announcement")
     api_keys_file: str | None = Field(
-        None, description="JSON list of {key_id, key, ...}, see the manual; added to the keys in Redis"
+        None, description="JSON list of {key_id, key, ...}, see docs/gateway.md; added to the keys in Redis"
     )
     require_api_key: bool = Field(default=False, description="refuse requests without a key even while no key exists")
     admin_token: SecretStr | None = Field(None, description="bearer token of GET /admin/config; without it: closed")
@@ -60,16 +61,30 @@ class GatewaySettings(ProgramSettings):
     mark_class: bool = Field(
         default=True, description="add vllm_xargs.traffic_class to bodies; off for engines that refuse unknown fields"
     )
+    ask_usage: bool = Field(
+        default=True, description="ask engines for the usage of every stream; off for engines without stream_options"
+    )
+    send_priority: bool = Field(
+        default=False, description="send engines the class's priority; for vLLM with --scheduling-policy priority"
+    )
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest request body")
+    max_bodies_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024, description="request bodies held at once, all together, before more are refused"
+    )
     connect_timeout_s: Seconds = Field(2.0, description="seconds to connect to an engine")
     first_byte_timeout_s: Seconds = Field(
         600.0, description="seconds from the whole request to the engine's first byte of body; its queue counts"
+    )
+    stream_first_byte_timeout_s: Seconds = Field(
+        120.0, description="the same for a stream, of which an engine sends the first token as soon as it has it"
     )
     idle_timeout_s: Seconds = Field(
         120.0, description="seconds between two reads of a response, or that a client may block one"
     )
     total_timeout_s: Seconds = Field(3600.0, description="seconds from the whole request to the end of its response")
     request_timeout_s: Seconds = Field(60.0, description="seconds a client may pause while it sends a request")
+    body_timeout_s: Seconds = Field(300.0, description="seconds from a request's head to its last byte")
+    max_connections: int = Field(16_384, ge=1, description="client connections of one process before more are refused")
     keep_alive_s: Seconds = Field(75.0, description="seconds an idle client connection stays open")
     engine_keep_alive_s: float = Field(
         4.0, ge=0, le=86_400, description="seconds an idle engine connection is kept; below the engine's own (vLLM: 5)"
@@ -86,12 +101,15 @@ class GatewaySettings(ProgramSettings):
     retry_ratio: float = Field(
         0.1, ge=0, le=1, description="retries allowed, as a share of requests (plus one a second)"
     )
+    show_engine: bool = Field(
+        default=False, description="name the engine in the header x-specpilot-engine; its address, where it has no id"
+    )
     access_log: bool = Field(default=True, description="one JSON line per request on standard error")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged; above info there is no access log"
     )
 
-    @field_validator("engine", mode="before")
+    @field_validator("engine", "public_paths", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         texts = [value] if isinstance(value, str) else value
@@ -108,11 +126,22 @@ class GatewaySettings(ProgramSettings):
                 raise ValueError("the URL holds a user name or password; leave them out, and use --engine-api-key")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
 
+    @field_validator("public_paths")
+    @classmethod
+    def _check_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if not path.startswith("/") or "?" in path:
+                raise ValueError(f"{path!r} is no path; write e.g. /ping,/invocations")
+        return paths
+
     @field_validator("redis_url")
     @classmethod
     def _check_redis(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is not None:
-            _check_url(url, ("redis", "rediss", "unix"), "redis://127.0.0.1:6379/0")
+            try:
+                redis_url.parse(url)
+            except InvalidDocumentError as error:
+                raise ValueError("; ".join(str(fault) for fault in error.faults)) from error
         elif info.data.get("engine") == ():
             raise ValueError("missing; give it (or REDIS_URL) to find engines in Redis, or name them with --engine URL")
         return url
@@ -121,9 +150,9 @@ class GatewaySettings(ProgramSettings):
 def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
     try:
         parts = urlsplit(url)
-        is_good = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "unix") and parts.port != 0
+        is_good = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
         is_good = is_good and not any(char.isspace() for char in url)
-        is_good = is_good and not ("http" in parts.scheme and (parts.query or parts.fragment))
+        is_good = is_good and not (parts.query or parts.fragment)
     except ValueError:
         is_good = False
     if not is_good:

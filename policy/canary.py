@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
-from policy.types import Policy
+from specpilot.policy.types import Policy
 
 BLOCKS_LIMIT = 500
 """The most blocks of one experiment; it bounds the stored document."""

@@ -1,17 +1,20 @@
 """JSON in, checked values out, and back: the one way in which documents cross between programs.
 
-Unknown fields are faults, not ignored, so that a typing error in a policy cannot pass silently. Every fault
-of a document is reported, each with the path of its field.
+What people write (`from_plain`) may have no unknown fields, so that a typing error in a policy cannot pass silently.
+What programs wrote for one another (`decode`) may: a field that a newer version added says nothing to an older one.
+Every fault of a document is reported, each with the path of its field.
 """
 
+import json
 from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from policy.errors import Fault, InvalidDocumentError
+from specpilot.policy.errors import Fault, InvalidDocumentError
 
 T = TypeVar("T")
+_UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
@@ -24,15 +27,33 @@ def _built(kind: Any) -> TypeAdapter[Any]:
 
 
 def decode(kind: type[T], data: bytes | str) -> T:
-    """Return the value of type `kind` that the JSON text `data` states.
+    """Return the value of type `kind` that the JSON text `data` states; fields that `kind` does not know are left out.
 
     Raises `InvalidDocumentError` with every fault found.
     """
     try:
         value: T = _adapter(kind).validate_json(data)
     except ValidationError as error:
-        raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
+        unknown = [item["loc"] for item in error.errors(include_url=False) if item["type"] in _UNKNOWN_FIELD]
+        if not unknown:
+            raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
+        plain = json.loads(data)
+        for path in unknown:
+            if not _is_removed(plain, path):
+                raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
+        return from_plain(kind, plain)
     return value
+
+
+def _is_removed(plain: Any, path: tuple[int | str, ...]) -> bool:
+    """Whether `plain` had something at `path`, which is removed."""
+    try:
+        for part in path[:-1]:
+            plain = plain[part]
+        del plain[path[-1]]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
 
 
 def from_plain(kind: type[T], data: Any) -> T:

@@ -1,39 +1,59 @@
 """Every Redis key and channel of SpecPilot. Nothing else in the code spells one.
 
-| key                                  | type   | holds                             | written by         |
-|--------------------------------------|--------|-----------------------------------|--------------------|
-| `specpilot:policies`                 | hash   | model -> VersionedPolicy          | admin API          |
-| `specpilot:deleted_policies`         | hash   | model -> version to go on from    | admin API          |
-| `specpilot:schedules`                | hash   | model and pool -> Schedule        | leading controller |
-| `specpilot:canaries`                 | hash   | model -> Experiment               | admin API, leader  |
-| `specpilot:engines`                  | set    | engine ids                        | engine adapter     |
-| `specpilot:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
-| `specpilot:decisions:<model>:<pool>` | stream | Decision, newest last             | leading controller |
-| `specpilot:history:<model>:<pool>`   | stream | Decision, those that are kept on  | leading controller |
-| `specpilot:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
-| `specpilot:gateways`                 | set    | gateway ids                       | gateways           |
-| `specpilot:gateway:<id>`             | string | GatewayUsage; expires when silent | gateways           |
-| `specpilot:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
-| `specpilot:fence`                    | string | counter of leaderships            | controllers        |
+| key                                    | type   | holds                             | written by         |
+|----------------------------------------|--------|-----------------------------------|--------------------|
+| `{specpilot}:policies`                 | hash   | model -> VersionedPolicy          | admin API          |
+| `{specpilot}:deleted_policies`         | hash   | model -> version to go on from    | admin API          |
+| `{specpilot}:policy_versions:<model>`  | hash   | version -> PolicyVersion          | admin API, leader  |
+| `{specpilot}:schedules`                | hash   | model and pool -> Schedule        | leading controller |
+| `{specpilot}:canaries`                 | hash   | model -> Experiment               | admin API, leader  |
+| `{specpilot}:engines`                  | set    | engine ids                        | engine adapter     |
+| `{specpilot}:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
+| `specpilot:decisions:{<model> <pool>}` | stream | Decision, newest last             | leading controller |
+| `specpilot:history:{<model> <pool>}`   | stream | Decision, those that are kept on  | leading controller |
+| `{specpilot}:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
+| `{specpilot}:admin_tokens`             | hash   | token id -> AdminToken            | admin API          |
+| `{specpilot}:freezes`                  | hash   | model, or `*` -> Freeze           | admin API          |
+| `{specpilot}:audit`                    | stream | AuditEntry, what was done         | admin API, leader  |
+| `{specpilot}:audit_refused`            | stream | AuditEntry, what was refused      | admin API          |
+| `{specpilot}:audit_number`             | string | number of the latest AuditEntry   | admin API, leader  |
+| `{specpilot}:gateways`                 | set    | gateway ids                       | gateways           |
+| `{specpilot}:gateway:<id>`             | string | GatewayUsage; expires when silent | gateways           |
+| `{specpilot}:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
+| `{specpilot}:fence`                    | string | counter of leaderships            | controllers        |
 
-Every write, but for decisions, canaries, gateways and the lease, is announced on `CHANGES`, with the name of the key as
-the message.
+Every write of policies, freezes, engines and API keys is announced on `CHANGES`, with the key's name as the message;
+that of a schedule on its pool's own channel (`pool_changes`), so that only the engines of the pool wake up.
+
+In a cluster the part in braces, the hash tag, says where a key lies. What commands, scripts and transactions touch
+together has the tag `specpilot`; the streams of decisions, which hold nearly all of the bytes, are spread by pool.
 """
 
-PREFIX = "specpilot:"
+PREFIX = "{specpilot}:"
 POLICIES = PREFIX + "policies"
 DELETED_POLICIES = PREFIX + "deleted_policies"
 SCHEDULES = PREFIX + "schedules"
 CANARIES = PREFIX + "canaries"
 ENGINES = PREFIX + "engines"
 API_KEYS = PREFIX + "api_keys"
+ADMIN_TOKENS = PREFIX + "admin_tokens"
+FREEZES = PREFIX + "freezes"
+AUDIT = PREFIX + "audit"
+AUDIT_REFUSED = PREFIX + "audit_refused"
+AUDIT_NUMBER = PREFIX + "audit_number"
 GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
-DECISIONS_KEPT = 5000
-HISTORY_KEPT = 10_000
+# Some 1.8 kB each, compressed: below 20 MB a pool.
+DECISIONS_KEPT = 4000
+HISTORY_KEPT = 6000
 DECISIONS_EXPIRE_S = 14 * 24 * 3600
+
+
+def policy_versions(model: str) -> str:
+    """The versions of one model's policy."""
+    return f"{PREFIX}policy_versions:{model}"
 
 
 def schedule_field(model: str, pool: str) -> str:
@@ -41,14 +61,19 @@ def schedule_field(model: str, pool: str) -> str:
     return f"{model} {pool}"
 
 
+def pool_changes(model: str, pool: str) -> str:
+    """The channel on which a pool's schedules are announced."""
+    return f"{CHANGES}:{model} {pool}"
+
+
 def decisions(model: str, pool: str) -> str:
     """The stream of decisions of one pool of one model."""
-    return f"{PREFIX}decisions:{model}:{pool}"
+    return f"specpilot:decisions:{{{schedule_field(model, pool)}}}"
 
 
 def history(model: str, pool: str) -> str:
     """The stream of those of its decisions that are kept longer."""
-    return f"{PREFIX}history:{model}:{pool}"
+    return f"specpilot:history:{{{schedule_field(model, pool)}}}"
 
 
 def engine(engine_id: str) -> str:

@@ -2,43 +2,78 @@
 
 Each compound write is one Lua script, so that it happens whole or not at all. Fencing: a counter grows with
 every change of leader, and a schedule is accepted only from the lease that carries its latest value; so a
-leader that slept through its own deposition cannot overwrite its successor. Works on any Redis from 6.0 on.
+leader that slept through its own deposition cannot overwrite its successor. Works on any Redis from 6.0 on, as one
+server, behind Sentinel or as a cluster: the keys that one command, script or transaction touches share a hash tag.
+
+A server that has reached `maxmemory` refuses what would grow it. Reads go on, and so do the leader's lease and the
+records of the engines and gateways that it knows: they are renewed as they are. Everything else that writes raises
+`StoreUnavailableError`, which says so.
 """
 
+import logging
+import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import redis
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
+from redis.sentinel import Sentinel
+from typing_extensions import override
 
-from policy import keys
-from policy.canary import Experiment
-from policy.codec import decode, encode
-from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
-from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
+from specpilot.policy import keys
+from specpilot.policy.audit import CONTROLLER
+from specpilot.policy.canary import Experiment
+from specpilot.policy.codec import decode, encode
+from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change
+from specpilot.policy.redis_operators import OperatorRecords
+from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology, parse
+from specpilot.policy.store import Store
+from specpilot.policy.types import (
+    ApiKey,
+    Decision,
+    EngineRecord,
+    GatewayUsage,
+    Lease,
+    Policy,
+    Schedule,
+    VersionedPolicy,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _FILED_WITHIN_MS = 1000
 _FILED_WITHIN = 20
+_NODE: Any = ClusterNode
+_SENTINEL: Any = Sentinel  # neither is typed
+_FULL = "Redis is full (maxmemory) and takes nothing new: raise maxmemory, or remove what does not belong to SpecPilot"
 
 _PUT_IF_VERSION = """
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 local version = found and cjson.decode(found).version or 0
 if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
+if found then redis.call('HSETNX', KEYS[4], string.format('%d', version), found) end
 if ARGV[3] == '' then
   if not found then return {2, 0} end
   redis.call('HDEL', KEYS[1], ARGV[1])
-  redis.call('HSET', KEYS[3], ARGV[1], version)
+  redis.call('HSET', KEYS[3], ARGV[1], string.format('%d', version + 1))
 else
   if not found then version = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) end
   redis.call('HSET', KEYS[1], ARGV[1],
     '{"version":' .. string.format('%d', version + 1) .. ',"updated_at":' .. ARGV[4] .. ',"policy":' .. ARGV[3] .. '}')
 end
+local number = string.format('%d', version + 1)
+redis.call('HSET', KEYS[4], number, '{"version":' .. number .. ',"updated_at":' .. ARGV[4] .. ',"policy":' ..
+  (ARGV[3] == '' and 'null' or ARGV[3]) .. ',' .. ARGV[5])
+redis.call('HDEL', KEYS[4], string.format('%d', version + 1 - tonumber(ARGV[6])))
 redis.call('PUBLISH', KEYS[2], KEYS[1])
 return {1, version + 1}
 """
@@ -47,11 +82,17 @@ _PUBLISH_SCHEDULE = """
 local fence = redis.call('GET', KEYS[2])
 if fence ~= ARGV[1] then return {-1, tonumber(fence or 0)} end
 local found = redis.call('HGET', KEYS[1], ARGV[2])
-local version = found and cjson.decode(found).version or -1
+local is_read, document = pcall(cjson.decode, found or '')
+local version = is_read and type(document) == 'table' and document.version or -1
 if version >= tonumber(ARGV[3]) then return {0, version} end
 redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
 redis.call('PUBLISH', KEYS[3], KEYS[1])
 return {1, 0}
+"""
+
+_REMOVE_SCHEDULE = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
+return redis.call('HDEL', KEYS[1], ARGV[2])
 """
 
 _CHANGE = """
@@ -73,8 +114,12 @@ if ARGV[5] ~= '' then
   local base = policy and cjson.decode(policy).version or 0
   if base ~= tonumber(ARGV[6]) then return {2, base} end
   if not policy then base = tonumber(redis.call('HGET', KEYS[5], ARGV[1]) or 0) end
-  redis.call('HSET', KEYS[2], ARGV[1],
-    '{"version":' .. string.format('%d', base + 1) .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5] .. '}')
+  local number = string.format('%d', base + 1)
+  local text = '{"version":' .. number .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5]
+  redis.call('HSET', KEYS[2], ARGV[1], text .. '}')
+  if policy then redis.call('HSETNX', KEYS[6], string.format('%d', base), policy) end
+  redis.call('HSET', KEYS[6], number, text .. ',' .. ARGV[8])
+  redis.call('HDEL', KEYS[6], string.format('%d', base + 1 - tonumber(ARGV[9])))
   redis.call('PUBLISH', KEYS[4], KEYS[2])
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
@@ -103,6 +148,10 @@ def _translated() -> Iterator[None]:
         yield
     except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
         raise StoreUnavailableError(f"Redis does not answer: {error}") from error
+    except redis.OutOfMemoryError as error:
+        raise StoreUnavailableError(_FULL) from error
+    except RedisClusterException as error:
+        raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
     except redis.ResponseError as error:
         # A loading, read-only or full server refuses commands: for every caller the same as not answering.
         raise StoreUnavailableError(f"Redis refused a command: {error}") from error
@@ -119,90 +168,157 @@ def _guarded(method: F) -> F:
     return cast("F", call)
 
 
-class RedisStore:
-    """`policy.store.Store` on one Redis server, primary of a replica set or Redis-compatible service."""
+class _LazyCluster:
+    """A cluster's client, made when it is first used: to make one takes an answer of a node."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: Any = None
+        self._making = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client(), name)
+
+    def register_script(self, text: str) -> Callable[..., Any]:
+        """Return what runs the script; the client registers it at its first run."""
+
+        def run(**given: Any) -> Any:
+            return self._client().register_script(text)(**given)
+
+        return run
+
+    def close(self) -> None:
+        """Close every connection, if there is one."""
+        if self._made is not None:
+            self._made.close()
+
+    def _client(self) -> Any:
+        with self._making:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+
+def _client(address: RedisAddress, timeout_s: float) -> Any:
+    """Return a client that connects when it is first used."""
+    tls: dict[str, Any] = {}
+    if address.is_tls:
+        tls = {"ssl": True, **address.options_of(TLS_OPTIONS)}
+        tls["ssl_check_hostname"] = (
+            tls.get("ssl_check_hostname", "true") == "true" and tls.get("ssl_cert_reqs") != "none"
+        )
+    timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    login = {"username": address.username, "password": address.password}
+    given: dict[str, Any] = {**login, **timeouts, **tls, "retry": Retry(NoBackoff(), retries=1)}
+    if address.topology is Topology.CLUSTER:
+        nodes: list[Any] = [_NODE(host, port) for host, port in address.hosts]
+        return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **given))
+    if address.topology is Topology.SENTINEL:
+        named = {name: address.options.get(f"sentinel_{name}") for name in login}
+        sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **timeouts, **tls})
+        return sentinels.master_for(str(address.service), db=address.db, **given)
+    if address.socket_path is not None:
+        return redis.Redis(unix_socket_path=address.socket_path, db=address.db, **given)
+    ((host, port),) = address.hosts
+    return redis.Redis(host=host, port=port, db=address.db, **given)
+
+
+class RedisStore(OperatorRecords, Store):
+    """`policy.store.Store` on a Redis server, the primary that sentinels name, a cluster, or a service like one."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
-        """Connect lazily to `url` (`redis://`, `rediss://` or `unix://`).
+        """Connect lazily to `url`, see `policy.redis_url`.
 
         `timeout_s` bounds connecting and every answer. Raises `InvalidDocumentError` for a malformed URL.
         """
-        try:
-            self._redis: Any = redis.Redis.from_url(  # its answers are typed for two protocols at once
-                url,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                decode_responses=False,
-                retry=Retry(NoBackoff(), retries=1),
-            )
-        except ValueError as error:
-            raise InvalidDocumentError("Redis URL", ()) from error
+        self._redis: Any = _client(parse(url), timeout_s)  # its answers are typed for two protocols at once
+        super().__init__(self._redis)
         self._change = self._redis.register_script(_CHANGE)
         self._put_if_version = self._redis.register_script(_PUT_IF_VERSION)
         self._publish_schedule = self._redis.register_script(_PUBLISH_SCHEDULE)
+        self._remove_schedule = self._redis.register_script(_REMOVE_SCHEDULE)
+        self._unreadable: set[bytes] = set()
         self._put_canary = self._redis.register_script(_PUT_CANARY)
         self._acquire = self._redis.register_script(_ACQUIRE)
         self._release = self._redis.register_script(_RELEASE)
+
+    @override
+    def translated(self) -> AbstractContextManager[None]:
+        return _translated()
 
     def close(self) -> None:
         """Close every connection."""
         self._redis.close()
 
+    @override
     @_guarded
     def ping(self) -> None:
-        """See `Store`."""
         self._redis.ping()
 
+    @override
     @_guarded
     def policy(self, model: str) -> VersionedPolicy | None:
-        """See `Store`."""
         return _decoded(VersionedPolicy, self._redis.hget(keys.POLICIES, model))
 
+    @override
     @_guarded
     def policies(self) -> Sequence[VersionedPolicy]:
-        """See `Store`."""
-        return [decode(VersionedPolicy, text) for _, text in sorted(self._redis.hgetall(keys.POLICIES).items())]
+        return self._readable(VersionedPolicy, "the policy of", self._redis.hgetall(keys.POLICIES))
 
+    @override
     @_guarded
-    def put_policy(self, policy: Policy, expected_version: int | None, now: float) -> VersionedPolicy:
-        """See `Store`."""
-        version = self._write_policy(policy.model, expected_version, encode(policy), now)
+    def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
+        return _each(VersionedPolicy, self._redis.hgetall(keys.POLICIES))
+
+    @override
+    @_guarded
+    def put_policy(
+        self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
+    ) -> VersionedPolicy:
+        version = self._write_policy(policy.model, expected_version, encode(policy), now, change)
         return VersionedPolicy(version=version, updated_at=now, policy=policy)
 
+    @override
     @_guarded
-    def delete_policy(self, model: str, expected_version: int | None) -> bool:
-        """See `Store`."""
-        return self._write_policy(model, expected_version, b"", 0.0) > 0
+    def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = DELETED) -> bool:
+        return self._write_policy(model, expected_version, b"", now, change) > 0
 
-    def _write_policy(self, model: str, expected_version: int | None, text: bytes, now: float) -> int:
+    def _write_policy(self, model: str, expected_version: int | None, text: bytes, now: float, change: Change) -> int:
         expected = "" if expected_version is None else str(expected_version)
         outcome, version = self._put_if_version(
-            keys=[keys.POLICIES, keys.CHANGES, keys.DELETED_POLICIES], args=[model, expected, text, repr(now)]
+            keys=[keys.POLICIES, keys.CHANGES, keys.DELETED_POLICIES, keys.policy_versions(model)],
+            args=[model, expected, text, repr(now), _ending(change), VERSIONS_KEPT],
         )
         if outcome == 0:
             raise VersionConflictError(f"the policy of {model}", expected_version or 0, version)
         return int(version)
 
+    @override
     @_guarded
     def canary(self, model: str) -> Experiment | None:
-        """See `Store`."""
         return _decoded(Experiment, self._redis.hget(keys.CANARIES, model))
 
+    @override
     @_guarded
     def canaries(self) -> Sequence[Experiment]:
-        """See `Store`."""
-        return [decode(Experiment, text) for _, text in sorted(self._redis.hgetall(keys.CANARIES).items())]
+        return self._readable(Experiment, "the canary of", self._redis.hgetall(keys.CANARIES))
 
+    @override
     @_guarded
-    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float) -> None:
-        """See `Store`."""
+    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
         model, expected, base = experiment.model, experiment.version - 1, experiment.base_version
         promotes = experiment.outcome is not None and experiment.outcome.is_promotion
         policy = encode(experiment.canary.policy) if promotes else b""
         fence = "" if lease is None else lease.fence
         outcome, found = self._put_canary(
-            keys=[keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES, keys.DELETED_POLICIES],
-            args=[model, expected, encode(experiment), fence, policy, base, repr(now)],
+            keys=[
+                *(keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES, keys.DELETED_POLICIES),
+                keys.policy_versions(model),
+            ],
+            args=[
+                *(model, expected, encode(experiment), fence, policy, base, repr(now)),
+                *(_ending(change or _promoted(experiment)), VERSIONS_KEPT),
+            ],
         )
         if outcome == -1:
             raise FencedError(f"lease {fence} was followed by lease {found}")
@@ -211,22 +327,29 @@ class RedisStore:
         if outcome == 2:  # noqa: PLR2004 - the script's third answer
             raise VersionConflictError(f"the policy of {model}", base, found)
 
+    @override
     @_guarded
     def schedule(self, model: str, pool: str) -> Schedule | None:
-        """See `Store`."""
         return _decoded(Schedule, self._redis.hget(keys.SCHEDULES, keys.schedule_field(model, pool)))
 
+    @override
     @_guarded
     def schedules(self) -> Sequence[Schedule]:
-        """See `Store`."""
-        return [decode(Schedule, text) for _, text in sorted(self._redis.hgetall(keys.SCHEDULES).items())]
+        return self._readable(Schedule, "the schedule of", self._redis.hgetall(keys.SCHEDULES))
 
+    @override
+    @_guarded
+    def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
+        field = keys.schedule_field(model, pool)
+        if self._remove_schedule(keys=[keys.SCHEDULES, keys.FENCE], args=[lease.fence, field]) == -1:
+            raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
+
+    @override
     @_guarded
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
-        """See `Store`."""
         field = keys.schedule_field(schedule.model, schedule.pool)
         outcome, found = self._publish_schedule(
-            keys=[keys.SCHEDULES, keys.FENCE, keys.CHANGES],
+            keys=[keys.SCHEDULES, keys.FENCE, keys.pool_changes(schedule.model, schedule.pool)],
             args=[lease.fence, field, schedule.version, encode(schedule)],
         )
         if outcome == -1:
@@ -234,9 +357,9 @@ class RedisStore:
         if outcome == 0:
             raise VersionConflictError(f"the schedule of {field}", schedule.version - 1, found)
 
+    @override
     @_guarded
     def engines(self) -> Sequence[EngineRecord]:
-        """See `Store`."""
         ids = sorted(item.decode() for item in self._redis.smembers(keys.ENGINES))
         if not ids:
             return []
@@ -248,31 +371,50 @@ class RedisStore:
         silent = [item for item, text in zip(ids, found, strict=True) if text is None]
         if silent:
             self._redis.srem(members, *silent)
-        return [decode(kind, text) for text in found if text is not None]
+        texts = {item.encode(): text for item, text in zip(ids, found, strict=True) if text is not None}
+        return self._readable(kind, "the record of", texts)
 
+    def _readable(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[T]:
+        """Return the documents that can be read, in order of their names; say once of each other what is wrong."""
+        found = []
+        for (name, document), (_, text) in zip(_each(kind, texts).items(), sorted(texts.items()), strict=True):
+            if not isinstance(document, InvalidDocumentError):
+                found.append(document)
+            elif text not in self._unreadable:
+                self._unreadable = {*list(self._unreadable)[-100:], text}
+                _log.error("%s %s cannot be read and is left out; mend or delete it: %s", what, name, document)
+        return found
+
+    @override
     @_guarded
     def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
-        """See `Store`."""
         pipe = self._redis.pipeline(transaction=True)
         pipe.set(keys.engine(record.engine_id), encode(record), px=int(ttl_s * 1000))
         pipe.sadd(keys.ENGINES, record.engine_id)
-        _, added = pipe.execute()
+        try:
+            _, added = pipe.execute()
+        except redis.OutOfMemoryError:
+            self._keep(keys.engine(record.engine_id), ttl_s)
+            return
         if added or record.draining:
             self._redis.publish(keys.CHANGES, keys.ENGINES)
 
+    def _keep(self, key: str, ttl_s: float) -> None:
+        """Let `key` live on as it is, in a server that is full; raise its refusal if there is no such key."""
+        if not self._redis.pexpire(key, int(ttl_s * 1000)):
+            raise StoreUnavailableError(_FULL)
+
+    @override
     @_guarded
     def remove_engine(self, engine_id: str) -> None:
-        """See `Store`."""
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.delete(keys.engine(engine_id))
-        pipe.srem(keys.ENGINES, engine_id)
-        pipe.publish(keys.CHANGES, keys.ENGINES)
-        pipe.execute()
+        self._redis.delete(keys.engine(engine_id))  # no transaction: a full server would refuse it
+        self._redis.srem(keys.ENGINES, engine_id)
+        self._redis.publish(keys.CHANGES, keys.ENGINES)
 
+    @override
     @_guarded
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
-        """See `Store`."""
-        fields: Any = {"decision": encode(decision)}
+        fields: Any = {"decision": zlib.compress(encode(decision))}
         recent, history = keys.decisions(decision.model, decision.pool), keys.history(decision.model, decision.pool)
         pipe = self._redis.pipeline(transaction=False)
         pipe.xadd(recent, fields, maxlen=keys.DECISIONS_KEPT, approximate=True)
@@ -282,80 +424,82 @@ class RedisStore:
             pipe.expire(history, keys.DECISIONS_EXPIRE_S)
         pipe.execute()
 
+    @override
     @_guarded
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
-        """See `Store`."""
         newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
         rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
-        found = [decode(Decision, fields[b"decision"]) for _, fields in rows]
+        found = [_decision(fields[b"decision"]) for _, fields in rows]
         if len(found) < limit:
             # What both streams hold was filed in both at almost the same time, but under ids of their own.
             newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
             rows = self._redis.xrevrange(keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN)
-            lasting = [decode(Decision, fields[b"decision"]) for _, fields in rows]
+            lasting = [_decision(fields[b"decision"]) for _, fields in rows]
             found += [item for item in lasting if not found or item.at < found[-1].at][: limit - len(found)]
         return found
 
+    @override
     @_guarded
     def api_keys(self) -> Sequence[ApiKey]:
-        """See `Store`."""
         return [decode(ApiKey, text) for _, text in sorted(self._redis.hgetall(keys.API_KEYS).items())]
 
+    @override
     @_guarded
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
-        """See `Store`."""
-        found: dict[str, ApiKey | InvalidDocumentError] = {}
-        for key_id, text in sorted(self._redis.hgetall(keys.API_KEYS).items()):
-            try:
-                found[key_id.decode(errors="replace")] = decode(ApiKey, text)
-            except InvalidDocumentError as error:
-                found[key_id.decode(errors="replace")] = error
-        return found
+        return _each(ApiKey, self._redis.hgetall(keys.API_KEYS))
 
+    @override
     @_guarded
     def put_api_key(self, key: ApiKey) -> None:
-        """See `Store`."""
         self._redis.hset(keys.API_KEYS, key.key_id, encode(key))
         self._redis.publish(keys.CHANGES, keys.API_KEYS)
 
+    @override
     @_guarded
     def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
-        """See `Store`."""
-        arguments = (before.key_id, encode(before), encode(after))
+        found = self._redis.hget(keys.API_KEYS, before.key_id)
+        if found is None or decode(ApiKey, found) != before:
+            return False
+        # The text as it is stored is compared: what an older version wrote lacks the fields that came later.
+        arguments = (before.key_id, found, encode(after))
         return bool(self._change(keys=[keys.API_KEYS, keys.CHANGES], args=arguments))
 
+    @override
     @_guarded
     def delete_api_key(self, key_id: str) -> bool:
-        """See `Store`."""
         removed = bool(self._redis.hdel(keys.API_KEYS, key_id))
         self._redis.publish(keys.CHANGES, keys.API_KEYS)
         return removed
 
+    @override
     @_guarded
     def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
-        """See `Store`."""
         pipe = self._redis.pipeline(transaction=True)
         pipe.set(keys.gateway(usage.gateway_id), encode(usage), px=int(ttl_s * 1000))
         pipe.sadd(keys.GATEWAYS, usage.gateway_id)
-        pipe.smembers(keys.GATEWAYS)
-        ids = sorted(item.decode() for item in pipe.execute()[-1])
+        try:
+            pipe.execute()
+        except redis.OutOfMemoryError:
+            self._keep(keys.gateway(usage.gateway_id), ttl_s)
+        ids = sorted(item.decode() for item in self._redis.smembers(keys.GATEWAYS))
         return self._fresh(GatewayUsage, keys.GATEWAYS, ids, keys.gateway)
 
+    @override
     @_guarded
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
-        """See `Store`."""
         fence = self._acquire(keys=[keys.LEASE, keys.FENCE], args=[holder, int(ttl_s * 1000)])
         return Lease(holder=holder, fence=int(fence)) if fence else None
 
+    @override
     @_guarded
     def release_lease(self, lease: Lease) -> None:
-        """See `Store`."""
         self._release(keys=[keys.LEASE], args=[f"{lease.fence}:{lease.holder}"])
 
-    def changes(self, poll_s: float) -> Iterator[str | None]:
-        """See `Store`."""
+    @override
+    def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         with _translated(), self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(keys.CHANGES)
+            self._redis.exists(keys.LEASE)  # by a command a cluster's client learns who leads now, by subscribing never
+            subscription.subscribe(keys.CHANGES if of_pool is None else keys.pool_changes(*of_pool))
             yield None
             due = time.monotonic() + poll_s
             while True:
@@ -367,5 +511,31 @@ class RedisStore:
                     due = time.monotonic() + poll_s
 
 
+def _ending(change: Change) -> bytes:
+    """Return the members of a version that say who wrote it, as its document's last ones."""
+    return encode(change)[1:]
+
+
+def _promoted(experiment: Experiment) -> Change:
+    """What is said of a promotion that no operator asked for."""
+    return Change(CONTROLLER, Cause.CANARY, f"canary {experiment.experiment_id} was better")
+
+
 def _decoded(kind: type[T], text: bytes | None) -> T | None:
     return None if text is None else decode(kind, text)
+
+
+def _each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | InvalidDocumentError]:
+    """Return each of `texts` as a document, or what is wrong with it, by name."""
+    found: dict[str, T | InvalidDocumentError] = {}
+    for name, text in sorted(texts.items()):
+        try:
+            found[name.decode(errors="replace")] = decode(kind, text)
+        except InvalidDocumentError as error:
+            found[name.decode(errors="replace")] = error
+    return found
+
+
+def _decision(text: bytes) -> Decision:
+    """Decisions are kept compressed: they say the same things again and again."""
+    return decode(Decision, text if text.startswith(b"{") else zlib.decompress(text))

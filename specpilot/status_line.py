@@ -1,5 +1,7 @@
 """One live line about the running system: requests, output tokens per second, and for each class K and acceptance.
 
+K is the mean over the drafts since the line before, with its range where requests of a class had unlike K.
+
 On a terminal the line is rewritten in place once a second; elsewhere it is printed every `PRINT_EVERY_S` seconds.
 """
 
@@ -10,12 +12,12 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from policy import engine_metrics as names
-from policy.clock import Clock
+from specpilot.policy import engine_metrics as names
+from specpilot.policy.clock import Clock
 
 PRINT_EVERY_S = 10.0
-Sample = dict[tuple[str, str], float]
-"""(metric, traffic class) -> value summed over engines and other labels."""
+Sample = dict[tuple[str, str, str], float]
+"""(metric, traffic class, K) -> value summed over engines and other labels; empty where a metric has no such label."""
 
 
 class StatusLine:
@@ -53,11 +55,8 @@ class StatusLine:
                 if not family.name.startswith("specpilot_"):
                     continue
                 for item in family.samples:
-                    key = (item.name, item.labels.get(names.LABEL_CLASS, ""))
-                    if item.name == names.ACTIVE_K:
-                        sample[key] = max(sample[key], item.value)
-                    else:
-                        sample[key] += item.value
+                    key = (item.name, item.labels.get(names.LABEL_CLASS, ""), item.labels.get(names.LABEL_K, ""))
+                    sample[key] += item.value
         return sample
 
 
@@ -71,11 +70,19 @@ def worded(before: Sample, now: Sample, seconds: float) -> str:
             if key[0] == name and traffic_class in (None, key[1])
         )
 
-    classes = sorted({key[1] for key in now if key[0] == names.ACTIVE_K})
-    busy = [name for name in classes if rise(names.DRAFTS, name)]
+    def k_of(traffic_class: str) -> str:
+        keys = {key: int(key[2]) for key in now if key[:2] == (names.DRAFTS, traffic_class)}
+        risen = {k: now[key] - before.get(key, 0.0) for key, k in keys.items() if now[key] > before.get(key, 0.0)}
+        if len(risen) == 1:
+            return str(*risen)
+        mean = sum(k * count for k, count in risen.items()) / sum(risen.values())
+        return f"{mean:.1f} ({min(risen)}..{max(risen)})"
+
+    classes = sorted({key[1] for key in now if key[0] == names.DRAFTS})
     by_class = "  ".join(
-        f"{name} K={now[names.ACTIVE_K, name]:.0f} AL={rise(names.DECODE_TOKENS, name) / rise(names.DRAFTS, name):.2f}"
-        for name in busy
+        f"{name} K={k_of(name)} AL={rise(names.DECODE_TOKENS, name) / rise(names.DRAFTS, name):.2f}"
+        for name in classes
+        if rise(names.DRAFTS, name)
     )
     requests = rise("specpilot_gateway_requests_total") / seconds
     running = sum(value for key, value in now.items() if key[0] == names.RUNNING_DECODES)

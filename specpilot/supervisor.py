@@ -1,8 +1,9 @@
 """Keeps a set of programs running: starts them in order, restarts what dies, stops them in reverse.
 
-Each part's output goes to a log file of its own. A part that dies before it was ever ready ends the start, because
-that is a wrong setting, and the end of its log says which; a part that dies later is reported and restarted, after
-a pause that doubles up to `PAUSE_LIMIT_S`. Children do not outlive the supervisor, however it ends.
+Each part's output goes to a log file of its own, or line by line to a receiver. A part that dies before it was ever
+ready ends the start, because that is a wrong setting, and the end of its log says which; a part that dies later is
+reported and restarted, after a pause that doubles up to `PAUSE_LIMIT_S`. One that dies `deaths_limit` times without
+having lived `HEALTHY_S` in between ends the whole. Children do not outlive the supervisor, however it ends.
 """
 
 import ctypes
@@ -12,54 +13,87 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 PAUSE_LIMIT_S = 30.0
 STOP_S = 15.0
+TAIL = 15  # lines of a log that an error shows
+LINE_BYTES = 65_536
 HEALTHY_S = 60.0
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
+Receive = Callable[[str, str], None]
+"""Takes the name of a part and one line that it wrote."""
+
+
 class PartFailedError(Exception):
-    """A part ended before it was ready. Carries the end of its log."""
+    """A part ended before it was ready, or keeps dying. Carries the end of its log."""
 
 
 @dataclass
 class Part:
-    """One program: its command, what its environment adds, the test that it is ready, and the cores it may use."""
+    """One program: its command, what its environment adds, the test that it is ready, and the cores it may use.
+
+    `stop_s` is how long it may take to stop, in seconds; `None`: `STOP_S`.
+    """
 
     name: str
     command: Sequence[str]
     is_ready: Callable[[], bool]
     environment: Mapping[str, str] = field(default_factory=dict)
     cores: frozenset[int] | None = None
+    stop_s: float | None = None
 
 
 class _Running:
     """A part and its process."""
 
-    def __init__(self, part: Part, log_path: Path) -> None:
+    def __init__(self, part: Part, log_path: Path, receive: Receive | None) -> None:
         self.part = part
         self.log_path = log_path
+        self.receive = receive
+        self.last_lines: deque[str] = deque(maxlen=TAIL)
+        self.deaths = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.started_at = 0.0
         self.pause_s = 1.0
         self.was_ready = False
 
     def start(self) -> None:
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - the command is ours
-                list(self.part.command),
-                env=os.environ | dict(self.part.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the parts in order
-                preexec_fn=self._before_exec,  # noqa: PLW1509 - runs two system calls and no Python locks
-            )
+        if self.receive is None:
+            with self.log_path.open("ab") as log:
+                self.process = self._started(log)
+        else:
+            self.process = self._started(subprocess.PIPE)
+            assert self.process.stdout is not None
+            threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
         self.started_at = time.monotonic()
+
+    def _started(self, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - the command is ours
+            list(self.part.command),
+            env=os.environ | dict(self.part.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the parts in order
+            preexec_fn=self._before_exec,  # noqa: PLW1509 - runs two system calls and no Python locks
+        )
+
+    def _read(self, out: IO[bytes]) -> None:
+        """Hand over what the process writes, until its last child has closed the pipe."""
+        assert self.receive is not None
+        with out:
+            while line := out.readline(LINE_BYTES):
+                text = line.decode(errors="replace").rstrip("\n")
+                self.last_lines.append(text)
+                self.receive(self.part.name, text)
 
     def _before_exec(self) -> None:
         if sys.platform == "linux":
@@ -67,17 +101,36 @@ class _Running:
             if self.part.cores:
                 os.sched_setaffinity(0, self.part.cores)
 
-    def log_tail(self, lines: int = 15) -> str:
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+    def log_tail(self) -> str:
+        if self.receive is not None:
+            return "\n".join(self.last_lines)
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-TAIL:])
+
+    def kill_group(self) -> None:
+        """End what is left of it, its children too."""
+        assert self.process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Supervisor:
-    """Runs parts until stopped. `say` receives each line meant for a person."""
+    """Runs parts until stopped. `say` receives each line meant for a person.
 
-    def __init__(self, log_folder: Path, say: Callable[[str], None]) -> None:
+    With `receive` the parts' lines go there, each with the part's name, and no log file is written.
+    """
+
+    def __init__(
+        self,
+        log_folder: Path,
+        say: Callable[[str], None],
+        receive: Receive | None = None,
+        deaths_limit: int | None = None,
+    ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self._log_folder = log_folder
         self._say = say
+        self._receive = receive
+        self._deaths_limit = deaths_limit
         self._running: list[_Running] = []
         self._stopping = threading.Event()
 
@@ -90,7 +143,7 @@ class Supervisor:
         for part in parts:
             log_path = self._log_folder / f"{part.name}.log"
             log_path.unlink(missing_ok=True)
-            running = _Running(part, log_path)
+            running = _Running(part, log_path, self._receive)
             running.start()
             self._running.append(running)
             batch.append(running)
@@ -114,7 +167,7 @@ class Supervisor:
             raise PartFailedError(f"{name} is not ready in time; its log is {running.log_path}:\n{running.log_tail()}")
 
     def watch(self) -> None:
-        """Restart what died. Call it about once a second."""
+        """Restart what died. Call it about once a second. Raises `PartFailedError` for what keeps dying."""
         for running in self._running:
             if running.process is None:
                 if time.monotonic() >= running.started_at + running.pause_s:
@@ -124,10 +177,15 @@ class Supervisor:
             if status is None:
                 continue
             lived_s = time.monotonic() - running.started_at
+            running.deaths = 1 if lived_s > HEALTHY_S else running.deaths + 1
+            name = running.part.name
+            if self._deaths_limit is not None and running.deaths >= self._deaths_limit:
+                raise PartFailedError(f"{name} died {running.deaths} times in a row:\n{running.log_tail()}")
+            running.kill_group()  # its children may hold its port, or the GPU
             running.pause_s = 1.0 if lived_s > HEALTHY_S else min(PAUSE_LIMIT_S, running.pause_s * 2)
+            where = "" if running.receive is not None else f" (log: {running.log_path})"
             self._say(
-                f"{running.part.name} died with status {status} after {lived_s:.0f} s; "
-                f"restarting in {running.pause_s:.0f} s (log: {running.log_path})"
+                f"{name} died with status {status} after {lived_s:.0f} s; restarting in {running.pause_s:.0f} s{where}"
             )
             running.process = None
             running.started_at = time.monotonic()
@@ -141,7 +199,7 @@ class Supervisor:
                 continue
             process.terminate()
             try:
-                process.wait(STOP_S)
+                process.wait(STOP_S if running.part.stop_s is None else running.part.stop_s)
             except subprocess.TimeoutExpired:
                 self._say(f"{running.part.name} does not stop; killing it")
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,9 +1,13 @@
 """`specpilot up`: the whole loop on one machine, on embedded defaults.
 
 Starts Redis, the engines, the controller and the gateway under one supervisor, shows progress, says where everything
-is, and then shows one live line. On a machine without a GPU each engine is bound to cores of its own and the other
-programs to the last core, or as many as the gateway has workers: an engine's OpenMP threads spin, and any other busy
-process on their cores would make its steps many times longer.
+is, and then shows one live line. With `--unattended` it writes JSON lines to standard output instead, its parts' too,
+and no log file; opens the gateway's port when the engines are ready; tells systemd so, if that started it; and ends
+with status 1 when a part keeps dying. `--sagemaker` is that, with what a managed endpoint states in the environment.
+
+On a machine without a GPU each engine is bound to cores of its own and the other programs to the last core, or as many
+as the gateway has workers: an engine's OpenMP threads spin, and any other busy process on their cores would make its
+steps many times longer.
 """
 
 import os
@@ -15,68 +19,32 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Literal
 from urllib.request import urlopen
 
-from pydantic import AliasChoices, Field
-from pydantic_settings import SettingsConfigDict
-
-from policy.clock import SystemClock
-from policy.errors import InvalidDocumentError, PolicyError
-from policy.redis_store import RedisStore
-from policy.settings import ProgramSettings, fail, load
-from policy.types import ClassPolicy, Mode, Policy
 from specpilot import embedded_redis
-from specpilot.ports import check_port
+from specpilot.journal import Journal
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.errors import PolicyError
+from specpilot.policy.history import Change
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.settings import fail
+from specpilot.policy.types import ClassPolicy, Mode, Policy
+from specpilot.readiness import READY, STOPPING, notify
 from specpilot.status_line import StatusLine
 from specpilot.supervisor import Part, PartFailedError, Supervisor
+from specpilot.up_settings import PROGRAM, UpSettings, check, policy_given, read
 
-PROGRAM = "specpilot up"
-DEMO_MODEL = Path(__file__).resolve().parent.parent / "deploy" / "demo_model"
 DEMO_CLASSES = ("chat", "code", "json")
-READY_WITHIN_S = 280.0
-
-
-class UpSettings(ProgramSettings):
-    """Run Redis, engine, controller and gateway on this machine until Ctrl-C."""
-
-    model_config = SettingsConfigDict(env_prefix="SPECPILOT_UP_")
-
-    mode: Literal["off", "advise", "act"] = Field(
-        default="act", description="off: static K; advise: decide, but publish static K; act"
-    )
-    k: int | None = Field(default=None, ge=0, le=64, description="static K: with --mode off, and as fall-back")
-    engines: int = Field(default=1, ge=1, le=16, description="how many engines")
-    controllers: int = Field(
-        default=1,
-        ge=0,
-        le=4,
-        description="how many controllers: 0 to steer through /speculation, 2 to have one stand by",
-    )
-    host: str = Field(default="127.0.0.1", description="address that gateway and admin API listen on")
-    port: int = Field(default=8080, ge=1, le=65535, description="gateway's port")
-    workers: int = Field(default=1, ge=1, le=64, description="gateway's processes, which share the port")
-    admin_port: int = Field(default=8081, ge=1, le=65535, description="first controller's port")
-    engine_port: int = Field(default=8100, ge=1, le=65535, description="first engine's port")
-    model: str = Field(default=str(DEMO_MODEL / "target"), description="target model: a folder or a name")
-    drafter: str = Field(default=str(DEMO_MODEL / "peagle"), description="P-EAGLE head: a folder or a name")
-    served_model_name: str = Field(default="demo", description="name that clients ask for")
-    k_max: int = Field(default=7, ge=1, le=64, description="largest K")
-    max_num_seqs: int = Field(default=32, ge=1, description="largest number of running requests per engine")
-    engine_args: str = Field(default="", description="further flags for vLLM, in one string")
-    admin_token: str | None = Field(default=None, description="bearer token of the admin API")
-    redis_url: str | None = Field(
-        default=None,
-        validation_alias=AliasChoices("redis_url", "REDIS_URL"),
-        description="use this Redis instead of the embedded one",
-    )
-    state_dir: Path = Field(default=Path(".specpilot"), description="logs and embedded data")
+DEATHS_LIMIT = 5
+GATEWAY_STOP_S = 35.0  # it lets requests in flight finish, 30 s at most
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run until Ctrl-C or SIGTERM; exit status 0 then, 1 when a part could not start, 2 on wrong settings."""
-    settings = load(UpSettings, PROGRAM, arguments)
-    _check(settings)
+    settings = read(arguments)
+    check(settings)
+    journal = Journal(sys.stdout, SystemClock().now) if settings.unattended else None
+    say = _say if journal is None else journal.say
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -87,66 +55,74 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     try:
-        supervisor = Supervisor(settings.state_dir / "logs", _say)
+        supervisor = Supervisor(
+            settings.state_dir / "logs",
+            say,
+            None if journal is None else journal.add,
+            None if journal is None else DEATHS_LIMIT,
+        )
     except OSError as error:
         said = f"cannot make {error.filename}: {error.strerror}; name a folder that can be written"
         fail(PROGRAM, f"--state-dir: {said}")
     try:
-        redis_url = _start(settings, supervisor, stop)
+        redis_url = _start(settings, supervisor, stop, say)
         if stop.is_set():
             return
-        _say(_addresses(settings))
-        line = StatusLine(f"http://{settings.host}:{settings.port}", _engine_urls(settings), SystemClock())
-        while not stop.wait(1.0):
-            supervisor.watch()
-            line.show(sys.stdout)
-        _say("")
+        if journal is None:
+            _show(settings, supervisor, stop)
+        else:
+            say("ready")
+            notify(READY)
+            while not stop.wait(1.0):
+                supervisor.watch()
     except PartFailedError as error:
-        _say(str(error))
+        say(str(error))
         sys.exit(1)
     finally:
-        _say("stopping")
+        notify(STOPPING)
+        say("stopping")
         supervisor.stop()
         if settings.redis_url is None and "redis_url" in locals():
             shutil.rmtree(Path(redis_url.removeprefix("unix://")).parent, ignore_errors=True)
 
 
-def _start(settings: UpSettings, supervisor: Supervisor, stop: threading.Event) -> str:
+def _show(settings: UpSettings, supervisor: Supervisor, stop: threading.Event) -> None:
+    """Say where everything is and keep one live line until `stop`."""
+    _say(_addresses(settings))
+    line = StatusLine(f"http://{_reachable(settings.host)}:{settings.port}", _engine_urls(settings), SystemClock())
+    while not stop.wait(1.0):
+        supervisor.watch()
+        line.show(sys.stdout)
+    _say("")
+
+
+def _start(settings: UpSettings, supervisor: Supervisor, stop: threading.Event, say: Callable[[str], None]) -> str:
     redis_url = settings.redis_url
     if redis_url is None:
         command, redis_url = embedded_redis.server_command(settings.state_dir / "redis")
         supervisor.start([Part("redis", command, _answers(redis_url))], ready_within_s=30.0)
     _write_policy(settings, redis_url)
-    parts = [*_engines(settings, redis_url), *_servers(settings, redis_url)]
-    if not stop.is_set():
-        _say("loading the model (about 30 s on two cores)")
-        supervisor.start(parts, READY_WITHIN_S)
+    engines, servers = _engines(settings, redis_url), _servers(settings, redis_url)
+    say("loading the model")
+    for parts in [engines, servers] if settings.unattended else [engines + servers]:
+        if not stop.is_set():
+            supervisor.start(parts, settings.ready_within_s)
     return redis_url
 
 
-def _check(settings: UpSettings) -> None:
-    for flag, name in (("--model", settings.model), ("--drafter", settings.drafter)):
-        if name.startswith(("/", ".", "~")) and not (Path(name) / "config.json").is_file():
-            fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
-    if settings.k is not None and settings.k > settings.k_max:
-        fail(PROGRAM, f"--k: is {settings.k}; it must be at most --k-max, {settings.k_max}")
-    ports = [("--port", settings.port)]
-    ports += [("--admin-port", settings.admin_port + index) for index in range(settings.controllers)]
-    ports += [("--engine-port", settings.engine_port + index) for index in range(settings.engines)]
-    for flag, port in ports:
-        if (fault := check_port(settings.host, port)) is not None:
-            fail(PROGRAM, f"{flag}: {fault}")
-    if settings.redis_url is not None:
-        try:
-            RedisStore(settings.redis_url).ping()
-        except (InvalidDocumentError, PolicyError) as error:
-            fail(PROGRAM, f"--redis-url: {error}; check the address, or leave it out for the embedded server")
-
-
 def _write_policy(settings: UpSettings, redis_url: str) -> None:
-    """Write the model's policy if nobody did; an existing one keeps its classes and takes the flags' mode and K."""
+    """Write the policy that is given. Without one write the model's if nobody did; an existing one keeps its classes.
+
+    The flags' mode and K go into an existing one too.
+    """
     store = RedisStore(redis_url)
     found = store.policy(settings.served_model_name)
+    stated = policy_given(settings)
+    if stated is not None:
+        if found is None or found.policy != stated:
+            store.put_policy(stated, None, SystemClock().now())
+        store.close()
+        return
     classes = found.policy.classes if found else {name: ClassPolicy() for name in DEMO_CLASSES}
     given = settings.model_fields_set
     policy = Policy(
@@ -157,13 +133,14 @@ def _write_policy(settings: UpSettings, redis_url: str) -> None:
         match=found.policy.match if found else (),
     )
     if found is None or given & {"mode", "k"}:
-        store.put_policy(policy, None, SystemClock().now())
+        store.put_policy(policy, None, SystemClock().now(), Change("specpilot up"))
     store.close()
 
 
 def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
     has_gpu = shutil.which("nvidia-smi") is not None
     engine_cores, _ = _cores(settings)
+    has_own_config = "--speculative-config" in settings.engine_args
     parts = []
     for index in range(settings.engines):
         port = settings.engine_port + index
@@ -190,7 +167,8 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
             ]
         command = [
             *(sys.executable, "-m", "specpilot.cli", "engine"),
-            *("--model", settings.model, "--drafter", settings.drafter, "--k-max", str(settings.k_max)),
+            *("--model", settings.model),
+            *(() if has_own_config else ("--drafter", settings.drafter, "--k-max", str(settings.k_max))),
             *("--served-model-name", settings.served_model_name, "--max-num-seqs", str(settings.max_num_seqs)),
             *("--host", "127.0.0.1", "--port", str(port), "--redis-url", redis_url),
             *(("--static-k", str(settings.k)) if settings.k is not None else ()),
@@ -205,23 +183,29 @@ def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
     _, server_cores = _cores(settings)
     specpilot = (sys.executable, "-m", "specpilot.cli")
     token = ("--admin-token", settings.admin_token) if settings.admin_token else ()
-    shared = ("--host", settings.host, "--redis-url", redis_url, *token)
+    shared = ("--redis-url", redis_url, *token)
+    public = ("--public-paths", settings.public_paths) if settings.public_paths else ()
+    way_in = () if settings.admin_token else ("--trust-this-machine",)
     admin_ports = [settings.admin_port + index for index in range(settings.controllers)]
     return [
         *(
             Part(
                 "controller" if port == settings.admin_port else f"controller-{port}",
-                [*specpilot, "controller", *shared, "--port", str(port)],
-                _answers(f"http://{settings.host}:{port}/health"),
+                [*specpilot, "controller", *shared, *way_in, "--host", settings.admin_host, "--port", str(port)],
+                _answers(f"http://{_reachable(settings.admin_host)}:{port}/health"),
                 cores=frozenset(server_cores),
             )
             for port in admin_ports
         ),
         Part(
             "gateway",
-            [*specpilot, "gateway", *shared, "--port", str(settings.port), "--workers", str(settings.workers)],
-            _answers(f"http://{settings.host}:{settings.port}/ready"),
+            [
+                *(*specpilot, "gateway", *shared, "--host", settings.host, "--port", str(settings.port)),
+                *("--workers", str(settings.workers), *public),
+            ],
+            _answers(f"http://{_reachable(settings.host)}:{settings.port}/ready"),
             cores=frozenset(server_cores),
+            stop_s=GATEWAY_STOP_S,
         ),
     ]
 
@@ -250,13 +234,19 @@ def _answers(url: str) -> Callable[[], bool]:
     return is_ready
 
 
+def _reachable(host: str) -> str:
+    """Where on this machine a server that listens on `host` is reached."""
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"[{loopback}]" if ":" in loopback else loopback
+
+
 def _engine_urls(settings: UpSettings) -> list[str]:
     return [f"http://127.0.0.1:{settings.engine_port + index}" for index in range(settings.engines)]
 
 
 def _addresses(settings: UpSettings) -> str:
-    gateway = f"http://{settings.host}:{settings.port}"
-    admin = f"http://{settings.host}:{settings.admin_port}"
+    gateway = f"http://{_reachable(settings.host)}:{settings.port}"
+    admin = f"http://{_reachable(settings.admin_host)}:{settings.admin_port}"
     model = settings.served_model_name
     return f"""
 SpecPilot is up. K steers itself; mode {settings.mode}.

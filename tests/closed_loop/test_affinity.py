@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from gateway.choice import Affinity, Balance, Chooser, Rule
+from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser, Rule
 from tests.support.candidates import One, chat
 
 ENGINES = 4

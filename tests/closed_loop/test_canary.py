@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.facts import Facts, Verdict
-from controller.narrate import explain, text
-from controller.pilot import Pilot
-from controller.record import from_line, to_line
-from controller.replay import replay
-from policy.canary import Arm, Canary, Experiment, Lost, Outcome
-from policy.errors import StoreUnavailableError
-from policy.types import Decision, Lease, Mode, Policy
+from specpilot.controller.cli.replay import replay
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.record import from_line, to_line
+from specpilot.policy.canary import Arm, Canary, Experiment, Lost, Outcome
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.types import Decision, Lease, Mode, Policy
 from tests.closed_loop.plant import MODEL, POOL, Engine
 from tests.support.loop_rig import Rig, registered
 
@@ -146,7 +146,7 @@ async def test_a_block_that_could_not_be_written_is_written_later() -> None:
 
 async def test_without_traffic_it_ends_inconclusive_and_says_so() -> None:
     rig = await rig_with(SHALLOW, DEEP, max_duration_s=120.0)
-    rig.fleet.load = {}
+    rig.fleet.sources = []
     found = await until_it_ends(rig)
     assert (found.outcome, found.lost) == (Outcome.NO_TRAFFIC, {Lost.NO_TRAFFIC: 6})
     assert rig.store.stored[MODEL].policy == SHALLOW
@@ -170,12 +170,13 @@ async def test_a_stand_by_measures_nothing_and_follows_the_turns() -> None:
     leader = await rig_with(SHALLOW, DEEP)
     other = Rig.new("other", beside=leader)
     for _ in range(50):
-        await leader.loop.tick()
+        await leader.tick()
+        leader.clock.at -= 1.0
         await other.tick()
     assert len(experiment(leader).blocks) == 2
     assert experiment(leader).version == 3
     arms = [
-        [item.facts.arm for item in replay(from_line(to_line(tick)) for tick in rig.recorded[-40:])]
+        [item.context.arm for item in replay(from_line(to_line(tick)) for tick in rig.recorded[-40:])]
         for rig in (leader, other)
     ]
     assert arms[0] == arms[1]
@@ -217,14 +218,14 @@ async def test_redis_gone_costs_the_blocks_it_was_gone_in() -> None:
 
 async def test_a_replay_knows_that_the_turns_stood_still_and_who_led() -> None:
     rig = await rig_with(DEEP, replace(DEEP, mode=Mode.ACT))
-    live, pilot = [], rig.loop._pilot
+    live, law = [], rig.loop._law
 
-    def watched(facts: Facts, now: float) -> Verdict:
-        verdict = Pilot.steer(pilot, facts, now)
-        live.append((facts.arm, verdict.reason))
-        return verdict
+    def watched(context: PoolContext, now: float, at: float) -> TickResult:
+        result = ControlLaw.decide(law, context, now, at)
+        live.append((context.arm, result.reason))
+        return result
 
-    pilot.steer = watched  # type: ignore[method-assign]
+    law.decide = watched  # type: ignore[method-assign]
     await rig.tick(25)
     rig.store.is_down = True
     await rig.tick(15)
@@ -232,7 +233,7 @@ async def test_a_replay_knows_that_the_turns_stood_still_and_who_led() -> None:
     await rig.tick(40)
     assert {Arm.PRESENT, Arm.CANARY} <= {arm for arm, _ in live}
     assert len({tick.fence for tick in rig.recorded} - {None}) == 2
-    again = [(item.facts.arm, item.verdict.reason) for item in replay(from_line(to_line(one)) for one in rig.recorded)]
+    again = [(item.context.arm, item.result.reason) for item in replay(from_line(to_line(one)) for one in rig.recorded)]
     assert again[-len(live) :] == live
 
 

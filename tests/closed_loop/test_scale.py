@@ -1,43 +1,49 @@
-"""A thousand engines with sixteen classes: one tick, from the text of their pages to a verdict, within a second."""
+"""A thousand engines in fifty pools with sixteen classes: one tick, from the text of their pages to results."""
 
 import time
 
 import numpy as np
 
-from controller.exposition import parse
-from controller.facts import Facts
-from controller.observation import LABELS, Observation
-from controller.pilot import Pilot
-from policy.types import ClassPolicy, KRange, Policy, Schedule
-from tests.closed_loop.plant import CHAT, CODE, K_MAX, MODEL, POOL, Engine
+from specpilot.controller.estimation.observation import Observation
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.telemetry.exposition import parse
+from specpilot.policy.types import ClassPolicy, Policy
+from tests.closed_loop.plant import ACCEPTANCE, K_MAX, MODEL, Engine, Source, page, uniform
 
-ENGINES = 1000
+ENGINES, POOLS = 1000, 50
 CLASSES = [f"class{index:02d}" for index in range(15)]
+LIMIT_S = 2.5
+"""Half of the longest interval (5 s) on one core; the interval to set for so many engines is said in the manual."""
 
 
-def page(engine: Engine) -> str:
-    return "\n".join(
-        f'{series.metric}{{model_name="{MODEL}",'
-        + ",".join(f'{name}="{text}"' for name, text in zip(LABELS[series.metric], series.labels, strict=True))
-        + f"}} {value}"
-        for series, value in engine.values.items()
-    )
-
-
-def test_a_tick_over_a_thousand_engines_takes_a_second_of_one_core() -> None:
+def test_a_tick_over_a_thousand_engines_takes_half_of_an_interval_of_one_core() -> None:
     engine = Engine("engine", np.random.default_rng(0))
-    truth = {"default": CHAT, **dict.fromkeys(CLASSES, CODE)}
+    kinds = list(ACCEPTANCE)
+    sources = [Source(kinds[at % len(kinds)], 2, name) for at, name in enumerate(["default", *CLASSES])]
     for k in range(K_MAX + 1):
-        schedule = Schedule(MODEL, POOL, 1, 0.0, 15.0, 0.0, {"default": (KRange(1, 64, k),)})
-        engine.run(1.0, dict.fromkeys(truth, 2), truth, schedule, 1.0)
-    before = page(engine)
-    engine.run(1.0, dict.fromkeys(truth, 2), truth, schedule, 1.0)
-    after = page(engine)
-    pilot = Pilot()
-    pilot.observe(Observation(str(i), MODEL, POOL, 0.0, 0.0, parse(before)) for i in range(ENGINES))
-    policy = Policy(model=MODEL, classes=dict.fromkeys(CLASSES, ClassPolicy()))
+        engine.run(1.0, sources, uniform(k))
+    pages = [page(engine)]
+    for _ in range(2):
+        engine.run(1.0, sources, uniform(3))
+        pages.append(page(engine))
+    law = ControlLaw()
+
+    def seen(at: int) -> list[Observation]:
+        return [
+            Observation(str(i), MODEL, f"pool-{i % POOLS}", float(at), 0.0, parse(pages[at])) for i in range(ENGINES)
+        ]
+
+    policy = Policy(MODEL, classes=dict.fromkeys(CLASSES, ClassPolicy()))
+    contexts = [PoolContext(MODEL, f"pool-{at}", policy, K_MAX, 3, 256, None) for at in range(POOLS)]
+    for at in (0, 1):
+        law.observe(seen(at))
+        results = [law.decide(context, float(at), float(at)) for context in contexts]
     began = time.process_time()
-    pilot.observe(Observation(str(i), MODEL, POOL, 1.0, 0.0, parse(after)) for i in range(ENGINES))
-    verdict = pilot.steer(Facts(MODEL, POOL, policy, K_MAX, 3, 256, None), 1.0)
-    assert time.process_time() - began <= 1.0
-    assert len(verdict.publish) == 16
+    law.observe(seen(2))
+    read_s = time.process_time() - began
+    results = [law.decide(context, 2.0, 2.0) for context in contexts]
+    took_s = time.process_time() - began
+    print(f"reading {read_s:.2f} s, deciding {took_s - read_s:.2f} s, page of {len(pages[0]) / 1e3:.0f} kB")  # noqa: T201 - the figure is wanted
+    assert took_s <= LIMIT_S
+    assert all(result.publish and len(result.publish) >= 8 for result in results)

@@ -40,7 +40,7 @@ async def start_gateway(leaving: list[GatewayThread]) -> AsyncIterator[StartGate
     running: list[GatewayThread] = []
 
     async def start(*engines: ScriptedEngine, **settings: Any) -> GatewayThread:
-        gateway = GatewayThread(**{"engine": tuple(engine.url for engine in engines), **settings})
+        gateway = GatewayThread(**{"engine": tuple(engine.url for engine in engines), "show_engine": True, **settings})
         running.append(gateway)
         return await gateway.start()
 

@@ -48,6 +48,7 @@ async def test_a_line_says_everything_of_a_stream_but_what_was_said(
         "model": "tiny",
         "traffic_class": "batch",
         "key_id": "ci",
+        "client": "127.0.0.1",
         "engine": answer.headers["x-specpilot-engine"],
         "engines_tried": 1,
         "queue_ms": 0.0,
@@ -80,7 +81,7 @@ async def test_what_cannot_be_read_has_an_id_a_line_and_a_count(
     line = await line_of(gateway, answer.headers["x-request-id"])
     assert (line["status"], line["error"], line["phase"]) == (status, error, "request")
     assert (line["method"], line["path"], line["model"]) == ("", "", None)
-    assert gateway.plane.metrics.cells["other", "other"].requests == {status: 1}
+    assert gateway.context.metrics.cells["other", "other"].requests == {status: 1}
 
 
 @pytest.mark.parametrize(

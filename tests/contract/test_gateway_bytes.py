@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.gateway_client import STREAM, Client, request
+from tests.support.gateway_client import ASKING, Client, request
 from tests.support.gateway_server import GatewayProgram
 from tests.support.random_streams import random_stream
 from tests.support.scripted_engine import Script, ScriptedEngine, Seen
@@ -37,7 +37,7 @@ async def test_ten_thousand_random_streams_are_equal_by_hash(engine: ScriptedEng
         client = await Client.connect(program.port)
         for number in numbers:
             is_modern = number % 20 > 0
-            call = request({**STREAM, "seed": number})
+            call = request({**ASKING, "seed": number})
             client.send(call if is_modern else call.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
             answer = await client.answer()
             if not (answer.status == 200 and answer.is_whole) or hashlib.sha256(answer.body).digest() != sent[number]:

@@ -44,7 +44,7 @@ def turn(*texts: str) -> dict[str, Any]:
 
 
 def rules(gateway: GatewayThread) -> dict[str, int]:
-    return {rule: count for rule, count in gateway.plane.fleet.chooser.counts.items() if count}
+    return {rule: count for rule, count in gateway.context.fleet.chooser.counts.items() if count}
 
 
 async def test_a_session_has_one_home_in_every_gateway(
@@ -75,8 +75,8 @@ async def test_a_session_whose_home_dies_moves_and_the_others_stay(
         assert found == home or home == name_of(dead)
         assert await answered_by(gateway, session=session) == found
     await dead.start()
-    standing = gateway.plane.fleet.engines[name_of(dead)].standing
-    await eventually(lambda: not standing.is_ejected)
+    outlier_detection = gateway.context.fleet.engines[name_of(dead)].outlier_detection
+    await eventually(lambda: not outlier_detection.is_ejected)
     assert {session: await answered_by(gateway, session=session) for session in homes} == homes
 
 
@@ -98,7 +98,7 @@ async def test_a_busy_home_passes_its_session_on(engines: list[ScriptedEngine], 
         for client in clients:
             client.abort()
     busy.script = [reply(completion())]
-    await eventually(lambda: not gateway.plane.exchanges)
+    await eventually(lambda: not gateway.context.exchanges)
     assert await answered_by(gateway, session="s") == home
 
 
@@ -157,7 +157,7 @@ async def test_engines_join_and_leave_with_the_records_of_their_name(
     records = Records(first, second)
     name = f"dns+http://vllm.test:{first.port}"
     gateway = await start_gateway(engine=(name,), look_up=records, dns_refresh_s=0.05, affinity="none")
-    await eventually(lambda: len(gateway.plane.fleet.by_model.get("tiny", ())) == 2)
+    await eventually(lambda: len(gateway.context.fleet.by_model.get("tiny", ())) == 2)
     assert {await answered_by(gateway) for _ in range(6)} == {name_of(first), name_of(second)}
     assert first.seen[0].headers["host"] == f"vllm.test:{first.port}"
 
@@ -172,8 +172,8 @@ async def test_engines_join_and_leave_with_the_records_of_their_name(
         await asyncio.gather(first.wait_seen(1), second.wait_seen(1))
         records.addresses = [second.host, third.host]
         second.script = [reply(completion())]
-        await eventually(lambda: set(gateway.plane.fleet.engines) == {name_of(second), name_of(third)})
-        await eventually(lambda: len(gateway.plane.fleet.by_model["tiny"]) == 2)
+        await eventually(lambda: set(gateway.context.fleet.engines) == {name_of(second), name_of(third)})
+        await eventually(lambda: len(gateway.context.fleet.by_model["tiny"]) == 2)
         assert {await answered_by(gateway) for _ in range(6)} <= {name_of(second), name_of(third)}
         assert len(first.seen) == 1
         may_go_on.set()
@@ -192,7 +192,7 @@ async def test_a_resolver_that_fails_changes_nothing(
     assert (await call(gateway.port)).code == "engine_unavailable"
     assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
     records.addresses = [engines[0].host]
-    await eventually(lambda: gateway.plane.fleet.by_model)
+    await eventually(lambda: gateway.context.fleet.by_model)
     for failure, addresses in ((OSError("no such host"), [engines[0].host]), (None, [])):
         records.failure, records.addresses = failure, addresses
         before = records.answers

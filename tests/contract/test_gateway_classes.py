@@ -3,16 +3,17 @@
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway import snapshot
-from policy import keys
-from policy.redis_store import RedisStore
-from policy.types import ApiKey, ClassPolicy, EngineRecord, MatchRule, Policy
+from specpilot.gateway.engines import snapshot
+from specpilot.policy import keys
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import ApiKey, ClassPolicy, EngineRecord, MatchRule, Policy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -103,13 +104,13 @@ async def test_the_class_comes_from_key_and_header(
     assert await class_of(gateway, key_headers("sk-code", "default")) == "code"  # not allowed
     assert await class_of(gateway, key_headers("sk-any")) == "default"
     assert await class_of(gateway, key_headers("sk-any", "code")) == "code"
-    assert gateway.plane.metrics.unknown_class == 0
+    assert gateway.context.metrics.unknown_class == 0
     assert await class_of(gateway, key_headers("sk-any", "nonsense")) == "default"
-    assert gateway.plane.metrics.unknown_class == 1
+    assert gateway.context.metrics.unknown_class == 1
     sent = {"metadata": {"traffic_class": "code"}, "vllm_xargs": {"traffic_class": "default", "a": 1}}
     assert await class_of(gateway, key_headers("sk-any"), sent) == "code"
     assert engine.seen[-1].json["vllm_xargs"] == {"traffic_class": "code", "a": 1}
-    assert {label for _, label in gateway.plane.metrics.cells} <= {"default", "code", "other"}
+    assert {label for _, label in gateway.context.metrics.cells} <= {"default", "code", "other"}
 
 
 async def test_a_key_can_be_required_before_there_is_one(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
@@ -124,29 +125,29 @@ async def test_engines_policies_and_keys_come_from_redis(
     gateway = await start_gateway(redis_url=redis.url)
     assert (await call(gateway.port)).code == "engine_unavailable"
     store.heartbeat(record_of(engine), 60.0)
-    await eventually(lambda: gateway.plane.fleet.by_model, 1.0)
+    await eventually(lambda: gateway.context.fleet.by_model, 1.0)
     answer = await call(gateway.port)
     assert answer.headers["x-specpilot-engine"] == "e1"
     assert answer.headers["x-specpilot-policy-version"] == "0"
     assert await class_of(gateway, "x-traffic-class: code\r\n") == "default"
 
     store.put_policy(POLICY, None, 1.0)
-    await eventually(lambda: gateway.plane.snapshot.policies, 1.0)
+    await eventually(lambda: gateway.context.snapshot.policies, 1.0)
     answer = await call(gateway.port, request(headers="x-traffic-class: code\r\n"))
     assert answer.headers["x-specpilot-policy-version"] == "1"
     assert answer.headers["x-specpilot-class"] == "code"
     assert await class_of(gateway, body={"max_tokens": 5}) == "batch"
     assert await class_of(gateway, body={"service_tier": "batch"}) == "batch"
     assert await class_of(gateway, body={"service_tier": "auto"}) == "default"
-    assert gateway.plane.metrics.unknown_class == 1
+    assert gateway.context.metrics.unknown_class == 1
 
     secret = "sk-new"
     store.put_api_key(ApiKey("new", hashlib.sha256(secret.encode()).hexdigest(), "batch"))
-    await eventually(lambda: gateway.plane.snapshot.needs_key, 1.0)
+    await eventually(lambda: gateway.context.snapshot.needs_key, 1.0)
     assert (await call(gateway.port)).status == 401
     assert await class_of(gateway, key_headers(secret)) == "batch"
     store.delete_api_key("new")
-    await eventually(lambda: not gateway.plane.snapshot.keys, 1.0)
+    await eventually(lambda: not gateway.context.snapshot.keys, 1.0)
     assert (await call(gateway.port, request(headers=key_headers(secret)))).status == 401  # closed, not open
 
     metrics = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
@@ -162,7 +163,7 @@ async def test_a_draining_engine_gets_nothing_new_and_finishes(
     store.heartbeat(record_of(engine, "a"), 60.0)
     store.heartbeat(record_of(other_engine, "b"), 60.0)
     gateway = await start_gateway(redis_url=redis.url)
-    await eventually(lambda: all(one.cards for one in gateway.plane.fleet.engines.values()))
+    await eventually(lambda: all(one.cards for one in gateway.context.fleet.engines.values()))
     may_go_on = asyncio.Event()
     head, first, *rest = stream("one", "two")
     engine.script = other_engine.script = [head, first, may_go_on, *rest]
@@ -171,7 +172,7 @@ async def test_a_draining_engine_gets_nothing_new_and_finishes(
         other.send(request(STREAM))
         await engine.wait_seen(1)
         store.heartbeat(record_of(engine, "a", draining=True), 60.0)
-        await eventually(lambda: gateway.plane.fleet.engines["a"].is_draining, 1.0)
+        await eventually(lambda: gateway.context.fleet.engines["a"].is_draining, 1.0)
         other_engine.script = [reply(completion())]
         for _ in range(6):
             assert (await call(gateway.port)).headers["x-specpilot-engine"] == "b"
@@ -180,7 +181,7 @@ async def test_a_draining_engine_gets_nothing_new_and_finishes(
         assert {answer.headers["x-specpilot-engine"] for answer in answers} == {"a", "b"}
         assert all(answer.is_whole and answer.body.endswith(DONE) for answer in answers)
     store.remove_engine("b")
-    await eventually(lambda: "b" not in gateway.plane.fleet.engines, 1.0)
+    await eventually(lambda: "b" not in gateway.context.fleet.engines, 1.0)
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
@@ -201,10 +202,10 @@ async def test_without_redis_everything_goes_on(
     redis.stop()
     for _ in range(20):
         assert await class_of(gateway, headers) == "code"
-    await eventually(lambda: (gateway.plane.snapshot_age_s or 0) > 1.0)
+    await eventually(lambda: (gateway.context.snapshot_age_s or 0) > 1.0)
     assert await class_of(gateway, headers) == "code"
     redis.start()  # and it lost everything
-    await eventually(lambda: (gateway.plane.snapshot_age_s or 9) < 0.5)
+    await eventually(lambda: (gateway.context.snapshot_age_s or 9) < 0.5)
     assert await class_of(gateway, headers) == "code"
     assert (await call(gateway.port)).status == 401
 
@@ -225,6 +226,27 @@ async def test_frozen_redis_delays_no_request(
             assert (await call(gateway.port, request(path=path, method="GET"), timeout_s=0.5)).status == 200
     finally:
         redis.process.send_signal(18)
+
+
+async def test_a_key_ends_with_its_time_and_a_rotated_one_with_its_grace(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store, now = RedisStore(redis.url), time.time()
+    store.put_api_key(ApiKey("late", snapshot.hash_of("sk-late"), expires_at=now - 1))
+    grace = {"previous_sha256": snapshot.hash_of("sk-old"), "previous_expires_at": now + 60}
+    store.put_api_key(ApiKey("rotated", snapshot.hash_of("sk-new"), traffic_class="code", **grace))
+    over = {"previous_sha256": snapshot.hash_of("sk-over"), "previous_expires_at": now - 1}
+    store.put_api_key(ApiKey("over", snapshot.hash_of("sk-now"), **over))
+    store.close()
+    gateway = await start_gateway(engine, redis_url=redis.url)
+    await eventually(lambda: snapshot.hash_of("sk-now") in gateway.context.snapshot.keys)
+    for secret in ("sk-late", "sk-over"):
+        answer = await call(gateway.port, request(headers=key_headers(secret)))
+        assert (answer.status, answer.code) == (401, "invalid_api_key")
+        assert "has expired" in answer.json["error"]["message"]
+    for secret in ("sk-new", "sk-old"):
+        assert await class_of(gateway, key_headers(secret)) == "code"
+    assert await class_of(gateway, key_headers("sk-now")) == "default"
 
 
 async def test_until_redis_was_read_only_keys_of_the_file_pass(
@@ -248,14 +270,14 @@ async def test_until_redis_was_read_only_keys_of_the_file_pass(
     assert (await call(without.port, config)).json["requires_api_key"] is None
 
     redis.start()
-    await eventually(lambda: not without.plane.snapshot.is_awaiting_keys)
+    await eventually(lambda: not without.context.snapshot.is_awaiting_keys)
     assert (await call(without.port)).status == 200  # Redis says that there are none
     assert (await call(without.port, config)).json["requires_api_key"] is False
     store = RedisStore(redis.url)
     store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k")))
     store.close()
     for one in (without, gateway):
-        await eventually(lambda one=one: snapshot.hash_of("sk-k") in one.plane.snapshot.keys)
+        await eventually(lambda one=one: snapshot.hash_of("sk-k") in one.context.snapshot.keys)
         assert (await call(one.port)).status == 401
         assert await class_of(one, key_headers("sk-k")) == "default"
 
@@ -269,12 +291,12 @@ async def test_an_api_key_that_cannot_be_read_hides_no_other_and_opens_nothing(
     assert (await call(gateway.port)).status == 401
     for name in ("first", "second"):
         store.put_api_key(ApiKey(name, snapshot.hash_of(name)))
-        await eventually(lambda name=name: snapshot.hash_of(name) in gateway.plane.snapshot.keys)
+        await eventually(lambda name=name: snapshot.hash_of(name) in gateway.context.snapshot.keys)
         store._redis.hset(keys.API_KEYS, name, b"{}")
     assert await class_of(gateway, key_headers("first")) == "default"  # its last good version holds
     store._redis.delete(keys.API_KEYS)
     store.put_api_key(ApiKey("third", snapshot.hash_of("third")))
-    await eventually(lambda: [*gateway.plane.snapshot.keys] == [snapshot.hash_of("third")])
+    await eventually(lambda: [*gateway.context.snapshot.keys] == [snapshot.hash_of("third")])
     assert (await call(gateway.port)).status == 401
     store.close()
 
@@ -288,7 +310,7 @@ async def test_one_engine_with_a_bad_url_keeps_no_gateway_from_starting_and_no_e
     gateway = await start_gateway(redis_url=redis.url)
     assert (await call(gateway.port)).headers["x-specpilot-engine"] == "a"
     store.heartbeat(record_of(other_engine, "b"), 60.0)
-    await eventually(lambda: set(gateway.plane.fleet.engines) == {"a", "b"}, 1.0)
+    await eventually(lambda: set(gateway.context.fleet.engines) == {"a", "b"}, 1.0)
     store.close()
 
 
@@ -299,7 +321,7 @@ async def test_a_registered_engine_of_the_list_is_one_engine(
     store.heartbeat(record_of(engine), 60.0)
     store.close()
     gateway = await start_gateway(engine, redis_url=redis.url)
-    assert [*gateway.plane.fleet.engines] == ["e1"]
+    assert [*gateway.context.fleet.engines] == ["e1"]
 
 
 async def test_when_every_engine_drains_the_error_says_when_to_come_back(
@@ -324,13 +346,13 @@ async def test_requests_under_way_survive_the_engine_leaving_the_fleet(
     head, first, *rest = stream("one", "two")
     engine.script = [head, first, may_go_on, *rest]
     gateway = await start_gateway(redis_url=redis.url)
-    await eventually(lambda: gateway.plane.fleet.by_model)
+    await eventually(lambda: gateway.context.fleet.by_model)
     async with await Client.connect(gateway.port) as client:
         client.send(request(STREAM))
         await engine.wait_seen(1)
         store.remove_engine("e1")
         store.close()
-        await eventually(lambda: not gateway.plane.fleet.engines, 1.0)
+        await eventually(lambda: not gateway.context.fleet.engines, 1.0)
         assert (await call(gateway.port)).code == "engine_unavailable"
         may_go_on.set()
         answer = await client.answer()

@@ -43,7 +43,7 @@ def is_compiled(pid: int) -> bool:
     mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if line.endswith(".so")}
     ours = {Path(path).relative_to(COMPILED) for path in mapped if Path(path).is_relative_to(COMPILED)}
     has_library = any("__mypyc" in path.name for path in ours)
-    has_way_in = any(path.parent.name == "gateway" for path in ours)
+    has_way_in = any(path.parts[:2] == ("specpilot", "gateway") for path in ours)
     assert has_library == has_way_in
     return has_library
 
@@ -57,12 +57,12 @@ def test_here(module: str) -> None:
 
 
 def test_in_a_process_that_runs_code_or_a_module() -> None:
-    said = "import gateway.relay as r; print(r.__file__)"
+    said = "import specpilot.gateway.relay.relay as r; print(r.__file__)"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == import_module("gateway.relay").__file__
-    command = [sys.executable, "-v", "-m", "gateway", "--help"]
+    assert done.stdout.strip() == import_module("specpilot.gateway.relay.relay").__file__
+    command = [sys.executable, "-v", "-m", "specpilot.gateway", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert str(import_module("gateway.choice").__file__) in done.stderr
+    assert str(import_module("specpilot.gateway.routing.chooser").__file__) in done.stderr
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ import socket
 import threading
 import time
 
-from gateway.app import create_app
-from gateway.leg import STOOD_STILL_S, Leg
-from gateway.plane import Plane
-from gateway.settings import GatewaySettings
-from policy.clock import SystemClock
+from specpilot.gateway.app import create_app
+from specpilot.gateway.relay.attempt import STOOD_STILL_S, Attempt
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy.clock import SystemClock
 
 TIMEOUT_S = 0.1
 
 
-class Traveller:
+class AttemptReader:
     """Hears how the attempt to connect ended."""
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class Traveller:
         self.heard.put_nowait(reason)
 
 
-def attempt(port: int) -> tuple[Plane, Leg, Traveller]:
+def new_attempt(port: int) -> tuple[GatewayContext, Attempt, AttemptReader]:
     settings = GatewaySettings(engine=(f"http://127.0.0.1:{port}",), connect_timeout_s=TIMEOUT_S)
-    _, plane = create_app(settings, SystemClock(), None)
-    [engine] = plane.fleet.engines.values()
-    traveller = Traveller()
-    return plane, Leg(plane, engine, 1, traveller), traveller  # type: ignore[arg-type] # it hears all that it may
+    _, context = create_app(settings, SystemClock(), None)
+    [engine] = context.fleet.engines.values()
+    reader = AttemptReader()
+    return context, Attempt(context, engine, 1, reader), reader  # type: ignore[arg-type] # it hears all that it may
 
 
 def make_room(listener: socket.socket) -> None:
@@ -41,11 +41,11 @@ def make_room(listener: socket.socket) -> None:
 
 
 async def test_an_engine_that_takes_too_long_to_connect_to_is_blamed(full_port: int) -> None:
-    plane, leg, traveller = attempt(full_port)
-    leg.begin(is_fresh=False)
-    assert await traveller.heard.get() == "connect_timeout"
-    assert plane.metrics.upstream_errors == {"connect_timeout": 1}
-    leg.drop()
+    context, attempt, reader = new_attempt(full_port)
+    attempt.begin(is_fresh=False)
+    assert await reader.heard.get() == "connect_timeout"
+    assert context.metrics.upstream_errors == {"connect_timeout": 1}
+    attempt.drop()
 
 
 async def test_a_process_that_stood_still_while_it_connected_tries_again_and_blames_nobody() -> None:
@@ -53,12 +53,12 @@ async def test_a_process_that_stood_still_while_it_connected_tries_again_and_bla
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
         socket.create_connection(listener.getsockname()),
     ):
-        plane, leg, traveller = attempt(listener.getsockname()[1])
-        leg.begin(is_fresh=False)
+        context, attempt, reader = new_attempt(listener.getsockname()[1])
+        attempt.begin(is_fresh=False)
         await asyncio.sleep(TIMEOUT_S / 2)
         threading.Timer(TIMEOUT_S / 2, make_room, [listener]).start()
         time.sleep(TIMEOUT_S + 2 * STOOD_STILL_S)  # noqa: ASYNC251 - standing still is the point
         async with asyncio.timeout(5):
-            assert await traveller.heard.get() == "connected"
-    assert not plane.metrics.upstream_errors
-    leg.drop()
+            assert await reader.heard.get() == "connected"
+    assert not context.metrics.upstream_errors
+    attempt.drop()

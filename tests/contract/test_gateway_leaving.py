@@ -5,8 +5,8 @@ import gc
 
 import pytest
 
-from gateway.exchange import Exchange
-from gateway.front import FrontProtocol
+from specpilot.gateway.relay.client_connection import ClientConnection
+from specpilot.gateway.relay.exchange import Exchange
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, request
 from tests.support.gateway_server import eventually
@@ -60,11 +60,11 @@ async def test_a_client_that_leaves_frees_the_engine(
         else:
             client.close()
     await assert_freed(engine, leave)
-    await eventually(lambda: not gateway.plane.exchanges)
-    [one] = gateway.plane.fleet.engines.values()
+    await eventually(lambda: not gateway.context.exchanges)
+    [one] = gateway.context.fleet.engines.values()
     assert (one.outstanding_requests, one.outstanding_tokens) == (0, 0)
-    assert sum(gateway.plane.metrics.disconnects.values()) == 1
-    assert gateway.plane.metrics.cells["tiny", "default"].requests == {499: 1}
+    assert sum(gateway.context.metrics.disconnects.values()) == 1
+    assert gateway.context.metrics.cells["tiny", "default"].requests == {499: 1}
 
 
 async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
@@ -73,8 +73,8 @@ async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
     gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request()[:-5])
-        await eventually(lambda: gateway.plane.exchanges)
-    await eventually(lambda: gateway.plane.metrics.disconnects == {"request": 1})
+        await eventually(lambda: gateway.context.exchanges)
+    await eventually(lambda: gateway.context.metrics.disconnects == {"request": 1})
     assert engine.seen == []
 
 
@@ -95,15 +95,15 @@ async def test_what_a_client_sent_is_freed_when_it_has_left(
 ) -> None:
     """At once: what points at itself waits until garbage is next collected, which is many requests later."""
     gateway = await start_gateway(engine)
-    kinds = (FrontProtocol, Exchange)
+    kinds = (ClientConnection, Exchange)
     gc.collect()
     gc.disable()
     try:
         async with await Client.connect(gateway.port) as client:
             client.send(sent)
-            await eventually(lambda: gateway.plane.connections)
+            await eventually(lambda: gateway.context.connections)
             await asyncio.sleep(0.2)
-        await eventually(lambda: not gateway.plane.connections)
+        await eventually(lambda: not gateway.context.connections)
         await eventually(lambda: not [item for item in gc.get_objects() if type(item) in kinds])
     finally:
         gc.enable()
@@ -133,7 +133,7 @@ async def test_a_client_that_sends_and_never_reads_holds_no_memory(
         client.send(request() * 12)
         await engine.wait_seen(1)
         await asyncio.sleep(1.0)
-        [connection] = [item for item in gateway.plane.connections if item.flow.write_paused]
+        [connection] = [item for item in gateway.context.connections if item.flow.write_paused]
         assert connection.transport.get_write_buffer_size() < 2 * size
         assert len(engine.seen) < 6  # the kernel's buffers took the first ones
         client.writer.transport.resume_reading()
@@ -151,7 +151,7 @@ async def test_the_end_of_an_answer_that_nobody_reads_is_given_up(
         client.writer.transport.pause_reading()
         client.send(request(headers="connection: close\r\n"))
         await engine.wait_seen(1)
-        await eventually(lambda: not gateway.plane.connections, 10)
+        await eventually(lambda: not gateway.context.connections, 10)
 
 
 async def test_a_client_that_leaves_while_another_route_waits_behind_frees_the_engine(
@@ -170,12 +170,12 @@ async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
     start_gateway: StartGateway, full_port: int
 ) -> None:
     gateway = await start_gateway(engine=(f"http://127.0.0.1:{full_port}",))
-    plane = gateway.plane
-    [one] = plane.fleet.engines.values()
+    context = gateway.context
+    [one] = context.fleet.engines.values()
     one.cards = ({"id": "tiny"},)
-    plane.fleet.index()
+    context.fleet.index()
     async with await Client.connect(gateway.port) as client:
         client.send(request())
         await eventually(lambda: one.outstanding_requests == 1)
     await eventually(lambda: one.outstanding_requests == 0)
-    assert plane.metrics.disconnects == {"connect": 1}
+    assert context.metrics.disconnects == {"connect": 1}

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.wire import CHARS_PER_TOKEN
+from specpilot.gateway.wire.body import CHARS_PER_TOKEN
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -43,7 +43,7 @@ async def ask(gateway: GatewayThread, body: dict[str, Any] | None = None) -> Ans
 
 
 def held_tokens(gateway: GatewayThread) -> float:
-    held: float = gateway.plane.rates._meters["limited"].tokens.held
+    held: float = gateway.context.rates._meters["limited"].tokens.held
     return held
 
 
@@ -65,7 +65,7 @@ async def test_requests_over_the_limit_are_told_when_to_come_back(
     assert re.fullmatch(r"59\.\d+s|1m0s", refused.headers["x-ratelimit-reset-requests"])
     assert "limited" not in refused.json["error"]["message"]
     assert len(engine.seen) == 3
-    assert gateway.plane.metrics.refusals == {"requests": 1}
+    assert gateway.context.metrics.refusals == {"requests": 1}
     free = await call(gateway.port, request(headers="authorization: Bearer sk-free\r\n"))
     assert free.status == 200
     assert not any(name.startswith("x-ratelimit") for name in free.headers)
@@ -107,7 +107,7 @@ async def test_the_openai_client_raises_its_own_rate_limit_error(
     assert caught.value.code == "rate_limit_exceeded"
     assert caught.value.type == "tokens"
     assert int(caught.value.response.headers["retry-after"]) >= 25
-    assert gateway.plane.metrics.refusals == {"tokens": 1}
+    assert gateway.context.metrics.refusals == {"tokens": 1}
 
 
 async def test_the_estimate_is_replaced_by_the_usage(
@@ -146,7 +146,7 @@ async def test_what_a_response_without_usage_costs(
     # So small a limit hardly fills while the test runs.
     gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
     await ask(gateway)
-    await eventually(lambda: not gateway.plane.exchanges)
+    await eventually(lambda: not gateway.context.exchanges)
     await eventually(lambda: abs(held_tokens(gateway) - (400 - used)) < 5, timeout_s=0.5)
 
 
@@ -173,7 +173,7 @@ async def test_a_client_that_leaves_pays_the_estimate(
     async with await Client.connect(gateway.port) as client:
         client.send(request({**BODY, "stream": True}, headers=AUTH))
         await engine.wait_seen(1)
-    await eventually(lambda: gateway.plane.metrics.disconnects)
+    await eventually(lambda: gateway.context.metrics.disconnects)
     assert abs(held_tokens(gateway) - (400 - ESTIMATE)) < 10
 
 

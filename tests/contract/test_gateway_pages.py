@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import all_errors
-from gateway.settings import GatewaySettings
+from specpilot.gateway.settings import GatewaySettings
+from specpilot.gateway.wire.errors import all_errors
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import eventually
@@ -59,7 +59,7 @@ async def test_an_engine_that_starts_later_is_found(start_gateway: StartGateway)
     await engine.stop()
     gateway = await start_gateway(engine)
     await engine.start()
-    await eventually(lambda: gateway.plane.fleet.by_model)
+    await eventually(lambda: gateway.context.fleet.by_model)
     assert (await call(gateway.port)).status == 200
     await engine.stop()
 
@@ -100,7 +100,7 @@ async def test_bytes_that_begin_no_request_do_not_keep_an_idle_connection(
         assert (await client.answer()).status == (405 if is_refused else 200)
         client.send(whole[-10:-1] if is_refused else b"\r\n")
         assert await client.is_closed()
-    await eventually(lambda: not gateway.plane.connections)
+    await eventually(lambda: not gateway.context.connections)
 
 
 async def test_a_connection_on_which_a_request_is_coming_or_under_way_is_not_idle(

@@ -49,7 +49,7 @@ async def start() -> AsyncIterator[Start]:
 )
 def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-m", "specpilot.gateway", *arguments], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -71,7 +71,7 @@ def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]
 def test_a_bad_keys_file_is_named_with_its_faults(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
-    arguments = [sys.executable, "-m", "gateway", "--engine", "http://x", "--api-keys-file", str(path)]
+    arguments = [sys.executable, "-m", "specpilot.gateway", "--engine", "http://x", "--api-keys-file", str(path)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert said in done.stderr
@@ -84,7 +84,7 @@ def test_a_busy_port_is_named() -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = str(busy.getsockname()[1])
-        arguments = [sys.executable, "-m", "gateway", "--engine", "http://x", "--port", port]
+        arguments = [sys.executable, "-m", "specpilot.gateway", "--engine", "http://x", "--port", port]
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().startswith("specpilot gateway: --port: cannot listen on")
@@ -92,7 +92,9 @@ def test_a_busy_port_is_named() -> None:
 
 
 def test_help_names_every_setting() -> None:
-    done = subprocess.run([sys.executable, "-m", "gateway", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "specpilot.gateway", "--help"], capture_output=True, text=True, check=True
+    )
     assert "--first-byte-timeout-s" in done.stdout
 
 

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.snapshot import Snapshot
-from policy.types import ClassPolicy, Policy, VersionedPolicy
+from specpilot.gateway.engines.snapshot import Snapshot
+from specpilot.policy.types import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
@@ -31,12 +31,12 @@ def of_class(name: str) -> bytes:
 
 def set_policy(gateway: GatewayThread, **classes: ClassPolicy) -> None:
     policy = VersionedPolicy(1, 1.0, Policy("tiny", classes=classes))
-    plane = gateway.plane
-    plane._loop.call_soon_threadsafe(plane.adopt, Snapshot(policies={"tiny": policy}))
+    context = gateway.context
+    context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": policy}))
 
 
 def queued(gateway: GatewayThread) -> int:
-    cells = gateway.plane.metrics.cells.values()
+    cells = gateway.context.metrics.cells.values()
     return sum(cell.queued for cell in cells)
 
 
@@ -48,7 +48,7 @@ async def test_a_session_whose_home_is_full_counts_as_spilled(
     of_session = request(headers="x-session-id: s\r\n")
     answers = await asyncio.gather(*(call(gateway.port, of_session) for _ in range(2)))
     assert len({answer.headers["x-specpilot-engine"] for answer in answers}) == 2
-    counts = gateway.plane.fleet.chooser.counts
+    counts = gateway.context.fleet.chooser.counts
     assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
 
 
@@ -65,9 +65,9 @@ async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
     assert waits[4] > 500
     # What was waited for is not the gateway's overhead.
     assert all(float(answer.headers["x-specpilot-overhead-ms"]) < 200 for answer in answers)
-    cell = gateway.plane.metrics.cells["tiny", "default"]
+    cell = gateway.context.metrics.cells["tiny", "default"]
     await eventually(lambda: (sum(cell.queue.counts), cell.queued, cell.in_flight) == (3, 0, 0))
-    [one] = gateway.plane.fleet.engines.values()
+    [one] = gateway.context.fleet.engines.values()
     await eventually(lambda: one.outstanding_requests == 0)
     await eventually(lambda: len(gateway.log_lines()) == 5)
     assert len([line for line in gateway.log_lines() if line["queue_ms"]]) == 3
@@ -84,7 +84,7 @@ async def test_what_a_pipelined_request_waits_behind_another_is_no_time_in_the_q
         second.send(request())
         assert [(await first.answer()).status for _ in range(3)] == [200] * 3
         assert (await second.answer()).status == 200
-    assert gateway.plane.metrics.refusals == {}
+    assert gateway.context.metrics.refusals == {}
 
 
 async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
@@ -100,7 +100,7 @@ async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
     assert [item for item in marked if item is not body] == []
     for answer in await asyncio.gather(*calls):
         assert answer.status == 200
-    assert sum(gateway.plane.fleet.chooser.counts[rule] for rule in ("session", "session_spilled")) == 3
+    assert sum(gateway.context.fleet.chooser.counts[rule] for rule in ("session", "session_spilled")) == 3
     for seen in (*engine.seen, *other_engine.seen):
         assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
 
@@ -130,7 +130,7 @@ async def test_classes_share_by_weight_and_priority_goes_first(
 ) -> None:
     gateway = await start_gateway(engine, engine_capacity=1)
     set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
-    await eventually(lambda: "heavy" in gateway.plane.known_classes("tiny"))
+    await eventually(lambda: "heavy" in gateway.context.known_classes("tiny"))
     engine.script = [0.01, reply(completion())]
     engine.scripts = [[0.5, reply(completion())]]
     async with AsyncExitStack() as stack:
@@ -169,7 +169,7 @@ async def test_a_full_line_refuses_and_a_late_one_is_told(engine: ScriptedEngine
             assert float(late.headers["x-specpilot-queue-ms"]) > 500
             assert "x-specpilot-engine" not in late.headers
     assert len(engine.seen) == 1
-    assert gateway.plane.metrics.refusals == {"queue_full": 1, "queue_timeout": 2}
+    assert gateway.context.metrics.refusals == {"queue_full": 1, "queue_timeout": 2}
     assert queued(gateway) == 0
 
 
@@ -184,7 +184,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(
         async with await Client.connect(gateway.port) as second:
             second.send(request())
             await eventually(lambda: queued(gateway) == 1)
-        await eventually(lambda: gateway.plane.metrics.disconnects == {"queue": 1})
+        await eventually(lambda: gateway.context.metrics.disconnects == {"queue": 1})
         assert queued(gateway) == 0
         async with await Client.connect(gateway.port) as third:
             third.send(request())  # the limit of one lets it wait

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import STREAM, Client, call, request
+from tests.support.gateway_client import ASKING, STREAM, Client, call, request
 from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import (
     CLOSE,
@@ -34,7 +34,7 @@ async def test_a_json_reply_passes_and_is_counted(engine: ScriptedEngine, start_
     assert answer.headers["x-specpilot-engine"] == f"127.0.0.1:{engine.port}"
     assert answer.headers["x-specpilot-policy-version"] == "0"
     assert float(answer.headers["x-specpilot-overhead-ms"]) < 1000
-    cell = gateway.plane.metrics.cells["tiny", "default"]
+    cell = gateway.context.metrics.cells["tiny", "default"]
     assert (cell.tokens_by_usage, cell.tokens_by_events, cell.requests) == (7, 0, {200: 1})
     assert cell.acceptance_length.total == 2.5
     assert cell.in_flight == 0
@@ -125,9 +125,9 @@ async def test_a_stream_split_at_every_byte_arrives_as_it_was(
     whole = SSE_HEAD + b"".join(chunk(frame) for frame in FRAMES) + LAST_CHUNK
     engine.script = [step for byte in whole for step in (bytes([byte]), 0.001)]
     gateway = await start_gateway(engine)
-    answer = await call(gateway.port, request(STREAM))
+    answer = await call(gateway.port, request(ASKING))
     assert answer.body == b"".join(FRAMES)
-    cell = gateway.plane.metrics.cells["tiny", "default"]
+    cell = gateway.context.metrics.cells["tiny", "default"]
     assert cell.tokens_by_usage == 9
     assert cell.acceptance_length.total == 3.25
     assert sum(cell.itl.counts) == 3  # between the four events with data
@@ -141,22 +141,22 @@ async def test_chunks_that_cut_events_and_characters_arrive_as_they_were(
     parts = [chunk(text[at : at + size]) for at in range(0, len(text), size)]
     engine.script = [SSE_HEAD, b"".join(parts[:50]), 0.01, b"".join(parts[50:]) + LAST_CHUNK]
     gateway = await start_gateway(engine)
-    assert (await call(gateway.port, request(STREAM))).body == text
+    assert (await call(gateway.port, request(ASKING))).body == text
 
 
 async def test_crlf_streams_are_understood(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     frames = [frame.replace(b"\n", b"\r\n") for frame in FRAMES]
     engine.script = [SSE_HEAD, *(chunk(frame) for frame in frames), LAST_CHUNK]
     gateway = await start_gateway(engine)
-    assert (await call(gateway.port, request(STREAM))).body == b"".join(frames)
-    assert gateway.plane.metrics.cells["tiny", "default"].tokens_by_usage == 9
+    assert (await call(gateway.port, request(ASKING))).body == b"".join(frames)
+    assert gateway.context.metrics.cells["tiny", "default"].tokens_by_usage == 9
 
 
 async def test_chunk_extensions_and_trailers_pass(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     engine.scripts = [[SSE_HEAD + b"5;x=y\r\nabcde\r\n0\r\nx-trailer: 1\r\n\r\n"], [reply(completion())]]
     gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM))
+        client.send(request(ASKING))
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in head
         assert await client.reader.readuntil(b"x-trailer: 1\r\n\r\n") == b"5;x=y\r\nabcde\r\n0\r\nx-trailer: 1\r\n\r\n"
@@ -184,7 +184,7 @@ async def test_an_error_event_of_the_engine_passes(engine: ScriptedEngine, start
     engine.script = [SSE_HEAD, chunk(event("a")), chunk(frame), chunk(DONE), LAST_CHUNK]
     gateway = await start_gateway(engine)
     assert (await call(gateway.port, request(STREAM))).body == event("a") + frame + DONE
-    assert gateway.plane.metrics.upstream_errors == {"error_event": 1}
+    assert gateway.context.metrics.upstream_errors == {"error_event": 1}
 
 
 async def test_a_body_that_ends_with_its_connection_passes(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
@@ -274,10 +274,10 @@ async def test_a_slow_reader_holds_the_engine_back_and_gets_everything(
     engine.script = [SSE_HEAD, *[chunk(part)] * 400, LAST_CHUNK]  # 24 MB
     gateway = await start_gateway(engine)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**16)
-    writer.write(request(STREAM))
+    writer.write(request(ASKING))
     await reader.readuntil(b"\r\n\r\n")
     await asyncio.sleep(0.5)
-    held = next(iter(gateway.plane.connections)).transport.get_write_buffer_size()
+    held = next(iter(gateway.context.connections)).transport.get_write_buffer_size()
     assert held < 1_000_000
     size = 0
     last = b""
@@ -319,6 +319,6 @@ async def test_usage_of_a_stream_without_it_counts_events(engine: ScriptedEngine
     engine.script = stream("a", "b", "c")
     gateway = await start_gateway(engine)
     await call(gateway.port, request(STREAM))
-    cell = await eventually(lambda: gateway.plane.metrics.cells.get(("tiny", "default")))
+    cell = await eventually(lambda: gateway.context.metrics.cells.get(("tiny", "default")))
     await eventually(lambda: cell.tokens_by_events == 4)
     assert cell.tokens_by_usage == 0

@@ -25,7 +25,8 @@ from tests.support.scripted_engine import HANG, ScriptedEngine, completion, repl
         (b'"tiny"', 400, "invalid_json", None),
         (b"\xff\xfe", 400, "invalid_json", None),
         (b'{"model":"tiny"} x', 400, "invalid_json", None),
-        (b"[" * 100_000, 400, "invalid_json", None),
+        (b"[" * 60_000, 400, "invalid_json", None),
+        (b"[" * 100_000, 413, "body_too_complex", None),
         (b"{}", 400, "invalid_field", "model"),
         (b'{"model":null}', 400, "invalid_field", "model"),
         (b'{"model":7}', 400, "invalid_field", "model"),
@@ -188,7 +189,7 @@ async def test_a_large_body_for_the_app_behind_a_request_hides_no_client_that_le
         await client.writer.drain()
     async with asyncio.timeout(1):
         await engine.seen[0].closed.wait()
-    assert gateway.plane.metrics.disconnects == {"wait": 1}
+    assert gateway.context.metrics.disconnects == {"wait": 1}
 
 
 async def test_a_large_body_for_the_app_is_read_over_and_the_next_request_answered(
@@ -240,7 +241,7 @@ async def test_a_body_in_tiny_chunks_takes_hardly_more_memory_than_in_one_piece(
     body = b'{"model":"tiny","prompt":"' + b"xyz" * 66_666 + b'"}'
     async with await Client.connect(gateway.port) as client:
         client.send(head + b"".join(b"2\r\n%s\r\n" % body[at : at + 2] for at in range(0, len(body), 2)))
-        [exchange] = await eventually(lambda: [*gateway.plane.exchanges])
+        [exchange] = await eventually(lambda: [*gateway.context.exchanges])
         await eventually(lambda: exchange._size == len(body))
         held = [item for item in gc.get_referents(exchange) if isinstance(item, (bytes, bytearray, list))]
         held += [part for item in held if isinstance(item, list) for part in item]
@@ -302,7 +303,7 @@ async def test_a_client_that_closes_its_sending_half_has_left(
         client.writer.write_eof()
         async with asyncio.timeout(1):
             await engine.seen[0].closed.wait()
-    assert gateway.plane.metrics.disconnects == {"wait": 1}
+    assert gateway.context.metrics.disconnects == {"wait": 1}
 
 
 async def test_a_target_in_absolute_form_is_its_path(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from gateway import routing
-from gateway.discovery import Discovery
-from gateway.prefix import points_of
-from gateway.wire import read_facts
+from specpilot.gateway.engines.probe import Probe
+from specpilot.gateway.routing import outlier_detection as routing
+from specpilot.gateway.routing.prefix import points_of
+from specpilot.gateway.wire.body import read_facts
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import PATH, STREAM, Client, call, request
 from tests.support.gateway_server import eventually
@@ -67,9 +67,9 @@ async def test_a_retry_goes_by_the_same_session_and_sends_the_same_bytes(
 ) -> None:
     engine.script = other_engine.script = script
     gateway = await start_gateway(engine, other_engine)
-    body = {**STREAM, "user": "u", "prompt": "x" * 100_000}
+    body = {**STREAM, "user": "u", "prompt": "x" * 100_000, "stream_options": {"include_usage": True}}
     assert (await call(gateway.port, request(body))).status in (502, 503)
-    counts = gateway.plane.fleet.chooser.counts
+    counts = gateway.context.fleet.chooser.counts
     assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
     for seen in (*engine.seen, *other_engine.seen):
         assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
@@ -84,7 +84,7 @@ async def test_a_refused_request_goes_to_another_engine(
     for _ in range(6):
         assert (await call(gateway.port)).status == 200
     assert len(other_engine.seen) == 6
-    assert gateway.plane.metrics.upstream_errors["status_503"] == len(engine.seen)
+    assert gateway.context.metrics.upstream_errors["status_503"] == len(engine.seen)
 
 
 async def test_when_all_engines_refuse_their_answer_is_passed_on(
@@ -108,7 +108,7 @@ async def test_retries_have_a_budget(
         for _ in range(100):
             client.send(request())
             assert (await client.answer()).status == 503
-    assert gateway.plane.metrics.retries <= 10 + 0.1 * 100 + 5
+    assert gateway.context.metrics.retries <= 10 + 0.1 * 100 + 5
 
 
 async def test_a_retry_that_the_budget_refuses_is_neither_counted_nor_remembered(
@@ -121,8 +121,8 @@ async def test_a_retry_that_the_budget_refuses_is_neither_counted_nor_remembered
         for body in bodies:
             client.send(request(body))
             assert (await client.answer()).status == 503
-    chooser = gateway.plane.fleet.chooser
-    assert gateway.plane.metrics.retries < len(bodies)
+    chooser = gateway.context.fleet.chooser
+    assert gateway.context.metrics.retries < len(bodies)
     assert sum(chooser.counts.values()) == len(engine.seen) + len(other_engine.seen)
     for body in bodies:
         got = {
@@ -155,7 +155,7 @@ async def test_a_clients_error_passes_untouched_and_is_not_retried(
         assert answer.status == int(status[:3])
         assert answer.body == body
     assert serves_twice(engine, other_engine) == 10
-    assert not any(one.standing.is_ejected for one in gateway.plane.fleet.engines.values())
+    assert not any(one.outlier_detection.is_ejected for one in gateway.context.fleet.engines.values())
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ async def test_a_dead_engine_costs_nothing_while_another_lives(
     await engine.stop()
     for _ in range(20):
         assert (await call(gateway.port)).status == 200
-    assert gateway.plane.metrics.retries <= 2
-    assert gateway.plane.fleet.engines[f"127.0.0.1:{engine.port}"].standing.is_ejected
+    assert gateway.context.metrics.retries <= 2
+    assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
     assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 200
 
 
@@ -235,10 +235,10 @@ async def test_a_dead_engine_alone_is_a_clear_error_and_comes_back(
     assert answer.headers["retry-after"] == "1"
     assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
     await engine.start()
-    [one] = gateway.plane.fleet.engines.values()
-    await eventually(lambda: not one.standing.is_ejected)
+    [one] = gateway.context.fleet.engines.values()
+    await eventually(lambda: not one.outlier_detection.is_ejected)
     assert (await call(gateway.port)).status == 200
-    assert one.standing.share(time.monotonic()) < 1.0
+    assert one.outlier_detection.share(time.monotonic()) < 1.0
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["kept", "closed"])
@@ -249,8 +249,8 @@ async def test_an_engine_of_server_errors_costs_nothing_while_another_lives_and_
     engine.script = [answer, CLOSE] if closes else [answer]
     gateway = await start_gateway(engine, other_engine)
     assert {(await call(gateway.port)).status for _ in range(2 * routing.FAILURES_ALLOWED + 2)} == {200}
-    assert len(engine.seen) == gateway.plane.metrics.retries == routing.FAILURES_ALLOWED
-    assert gateway.plane.fleet.engines[f"127.0.0.1:{engine.port}"].standing.is_ejected
+    assert len(engine.seen) == gateway.context.metrics.retries == routing.FAILURES_ALLOWED
+    assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
 
 
 @pytest.mark.parametrize("script", [[HANG], [SSE_HEAD, HANG]], ids=["says nothing", "says only its head"])
@@ -263,9 +263,9 @@ async def test_an_engine_that_hangs_costs_time_but_no_request_while_another_live
         answer = await call(gateway.port, request(STREAM))
         assert answer.status == 200
         assert answer.body.endswith(DONE)
-    assert len(engine.seen) == gateway.plane.metrics.retries == routing.FAILURES_ALLOWED
-    assert gateway.plane.metrics.upstream_errors == {"first_byte_timeout": routing.FAILURES_ALLOWED}
-    assert gateway.plane.fleet.engines[f"127.0.0.1:{engine.port}"].standing.is_ejected
+    assert len(engine.seen) == gateway.context.metrics.retries == routing.FAILURES_ALLOWED
+    assert gateway.context.metrics.upstream_errors == {"first_byte_timeout": routing.FAILURES_ALLOWED}
+    assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
     async with asyncio.timeout(1):
         for seen in engine.seen:
             await seen.closed.wait()
@@ -277,13 +277,15 @@ async def test_an_engine_that_says_what_it_serves_may_hang_all_the_same(
     engine.script = [HANG]
     gateway = await start_gateway(engine, first_byte_timeout_s=0.2)
     assert (await call(gateway.port)).status == 504
-    [one] = gateway.plane.fleet.engines.values()
-    assert gateway.plane._loop is not None
+    [one] = gateway.context.fleet.engines.values()
+    assert gateway.context._loop is not None
     asked = engine.model_calls
-    looking = asyncio.run_coroutine_threadsafe(Discovery(gateway.plane).once(), gateway.plane._loop)
+    looking = asyncio.run_coroutine_threadsafe(
+        Probe(gateway.context.fleet, gateway.context.monotonic, lambda _: None).once(), gateway.context._loop
+    )
     await asyncio.wrap_future(looking)
     assert engine.model_calls == asked + 1
-    assert one.standing.failures == 1
+    assert one.outlier_detection.failures == 1
 
 
 async def test_when_every_engine_hangs_the_time_out_is_the_answer(
@@ -314,7 +316,7 @@ async def test_the_requests_of_a_dying_engine_go_elsewhere_however_many_they_are
     for client in clients:
         assert (await client.answer()).status == 200
         client.close()
-    assert gateway.plane.metrics.retries >= 25
+    assert gateway.context.metrics.retries >= 25
 
 
 async def test_a_kept_connection_that_the_engine_closed_is_replaced(
@@ -326,7 +328,7 @@ async def test_a_kept_connection_that_the_engine_closed_is_replaced(
     # The second request goes out on the kept connection, which the engine closes without an answer.
     answer = await call(gateway.port)
     assert answer.body == completion("again")
-    assert not gateway.plane.metrics.upstream_errors
+    assert not gateway.context.metrics.upstream_errors
 
 
 @pytest.mark.parametrize("end", [CLOSE, RESET])
@@ -340,8 +342,8 @@ async def test_a_kept_connection_that_breaks_later_is_the_engines_failure(
     assert (answer.status, answer.code) == (502, "bad_engine_response")
     assert len(engine.seen) == 2
     assert engine.seen[1].connection == engine.seen[0].connection
-    assert gateway.plane.metrics.retries == 0
-    assert gateway.plane.metrics.upstream_errors == {"closed" if end is CLOSE else "reset": 1}
+    assert gateway.context.metrics.retries == 0
+    assert gateway.context.metrics.upstream_errors == {"closed" if end is CLOSE else "reset": 1}
 
 
 async def test_work_goes_where_least_is_outstanding(

@@ -104,7 +104,7 @@ async def test_without_configuration_the_clients_context_passes_untouched(
     assert (await call(gateway.port, request(headers=CONTEXT))).status == 200
     assert engine.seen[0].headers["traceparent"] == f"00-{TRACE}-{PARENT}-01"
     assert engine.seen[0].headers["tracestate"] == "vendor=1"
-    assert gateway.plane.tracing is None
+    assert gateway.context.recorder.tracing is None
     assert await counted(gateway) == {}
 
 
@@ -305,7 +305,7 @@ async def test_what_cannot_be_had_is_said_and_the_gateway_serves(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     gateway = await start_gateway(engine)
-    assert gateway.plane.tracing is None
+    assert gateway.context.recorder.tracing is None
     assert said in caplog.text
     assert (await call(gateway.port)).status == 200
 
@@ -317,9 +317,9 @@ async def test_a_missing_package_is_said_and_the_gateway_serves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://x")
-    monkeypatch.setitem(sys.modules, "gateway.otel", None)
+    monkeypatch.setitem(sys.modules, "specpilot.gateway.telemetry.otel", None)
     gateway = await start_gateway(engine)
-    assert gateway.plane.tracing is None
+    assert gateway.context.recorder.tracing is None
     assert "pip install 'specpilot[otel]'" in caplog.text
 
 
@@ -336,4 +336,4 @@ async def test_tracing_can_be_switched_off(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     gateway = await start_gateway(engine)
-    assert gateway.plane.tracing is None
+    assert gateway.context.recorder.tracing is None

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.snapshot import hash_of
-from policy.redis_store import RedisStore
-from policy.types import ApiKey
+from specpilot.gateway.engines.snapshot import hash_of
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import ApiKey
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_server import RedisServer
@@ -136,7 +136,7 @@ class Load:
     async def call_anew(self) -> None:
         """A connection a request."""
         while not self._is_over:
-            await self._note(call(self.port))
+            await self._on_signal(call(self.port))
             await asyncio.sleep(0.01)
 
     async def call_on_kept(self) -> None:
@@ -146,10 +146,10 @@ class Load:
                 is_kept = True
                 while is_kept and not self._is_over:
                     client.send(request())
-                    is_kept = await self._note(client.answer())
+                    is_kept = await self._on_signal(client.answer())
                     await asyncio.sleep(0.01)
 
-    async def _note(self, calling: Awaitable[object]) -> bool:
+    async def _on_signal(self, calling: Awaitable[object]) -> bool:
         try:
             answer = await calling
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -340,7 +340,18 @@ async def test_access_logs_of_workers_do_not_mix(start: Start) -> None:
     ],
 )
 def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "gateway", "--engine", "http://x", "--port", "0", "--workers", "3", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "specpilot.gateway",
+        "--engine",
+        "http://x",
+        "--port",
+        "0",
+        "--workers",
+        "3",
+        *flags,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -349,7 +360,17 @@ def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
 
 async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start: Start) -> None:
     program = await start()
-    command = [sys.executable, "-m", "gateway", "--engine", "http://x", "--port", str(program.port), "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "specpilot.gateway",
+        "--engine",
+        "http://x",
+        "--port",
+        str(program.port),
+        "--workers",
+        "2",
+    ]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "--port: cannot listen on" in done.stderr
@@ -458,8 +479,9 @@ async def test_a_gateway_without_redis_starts_all_workers_and_stops_while_one_wa
 # Room for the file by which `tempfile` tries a directory, and for no more.
 FULL_DISK = (
     "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8));"
-    "import gateway.__main__ as g; g.main(sys.argv[1:])"
+    "import specpilot.gateway.__main__ as g; g.main(sys.argv[1:])"
 )
 NO_TEMPORARY = (
-    "import sys, tempfile; tempfile.tempdir = '/does/not/exist'; import gateway.__main__ as g; g.main(sys.argv[1:])"
+    "import sys, tempfile; tempfile.tempdir = '/does/not/exist';"
+    "import specpilot.gateway.__main__ as g; g.main(sys.argv[1:])"
 )

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench.engine_worker import EngineWorker, prompt_texts
+from specpilot.bench.adapter.engine_worker import EngineWorker, prompt_texts
 from tests.support.stack import DEMO_MODEL
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -23,7 +23,7 @@ def drawn(speculates: bool) -> list[list[Counter[int]]]:
     options = {"model": str(DEMO_MODEL / "target"), "dtype": "float32"}
     if speculates:
         options |= {
-            "scheduler_cls": "engine_adapter.scheduler.SpecPilotScheduler",
+            "scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
             "speculative_config": {
                 "method": "eagle3",
                 "model": str(DEMO_MODEL / "peagle"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from policy import engine_metrics as names
+from specpilot.policy import engine_metrics as names
+from specpilot.policy.bands import BAND_EDGES
 from tests.support.stack import DEMO_MODEL, Engine, call, counters, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -26,8 +27,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     running.stop()
 
 
-def set_k(engine: Engine, k: int, probe_ratio: float = 0.0) -> None:
-    schedule = {"classes": {name: [[1, 32, k]] for name in CLASSES}, "probe_ratio": probe_ratio}
+def set_k(engine: Engine, k: int, probe_ratio: float = 0.0, lowest_band_with_k: int = 0) -> None:
+    rows = {name: [[1, 32, k]] for name in CLASSES}
+    rows |= {f"{name}:{band}": [[1, 32, 0]] for name in CLASSES for band in range(lowest_band_with_k)}
+    schedule = {"classes": rows, "probe_ratio": probe_ratio}
     status, answer, _ = call(f"{engine.url}/speculation", "PUT", schedule)
     assert status == 200, answer
 
@@ -60,7 +63,7 @@ def test_before_any_schedule_the_static_k_holds(engine: Engine) -> None:
 
 def test_the_evidence_equals_vllms_own_counts(engine: Engine) -> None:
     for k in (5, 2, 7):
-        set_k(engine, k, probe_ratio=0.1)
+        set_k(engine, k, probe_ratio=1.0, lowest_band_with_k=5)
         crowd(engine, 24)
     accepts = total(engine, names.ACCEPTS, "position")
     theirs = counters(engine.url, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
@@ -76,15 +79,32 @@ def test_the_evidence_equals_vllms_own_counts(engine: Engine) -> None:
     assert sum(counters(engine.url, names.PROBES).values()) > 0
 
 
+def test_the_route_tells_where_requests_lie_and_where_new_ones_begin(engine: Engine) -> None:
+    crowd(engine, 12)
+    bands = call(f"{engine.url}/speculation")[1]["bands"]
+    assert bands["edges"] == list(BAND_EDGES)
+    begins = {item["class"]: item for item in bands["begin"]}
+    assert set(begins) == set(CLASSES) - {"default"}
+    assert begins["json"]["band"] > begins["chat"]["band"]
+    assert {item["temperature"] for item in bands["begin"]} == {"greedy"}
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1000)
+        time.sleep(0.5)
+        (running,) = call(f"{engine.url}/speculation")[1]["bands"]["running"]
+        long.result()
+    assert set(running) == {"class", "band", "k", "requests"}
+    assert (running["class"] in CLASSES, running["requests"]) == (True, 1)
+
+
 def _vllm(engine: Engine, name: str) -> float:
     return sum(counters(engine.url, f"vllm:spec_decode_{name}_total").values())
 
 
 def test_at_k_0_the_drafter_is_off_and_new_requests_speculate_again(engine: Engine) -> None:
     set_k(engine, 0)
-    before = total(engine, names.STEPS, "width")
+    before = total(engine, names.STEPS, "slots")
     crowd(engine, 12)
-    after = total(engine, names.STEPS, "width")
+    after = total(engine, names.STEPS, "slots")
     off = after["0",] - before.get(("0",), 0.0)
     assert off > 0.5 * (sum(after.values()) - sum(before.values()))
     set_k(engine, 4)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from engine_adapter import compat
+from specpilot.engine_adapter.vllm import compat
 from tests.support.option_engine import Case, make_lora
 from tests.support.stack import DEMO_MODEL, ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
-ASYNC = "engine_adapter.scheduler.SpecPilotAsyncScheduler"
+ASYNC = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
@@ -99,7 +99,10 @@ def test_the_kernel_that_lays_out_drafts_is_compiled_for_every_width_before_the_
     ("options", "sentence"),
     [
         ({"speculative_config": NGRAM}, "the adapter steers eagle and eagle3 drafters, not method 'ngram'"),
-        ({"scheduler_cls": ASYNC}, "vLLM schedules synchronously here: use --scheduler-cls engine_adapter.scheduler.S"),
+        (
+            {"scheduler_cls": ASYNC},
+            "vLLM schedules synchronously here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.S",
+        ),
     ],
 )
 def test_what_is_not_steered_ends_the_start_with_a_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -139,13 +142,14 @@ def test_the_command_refuses_in_one_line_before_anything_loads(flags: list[str],
 @pytest.mark.parametrize(("tested", "wrapped"), [("0.1", False), ("0", True)])
 def test_the_plugin_leaves_an_untested_vllm_as_it_is(tested: str, wrapped: bool) -> None:
     code = (
-        "from engine_adapter import compat, plugin\n"
+        "from specpilot.engine_adapter import plugin\n"
+        "from specpilot.engine_adapter.vllm import compat\n"
         f"compat.TESTED_VERSIONS = ({tested!r},)\n"
         "plugin.register()\n"
         "from vllm.v1.engine.core import EngineCore\n"
         "from vllm.v1.worker.gpu_model_runner import GPUModelRunner\n"
-        "is_wrapped = GPUModelRunner._sample.__module__ == 'engine_adapter.undrafted'\n"
-        "print(hasattr(EngineCore, plugin.STATE_METHOD), is_wrapped)"
+        "is_wrapped = hasattr(GPUModelRunner._sample, '__wrapped__')\n"
+        "print(hasattr(EngineCore, plugin.core_methods.STATE_METHOD), is_wrapped)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=90, check=False

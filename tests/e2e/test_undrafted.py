@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_adapter.plan import CATCH_UP
+from specpilot.engine_adapter.plan.planner import PLAN, StepPlan
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 
@@ -15,15 +15,14 @@ CONFIG = object()
 
 def is_plain(*, is_hybrid: bool = False, **step: Any) -> bool:
     """Whether a step of two decodes at K = 0 for all is plain, but for what `step` says of it."""
-    from engine_adapter import undrafted  # noqa: PLC0415 - imports vLLM, which takes seconds
+    from specpilot.engine_adapter.vllm import undrafted  # noqa: PLC0415 - imports vLLM, which takes seconds
 
     tokens = {"a": 1, "b": 1}
     output = {
-        "num_spec_tokens_to_schedule": 0,
         "scheduled_spec_decode_tokens": {},
         "num_scheduled_tokens": tokens,
         "total_num_scheduled_tokens": 2,
-        CATCH_UP: (),
+        PLAN: StepPlan(0),
     }
     runner = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=is_hybrid))
     return undrafted.is_plain(runner, SimpleNamespace(**output | step))
@@ -36,10 +35,10 @@ def test_a_step_that_only_decodes_at_k_0_is_plain() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        {"num_spec_tokens_to_schedule": 3},
+        {PLAN: StepPlan(3, 6)},
         {"scheduled_spec_decode_tokens": {"a": [5]}, "num_scheduled_tokens": {"a": 2}},
         {"num_scheduled_tokens": {"a": 1, "b": 8}, "total_num_scheduled_tokens": 9},
-        {CATCH_UP: ("a",)},
+        {PLAN: StepPlan(0, catch_up=("a",))},
         {"is_hybrid": True},
     ],
 )
@@ -50,34 +49,24 @@ def test_a_step_that_drafts_verifies_prefills_or_catches_up_is_not_nor_is_one_of
 
 
 def test_a_step_of_another_scheduler_is_not_plain() -> None:
-    from engine_adapter import undrafted  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm import undrafted  # noqa: PLC0415 - as above
 
     output = SimpleNamespace(
-        num_spec_tokens_to_schedule=0,
         scheduled_spec_decode_tokens={},
         num_scheduled_tokens={"a": 1},
         total_num_scheduled_tokens=1,
     )
     assert not undrafted.is_plain(SimpleNamespace(), output)
     assert not undrafted.is_undrafted(SimpleNamespace(), output)
-    assert undrafted.is_wanted(SimpleNamespace(scheduler_output=output))  # else vLLM would verify zeros
-
-
-@pytest.mark.parametrize(("width", "wanted"), [(0, False), (3, True)])
-def test_drafts_are_wanted_where_the_adapter_asks_for_some(width: int, wanted: bool) -> None:
-    from engine_adapter.undrafted import is_wanted  # noqa: PLC0415 - as above
-
-    output = SimpleNamespace(num_spec_tokens_to_schedule=width, **{CATCH_UP: ()})
-    assert is_wanted(SimpleNamespace(scheduler_output=output)) is wanted
-    assert is_wanted(None)
 
 
 def test_a_step_that_prefills_or_catches_up_is_laid_out_as_without_speculation_unless_it_verifies() -> None:
-    from engine_adapter.undrafted import is_undrafted  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.undrafted import is_undrafted  # noqa: PLC0415 - as above
 
     runner, hybrid = (SimpleNamespace(model_config=SimpleNamespace(is_hybrid=is_hybrid)) for is_hybrid in (False, True))
     plain, drafted = (
-        SimpleNamespace(scheduled_spec_decode_tokens=drafts, **{CATCH_UP: ("a",)}) for drafts in ({}, {"a": [5]})
+        SimpleNamespace(scheduled_spec_decode_tokens=drafts, **{PLAN: StepPlan(0, catch_up=("a",))})
+        for drafts in ({}, {"a": [5]})
     )
     assert is_undrafted(runner, plain)
     assert not is_undrafted(runner, drafted)
@@ -86,7 +75,7 @@ def test_a_step_that_prefills_or_catches_up_is_laid_out_as_without_speculation_u
 
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_what_is_run_without_speculation_sees_an_engine_that_has_none(is_hidden: bool) -> None:
-    from engine_adapter.undrafted import as_without_speculation  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.undrafted import as_without_speculation  # noqa: PLC0415 - as above
 
     runner = SimpleNamespace(speculative_config=CONFIG)
     seen = as_without_speculation(runner, is_hidden, lambda self, one: (self.speculative_config, one), 1)
@@ -95,7 +84,7 @@ def test_what_is_run_without_speculation_sees_an_engine_that_has_none(is_hidden:
 
 
 def test_after_a_failure_in_such_a_step_the_engine_still_speculates() -> None:
-    from engine_adapter.undrafted import as_without_speculation  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.undrafted import as_without_speculation  # noqa: PLC0415 - as above
 
     def fail(_self: Any) -> None:
         raise MemoryError
@@ -107,7 +96,7 @@ def test_after_a_failure_in_such_a_step_the_engine_still_speculates() -> None:
 
 
 def test_rejected_drafts_are_counted_for_each_request() -> None:
-    from engine_adapter.undrafted import rejected  # noqa: PLC0415 - imports vLLM, which takes seconds
+    from specpilot.engine_adapter.vllm.undrafted import rejected  # noqa: PLC0415 - imports vLLM, which takes seconds
 
     sampled = torch.tensor([[5, 6, 7, -1], [8, -1, -1, -1], [9, -1, -1, -1], [1, 2, 3, 4]])
     metadata = SimpleNamespace(

@@ -12,11 +12,11 @@ from typing import Any, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from gateway.app import create_app
-from gateway.front import FrontProtocol
-from gateway.settings import GatewaySettings
-from gateway.upstream import EngineConnection, Pool
-from policy.clock import SystemClock
+from specpilot.gateway.app import create_app
+from specpilot.gateway.engines.upstream import EngineConnection, Pool
+from specpilot.gateway.relay.client_connection import ClientConnection
+from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy.clock import SystemClock
 
 REPLY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 MODEL = "tiny"
@@ -122,10 +122,10 @@ class MemoryGateway:
     """One gateway for many talks, each on a connection of its own."""
 
     def __init__(self) -> None:
-        _, self.plane = create_app(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
-        [engine] = self.plane.fleet.engines.values()
+        _, self.context = create_app(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
+        [engine] = self.context.fleet.engines.values()
         engine.cards = ({"id": MODEL},)
-        self.plane.fleet.index()
+        self.context.fleet.index()
         self._pool = _EnginePool()
         engine.pool = self._pool
         self._config = Config(cast("Any", _app), ws="none", lifespan="off", log_config=None)
@@ -135,20 +135,20 @@ class MemoryGateway:
         """Feed `request` to the client's side; the engine answers each request with `reply`, then maybe closes."""
         talk = Talk()
         transport = _Transport()
-        front = FrontProtocol(self.plane, self._config, ServerState(), {}, cast("Any", _Loop()))
-        front.connection_made(transport)
+        client = ClientConnection(self.context, self._config, ServerState(), {}, cast("Any", _Loop()))
+        client.connection_made(transport)
         for part in request:
-            front.data_received(part)
+            client.data_received(part)
             while self._pool.waiting:
                 connection = self._pool.waiting.pop(0)
                 talk.relayed.append(bytes(cast("Any", connection.transport).written))
                 self._answer(connection, reply, ends=ends)
         talk.answered = bytes(transport.written)
         talk.is_cut, talk.is_closed = transport.is_cut, transport.is_closing()
-        front.connection_lost(None)
-        assert not self.plane.exchanges
-        assert not self.plane.connections
-        [engine] = self.plane.fleet.engines.values()
+        client.connection_lost(None)
+        assert not self.context.exchanges
+        assert not self.context.connections
+        [engine] = self.context.fleet.engines.values()
         assert (engine.outstanding_requests, engine.outstanding_tokens) == (0, 0)
         return talk
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from gateway.classify import classify
-from gateway.errors import InvalidFieldError, InvalidJsonError
-from gateway.framing import ChunkedFramer, FramingError
-from gateway.front import PIPELINED
-from gateway.intake import MARKED, PROXIED
-from gateway.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap, Usage
-from gateway.wire import mark, read_facts
-from policy.types import MatchRule
+from specpilot.gateway.relay.client_connection import PIPELINED
+from specpilot.gateway.relay.prepared_request import MARKED, PROXIED
+from specpilot.gateway.routing.classify import classify
+from specpilot.gateway.wire.body import amend, amendments, read_facts
+from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
+from specpilot.gateway.wire.framing import ChunkedFramer, FramingError
+from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap, Usage
+from specpilot.policy.types import MatchRule
 from tests.fuzz.memory_gateway import MemoryGateway
 from tests.fuzz.readings import Reading, events_in, requests_in, response_in
 
@@ -105,7 +105,7 @@ def bodies(data: bytes) -> None:
     assert 0 <= facts.work_tokens <= 8192 + 4096
     assert facts.prompt_chars >= 0
     assert classify(facts, None, None, ("default", CLASS), RULES).traffic_class in ("default", CLASS)
-    marked = b"".join(mark(data, facts, CLASS))
+    marked = b"".join(amend(data, facts, amendments(CLASS, None, False)))
     before = _members(data)
     if not any(key == "vllm_xargs" for key, _ in before):
         before = _Members([("vllm_xargs", None), *before])
@@ -192,7 +192,7 @@ def _is_relayable(body: bytes) -> bool:
 
 
 def _as_relayed(path: str, body: bytes) -> bytes:
-    return b"".join(mark(body, read_facts(path, body), "default")) if path in MARKED else body
+    return b"".join(amend(body, read_facts(path, body), amendments("default", None, False))) if path in MARKED else body
 
 
 def _without_ids(sent: list[bytes]) -> list[list[bytes]]:

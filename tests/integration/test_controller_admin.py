@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from policy.redis_store import RedisStore
-from policy.types import Decision, EngineRecord, KRange, Mode, Schedule
-from tests.support.controller_program import Controller, free_port, running_controller
-from tests.support.redis_server import RedisServer
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import Decision, EngineRecord, KRange, Mode, Schedule
+from tests.support.controller_program import Controller, running_controller
 from tests.support.stack import until
 
 
@@ -99,7 +96,7 @@ def test_a_client_key_is_shown_once_and_stored_as_its_hash(controller: Controlle
     stored = RedisStore(controller.redis.url).api_keys()
     assert [item.sha256 for item in stored] == [hashlib.sha256(made["key"].encode()).hexdigest()]
     listed = controller.call("/admin/keys")[1]["keys"]
-    limits = {"requests_per_minute": None, "tokens_per_minute": None}
+    limits = dict.fromkeys(("requests_per_minute", "tokens_per_minute", "expires_at", "previous_expires_at"))
     assert listed == [{"key_id": made["key_id"], "traffic_class": "code", "allowed_classes": ["code"], **limits}]
     assert controller.call("/admin/keys", "POST", {"traffic_class": "No!", "colour": 1})[0] == 422
     assert controller.call(f"/admin/keys/{made['key_id']}", "DELETE")[0] == 204
@@ -142,11 +139,19 @@ def decision(at: float, reason: str, measured: float) -> Decision:
         "predicted_best": measured,
         "predicted_static": 900.0,
     }
-    classes = {"default": {"share": 1.0, "survival": [0.9, 0.8], "measured_length": 2.5}}
+    classes = {"default": {"share": 1.0, "measured_length": 2.5}}
+    bands = {"6": {"acceptance": [0.9, 0.88], "survival": [0.9, 0.792], "trials": [900, 700], "share": 1.0}}
+    hold_out = {
+        "windows": 12,
+        "is_stepped_back": False,
+        "gain_ratio": {"low": 0.02, "mean": 0.06, "high": 0.1},
+    }
     evidence = {
         "decodes": 8.0,
         "goodput": goodput,
         "classes": classes,
+        "bands": bands,
+        "hold_out": hold_out,
         "step_s": {"measured": 0.01, "predicted": 0.011},
     }
     return Decision(at, "demo", "cpu", Mode.ACT, reason, True, 5, schedule, 0.1, evidence)
@@ -175,7 +180,13 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
     assert controller.call("/admin/explain?model=demo&pool=cpu&at=5")[0] == 404
     told = controller.command("explain", "--model", "demo", "--pool", "cpu")
     assert told.returncode == 0, told.stderr
-    assert "default: K = 3, 100% of the traffic, 2.50 tokens a step measured" in told.stdout
+    for line in (
+        "class default: 100% of the traffic, 2.50 tokens a step measured",
+        "K of default: 3\n",
+        "band 6: 100% of the running decodes, S = 0.90 (0.88..0.92) 0.79 (0.77..0.81)",
+        "hold-out: adaptive K gains +6.0% over the static K, between +2.0% and +10.0% (95 %, 12 windows)",
+    ):
+        assert line in told.stdout
     assert "latest change (gain): predicted +10.0%, measured +50.0%" in told.stdout
     as_json = controller.command("explain", "--model", "demo", "--pool", "cpu", "--json")
     assert json.loads(as_json.stdout)["version"] == 5
@@ -188,7 +199,7 @@ def test_explain_tells_k_in_force_from_k_advised(controller: Controller) -> None
     for item in (advised, replace(advised, at=time.time(), reason="optimal")):
         store.append_decision(item, is_lasting=False)
     told = controller.command("explain", "--model", "demo", "--pool", "quiet").stdout
-    assert "default: K = 7 (advised: 3), 100% of the traffic" in told
+    assert "K of default: 7 (advised: 3)\n" in told
     assert "latest change" not in told
 
 
@@ -218,20 +229,20 @@ def test_explain_finds_the_only_model_and_pool() -> None:
 def test_policies_from_the_command_line(controller: Controller, tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text('{"model": "cli", "static_k": 3}')
-    assert controller.command("policy_cli", "put", str(file)).returncode == 0
-    got = controller.command("policy_cli", "get", "cli")
+    assert controller.command("policy", "put", str(file)).returncode == 0
+    got = controller.command("policy", "get", "cli")
     document = json.loads(got.stdout)
     document["policy"]["static_k"] = 4
-    assert controller.command("policy_cli", "put", "-", text=json.dumps(document)).returncode == 0
-    late = controller.command("policy_cli", "put", str(file), "--version", "1")
+    assert controller.command("policy", "put", "-", text=json.dumps(document)).returncode == 0
+    late = controller.command("policy", "put", str(file), "--version", "1")
     assert late.returncode == 1
     assert "version 2" in late.stderr
-    assert "cli  version 2" in controller.command("policy_cli", "list").stdout
-    assert controller.command("policy_cli", "delete", "cli").returncode == 0
-    missing = controller.command("policy_cli", "get", "cli")
+    assert "cli  version 2" in controller.command("policy", "list").stdout
+    assert controller.command("policy", "delete", "cli").returncode == 0
+    missing = controller.command("policy", "get", "cli")
     assert missing.returncode == 1
     assert "has no policy" in missing.stderr
-    assert controller.command("policy_cli", "put", str(tmp_path / "nothing")).returncode == 2
+    assert controller.command("policy", "put", str(tmp_path / "nothing")).returncode == 2
 
 
 def test_a_canary_is_started_looked_at_promoted_and_aborted(controller: Controller) -> None:
@@ -305,18 +316,18 @@ def test_every_fault_of_a_canary_is_told_at_once(controller: Controller, body: A
 def test_canaries_from_the_command_line(controller: Controller, tmp_path: Path) -> None:
     file = tmp_path / "canary.json"
     file.write_text('{"policy": {"model": "cli-tried", "static_k": 3}}')
-    started = controller.command("policy_cli", "canary", "start", str(file))
+    started = controller.command("policy", "canary", "start", str(file))
     assert started.returncode == 0, started.stderr
-    assert json.loads(controller.command("policy_cli", "canary", "show", "cli-tried").stdout)["outcome"] is None
-    again = controller.command("policy_cli", "canary", "start", str(file))
+    assert json.loads(controller.command("policy", "canary", "show", "cli-tried").stdout)["outcome"] is None
+    again = controller.command("policy", "canary", "start", str(file))
     assert again.returncode == 1
     assert "abort or promote it first" in again.stderr
-    assert controller.command("policy_cli", "canary", "abort", "cli-tried").returncode == 0
-    assert controller.command("policy_cli", "canary", "promote", "cli-tried").returncode == 1
-    assert controller.command("policy_cli", "canary").returncode == 2
-    assert controller.command("policy_cli", "canary", "start").returncode == 2
+    assert controller.command("policy", "canary", "abort", "cli-tried").returncode == 0
+    assert controller.command("policy", "canary", "promote", "cli-tried").returncode == 1
+    assert controller.command("policy", "canary").returncode == 2
+    assert controller.command("policy", "canary", "start").returncode == 2
     file.write_text('{"policy": {}}')
-    nameless = controller.command("policy_cli", "canary", "start", str(file))
+    nameless = controller.command("policy", "canary", "start", str(file))
     assert nameless.returncode == 2
     assert "must name the model" in nameless.stderr
 
@@ -350,23 +361,7 @@ def test_redis_gone_is_503_with_a_time_to_come_back(controller: Controller) -> N
 
 
 def test_without_a_token_only_this_machine_and_no_foreign_page_is_served() -> None:
-    redis = RedisServer()
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "controller", "--redis-url", redis.url, "--port", str(port), "--log-level", "error"]
-    )
-    open_controller = Controller(f"http://127.0.0.1:{port}", redis, process)
-    try:
-        for _ in range(100):
-            try:
-                if open_controller.call("/health")[0] == 200:
-                    break
-            except OSError:
-                time.sleep(0.1)
-        assert open_controller.call("/admin/policies", token=None)[0] == 200
-        assert open_controller.call("/admin/policies", token=None, Host="evil.example")[0] == 403
-        assert open_controller.call("/admin/policies", token=None, Origin="http://evil.example")[0] == 403
-    finally:
-        process.terminate()
-        process.wait(10)
-        redis.close()
+    with running_controller(token=None) as controller:
+        assert controller.call("/admin/policies", token=None)[0] == 200
+        assert controller.call("/admin/policies", token=None, Host="evil.example")[0] == 403
+        assert controller.call("/admin/policies", token=None, Origin="http://evil.example")[0] == 403

@@ -14,8 +14,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from policy.redis_store import RedisStore
-from policy.types import Decision, EngineRecord, KRange, Mode, Schedule
+from specpilot.policy.access import Role
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import Decision, EngineRecord, KRange, Mode, Schedule
 from tests.support.controller_program import TOKEN, Controller, running_controller
 
 EXAMPLES = 40
@@ -46,15 +47,27 @@ def fill(controller: Controller) -> None:
     )
     assert controller.call("/admin/policies/seen", "PUT", {"classes": {"code": {"k_max": 3}}})[0] == 201
     assert controller.call("/admin/policies/seen", "PUT", {})[0] == 428
+    assert controller.call("/admin/policies/seen", "PATCH", {"k_min": 1})[0] == 200
     assert controller.call("/admin/keys", "POST", {"traffic_class": "code"})[0] == 201
+    assert controller.call("/admin/freezes/seen", "PUT", {"hold": "static"})[0] == 200
+
+
+def tokens(controller: Controller) -> dict[str, str]:
+    """A token for each role, none, and one that is not known."""
+    made = {
+        role.value: controller.call("/admin/tokens", "POST", {"name": role, "role": role})[1]["token"] for role in Role
+    }
+    return {**made, "first": TOKEN, "unknown": "no"}
 
 
 def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> None:
     fill(controller)
+    bearer = tokens(controller)
     page = schemathesis.openapi.from_url(f"{controller.url}/openapi.json")
     operations = [found.ok() for found in page.get_all_operations()]
-    assert len(operations) > 12
+    assert len(operations) > 32
     statuses: set[int] = set()
+    written: set[str] = set()
     for operation in operations:
 
         @settings(
@@ -66,20 +79,25 @@ def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> No
             suppress_health_check=list(HealthCheck),
         )
         @given(
-            case=operation.as_strategy(), is_seen=st.booleans(), has_token=st.sampled_from([True, True, True, False])
+            case=operation.as_strategy(),
+            is_seen=st.booleans(),
+            who=st.sampled_from(["first", "first", "admin", "operator", "viewer", "unknown"]),
         )
-        def check(case: schemathesis.Case, is_seen: bool, has_token: bool) -> None:
+        def check(case: schemathesis.Case, is_seen: bool, who: str) -> None:
             if is_seen:
                 for values in (case.path_parameters, case.query):
                     if values and "model" in values:
                         values["model"] = "seen"
-            headers = {"Authorization": f"Bearer {TOKEN}"} if has_token else {"Authorization": "Bearer no"}
-            response = case.call(base_url=controller.url, headers=headers)
+            response = case.call(base_url=controller.url, headers={"Authorization": f"Bearer {bearer[who]}"})
             case.validate_response(response, checks=CHECKS)
             statuses.add(response.status_code)
+            if case.method != "GET" and response.status_code < 400:
+                written.add(who)
 
         check()
-    assert statuses >= {200, 201, 204, 401, 404, 412, 422}
+    assert statuses >= {200, 201, 204, 401, 403, 404, 412, 422}
+    assert "operator" in written
+    assert not {"viewer", "unknown"} & written
 
 
 @pytest.mark.parametrize(
@@ -93,6 +111,15 @@ def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> No
         ("/admin/decisions?model=seen&before=nan", "GET", {}, 422),
         ("/admin/explain?model=seen&at=1e300", "GET", {}, 422),
         ("/admin/policies/seen", "POST", {}, 405),
+        ("/admin/policies/seen/versions/0", "GET", {}, 422),
+        ("/admin/policies/seen/versions/9007199254740993", "GET", {}, 422),
+        ("/admin/policies/%00%F0%9F%99%82/versions", "GET", {}, 200),
+        ("/admin/policies/seen/diff?from=-1&to=1", "GET", {}, 422),
+        ("/admin/audit?after=-1", "GET", {}, 422),
+        ("/admin/audit?after=9&before=3", "GET", {}, 200),
+        ("/admin/policies/seen?comment=" + "x" * 501, "PATCH", {}, 422),
+        ("/admin/policies/seen?validate_only=maybe", "PATCH", {}, 422),
+        ("/admin/freezes/%00", "PUT", {}, 422),
     ],
 )
 def test_odd_values_are_refused_or_served(

@@ -18,7 +18,7 @@ def redis() -> Iterator[RedisServer]:
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "controller", *arguments]
+    command = [sys.executable, "-m", "specpilot.controller", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine_adapter.agent import EngineLink
-from engine_adapter.apply import SpeculationControl
-from policy.clock import SystemClock
-from policy.redis_store import RedisStore
-from policy.types import EngineRecord, KRange, Lease, Schedule
+from specpilot.engine_adapter.agent.agent import EngineLink
+from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import EngineRecord, KRange, Lease, Schedule
 from tests.support.redis_server import RedisServer
 
 RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
@@ -70,7 +70,7 @@ def test_an_engine_registers_follows_and_reports_its_version(server: RedisServer
     until(lambda: len(store.engines()) == 1, 3.0)
     store.publish_schedule(schedule(1, 5), lease)
     assert until(lambda: control.version == 1, 3.0) < 1.0
-    assert control.table(time.monotonic()).k("code", 4) == 5
+    assert control.table(time.monotonic()).k("code", 0, 4) == 5
     until(lambda: store.engines()[0].schedule_version == 1, 3.0)
 
 
@@ -100,7 +100,7 @@ def test_a_restarted_and_emptied_server_loses_nothing_that_matters(
     until(lambda: control.version == 4, 3.0)
     server.stop()
     time.sleep(1.0)
-    assert control.table(time.monotonic()).k("default", 1) == 5
+    assert control.table(time.monotonic()).k("default", 0, 1) == 5
     server.start()
     until(lambda: len(store.engines()) == 1, 5.0)
     assert store.engines()[0].schedule_version == 4
@@ -156,7 +156,7 @@ def test_an_engine_that_starts_leaves_an_expired_schedule_and_takes_the_next(ser
         skewed = replace(schedule(4, 2), issued_at=time.time() - 3600.0)  # of a controller whose clock is slow
         store.publish_schedule(skewed, lease)
         until(lambda: control.version == 4, 3.0)
-        assert control.table(time.monotonic()).k("default", 1) == 2
+        assert control.table(time.monotonic()).k("default", 0, 1) == 2
 
 
 def test_an_engine_that_starts_takes_a_schedule_that_is_still_valid(server: RedisServer) -> None:

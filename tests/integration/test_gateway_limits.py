@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.rate import EXCHANGE_S, PRESENCE_S, PRIOR
-from gateway.snapshot import hash_of
-from policy import keys
-from policy.redis_store import RedisStore
-from policy.types import ApiKey, GatewayUsage
+from specpilot.gateway.engines.snapshot import hash_of
+from specpilot.gateway.limits.rate_limit import EXCHANGE_S, PRESENCE_S, PRIOR
+from specpilot.policy import keys
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import ApiKey, GatewayUsage
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.redis_server import RedisServer
@@ -67,7 +67,7 @@ class Fleet:
         store.close()
 
     def shares(self, key_id: str = "shared") -> list[float]:
-        return [gateway.plane.rates._shares.of(key_id) for gateway in self.gateways]
+        return [gateway.context.rates._shares.of(key_id) for gateway in self.gateways]
 
     async def ask(self, index: int) -> int:
         return (await call(self.gateways[index].port, ASK)).status
@@ -160,7 +160,9 @@ async def test_a_changed_limit_is_in_force_within_a_second(fleet: Fleet) -> None
     await fleet.start(1)
     assert await fleet.ask(0) == 200
     fleet.set_limit(1)
-    await eventually(lambda: fleet.gateways[0].plane.snapshot.keys[hash_of("sk-shared")].requests_per_minute == 1, 1.0)
+    await eventually(
+        lambda: fleet.gateways[0].context.snapshot.keys[hash_of("sk-shared")].requests_per_minute == 1, 1.0
+    )
     found = [await fleet.ask(0) for _ in range(3)]
     assert found == [200, 429, 429]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from controller.collect import Collector
-from controller.prometheus_source import PrometheusSource
-from policy import engine_metrics as names
-from policy.clock import SystemClock
-from policy.types import EngineRecord
+from specpilot.controller.telemetry.prometheus_source import PrometheusSource
+from specpilot.controller.telemetry.scraper import Collector
+from specpilot.policy import engine_metrics as names
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.types import EngineRecord
 from tests.support.stack import free_port
 
 SERVER = shutil.which("prometheus", path="/usr/local/bin:/usr/bin")
@@ -34,9 +34,10 @@ class Page:
             def do_GET(self) -> None:
                 page.trials += 1
                 text = (
-                    f'{names.TRIALS}{{model_name="m",traffic_class="a \\"b\\"",position="1",pid="1"}} {page.trials}\n'
-                    f'{names.TRIALS}{{model_name="m",traffic_class="a \\"b\\"",position="1",pid="2"}} 100\n'
-                    f'{names.STEPS}{{model_name="m",decodes="8",verified="16",width="1"}} 5\n'
+                    f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="1"}} {page.trials}\n'
+                    f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="2"}} 100\n'
+                    f'{names.STEPS}{{model_name="m",decodes="8",verified="16",slots="8",prefill="0"}} 5\n'
+                    f'{names.DECODE_TOKENS}{{model_name="m",traffic_class="a \\"b\\"",band="3"}} 9\n'
                     f'{names.BACKLOG_TOKENS}{{model_name="m"}} 0\nprocess_open_fds 7\n'
                 )
                 self.send_response(200)

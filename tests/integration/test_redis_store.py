@@ -1,4 +1,4 @@
-"""The same suite on the embedded server and, where it is installed, on the system's `redis-server`."""
+"""The same suite on the embedded server and, where it is installed, on the system's: one server, and a cluster."""
 
 import threading
 import time
@@ -7,26 +7,46 @@ from dataclasses import replace
 
 import pytest
 
-from policy import keys
-from policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
-from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
-from policy.redis_store import RedisStore
-from policy.types import ApiKey, Decision, EngineRecord, KRange, Mode, Policy, Schedule
+from specpilot.policy import keys
+from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
+from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import ApiKey, Decision, EngineRecord, KRange, Mode, Policy, Schedule
 from tests.support.redis_server import EMBEDDED, SYSTEM, RedisServer
+from tests.support.redis_topologies import Cluster
 
-SERVERS = [EMBEDDED] if SYSTEM is None else [EMBEDDED, SYSTEM]
+SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}
 
 
-@pytest.fixture(params=SERVERS, ids=["embedded", "system"][: len(SERVERS)])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    running = RedisServer(request.param)
+    running = RedisServer(SERVERS[request.param])
     yield running
     running.close()
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(params=SERVERS if SYSTEM is None else [*SERVERS, "cluster"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "cluster":
+        running = request.getfixturevalue("cluster")
+        running.empty()
+        yield running.url
+    else:
+        server = RedisServer(SERVERS[request.param])
+        yield server.url
+        server.close()
+
+
 @pytest.fixture
-def store(server: RedisServer) -> Iterator[RedisStore]:
-    subject = RedisStore(server.url)
+def store(url: str) -> Iterator[RedisStore]:
+    subject = RedisStore(url)
     yield subject
     subject.close()
 
@@ -69,28 +89,28 @@ def test_two_writers_of_one_version_cannot_both_win(store: RedisStore) -> None:
 def test_a_policy_is_deleted_only_at_the_version_that_was_read(store: RedisStore) -> None:
     store.put_policy(Policy("m"), 0, 1.0)
     with pytest.raises(VersionConflictError):
-        store.delete_policy("m", 7)
-    assert store.delete_policy("m", 1)
-    assert not store.delete_policy("m", None)
+        store.delete_policy("m", 7, 9.0)
+    assert store.delete_policy("m", 1, 9.0)
+    assert not store.delete_policy("m", None, 9.0)
     assert store.policy("m") is None
 
 
 def test_a_policy_that_was_deleted_goes_on_with_its_versions(store: RedisStore) -> None:
     """Or who read version 1 of the old one could overwrite version 1 of the new one unseen."""
     assert store.put_policy(Policy("m"), 0, 1.0).version == 1
-    assert store.delete_policy("m", 1)
-    assert store.put_policy(Policy("m", k_min=1), 0, 2.0).version == 2
+    assert store.delete_policy("m", 1, 9.0)
+    assert store.put_policy(Policy("m", k_min=1), 0, 2.0).version == 3
     with pytest.raises(VersionConflictError):
         store.put_policy(Policy("m", k_min=2), 1, 3.0)
-    assert store.policies()[0].version == 2
-    assert store.delete_policy("m", 2)
+    assert store.policies()[0].version == 3
+    assert store.delete_policy("m", 3, 9.0)
     assert store.put_policy(Policy("other"), 0, 4.0).version == 1
     canary = Experiment(1, "x", Canary(Policy("m", k_max=3)), 0, 0.0)
     store.put_canary(canary, None, 5.0)
     store.put_canary(replace(canary, version=2, outcome=Outcome.PROMOTED), None, 6.0)
     promoted = store.policy("m")
     assert promoted is not None
-    assert (promoted.version, promoted.policy.k_max) == (3, 3)
+    assert (promoted.version, promoted.policy.k_max) == (5, 3)
 
 
 def test_an_older_schedule_never_replaces_a_newer_one(store: RedisStore) -> None:
@@ -189,12 +209,12 @@ def test_an_api_key_that_cannot_be_read_hides_no_other(store: RedisStore) -> Non
         store.api_keys()
 
 
-def test_a_change_is_announced_at_once(store: RedisStore, server: RedisServer) -> None:
+def test_a_change_is_announced_at_once(store: RedisStore, url: str) -> None:
     seen: list[tuple[str | None, float]] = []
     ready = threading.Event()
 
     def follow() -> None:
-        for change in RedisStore(server.url).changes(poll_s=30.0):
+        for change in RedisStore(url).changes(poll_s=30.0, of_pool=(schedule(1).model, schedule(1).pool)):
             seen.append((change, time.monotonic()))
             ready.set()
             if change == keys.SCHEDULES:

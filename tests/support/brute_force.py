@@ -6,16 +6,20 @@ draft, and keeps its own idea of who decodes. It shares no counting code with th
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import REGISTRY
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from engine_adapter import backlog
-from engine_adapter.measure import rounded
-from policy import engine_metrics as names
+from specpilot.engine_adapter.evidence.meter import rounded
+from specpilot.engine_adapter.plan.planner import DraftState
+from specpilot.engine_adapter.vllm import backlog
+from specpilot.policy import engine_metrics as names
 
 Counts = dict[str, dict[str, float]]
+POWERS = [2**exponent for exponent in range(16)]
 
 
 class BruteForce:
@@ -28,8 +32,14 @@ class BruteForce:
         self._decoding: set[str] = set()
         self._allowed: dict[str, int] = {}
         self._due: dict[str, int] = {}
+        self._chosen: dict[str, int] = {}  # the band in which the draft to verify next was given its K
+        self._begins: dict[str, float] = {}
+        self._history: dict[str, list[tuple[int, int]]] = {}  # accepted and tried tokens of each verified draft
+        self._judged: set[str] = set()  # whose drafts vLLM did not drop in the step that ends
+        self._known: dict[str, int] = {}  # how many of these were known when the request was scheduled last
         self._planned: list[str] = []
         self._steps: dict[int, dict[str, Any]] = {}
+        self._watch_beginnings()
         self._watch_scheduler()
         self._watch_worker()
 
@@ -43,17 +53,11 @@ class BruteForce:
     def _watch_scheduler(self) -> None:
         after_schedule, update = Scheduler._update_after_schedule, Scheduler.update_from_output
         draft, preempt = Scheduler.update_draft_token_ids, Scheduler._preempt_request
+        count_draft = Scheduler.make_spec_decoding_stats
 
         def schedule(scheduler: Any, output: Any) -> None:
             after_schedule(scheduler, output)
-            # Still the table under which the previous step's requests were given their next K.
-            self._due |= {key: scheduler.steps.table.k(self._label(key), 1) for key in self._planned}
-            self._planned = list(output.num_scheduled_tokens)
-            self._steps[id(output)] = {
-                "due": {key: self._due.get(key, 0) for key in self._planned},
-                "allowed": {key: self._allowed.pop(key, None) for key in output.num_scheduled_tokens},
-                "read": 0,
-            }
+            self._scheduled(output)
 
         def take_drafts(scheduler: Any, drafts: Any) -> None:
             given = {key: list(tokens) for key, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=False)}
@@ -75,6 +79,7 @@ class BruteForce:
                 for key, index in result.req_id_to_index.items()
                 if result.sampled_token_ids
             }
+            self._judged.clear()
             outputs = update(scheduler, output, result)
             if output.num_scheduled_tokens:
                 delivered = {
@@ -82,6 +87,10 @@ class BruteForce:
                 }
                 self._step(output, sampled, drafts, delivered, labels)
             return outputs
+
+        def note_draft(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._judged.add(kwargs.get("request_id", args[-1] if args else ""))
+            return count_draft(scheduler, *args, **kwargs)
 
         def count_preemption(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             self.seen["preemptions"] += 1
@@ -91,10 +100,35 @@ class BruteForce:
         Scheduler.update_draft_token_ids = take_drafts
         Scheduler.update_from_output = finish
         Scheduler._preempt_request = count_preemption
+        Scheduler.make_spec_decoding_stats = note_draft
+
+    def _scheduled(self, output: Any) -> None:
+        # Still the table, and the histories, by which the previous step's requests were given their next K.
+        for key in self._planned:
+            band = self._chosen[key] = self._band(key)
+            self._due[key] = self._scheduler.steps.table.k(self._label(key), band, 1)
+        self._planned = list(output.num_scheduled_tokens)
+        anew = output.scheduled_cached_reqs.resumed_req_ids
+        allowed = {key: self._allowed.pop(key, None) for key in self._planned}
+        for key in self._planned:
+            history = self._history.setdefault(key, [])
+            is_decode = key in self._decoding and key not in anew
+            if allowed[key] == 0 and is_decode and not output.scheduled_spec_decode_tokens.get(key):
+                history.append((0, 1))
+            self._known[key] = len(history)
+        self._steps[id(output)] = {
+            "due": {key: self._due.get(key, 0) for key in self._planned},
+            "bands": {key: self._chosen.get(key) for key in self._planned},
+            "allowed": allowed,
+            "read": 0,
+            "slots": 0,
+            "context": sum(self._scheduler.requests[key].num_computed_tokens for key in self._planned),
+        }
 
     def _watch_worker(self) -> None:
         catch_up, forward = backlog.Backlog.catch_up, backlog.Backlog._forward
         keep = backlog.Backlog.keep_plain
+        set_inputs = SpecDecodeBaseProposer.set_inputs_first_pass
         output: Any = None
 
         def catch_up_in(own: Any, runner: Any, state: Any, wanted: Any) -> None:
@@ -117,9 +151,38 @@ class BruteForce:
             self.seen["plain_steps"] += 1
             keep(own, runner, state)
 
+        def lay_out(drafter: Any, *arguments: Any, **named: Any) -> Any:
+            batch = named["cad"].batch_size()
+            self._steps[id(output)]["slots"] = batch * drafter.num_speculative_tokens
+            self.seen["subsets"] += batch < len(output.num_scheduled_tokens)
+            self.seen["subsets_with_rejected"] += (
+                batch < len(output.num_scheduled_tokens) and named["num_rejected_tokens_gpu"] is not None
+            )
+            return set_inputs(drafter, *arguments, **named)
+
+        SpecDecodeBaseProposer.set_inputs_first_pass = lay_out
         backlog.Backlog.catch_up = catch_up_in  # type: ignore[method-assign]
         backlog.Backlog.keep_plain = keep_plain  # type: ignore[method-assign]
         backlog.Backlog._forward = run  # type: ignore[method-assign]
+
+    def _band(self, key: str) -> int:
+        """The band of a request, which began where the adapter let it begin, by its drafts before it was scheduled."""
+        history = self._history[key][: self._known[key]]
+        weights = [0.9 ** (len(history) - number) for number in range(1, len(history) + 1)]
+        start = 3.0 * 0.9 ** len(history)
+        accepts = sum(weight * accepted for weight, (accepted, _) in zip(weights, history, strict=True))
+        tried = sum(weight * tried for weight, (_, tried) in zip(weights, history, strict=True))
+        p = (start * self._begins[key] + accepts) / (start + tried)
+        return sum(p >= edge for edge in (0.08, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92))
+
+    def _watch_beginnings(self) -> None:
+        init = DraftState.__init__
+
+        def begin(state: Any, request_id: str, kind: Any, at: float) -> None:
+            self._begins.setdefault(request_id, at)
+            init(state, request_id, kind, at)
+
+        DraftState.__init__ = begin  # type: ignore[assignment, method-assign]
 
     def _label(self, key: str) -> str:
         request = self._scheduler.requests.get(key)
@@ -140,44 +203,58 @@ class BruteForce:
         decodes = [key for key in output.num_scheduled_tokens if key in self._decoding]
         self.seen["padded"] += sum(key not in self._decoding for key in drafts)  # placeholders that nobody drafted
         for key in decodes:
+            k, is_invalid = drafts.get(key, (0, False))
+            if key in self._judged:
+                is_cut = is_invalid or noted["allowed"][key] == k
+                self._history[key].append((sampled[key] - 1, min(sampled[key], k + is_cut)))
             if not delivered.get(key):
                 self.seen["undelivered"] += 1
                 continue
-            k, is_invalid = drafts.get(key, (0, False))
             accepted = sampled[key] - 1
-            label = labels[key]
-            self._add(names.DRAFTS, label, k)
-            self._add(names.DECODE_TOKENS, label, by=delivered[key])
+            label, band = labels[key], noted["bands"][key]
+            self._add(names.DRAFTS, label, band, k)
+            self._add(names.DECODE_TOKENS, label, band, by=delivered[key])
             is_probe = k > noted["due"][key]
             self._add(names.PROBES, label, by=is_probe)
             is_refused = is_invalid or noted["allowed"][key] == k
             for position in range(1, k + 1):
                 if position <= accepted + 1:
-                    self._add(names.TRIALS, label, position)
+                    self._add(names.TRIALS, band, position)
                 if position <= accepted:
-                    self._add(names.ACCEPTS, label, position)
+                    self._add(names.ACCEPTS, band, position)
             if is_refused and accepted == k:
-                self._add(names.TRIALS, label, k + 1)
+                self._add(names.TRIALS, band, k + 1)
             self.seen["probes"] += is_probe
             self.seen["refused"] += is_refused
             self.seen["cut_by_stop"] += delivered[key] < accepted + 1
             self.seen["undrafted"] += k == 0
-        verified = sum(output.num_scheduled_tokens[key] for key in decodes)
-        cell = (rounded(len(decodes)), rounded(verified), output.num_spec_tokens_to_schedule)
-        if len(decodes) < len(output.num_scheduled_tokens):
-            self._add(names.PREFILL_STEPS)
-        elif noted["read"]:
-            octave = max(power for power in (1, 2, 4, 8, 16, 32) if power <= len(decodes))
-            catch_up = (octave, output.num_spec_tokens_to_schedule)
-            self._add(names.CATCH_UP_STEPS, *catch_up)
-            self._add(names.CATCH_UP_STEP_DECODES, *catch_up, by=len(decodes))
-            self._add(names.CATCH_UP_STEP_VERIFIED, *catch_up, by=verified)
-            self._add(names.CATCH_UP_STEP_READ, *catch_up, by=noted["read"])
-        else:
-            self._add(names.STEPS, *cell)
-            self._add(names.STEP_DECODES, *cell, by=len(decodes))
-            self._add(names.STEP_VERIFIED, *cell, by=verified)
         self._decoding |= {key for key in output.num_scheduled_tokens if delivered.get(key)}
+        self._count_step(output, decodes, noted)
+
+    def _count_step(self, output: Any, decodes: list[str], noted: dict[str, Any]) -> None:
+        verified = sum(output.num_scheduled_tokens[key] for key in decodes)
+        prefill = sum(output.num_scheduled_tokens.values()) - verified
+        sizes = (len(decodes), verified, noted["slots"], prefill)
+        octaves = [max((power for power in POWERS if power <= size), default=0) for size in sizes]
+        sums: dict[str, float] = {}
+        if decodes and noted["read"] and not prefill:
+            labels_of_step: Sequence[object] = octaves[:3]
+            sums[names.CATCH_UP_STEPS] = 1
+            sums[names.CATCH_UP_STEP_DECODES] = len(decodes)
+            sums[names.CATCH_UP_STEP_VERIFIED] = verified
+            sums[names.CATCH_UP_STEP_SLOTS] = noted["slots"]
+            sums[names.CATCH_UP_STEP_CONTEXT] = noted["context"]
+            sums[names.CATCH_UP_STEP_READ] = noted["read"]
+        else:
+            labels_of_step = octaves if prefill else (rounded(len(decodes)), rounded(verified), octaves[2], 0)
+            sums[names.STEPS] = 1
+            sums[names.STEP_DECODES] = len(decodes)
+            sums[names.STEP_VERIFIED] = verified
+            sums[names.STEP_SLOTS] = noted["slots"]
+            sums[names.STEP_PREFILL] = prefill
+            sums[names.STEP_CONTEXT] = noted["context"]
+        for name, value in sums.items():
+            self._add(name, *labels_of_step, by=value)
 
 
 def exported(expected: Counts, seconds: float = 5.0) -> Counts:

@@ -1,4 +1,4 @@
-"""Engines for the pure choice: what `gateway.routing.Candidate` asks for, and nothing else."""
+"""Engines for the pure choice: what `gateway.routing.balance.Candidate` asks for, and nothing else."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-from gateway.affinity import hash_of
-from gateway.routing import Standing
-from gateway.wire import RequestFacts, read_facts
+from specpilot.gateway.routing.outlier_detection import OutlierDetection
+from specpilot.gateway.routing.session import hash_of
+from specpilot.gateway.wire.body import RequestFacts, read_facts
 
 CHAT = "/v1/chat/completions"
 
@@ -19,7 +19,7 @@ class One:
 
     work_tokens: float | None = 0.0
     is_draining: bool = False
-    standing: Standing = field(default_factory=Standing)
+    outlier_detection: OutlierDetection = field(default_factory=OutlierDetection)
     engine_id: str = "e"
 
     @property
@@ -27,10 +27,10 @@ class One:
         return hash_of(self.engine_id)
 
 
-def ejected(now: float = 0.0) -> Standing:
-    standing = Standing()
-    standing.eject(now)
-    return standing
+def ejected(now: float = 0.0) -> OutlierDetection:
+    outlier_detection = OutlierDetection()
+    outlier_detection.eject(now)
+    return outlier_detection
 
 
 def fleet(count: int, work_tokens: float = 0.0) -> list[One]:
@@ -59,6 +59,6 @@ def fleets(draw: st.DrawFn, least: int = 0) -> list[One]:
         )
     )
     return [
-        One(work, is_draining, ejected() if is_ejected else Standing(), f"e{at}")
+        One(work, is_draining, ejected() if is_ejected else OutlierDetection(), f"e{at}")
         for at, (work, is_draining, is_ejected) in enumerate(states)
     ]

@@ -1,7 +1,8 @@
 """Acceptance after a spell of K = 0 in a real engine: drafter never off, off and caught up, off and not caught up.
 
 Caught up "in parts" means that every few steps of the spell another third of the requests did, and that in half of
-these steps the drafter ran, for them alone.
+these steps the drafter ran, for them alone. "Left out in turns" means that it ran in every step, at changing width, for
+one half of them and then for the other, as in steps in which some have K = 0 and others not.
 
 Run as a program it prints, for each way, accepted and verified draft tokens after the spell. Text and positions are the
 same in all three, and the KV blocks are recycled, so what a hole shows to the drafter is another request's cache.
@@ -18,33 +19,23 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "
 
 from vllm import LLM, SamplingParams
 
-from engine_adapter import backlog
-from engine_adapter.measure import Draft
-from engine_adapter.plan import DraftState, StepPlan
+from specpilot.engine_adapter.evidence.meter import Draft
+from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
+from specpilot.engine_adapter.vllm import backlog
 from tests.support.stack import DEMO_MODEL, prompts
 
 BEGIN, SPELL, AFTER, K = 16, 128, 100, 7
 REQUESTS = 18
 
 
-def main(mode: str) -> None:
-    """Serve the same requests in each of the ways; `mode`: whether vLLM compiles the models, or runs them "eager"."""
-    llm = LLM(
-        str(DEMO_MODEL / "target"),
-        dtype="float32",
-        enforce_eager=mode == "eager",
-        max_num_seqs=REQUESTS,
-        max_model_len=512,
-        num_gpu_blocks_override=80,
-        enable_prefix_caching=False,
-        scheduler_cls="engine_adapter.scheduler.SpecPilotScheduler",
-        speculative_config={
-            "method": "eagle3",
-            "model": str(DEMO_MODEL / "peagle"),
-            "num_speculative_tokens": K,
-            "parallel_drafting": True,
-        },
-    )
+def main(mode: str, head: str) -> None:
+    """Serve the same requests in each of the ways.
+
+    `mode`: whether vLLM compiles the models, or runs them "eager", or eagerly with "poison": each pass of the drafter
+    first writes NaN over what the target's pass left, as a CUDA graph may, whose outputs share memory with others.
+    `head`: the demo model's `peagle` or `eagle3`.
+    """
+    llm = start(mode, head)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     catch_up, commit = backlog.Backlog.catch_up, scheduler.meter.commit
     drafts: list[Draft] = []
@@ -60,9 +51,14 @@ def main(mode: str) -> None:
             state.k = state.due = K if step >= BEGIN + SPELL else 0
         requests = [state.request_id for state in states]
         if way == "whole" or not BEGIN <= step < BEGIN + SPELL:
-            return StepPlan(max(1, *(state.k for state in states), 0), tuple(requests))
-        is_part = way == "in parts" and step % 5 == 0
-        return StepPlan(int(is_part and step % 2), tuple(requests[step % 3 :: 3]) if is_part else ())
+            return StepPlan(max(1, *(state.k for state in states), 0), catch_up=tuple(requests))
+        width, part = 0, list[str]()
+        if way == "in parts" and step % 5 == 0:
+            width, part = step % 2, requests[step % 3 :: 3]
+        elif way == "left out in turns":
+            width, part = 1 + step % K, requests[step % 2 :: 2]
+        others = set(requests) - set(part) if width else ()
+        return StepPlan(width, catch_up=tuple(part), left_out=tuple(others))
 
     def caught_up_or_not(own: backlog.Backlog, runner: Any, state: Any, wanted: Any) -> None:
         if way == "hole":
@@ -70,9 +66,9 @@ def main(mode: str) -> None:
         seen[way] += not own.rows.by_request().keys().isdisjoint(wanted)
         catch_up(own, runner, state, wanted)
 
-    def noted(shape: Any, seconds: float, outcome: Any) -> None:
+    def noted(shape: Any, seconds: float, context: int, outcome: Any) -> None:
         drafts.extend(outcome.drafts)
-        commit(shape, seconds, outcome)
+        commit(shape, seconds, context, outcome)
 
     scheduler.steps._planner.plan = plan
     scheduler.steps._planner.repeats = lambda *_: 0  # every step asks
@@ -80,7 +76,7 @@ def main(mode: str) -> None:
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]
     sampling = SamplingParams(temperature=0, max_tokens=BEGIN + SPELL + AFTER, ignore_eos=True)
-    for way in ("warm-up", "whole", "caught up", "in parts", "hole"):
+    for way in ("warm-up", "whole", "caught up", "in parts", "left out in turns", "hole"):
         step = 0
         drafts.clear()
         replies = llm.chat(every if way != "warm-up" else every[::-1], sampling, use_tqdm=False)
@@ -95,5 +91,48 @@ def main(mode: str) -> None:
     os._exit(0)  # vLLM's own teardown expects a GPU's
 
 
+def start(mode: str, head: str) -> LLM:
+    """Return an engine of the demo pair with this head, run so."""
+    if mode == "poison":
+        backlog.states_stay = lambda *_: False  # as on an accelerator
+    llm = LLM(
+        str(DEMO_MODEL / "target"),
+        dtype="float32",
+        enforce_eager=mode != "compiled",
+        max_num_seqs=REQUESTS,
+        max_model_len=512,
+        num_gpu_blocks_override=80,
+        enable_prefix_caching=False,
+        scheduler_cls="specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
+        speculative_config={
+            "method": "eagle3",
+            "model": str(DEMO_MODEL / head),
+            "num_speculative_tokens": K,
+            "parallel_drafting": head == "peagle",
+        },
+    )
+    if mode == "poison":
+        poison(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner)
+    return llm
+
+
+def poison(runner: Any) -> None:
+    """Let each pass of the drafter first fill the target's latest outputs with NaN."""
+    execute_model, left = runner.execute_model, list[Any]()
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        output = execute_model(*args, **kwargs)
+        state = runner.execute_model_state
+        left[:] = [] if state is None else [*(state.aux_hidden_states or ()), state.hidden_states]
+        return output
+
+    def fill(*_: Any) -> None:
+        for outputs in left:
+            outputs.fill_(float("nan"))
+
+    runner.execute_model = noting
+    runner.drafter.model.register_forward_pre_hook(fill)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

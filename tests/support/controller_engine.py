@@ -7,11 +7,11 @@ from typing import Self
 import numpy as np
 from aiohttp import web
 
-from controller.observation import LABELS
-from policy.errors import StoreUnavailableError
-from policy.store import Store
-from policy.types import EngineRecord, Schedule
-from tests.closed_loop.plant import CHAT, CODE, JSON, K_MAX, MODEL, POOL, Engine
+from specpilot.controller.estimation.observation import LABELS
+from specpilot.policy.errors import PolicyError
+from specpilot.policy.store import Store
+from specpilot.policy.types import EngineRecord, Schedule
+from tests.closed_loop.plant import K_MAX, MODEL, POOL, Engine, Source
 
 
 class HttpEngine:
@@ -19,7 +19,7 @@ class HttpEngine:
 
     def __init__(self, store: Store, engine_id: str = "engine-0", seed: int = 0, beat_s: float = 0.1) -> None:
         self.plant = Engine(engine_id, np.random.default_rng(seed))
-        self.load: dict[str, int] = {"code": 8}
+        self.sources = [Source("json", 8)]
         self.applied: list[Schedule] = []
         self.is_slow = False
         self.ignores_names = False
@@ -50,11 +50,10 @@ class HttpEngine:
         await self._runner.cleanup()
 
     async def _live(self) -> None:
-        truth = {"code": CODE, "chat": CHAT, "json": JSON, "default": CHAT}
         while True:
             schedule = self.applied[-1] if self.applied else None
-            self.plant.run(self._beat_s, self.load, truth, schedule, 1.0)
-            with suppress(StoreUnavailableError):
+            self.plant.run(self._beat_s, self.sources, schedule)
+            with suppress(PolicyError):
                 await asyncio.to_thread(self._sync)
             await asyncio.sleep(self._beat_s)
 

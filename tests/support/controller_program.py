@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +45,8 @@ class Controller:
         program = [
             sys.executable,
             "-m",
-            f"controller.{words[0]}",
-            *words[1:],
+            "specpilot.cli",
+            *words,
             "--admin-url",
             self.url,
             "--token",
@@ -69,15 +69,20 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_controller(token: str | None = TOKEN) -> Iterator[Controller]:
+def running_controller(
+    token: str | None = TOKEN, *, trusts_this_machine: bool = True, arguments: Sequence[str] = ()
+) -> Iterator[Controller]:
     """A controller with the admin token `token`, until the end of the context."""
     redis = RedisServer()
     port = free_port()
     environment = {**os.environ, "REDIS_URL": redis.url}
     if token is not None:
         environment["SPECPILOT_CONTROLLER_ADMIN_TOKEN"] = token
+    elif trusts_this_machine:
+        environment["SPECPILOT_CONTROLLER_TRUST_THIS_MACHINE"] = "true"
     process = subprocess.Popen(
-        [sys.executable, "-m", "controller", "--port", str(port), "--log-level", "warning"], env=environment
+        [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--log-level", "warning", *arguments],
+        env=environment,
     )
     found = Controller(f"http://127.0.0.1:{port}", redis, process)
     try:

@@ -3,9 +3,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policy.canary import Experiment
-from policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
-from policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, Lease, Policy, Schedule, VersionedPolicy
+from specpilot.policy.audit import AuditEntry
+from specpilot.policy.canary import Experiment
+from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.freeze import Freeze
+from specpilot.policy.history import WRITTEN, Change
+from specpilot.policy.types import (
+    ApiKey,
+    Decision,
+    EngineRecord,
+    GatewayUsage,
+    Lease,
+    Policy,
+    Schedule,
+    VersionedPolicy,
+)
 
 
 @dataclass
@@ -20,6 +32,9 @@ class MemoryStore:
     keys: dict[str, ApiKey] = field(default_factory=dict)
     usage: dict[str, GatewayUsage] = field(default_factory=dict)
     tried: dict[str, Experiment] = field(default_factory=dict)
+    frozen: dict[str, Freeze] = field(default_factory=dict)
+    audited: list[AuditEntry] = field(default_factory=list)
+    unreadable: dict[str, InvalidDocumentError] = field(default_factory=dict)
     leader: Lease | None = None
     fence: int = 0
 
@@ -35,7 +50,13 @@ class MemoryStore:
         self.ping()
         return [self.stored[model] for model in sorted(self.stored)]
 
-    def put_policy(self, policy: Policy, expected_version: int | None, now: float) -> VersionedPolicy:
+    def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
+        self.ping()
+        return {**self.stored, **self.unreadable}
+
+    def put_policy(
+        self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
+    ) -> VersionedPolicy:
         self.ping()
         found = self.stored[policy.model].version if policy.model in self.stored else 0
         if expected_version is not None and expected_version != found:
@@ -43,7 +64,7 @@ class MemoryStore:
         self.stored[policy.model] = VersionedPolicy(found + 1, now, policy)
         return self.stored[policy.model]
 
-    def delete_policy(self, model: str, expected_version: int | None) -> bool:
+    def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = WRITTEN) -> bool:
         self.ping()
         return self.stored.pop(model, None) is not None
 
@@ -61,6 +82,10 @@ class MemoryStore:
             raise FencedError("another controller has led since")
         self.published[schedule.model, schedule.pool] = schedule
 
+    def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
+        self.ping()
+        self.published.pop((model, pool), None)
+
     def canary(self, model: str) -> Experiment | None:
         self.ping()
         return self.tried.get(model)
@@ -69,7 +94,7 @@ class MemoryStore:
         self.ping()
         return list(self.tried.values())
 
-    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float) -> None:
+    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
         self.ping()
         if lease is not None and lease.fence != self.fence:
             raise FencedError("another controller has led since")
@@ -127,6 +152,15 @@ class MemoryStore:
         self.usage[usage.gateway_id] = usage
         return list(self.usage.values())
 
+    def freezes(self) -> Mapping[str, Freeze]:
+        self.ping()
+        return dict(self.frozen)
+
+    def append_audit(self, entry: AuditEntry) -> int:
+        self.ping()
+        self.audited.append(entry)
+        return len(self.audited)
+
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         self.ping()
         if self.leader is None:
@@ -138,5 +172,5 @@ class MemoryStore:
         if self.leader == lease:
             self.leader = None
 
-    def changes(self, poll_s: float) -> Iterator[str | None]:
+    def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         yield None

@@ -1,9 +1,10 @@
 """A real engine in this process under a mixed load, read at vLLM's own boundary: what it replied, what it counted.
 
-`python -m tests.support.exact_engine plain|sync|async` runs the same requests and prints one JSON object: the token ids
-of every reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of
-each step gives beside what the adapter exported. K changes at random, by class, every few steps. A reply that a stop
-string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop beside it.
+`python -m tests.support.exact_engine plain|sync|async [peagle|eagle3]` runs the same requests and prints one JSON
+object: the token ids of every reply that is determined (temperature 0, not aborted) and, with the adapter, what a
+brute-force reading of each step gives beside what the adapter exported. K changes at random, by class and band, every
+few steps. A reply that a stop string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens
+past the stop beside it.
 
 The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
@@ -36,7 +37,8 @@ from vllm import LLM, SamplingParams
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import StructuredOutputsParams
 
-from policy.types import KRange, Schedule
+from specpilot.policy.bands import BANDS, row_name
+from specpilot.policy.types import KRange, Schedule
 from tests.support.brute_force import BruteForce, exported
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
@@ -87,11 +89,11 @@ def make_asynchronous() -> None:
     CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
 
 
-def main(kind: str) -> None:
+def main(kind: str, head: str) -> None:
     """Serve the load and report."""
     if kind == "async":
         make_asynchronous()
-    llm = LLM(str(DEMO_MODEL / "target"), **_options(kind))
+    llm = LLM(str(DEMO_MODEL / "target"), **_options(kind, head))
     core = llm.llm_engine.engine_core.engine_core
     assert core.async_scheduling == (kind == "async")
     control = getattr(core.scheduler, "control", None)
@@ -109,7 +111,7 @@ def main(kind: str) -> None:
     os._exit(0)  # vLLM's own teardown expects a GPU's
 
 
-def _options(kind: str) -> dict[str, Any]:
+def _options(kind: str, head: str) -> dict[str, Any]:
     options: dict[str, Any] = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -126,12 +128,12 @@ def _options(kind: str) -> dict[str, Any]:
     name = "SpecPilotAsyncScheduler" if kind == "async" else "SpecPilotScheduler"
     return options | {
         "async_scheduling": kind == "async",
-        "scheduler_cls": f"engine_adapter.scheduler.{name}",
+        "scheduler_cls": f"specpilot.engine_adapter.vllm.scheduler.{name}",
         "speculative_config": {
             "method": "eagle3",
-            "model": str(DEMO_MODEL / "peagle"),
+            "model": str(DEMO_MODEL / head),
             "num_speculative_tokens": 7,
-            "parallel_drafting": True,
+            "parallel_drafting": head == "peagle",
         },
     }
 
@@ -195,15 +197,17 @@ def _sampling(number: int, traffic_class: str, prompt_tokens: int) -> SamplingPa
 
 
 def _thrash(control: Any, rng: random.Random) -> None:
-    """Change K of every class at random, often to a spell of 0, with and without probes."""
+    """Change K of every class and band at random, often to 0 for some, or a spell of 0 for all; often with probes."""
     if control is None:
         return
     is_dark = rng.random() < 0.4
-    classes = {name: (KRange(1, 32, 0 if is_dark else rng.randrange(8)),) for name in ("default", *CLASSES)}
-    probe_ratio = rng.choice([0.0, 0.0, 0.02, 0.3])
+    named = ("default", *CLASSES)
+    rows = [*named, *(row_name(name, band) for name in named for band in range(BANDS) if rng.random() < 0.6)]
+    classes = {name: (KRange(1, 32, 0 if is_dark else rng.choice([0, 0, 0, 1, 2, 3, 5, 7])),) for name in rows}
+    probe_ratio = rng.choice([0.0, 0.02, 0.3, 1.0])
     schedule = Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, probe_ratio, classes)
     control.offer(schedule, time.monotonic())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "peagle")

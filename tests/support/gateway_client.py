@@ -40,6 +40,8 @@ def request(
 
 
 STREAM = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+ASKING = {**STREAM, "stream_options": {"include_usage": True}}
+"""A stream whose client asks for its usage itself: nothing is taken out of it, so it arrives byte for byte."""
 
 
 class Client:

@@ -14,10 +14,10 @@ from typing import Any
 import orjson
 import uvloop
 
-from gateway.app import create_server
-from gateway.resolve import Lookup, lookup
-from gateway.settings import GatewaySettings
-from policy.clock import SystemClock
+from specpilot.gateway.app import create_server
+from specpilot.gateway.engines.dns import Lookup, lookup
+from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy.clock import SystemClock
 
 
 class GatewayThread:
@@ -30,8 +30,8 @@ class GatewayThread:
         self._thread = threading.Thread(target=lambda: uvloop.run(self.server.serve([listener])))
 
     @property
-    def plane(self) -> Any:
-        return self.server._plane
+    def context(self) -> Any:
+        return self.server._context
 
     @property
     def url(self) -> str:
@@ -62,7 +62,7 @@ class GatewayProgram:
     def __init__(self, arguments: Sequence[str]) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "REDIS_URL"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gateway", "--port", "0", *arguments],
+            [sys.executable, "-P", "-m", "specpilot.gateway", "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             env=environment,
             text=True,

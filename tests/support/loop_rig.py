@@ -1,19 +1,28 @@
 """A whole control loop in virtual time: store in memory, clock by hand, engines of the closed loop as its source."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.lease import Leadership
-from controller.loop import ControlLoop
-from controller.metrics import ControllerMetrics
-from controller.observation import Observation
-from controller.pilot import Pilot
-from controller.record import Recorded
-from policy.types import EngineRecord
-from tests.closed_loop.plant import CHAT, CODE, K_MAX, MODEL, POOL, Engine
+from specpilot.controller.estimation.observation import Observation
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.law.k_table import Ranges, k_at
+from specpilot.controller.lease import Leadership
+from specpilot.controller.loop import ControlLoop
+from specpilot.controller.metrics import ControllerMetrics
+from specpilot.controller.recording.record import Recorded
+from specpilot.policy.bands import BANDS, row_of
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.types import DEFAULT_CLASS, EngineRecord
+from tests.closed_loop.plant import K_MAX, MODEL, POOL, Engine, Source
 from tests.support.controller_store import MemoryStore
+
+
+def k_of(classes: Ranges, band: int = BANDS - 1, decodes: int = 8, name: str = DEFAULT_CLASS) -> int:
+    """K that a schedule's rows give a request."""
+    return k_at(row_of(classes, name, band), decodes)
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Fleet:
 
     store: MemoryStore
     clock: Clock
-    load: dict[str, int] = field(default_factory=lambda: {"code": 8})
+    sources: list[Source] = field(default_factory=lambda: [Source("json", 8)])
     engines: dict[str, Engine] = field(default_factory=lambda: {"one": Engine("one", np.random.default_rng(3))})
     ran_until: float = 99.0
 
@@ -51,7 +60,7 @@ class Fleet:
         schedule = self.store.published.get((MODEL, POOL))
         for engine in self.engines.values():
             if seconds > 0:
-                engine.run(seconds, self.load, {"code": CODE, "chat": CHAT}, schedule, 1.0)
+                engine.run(seconds, self.sources, schedule)
 
 
 @dataclass
@@ -90,8 +99,8 @@ class Rig:
             store, clock, fleet = beside.store, beside.clock, beside.fleet
         leadership, recorded = Leadership(store, holder, clock), list[Recorded]()
         loop = ControlLoop(
-            store=store, leadership=leadership, collector=FleetSource(fleet), pilot=Pilot(),
-            metrics=(metrics := ControllerMetrics()), clock=clock, recorder=recorded.append,
+            store=store, leadership=leadership, collector=FleetSource(fleet), law=ControlLaw(),
+            metrics=(metrics := ControllerMetrics()), clock=clock, recorder=recorded.append, audit=store.append_audit,
         )  # fmt: skip
         return cls(store, clock, fleet, loop, leadership, metrics, recorded)
 
@@ -101,5 +110,7 @@ class Rig:
 
     async def tick(self, count: int = 1) -> None:
         for _ in range(count):
+            with suppress(StoreUnavailableError):
+                self.leadership.renew()
             await self.loop.tick()
             self.clock.at += 1.0

@@ -18,8 +18,8 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VL
 import numpy as np
 from safetensors.numpy import save_file
 
-from bench.engine_worker import runner_of
-from policy.types import KRange, Schedule
+from specpilot.bench.adapter.engine_worker import runner_of
+from specpilot.policy.types import KRange, Schedule
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
 K_MAX = 7
@@ -71,7 +71,7 @@ def main(case: Case) -> None:
         head = {"method": "eagle3", "num_speculative_tokens": K_MAX, "parallel_drafting": not case.is_sequential}
         folder = DEMO_MODEL / ("eagle3" if case.is_sequential else "peagle")
         options = {
-            "scheduler_cls": "engine_adapter.scheduler.SpecPilotScheduler",
+            "scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
             "speculative_config": head | {"model": str(folder)},
         }
     defaults = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 16, "max_model_len": 2048, "seed": 0}
@@ -123,11 +123,13 @@ def _drafter(runner: Any) -> dict[str, Any] | None:
     drafter = getattr(runner, "drafter", None)
     if drafter is None:
         return None
+    from specpilot.engine_adapter.vllm.drafting import of_drafter  # noqa: PLC0415 - imports vLLM, as above
+
     registered = getattr(getattr(runner, "jit_warmup_registry", None), "_registrations", {})
     name = "num_padding_slots_per_request"
     laid_out = [given for items in registered.values() for _, given in items if name in given]
     return {
-        "has_backlog": hasattr(drafter, "_specpilot_backlog"),
+        "has_backlog": of_drafter(drafter) is not None,
         "widths": sorted(given[name] for given in laid_out),
         "others": len({tuple(sorted((given | {name: 0}).items())) for given in laid_out}),
         "slots": drafter.extra_slots_per_request,
@@ -149,10 +151,10 @@ def _watch(scheduler: Any, *, has_adapter: bool) -> tuple[list[str], list[float]
         commit = scheduler.meter.commit
         scheduler.drafted = []
 
-        def timing(shape: Any, duration: float, outcome: Any) -> None:
+        def timing(shape: Any, duration: float, context: int, outcome: Any) -> None:
             durations.append(duration)
             scheduler.drafted.append(len(outcome.drafts))
-            commit(shape, duration, outcome)
+            commit(shape, duration, context, outcome)
 
         scheduler.meter.commit = timing
     return preemptions, durations

@@ -6,9 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from policy.errors import StoreUnavailableError
-from policy.redis_store import RedisStore
 from specpilot.embedded_redis import executable
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
 
 EMBEDDED = executable()
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")  # not the one of a virtual environment

@@ -18,11 +18,12 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "
 
 from vllm import LLM, SamplingParams
 
-from engine_adapter.apply import KTable, Source
-from engine_adapter.backlog import Backlog
-from engine_adapter.measure import Draft
-from engine_adapter.plan import DraftState, StepPlan
+from specpilot.engine_adapter.evidence.meter import Draft
+from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
+from specpilot.engine_adapter.plan.speculation_control import KTable
+from specpilot.engine_adapter.vllm.backlog import Backlog
 from tests.support.exact_engine import make_asynchronous
+from tests.support.k_tables import table
 from tests.support.stack import DEMO_MODEL, prompts
 
 os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "2.25"  # 768 rows of 3 x 256 numbers; `exact_engine` has set less
@@ -34,7 +35,7 @@ SHORT, LONG = 512, 768
 TOKENS = 768
 """A step's, so the long prompt fits into one. As many rows may wait: they are full twice within the spell."""
 
-DARK, LIT = (KTable(Source.SCHEDULE, {"default": (k,)}, 0.0) for k in (0, K))
+DARK, LIT = (table(default=k) for k in (0, K))
 
 
 class Watch:
@@ -62,6 +63,7 @@ class Watch:
     def begin(self, way: str) -> None:
         self.way, self.step = way, 0
         self._planner._least_width = 1 if way == "whole" else 0
+        self._planner._joins_all = way == "whole"
         self.drafts.clear()
         self.seen.clear()
 
@@ -79,10 +81,10 @@ class Watch:
         self.seen["undraftable"] += not about["can_draft"]
         return self._plan(states, table, **about)  # type: ignore[no-any-return]
 
-    def _noted(self, shape: Any, seconds: float, outcome: Any) -> None:
+    def _noted(self, shape: Any, seconds: float, context: int, outcome: Any) -> None:
         if self.step > BEGIN + SPELL:
             self.drafts.extend(outcome.drafts)
-        self._commit(shape, seconds, outcome)
+        self._commit(shape, seconds, context, outcome)
 
     def _caught_up(self, backlog: Backlog, runner: Any, state: Any, wanted: Any) -> None:
         is_needed = not backlog.rows.by_request().keys().isdisjoint(wanted)
@@ -118,7 +120,7 @@ def tell(kind: str, serve: Serve, requests: int, drafter: dict[str, Any], **opti
         enforce_eager=True,
         enable_prefix_caching=False,
         async_scheduling=kind == "async",
-        scheduler_cls=f"engine_adapter.scheduler.SpecPilot{'Async' if kind == 'async' else ''}Scheduler",
+        scheduler_cls=f"specpilot.engine_adapter.vllm.scheduler.SpecPilot{'Async' if kind == 'async' else ''}Scheduler",
         speculative_config={
             "method": "eagle3",
             "model": str(DEMO_MODEL / "peagle"),

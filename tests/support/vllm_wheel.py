@@ -5,7 +5,7 @@ import zipfile
 from importlib import util
 from pathlib import Path
 
-from engine_adapter.vllm_source import Read
+from specpilot.engine_adapter.vllm.source import Read
 
 FOLDER_VARIABLE = "VLLM_WHEELS"
 

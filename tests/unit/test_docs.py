@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.settings import PREFIX, AdapterSettings
-from policy import engine_metrics
 from specpilot.cli import COMMANDS
+from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
+from specpilot.policy import engine_metrics
 from specpilot.up import UpSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,13 +67,18 @@ def test_every_engine_metric_is_documented_and_the_other_way_round() -> None:
 
 BOARD = json.loads((ROOT / "deploy" / "grafana" / "specpilot.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+GPU_METRICS = {f"DCGM_FI_DEV_{name}" for name in ("GPU_UTIL", "FB_USED", "FB_FREE")}
 UNSHOWN = {
     # counts behind ratios that are shown, or read only when something is wrong
     "specpilot_engine_trials_total",
     "specpilot_engine_accepts_total",
-    *(f"specpilot_engine_{name}_total" for name in ("steps", "step_decodes", "step_verified_tokens")),
-    *(f"specpilot_engine_{name}_steps_total" for name in ("prefill", "catch_up")),
-    *(f"specpilot_engine_catch_up_step_{name}_total" for name in ("decodes", "verified_tokens", "read_tokens")),
+    *(f"specpilot_engine_{name}_total" for name in ("steps", "catch_up_steps", "catch_up_step_read_tokens")),
+    *(
+        f"specpilot_engine_{kind}_{name}_total"
+        for kind in ("step", "catch_up_step")
+        for name in ("decodes", "verified_tokens", "slots", "context_tokens")
+    ),
+    "specpilot_engine_step_prefill_tokens_total",
     *(f"specpilot_controller_{name}_step_seconds" for name in ("predicted", "measured")),
     "specpilot_controller_acceptance_ratio",
     *(f"specpilot_controller_tick_{name}" for name in ("seconds", "errors_total")),
@@ -116,6 +121,9 @@ def test_every_query_of_the_dashboard_names_labels_that_its_metric_has(panel: di
         query = target["expr"]
         for name, selected in re.findall(r"(specpilot_\w+?)(?:_bucket)?\b(?:{([^}]*)})?", query):
             assert set(re.findall(r"(\w+)=~?\"", selected)) <= documented[name]
+        if "specpilot_" not in query:
+            assert set(re.findall(r"[A-Z]\w+_\w+", query)) <= GPU_METRICS
+            continue
         first = documented[re.sub(r"_bucket$", "", re.findall(r"specpilot_\w+", query)[0])]
         grouped = [re.split(r", *", names) for names in re.findall(r" by \(([^)]*)\)", query)]
         assert {label for names in grouped for label in names} <= first | {"le"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.chosen import chosen
+from specpilot.bench.chosen import chosen
 
 
 def test_names_come_in_their_order_and_nothing_names_nothing() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.gateway import SCENARIOS, Sample, figures, markdown, summary
-from bench.origin import EVENTS
-from bench.process_tree import cpu_s_of, descriptors_of, memory_by_name, memory_of, tree
+from specpilot.bench.gateway.command import SCENARIOS, Sample, figures, markdown, summary
+from specpilot.bench.gateway.origin import EVENTS
+from specpilot.bench.report.process_tree import cpu_s_of, descriptors_of, memory_by_name, memory_of, tree
 from tests.support.controller_program import free_port
 
 OURS = ("specpilot", "specpilot, 2 workers", "specpilot, not compiled")
@@ -80,8 +80,10 @@ def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:
 @pytest.mark.parametrize("reading", [(), ("parsed",)])
 def test_the_floor_passes_bytes_both_ways(reading: tuple[str, ...]) -> None:
     ports = free_port(), free_port()
-    origin = subprocess.Popen([sys.executable, "-m", "bench.origin", str(ports[0])])
-    relay = subprocess.Popen([sys.executable, "-m", "bench.uvloop_relay", str(ports[1]), str(ports[0]), *reading])
+    origin = subprocess.Popen([sys.executable, "-m", "specpilot.bench.gateway.origin", str(ports[0])])
+    relay = subprocess.Popen(
+        [sys.executable, "-m", "specpilot.bench.gateway.uvloop_relay", str(ports[1]), str(ports[0]), *reading]
+    )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{ports[1]}") as client:
             answers = [_answer(client, words) for words in ("json", "burst", "json")]

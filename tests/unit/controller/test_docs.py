@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.access import Access
-from controller.admin import routes
-from controller.guard import Reason
-from controller.metrics import ControllerMetrics
-from controller.settings import ControllerSettings
-from policy.clock import SystemClock
-from policy.codec import from_plain
-from policy.types import ClassPolicy, MatchRule, Policy
+from specpilot.controller.admin.access import Access, Entrance
+from specpilot.controller.admin.audited import AuditTrail
+from specpilot.controller.admin.routes import routes
+from specpilot.controller.law.reason import Reason
+from specpilot.controller.metrics import ControllerMetrics
+from specpilot.controller.settings import ControllerSettings
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.codec import from_plain
+from specpilot.policy.types import ClassPolicy, MatchRule, Policy
 from tests.support.controller_store import MemoryStore
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +47,8 @@ def test_no_row_names_a_metric_that_is_not_there() -> None:
 
 
 def test_every_route_has_a_row() -> None:
-    router = routes(MemoryStore(), Access(None), SystemClock(), lambda: None)
+    store, clock = MemoryStore(), SystemClock()
+    router = routes(store, Access(store, clock, Entrance()), clock, AuditTrail(store, clock), on_change=lambda: None)
     for route in router.routes:
         path = route.path.replace(":path", "")
         for method in route.methods:

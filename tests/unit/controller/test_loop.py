@@ -3,10 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from controller.facts import Facts, Verdict
-from controller.lease import TTL_S
-from controller.pilot import Pilot
-from policy.types import Lease, Mode, Policy
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.lease import TTL_S
+from specpilot.controller.loop import FORGET_S, HANG_S
+from specpilot.controller.recording.explanation import explain, text
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.types import Lease, Mode, Policy
 from tests.closed_loop.plant import MODEL, POOL
 from tests.support.loop_rig import Rig, registered
 
@@ -26,7 +29,7 @@ async def test_the_first_schedule_is_newer_than_what_engines_report(rig: Rig) ->
 async def test_every_busy_tick_is_recorded_and_a_quiet_one_now_and_then(rig: Rig) -> None:
     await rig.tick(10)
     assert len(rig.store.log) >= 9
-    rig.fleet.load = {}
+    rig.fleet.sources = []
     await rig.tick(5)
     count = len(rig.store.log)
     await rig.tick(20)
@@ -49,14 +52,14 @@ async def test_what_fails_in_one_pool_does_not_stop_the_others(
     rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.store.heartbeat(replace(registered("two", 7), pool="another"), 60.0)
-    steer = Pilot.steer
+    decide = ControlLaw.decide
 
-    def failing(pilot: Pilot, facts: Facts, now: float) -> Verdict:
-        if facts.pool == "another":
+    def failing(law: ControlLaw, context: PoolContext, now: float, at: float) -> TickResult:
+        if context.pool == "another":
             raise IndexError("nobody foresaw this")
-        return steer(pilot, facts, now)
+        return decide(law, context, now, at)
 
-    monkeypatch.setattr(Pilot, "steer", failing)
+    monkeypatch.setattr(ControlLaw, "decide", failing)
     await rig.tick(3)
     assert (MODEL, POOL) in rig.store.published
     assert (MODEL, "another") not in rig.store.published
@@ -69,7 +72,7 @@ async def test_an_engine_that_drafts_less_may_join_a_busy_pool(rig: Rig) -> None
     await rig.tick(20)
     in_force = rig.store.published[MODEL, POOL]
     assert in_force.deepest_k > 2
-    rig.store.heartbeat(replace(registered("two", 7), k_max=2), 60.0)
+    rig.store.heartbeat(replace(registered("two", 7), k_max=2, static_k=2), 60.0)
     await rig.tick()
     assert rig.store.published[MODEL, POOL].version > in_force.version
     assert rig.store.published[MODEL, POOL].deepest_k <= 2
@@ -126,3 +129,60 @@ async def test_a_policy_takes_effect_in_the_next_tick(rig: Rig) -> None:
     await rig.tick()
     assert {item.k for ranges in rig.store.published[MODEL, POOL].classes.values() for item in ranges} == {6}
     assert rig.store.log[-1].reason == "off"
+
+
+async def test_an_engine_that_cannot_speculate_has_no_say_in_its_pool(rig: Rig) -> None:
+    await rig.tick(20)
+    assert rig.store.published[MODEL, POOL].deepest_k > 2
+    rig.store.heartbeat(replace(registered("two", 7), k_max=0, static_k=0), 60.0)
+    await rig.tick(5)
+    assert rig.store.published[MODEL, POOL].deepest_k > 2
+
+
+async def test_a_policy_that_cannot_be_read_holds_its_own_model_only(rig: Rig) -> None:
+    rig.store.heartbeat(replace(registered("two", 7), model="another"), 60.0)
+    await rig.tick(3)
+    held = rig.store.published["another", POOL].version
+    rig.store.unreadable["another"] = InvalidDocumentError("Policy", ())
+    before = rig.store.published[MODEL, POOL].version
+    await rig.tick(5)
+    assert rig.store.published["another", POOL].version == held
+    assert rig.store.published[MODEL, POOL].version > before
+    rig.store.unreadable.clear()
+    await rig.tick(3)
+    assert rig.store.published["another", POOL].version > held
+
+
+async def test_advise_publishes_nothing(rig: Rig) -> None:
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.ADVISE), None, 0.0)
+    await rig.tick(20)
+    assert rig.store.published == {}
+    assert rig.store.log[-1].published is False
+    assert rig.store.log[-1].k == {}
+
+
+async def test_a_pool_that_is_gone_for_long_is_forgotten(rig: Rig) -> None:
+    await rig.tick(5)
+    rig.store.remove_engine("one")
+    await rig.tick(2)
+    assert (MODEL, POOL) in rig.store.published
+    rig.clock.at += FORGET_S + 1
+    await rig.tick(2)
+    assert rig.store.published == {}
+    assert rig.loop._law._pools == {}
+    assert f'pool="{POOL}"' not in rig.page()
+
+
+async def test_a_loop_that_hangs_is_seen_and_leaves_its_lease(rig: Rig) -> None:
+    await rig.tick()
+    assert not rig.loop.is_hanging
+    rig.clock.at += HANG_S + 5
+    assert rig.loop.is_hanging
+    await rig.loop.tick()
+    assert not rig.loop.is_hanging
+
+
+async def test_unknown_is_never_shown_as_a_number(rig: Rig) -> None:
+    await rig.tick(3)
+    assert "NaN" not in rig.page()
+    assert "nan" not in text(explain(list(reversed(rig.store.log))))

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from engine_adapter import __main__ as command
-from engine_adapter import compat
-from engine_adapter.__main__ import main
-from engine_adapter.errors import InvalidSettingsError
-from engine_adapter.settings import AdapterSettings
+from specpilot.engine_adapter import __main__ as command
+from specpilot.engine_adapter.__main__ import main
+from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.engine_adapter.vllm import compat
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_every_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -
     ("name", "remedy"),
     [
         ("SPECPILOT_ENGINE_REDIS_ULR", "did you mean SPECPILOT_ENGINE_REDIS_URL?"),
-        ("SPECPILOT_ENGINE_K_MAX", "remove it, or take one that the manual lists"),
-        ("SPECPILOT_ENGINE_DRAFT_WIDTH", "remove it, or take one that the manual lists"),
+        ("SPECPILOT_ENGINE_K_MAX", "remove it, or take one that the documentation lists"),
+        ("SPECPILOT_ENGINE_DRAFT_WIDTH", "remove it, or take one that the documentation lists"),
     ],
 )
 def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(

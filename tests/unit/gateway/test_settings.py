@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.settings import GatewaySettings
+from specpilot.gateway.settings import GatewaySettings
 
 
 def read(**settings: Any) -> GatewaySettings:

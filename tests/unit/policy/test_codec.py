@@ -1,10 +1,23 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.codec import decode, encode, from_plain, to_plain
-from policy.errors import InvalidDocumentError
-from policy.types import ApiKey, ClassPolicy, Decision, KRange, MatchRule, Mode, Policy, Schedule, VersionedPolicy
+from specpilot.policy.codec import decode, encode, from_plain, to_plain
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.types import (
+    ApiKey,
+    ClassPolicy,
+    Decision,
+    KRange,
+    MatchRule,
+    Mode,
+    Policy,
+    Schedule,
+    Trial,
+    VersionedPolicy,
+)
 
 SCHEDULES = st.builds(
     lambda lengths, k, version, probe: Schedule(
@@ -66,7 +79,12 @@ def faults(kind: type[object], text: str) -> dict[str, str]:
 
 
 def test_every_fault_of_a_policy_is_reported_with_its_field() -> None:
-    found = faults(Policy, '{"model":"m","mode":"fast","classes":{"code":{"k_min":5,"k_max":1,"pin":99}},"colour":1}')
+    with pytest.raises(InvalidDocumentError) as raised:
+        from_plain(
+            Policy,
+            json.loads('{"model":"m","mode":"fast","classes":{"code":{"k_min":5,"k_max":1,"pin":99}},"colour":1}'),
+        )
+    found = {fault.field: fault.problem for fault in raised.value.faults}
     assert set(found) == {"mode", "classes.code", "colour"}
     assert "k_min 5 is above k_max 1" in found["classes.code"]
     assert "pin is 99" in found["classes.code"]
@@ -102,3 +120,22 @@ def test_any_text_at_all_is_a_fault_or_a_policy(text: str) -> None:
         decode(Policy, text)
     except InvalidDocumentError as error:
         assert error.faults
+
+
+def test_what_a_newer_version_added_is_ignored_on_the_wire_and_refused_from_people() -> None:
+    schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.0, {"default": (KRange(1, 4, 2),)})
+    newer = {**json.loads(encode(schedule)), "colour": "red"}
+    assert decode(Schedule, json.dumps(newer)) == schedule
+    with pytest.raises(InvalidDocumentError):
+        from_plain(Schedule, newer)
+    with pytest.raises(InvalidDocumentError):
+        decode(Schedule, json.dumps({**newer, "version": -1}))
+
+
+def test_a_trial_is_for_its_engine_only_and_short() -> None:
+    rows = {"default": (KRange(1, 4, 7),)}
+    schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.02, {"default": (KRange(1, 4, 2),)}, Trial("one", 3.0, rows))
+    assert decode(Schedule, encode(schedule)) == schedule
+    tried, other = schedule.for_engine("one"), schedule.for_engine("two")
+    assert (tried.classes, tried.valid_for_s, tried.probe_ratio, tried.trial) == (rows, 3.0, 0.0, None)
+    assert (other.classes, other.valid_for_s, other.trial) == (schedule.classes, 60.0, None)

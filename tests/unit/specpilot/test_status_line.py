@@ -1,20 +1,21 @@
 from collections import defaultdict
 
-from policy import engine_metrics as names
+from specpilot.policy import engine_metrics as names
 from specpilot.status_line import Sample, worded
 
 
 def sample(**values: float) -> Sample:
+    """`DRAFTS__code__5`: the metric of this name, of a class and, where it has one, of a K."""
     found: Sample = defaultdict(float)
     for key, value in values.items():
-        metric, _, traffic_class = key.partition("__")
-        found[getattr(names, metric), traffic_class] = value
+        metric, traffic_class, k = (key + "____").split("__")[:3]
+        found[getattr(names, metric), traffic_class, k] = value
     return found
 
 
 def test_the_line_tells_rate_k_and_acceptance_length_of_each_busy_class() -> None:
-    before = sample(DRAFTS__code=100, DECODE_TOKENS__code=300, ACTIVE_K__code=5, ACTIVE_K__chat=0)
-    now = sample(DRAFTS__code=200, DECODE_TOKENS__code=690, ACTIVE_K__code=5, ACTIVE_K__chat=0, RUNNING_DECODES__code=4)
+    before = sample(DRAFTS__code__5=100, DECODE_TOKENS__code=300, DRAFTS__chat__0=7)
+    now = sample(DRAFTS__code__5=200, DECODE_TOKENS__code=690, DRAFTS__chat__0=7, RUNNING_DECODES__code=4)
     line = worded(before, now, seconds=2.0)
     assert "4 running" in line
     assert "195 tok/s" in line
@@ -22,7 +23,14 @@ def test_the_line_tells_rate_k_and_acceptance_length_of_each_busy_class() -> Non
     assert "chat" not in line
 
 
+def test_where_bands_of_a_class_have_unlike_k_the_line_tells_mean_and_range() -> None:
+    before = sample(DRAFTS__default__0=10, DRAFTS__default__3=10, DRAFTS__default__5=10, DECODE_TOKENS__default=30)
+    now = sample(DRAFTS__default__0=10, DRAFTS__default__3=20, DRAFTS__default__5=40, DECODE_TOKENS__default=150)
+    assert "default K=4.5 (3..5) AL=3.00" in worded(before, now, seconds=1.0)
+
+
 def test_a_quiet_system_is_idle_and_a_restarted_engine_is_no_negative_rate() -> None:
-    line = worded(sample(DRAFTS__code=100, DECODE_TOKENS__code=300), sample(ACTIVE_K__code=5), seconds=1.0)
+    before = sample(DRAFTS__code__5=100, DECODE_TOKENS__code=300)
+    line = worded(before, sample(DRAFTS__code__5=10), seconds=1.0)
     assert "0 tok/s" in line
     assert line.endswith("idle")

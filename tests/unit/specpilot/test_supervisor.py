@@ -101,3 +101,56 @@ def test_parts_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> Non
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(child)
+
+
+def test_lines_go_to_a_receiver_in_place_of_a_file(tmp_path: Path, said: list[str]) -> None:
+    got: list[tuple[str, str]] = []
+    subject = Supervisor(tmp_path / "logs", said.append, lambda part, line: got.append((part, line)))
+    subject.start([Part("one", python(SLEEPER), lambda: bool(got))], ready_within_s=10.0)
+    subject.stop()
+    assert got == [("one", "hello")]
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_what_keeps_dying_ends_the_whole_with_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpilot.supervisor.PAUSE_LIMIT_S", 0.0)
+    got: list[str] = []
+    subject = Supervisor(tmp_path, got.append, lambda part, line: got.append(f"{part}: {line}"), deaths_limit=3)
+    dies = python("import sys; print('out of memory', flush=True); sys.stdin.read(); sys.exit(9)")
+    subject.start([Part("one", python(SLEEPER), lambda: True)], ready_within_s=10.0)
+    subject._running[0].part.command = dies
+    os.kill(subject.process_ids()["one"], signal.SIGKILL)
+    deadline = time.monotonic() + 20.0
+
+    def watch() -> None:
+        while time.monotonic() < deadline:
+            subject.watch()
+            time.sleep(0.02)
+
+    with pytest.raises(PartFailedError, match=r"one died 3 times in a row:\n(.*\n)*out of memory"):
+        watch()
+    subject.stop()
+
+
+def test_children_of_a_part_that_died_do_not_live_on(supervisor: Supervisor, tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    log = tmp_path / "logs" / "one.log"
+    supervisor.start([Part("one", python(code), lambda: bool(log.read_text().strip()))], ready_within_s=10.0)
+    child = int(log.read_text().split()[0])
+    os.kill(supervisor.process_ids()["one"], signal.SIGKILL)
+    deadline = time.monotonic() + 5.0
+    while state_of(child) not in ("gone", "Z") and time.monotonic() < deadline:
+        supervisor.watch()
+        time.sleep(0.02)
+    assert state_of(child) in ("gone", "Z")
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"

@@ -1,5 +1,6 @@
 """What `specpilot up` makes of its flags, up to the processes it would start."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import GatewaySettings
-from policy.settings import load
 from specpilot import up
-from specpilot.up import UpSettings
+from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy.settings import load
+from specpilot.up_settings import DEMO_TARGET, UpSettings, check, policy_given, read
 from tests.support.stack import free_port
 
 
@@ -53,3 +54,59 @@ def test_a_flag_that_cannot_work_is_one_line_that_names_it(flags: tuple[str, str
     assert done.returncode == 2
     assert f"{flags[0]}:" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--policy", "/nowhere.json"), "cannot read /nowhere.json"),
+        (("--policy", "{"), "--policy:"),
+        (("--policy", '{"model": "demo", "mode": "fast"}'), "mode"),
+        (("--policy", '{"model": "other"}'), "--served-model-name is 'demo'"),
+        (("--model", str(DEMO_TARGET.parent / "eagle3")), "--drafter: missing"),
+    ],
+)
+def test_a_policy_or_model_that_does_not_fit_is_refused(
+    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        check(settings_of(*flags))
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_policy_comes_from_a_file_or_as_it_is(tmp_path: Path) -> None:
+    text = json.dumps({"model": "demo", "mode": "advise"})
+    (tmp_path / "policy.json").write_text(text)
+    for value in (text, str(tmp_path / "policy.json")):
+        found = policy_given(settings_of("--policy", value))
+        assert found is not None
+        assert found.mode == "advise"
+
+
+def test_an_endpoints_variables_are_settings_and_the_operators_own_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.update(
+        {
+            "SM_VLLM_MODEL": str(DEMO_TARGET),
+            "SM_VLLM_MAX_MODEL_LEN": "512",
+            "SAGEMAKER_BIND_TO_PORT": "9001",
+            "SPECPILOT_UP_SERVED_MODEL_NAME": "mine",
+            "SM_VLLM_SERVED_MODEL_NAME": "theirs",
+        }
+    )
+    found = read(["--sagemaker", "--engine-args", "--seed 1"])
+    assert (found.unattended, found.host, found.port, found.public_paths) == (
+        True,
+        "0.0.0.0",
+        9001,
+        "/ping,/invocations",
+    )
+    assert (found.model, found.served_model_name) == (str(DEMO_TARGET), "mine")
+    assert found.engine_args == "--max-model-len 512 --seed 1"
+    gateway = next(part for part in up._servers(found, "unix:///x") if part.name == "gateway")
+    at = list(gateway.command).index("gateway")
+    of_gateway = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
+    assert of_gateway.public_paths == ("/ping", "/invocations")
+    for part in [*up._engines(found, "unix:///x"), up._servers(found, "unix:///x")[0]]:
+        assert "0.0.0.0" not in part.command

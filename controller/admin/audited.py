@@ -1,0 +1,161 @@
+"""Writes one audit entry for every write of the admin API, whatever becomes of it.
+
+`audited` gives a class of routes that does so around each handler, so that no handler can forget it. A handler adds
+what only it knows to the `Note` of its request: what changed, and what the caller said it is for. A dry run changes
+nothing and is not written down, unless its caller was not let in.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request, Response
+from fastapi.routing import APIRoute
+
+from specpilot.controller.admin.access import Caller
+from specpilot.controller.admin.problems import ApiError, refusal_of
+from specpilot.policy.audit import AuditEntry, Result, bounded
+from specpilot.policy.clock import Clock
+from specpilot.policy.codec import encode
+from specpilot.policy.errors import PolicyError
+from specpilot.policy.history import COMMENT_LIMIT, Cause, Change, Difference
+from specpilot.policy.store import Store
+
+AUDIT_LOGGER = "specpilot.audit"
+"""The logger of the entries, one line of JSON each."""
+
+_NOT_LET_IN = (401, 403)
+_log = logging.getLogger(__name__)
+_audit_log = logging.getLogger(AUDIT_LOGGER)
+
+
+@dataclass(slots=True)
+class Note:
+    """What a handler adds to the entry of its call."""
+
+    subject: str
+    comment: str = ""
+    changes: Sequence[Difference] = ()
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What every write may be given besides its body: by whom, what for, and whether it is only tried."""
+
+    caller: Caller
+    note: Note
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether nothing shall be written."""
+        return self.note.is_dry_run
+
+    def change(self, cause: Cause) -> Change:
+        """Return what goes into a policy's history."""
+        return Change(self.caller.name, cause, self.note.comment)
+
+
+def write_of(
+    request: Request,
+    *,
+    validate_only: Annotated[bool, Query(description="a dry run: say what it would do, and write nothing")] = False,
+    comment: Annotated[str, Query(max_length=COMMENT_LIMIT, description="what it is for; goes into the audit")] = "",
+) -> Write:
+    """Return what a call says of itself; a FastAPI dependency."""
+    note = note_of(request)
+    note.comment, note.is_dry_run = comment, validate_only
+    return Write(request.state.caller, note)
+
+
+Writing = Annotated[Write, Depends(write_of)]
+"""The parameter of a handler that writes."""
+
+
+class AuditTrail:
+    """Where entries go: the log first, then Redis. An entry that Redis does not take is in the log."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def append(self, entry: AuditEntry) -> None:
+        """Write `entry`; blocks for the store's time-out at most, and does not raise."""
+        _audit_log.info(encode(entry).decode())
+        try:
+            self._store.append_audit(entry)
+        except PolicyError as error:
+            _log.error("an audit entry is in the log only: %s", error)
+
+    async def record(self, request: Request, action: str, status: int, refusal: ApiError | None) -> None:
+        """Write the entry of a call that was answered with `status`."""
+        note = note_of(request)
+        caller: Caller | None = getattr(request.state, "caller", None)
+        changes, left_out = bounded(note.changes if refusal is None else ())
+        entry = AuditEntry(
+            at=self._clock.now(),
+            who=caller.name if caller else "unknown",
+            role=caller.role.value if caller else "",
+            source=request.client.host if request.client else "",
+            action=action,
+            subject=note.subject[:256],
+            result=_result(status),
+            status=status,
+            code=refusal.code if refusal else "",
+            message=str(refusal)[:1000] if refusal else "",
+            comment=note.comment,
+            changes=changes,
+            changes_left_out=left_out,
+        )
+        await asyncio.to_thread(self.append, entry)
+
+
+def note_of(request: Request) -> Note:
+    """Return the note of a call of an audited route."""
+    if not hasattr(request.state, "note"):
+        request.state.note = Note(next(iter(request.path_params.values()), ""))
+    note: Note = request.state.note
+    return note
+
+
+def audited(trail: AuditTrail) -> type[APIRoute]:
+    """Return the class of routes whose writes go into `trail`."""
+
+    class AuditedRoute(APIRoute):
+        """A route that leaves an entry for each write."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            """Return the handler with the audit around it."""
+            handle = super().get_route_handler()
+            if self.methods <= {"GET", "HEAD"}:
+                return handle
+            action = self.name
+
+            async def call(request: Request) -> Response:
+                try:
+                    response = await handle(request)
+                except Exception as error:
+                    refusal = refusal_of(error)
+                    status = refusal.status if refusal else 500
+                    if not note_of(request).is_dry_run or status in _NOT_LET_IN:
+                        await trail.record(request, action, status, refusal or _unforeseen(error))
+                    raise
+                if not note_of(request).is_dry_run:
+                    await trail.record(request, action, response.status_code, None)
+                return response
+
+            return call
+
+    return AuditedRoute
+
+
+def _unforeseen(error: Exception) -> ApiError:
+    return ApiError(500, "internal_error", f"an error that nobody foresaw: {type(error).__name__}")
+
+
+def _result(status: int) -> Result:
+    if status < 400:  # noqa: PLR2004 - HTTP's own line
+        return Result.DONE
+    return Result.REFUSED if status < 500 else Result.FAILED  # noqa: PLR2004 - HTTP's own line

@@ -1,0 +1,174 @@
+"""The admin API's canaries: start one, look at it, promote or abort it by hand.
+
+One experiment runs for a model at a time; the latest one stays to be looked at until the next begins. A canary may not
+change `match` nor the names of the classes: those are the gateway's, and requests are in a class before it is known
+whose turn it is.
+"""
+
+import asyncio
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from specpilot.controller.admin.audited import Write, Writing
+from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
+from specpilot.controller.admin.policies import PolicyWriter
+from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.replies import CanaryList, refusals
+from specpilot.controller.experiments.canary import described, ended
+from specpilot.policy.canary import Canary, Experiment, Outcome
+from specpilot.policy.codec import from_plain, to_plain
+from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
+from specpilot.policy.history import Cause, Change, Difference, differences
+from specpilot.policy.store import Store
+from specpilot.policy.types import DEFAULT_CLASS, Policy, VersionedPolicy
+
+_CANARY_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "policy": {"$ref": "#/components/schemas/Policy"},
+        **{
+            name: {"type": "number"}
+            for name in (
+                *("share_ratio", "window_s", "min_duration_s", "max_duration_s"),
+                *("minimum_gain_ratio", "tolerance_ratio", "error_ratio"),
+            )
+        },
+    },
+    "required": ["policy"],
+    "additionalProperties": False,
+}
+
+
+def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
+    """Add the routes of canaries to `router`, and return it."""
+    store, clock = writer.store, writer.clock
+
+    async def end(model: str, outcome: Outcome, write: Write) -> JSONResponse:
+        found = await asyncio.to_thread(store.canary, model)
+        if found is None or not found.is_running:
+            raise ApiError(404, "canary_not_running", f"model {model!r} has no running canary", param="model")
+        changes: list[Difference] = []
+        if outcome.is_promotion:
+            present = await writer.found(model)
+            changes = differences(plain_of(present, model), to_plain(found.canary.policy))
+        if write.is_dry_run:
+            forecast = writer.forecast(model, found.canary.policy) if outcome.is_promotion else None
+            return answer(model, None, changes, forecast)
+        write.note.changes = changes
+        last = await asyncio.to_thread(_end, store, found, outcome, clock.now(), write.change(Cause.CANARY))
+        writer.on_change()
+        return JSONResponse(to_plain(last))
+
+    @router.get("/canaries", response_model=CanaryList)
+    async def list_canaries() -> JSONResponse:
+        """The running or latest canary of every model."""
+        return JSONResponse({"canaries": [to_plain(item) for item in await asyncio.to_thread(store.canaries)]})
+
+    @router.get("/canaries/{model:path}", response_model=Experiment)
+    async def get_canary(model: str) -> JSONResponse:
+        """The running or latest canary of a model, with what it came to so far."""
+        found = await asyncio.to_thread(store.canary, model)
+        if found is None:
+            raise ApiError(404, "canary_not_found", f"model {model!r} never had a canary", param="model")
+        if found.is_running:
+            found = replace(found, evidence=described(found, None))
+        return JSONResponse(to_plain(found))
+
+    @router.put(
+        "/canaries/{model:path}",
+        openapi_extra=body_schema(_CANARY_REQUEST),
+        status_code=201,
+        response_model=Experiment,
+        responses={200: {"model": DryRun}, **refusals(409, 412, 413)},
+    )
+    async def start_canary(model: str, request: Request, write: Writing) -> JSONResponse:
+        """Try a policy in turn with the present one; 409 while a canary of the model runs."""
+        canary = _canary(await object_of(request), model)
+        present = await writer.found(model)
+        changes = differences(plain_of(present, model), to_plain(canary.policy))
+        started = await asyncio.to_thread(_started, store, canary, present, clock.now())
+        if write.is_dry_run:
+            return answer(model, None, changes, writer.forecast(model, canary.policy))
+        write.note.changes = changes
+        await asyncio.to_thread(store.put_canary, started, None, clock.now())
+        writer.on_change()
+        return JSONResponse(to_plain(started), status_code=201)
+
+    @router.delete("/canaries/{model:path}", response_model=Experiment | DryRun, responses=refusals(412))
+    async def abort_canary(model: str, write: Writing) -> JSONResponse:
+        """End the running canary; the present policy stays."""
+        return await end(model, Outcome.ABORTED, write)
+
+    @router.post("/canary-promotions/{model:path}", response_model=Experiment | DryRun, responses=refusals(412))
+    async def promote_canary(model: str, write: Writing) -> JSONResponse:
+        """End the running canary; its policy becomes the model's."""
+        return await end(model, Outcome.PROMOTED, write)
+
+    return router
+
+
+def _canary(plain: dict[str, Any], model: str) -> Canary:
+    """The canary that `plain` states; its policy's model may be left out, as the path names it."""
+    policy = plain.get("policy")
+    named = {**plain, "policy": {"model": model, **policy}} if isinstance(policy, dict) else plain
+    try:
+        canary = from_plain(Canary, named)
+    except InvalidDocumentError as error:
+        raise invalid(error.faults, "canary") from error
+    if canary.policy.model != model:
+        problem = f"is {canary.policy.model!r}, but the path names {model!r}; leave it out or make them agree"
+        raise invalid([Fault("policy.model", problem)], "canary")
+    return canary
+
+
+def _started(store: Store, canary: Canary, present: VersionedPolicy | None, now: float) -> Experiment:
+    """Return the experiment that `canary` begins; raises `ApiError` where it may not."""
+    model = canary.policy.model
+    latest = store.canary(model)
+    if latest is not None and latest.is_running:
+        message = f"a canary of {model!r} runs since {latest.started_at:.0f}; abort or promote it first"
+        raise ApiError(409, "canary_running", message, param="model")
+    faults = _gateway_faults(canary.policy, present.policy if present else Policy(model))
+    if faults:
+        raise invalid(faults, "canary")
+    return Experiment(
+        version=(latest.version if latest else 0) + 1,
+        experiment_id=secrets.token_hex(8),
+        canary=canary,
+        base_version=present.version if present else 0,
+        started_at=now,
+    )
+
+
+def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
+    """What `tried` would change for the gateway, which has no turns."""
+    faults = []
+    whole = "a canary's policy is whole, so begin with the present one"
+    if tried.match != present.match:
+        problem = f"differs from the present policy's, but a canary cannot try rules of the gateway; {whole}"
+        faults.append(Fault("policy.match", problem))
+    wanted, named = (sorted({*policy.classes} - {DEFAULT_CLASS}) for policy in (present, tried))
+    if wanted != named:
+        names = f"names {', '.join(named) or 'none'}, but the present policy {', '.join(wanted) or 'none'}"
+        faults.append(Fault("policy.classes", f"{names}, and a canary cannot try other classes; {whole}"))
+    return faults
+
+
+def _end(store: Store, found: Experiment, outcome: Outcome, now: float, change: Change) -> Experiment:
+    """End `found` for an operator, also when the leader counted another block meanwhile."""
+    while True:
+        last = replace(ended(found, outcome, now), version=found.version + 1)
+        try:
+            store.put_canary(last, None, now, change)
+        except VersionConflictError:
+            again = store.canary(found.model)
+            if again is None or not again.is_running or again.version == found.version:
+                raise
+            found = again
+        else:
+            return last

@@ -1,0 +1,34 @@
+// Who did what, when, from where, with before and after; and what was refused.
+
+import { call } from "./api.js";
+import { empty, h, section, show, table } from "./dom.js";
+import { moment, text } from "./format.js";
+
+function row(entry) {
+  const changes = entry.changes.map(([field, before, after]) => `${field}: ${text(before, field)} → ${text(after, field)}`);
+  if (entry.changes_left_out) changes.push(`${entry.changes_left_out} more`);
+  const told = [entry.message, ...changes, entry.comment && `“${entry.comment}”`].filter(Boolean);
+  return [moment(entry.at), { cell: entry.who + (entry.role ? ` (${entry.role})` : ""), class: "wrap" }, entry.source || "–", entry.action.replaceAll("_", " "),
+    { cell: entry.subject || "–", class: "wrap" }, { cell: entry.result, class: entry.result === "done" ? "good" : "bad" },
+    { cell: told.map((line) => h("div", {}, line)), class: "wrap" }];
+}
+
+export function audit(page) {
+  const entries = h("div", {}), wanted = h("input", { type: "search", placeholder: "who, what or which model", oninput: () => draw() });
+  let found = [], limit = 100;
+  page.replaceChildren(section("Audit", "", h("div", { class: "row" }, h("label", {}, "Show only", wanted),
+    h("button", { type: "button", onclick: () => { limit = Math.min(1000, limit + 300); refresh().catch(() => {}); } }, "Load more")), entries));
+
+  function draw() {
+    const words = wanted.value.trim().toLowerCase();
+    const rows = found.filter((entry) => JSON.stringify(entry).toLowerCase().includes(words)).map(row);
+    show(entries, rows.length ? table("Audit", [["when"], ["who"], ["from"], ["what"], ["about"], ["result"], ["changes"]], rows) : empty("nothing yet"));
+  }
+
+  async function refresh() {
+    found = (await call(`audit?limit=${limit}`)).entries;
+    draw();
+  }
+
+  return { refresh, everyS: 2, leave() {} };
+}

@@ -1,0 +1,101 @@
+// The fleet at a glance, and one pool in full: which K, why, from which evidence, with what gain.
+
+import { call } from "./api.js";
+import { goodput, heatMap, survival } from "./charts.js";
+import { empty, h, numbers, section, show, table } from "./dom.js";
+import { clock, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
+
+const POOLS_LIMIT = 24;
+const STALE_HEARTBEAT_S = 6;
+
+const keyOf = (item) => `${item.model}\n${item.pool}`;
+const query = (key) => {
+  const [model, pool] = key.split("\n");
+  return `model=${encodeURIComponent(model)}&pool=${encodeURIComponent(pool)}`;
+};
+
+function summary(why) {
+  if (!why) return [h("p", { class: "why empty" }, "No decision was made yet.")];
+  const step = why.step_s ?? {}, parts = [["K now, by class", kText(why.k, why.bands)]];
+  if (Object.entries(why.k_advised ?? {}).some(([row, k]) => why.k?.[row] !== k)) parts.push(["K advised", kText(why.k_advised, why.bands)]);
+  parts.push(
+    ["running decodes", number(why.running_decodes, 1)],
+    ["measured tokens/s", number(why.goodput?.measured)],
+    ["predicted tokens/s", number(why.goodput?.predicted_in_force)],
+    ["static K, predicted tokens/s", number(why.goodput?.predicted_static)],
+    heldOut(why.hold_out),
+    ["gain over static K, predicted", percent(why.predicted_gain_over_static_ratio)],
+    ["best schedule would add", percent(why.predicted_gain_ratio)],
+    ["step in ms, measured / predicted", `${ms(step.measured)} / ${ms(step.predicted)}`],
+    ["latest change, measured gain", percent(why.latest_change?.measured_gain_ratio)],
+    ["schedule version", number(why.version)]);
+  if (why.canary) parts.push(["canary's gain in goodput", interval(why.canary.goodput_gain_ratio)]);
+  return [h("p", { class: "why" }, h("b", {}, why.reason), " ", why.meaning), numbers(parts)];
+}
+
+function overview(pools, engines, whys, chosen, choose) {
+  const rows = pools.map((key) => {
+    const [model, pool] = key.split("\n"), mine = engines.filter((item) => keyOf(item) === key), why = whys.get(key);
+    const pick = h("button", { type: "button", "aria-pressed": String(key === chosen), onclick: () => choose(key) }, `${model} · ${pool}`);
+    return [pick, number(mine.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k, why?.bands), class: "wrap" },
+      number(why?.running_decodes, 1), number(why?.goodput?.measured), percent(why?.hold_out?.gain_ratio?.mean), percent(why?.predicted_gain_over_static_ratio)];
+  });
+  if (!rows.length) return empty("No engine is registered and no schedule was published. Start an engine with this Redis.");
+  return table("Pools", [["model · pool"], ["engines", true], ["mode"], ["why"], ["K now"], ["running decodes", true],
+    ["tokens/s measured", true], ["over static K, measured", true], ["predicted", true]], rows);
+}
+
+function engineTable(engines, now) {
+  if (!engines.length) return empty("no engine is registered");
+  return table("Engines", [["engine"], ["drafter"], ["vLLM"], ["K max", true], ["version", true], ["heartbeat", true]], engines.map((item) => {
+    const age = Math.max(0, now - item.heartbeat_at);
+    const text = item.draining ? "draining" : `${number(age)} s ago`;
+    return [{ cell: item.engine_id, class: "wrap" }, item.method, item.vllm_version, number(item.k_max), number(item.schedule_version),
+      { cell: text, class: `number ${age < STALE_HEARTBEAT_S ? "good" : "bad"}` }];
+  }));
+}
+
+function decisionTable(decisions) {
+  if (!decisions.length) return empty("none yet");
+  return table("Decisions", [["time"], ["reason"], ["best would gain", true], ["K"]], decisions.slice(0, 14).map((item) =>
+    [clock(item.at), item.reason, percent(item.predicted_gain_ratio), { cell: kText(item.k, item.evidence?.bands), class: "wrap" }]));
+}
+
+export function fleet(page) {
+  let chosen = sessionStorage.getItem("pool") ?? "", isOver = false;
+  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "goodput", "engines", "decisions"].map((name) => [name, h("div", {})]));
+  page.replaceChildren(
+    section("Fleet", "", places.overview),
+    section("Now", "", places.now),
+    section("K by band and running decodes", "half", places.schedule),
+    section("Acceptance by band", "half", places.survival),
+    section("Goodput", "", places.goodput),
+    section("Engines", "half", places.engines),
+    section("Decisions", "half", places.decisions));
+
+  function choose(key) {
+    chosen = key;
+    sessionStorage.setItem("pool", key);
+    refresh().catch(() => {});
+  }
+
+  async function refresh() {
+    const [{ schedules }, { engines, now }] = await Promise.all([call("schedules"), call("engines")]);
+    const pools = [...new Set([...engines, ...schedules].map(keyOf))].sort().slice(0, POOLS_LIMIT);
+    if (!pools.includes(chosen)) chosen = pools[0] ?? "";
+    const found = await Promise.all(pools.map((key) => call(`explain?${query(key)}`).catch(() => null)));
+    const decisions = chosen ? (await call(`decisions?${query(chosen)}&limit=240`)).decisions : [];
+    if (isOver) return;
+    const whys = new Map(pools.map((key, at) => [key, found[at]])), why = whys.get(chosen);
+    const schedule = schedules.find((item) => keyOf(item) === chosen);
+    show(places.overview, overview(pools, engines, whys, chosen, choose));
+    show(places.now, ...summary(why));
+    show(places.schedule, heatMap(schedule?.classes, isKnown(why?.running_decodes) ? why.running_decodes : null));
+    show(places.survival, survival(why?.bands));
+    show(places.goodput, goodput(decisions));
+    show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));
+    show(places.decisions, decisionTable(decisions));
+  }
+
+  return { refresh, everyS: 1, leave: () => { isOver = true; } };
+}

@@ -1,0 +1,61 @@
+// Values as text for a person. What is not known is a dash, never NaN.
+
+const UNKNOWN = "–";
+
+export const isKnown = (value) => typeof value === "number" && Number.isFinite(value);
+
+export function number(value, digits = 0) {
+  if (!isKnown(value)) return UNKNOWN;
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+export const percent = (value) => isKnown(value) ? `${value >= 0 ? "+" : "−"}${number(Math.abs(100 * value), 1)} %` : UNKNOWN;
+
+export const share = (value) => !isKnown(value) ? UNKNOWN : value > 0 && value < 0.005 ? "< 1 %" : `${number(100 * value)} %`;
+
+export const ms = (seconds) => isKnown(seconds) ? number(1000 * seconds, 2) : UNKNOWN;
+
+export const clock = (at) => isKnown(at) ? new Date(1000 * at).toLocaleTimeString() : UNKNOWN;
+
+export const moment = (at) => isKnown(at) ? new Date(1000 * at).toLocaleString() : UNKNOWN;
+
+// A field's value; fields of times hold Unix seconds.
+export const text = (value, field = "") => isKnown(value) && /(^|_)(until|at)$/.test(field) ? moment(value) : value === null || value === undefined ? "none"
+  : typeof value === "object" ? JSON.stringify(value) : String(value);
+
+// A schedule's row: "code" is the class, "code:7" its band 7.
+export function rowName(row) {
+  const [name, band] = row.split(":");
+  return band === undefined ? name : `${name} · band ${band}`;
+}
+
+export function byRow(left, right) {
+  const [a, x] = left.split(":"), [b, y] = right.split(":");
+  return a === b ? Number(x ?? -1) - Number(y ?? -1) : a < b ? -1 : 1;
+}
+
+// The rows that serve somebody, in order: where `default` has bands, its row without one serves nobody.
+export function servingRows(rows) {
+  const names = Object.keys(rows ?? {}).sort(byRow);
+  return names.some((name) => name.startsWith("default:")) ? names.filter((name) => name !== "default") : names;
+}
+
+// K by class, over its bands as a range: those with traffic, where `bands` tells which.
+export function kText(k, bands) {
+  const isPresent = (row) => !row.includes(":") || bands?.[row.split(":")[1]]?.share > 0;
+  const rows = servingRows(k), present = rows.filter(isPresent), found = {};
+  for (const row of present.length ? present : rows) (found[row.split(":")[0]] ??= []).push(k[row]);
+  return Object.entries(found).map(([name, values]) => {
+    const low = Math.min(...values), high = Math.max(...values);
+    return `${name} ${low === high ? low : `${low}–${high}`}`;
+  }).join(", ") || UNKNOWN;
+}
+
+export const interval = (bounds, none = "too few blocks") => bounds ? `${percent(bounds.low)} to ${percent(bounds.high)}` : none;
+
+// What the hold-out says, [label, value]: the gain of adaptive K over the static K, by measurement.
+export function heldOut(found) {
+  const label = "gain over static K, measured (95 %)";
+  if (!found) return [label, "no hold-out"];
+  return [label, interval(found.gain_ratio, `${number(found.windows)} windows, too few`)];
+}

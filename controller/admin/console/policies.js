@@ -1,0 +1,186 @@
+// Policies: edited in a form and as JSON, with the dry run's answer beside; history with diffs and the way back.
+
+import { call, confirm, path } from "./api.js";
+import { diff, dryRun, refusal } from "./answers.js";
+import { empty, h, section, show, table } from "./dom.js";
+import { moment } from "./format.js";
+
+const DRY_RUN_AFTER_MS = 350;
+const FIELDS = [["mode", ["act", "advise", "off"]], ["objective", ["goodput", "latency"]], ["static_k", "whole"], ["k_min", "whole"], ["k_max", "whole"],
+  ["probe_ratio", "number"], ["hold_out_ratio", "number"], ["minimum_gain_ratio", "number"], ["dwell_s", "number"]];
+const OF_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"];
+
+const read = (input) => input.value.trim() === "" ? null : Number(input.value);
+
+export function policies(page) {
+  let model = sessionStorage.getItem("policy") ?? "", version = null, draft = {}, timer = 0, isOver = false;
+  const list = h("div", {}), form = h("div", {}), answer = h("div", { role: "status" }), history = h("div", {}), compared = h("div", {});
+  const json = h("textarea", { rows: 16, spellcheck: "false", "aria-label": "The policy as JSON" });
+  const canary = h("button", { type: "button", onclick: () => tryOut().catch(fail) }, "Try as canary");
+  const save = h("button", { type: "button", class: "primary", onclick: () => write().catch(fail) }, "Write it");
+  const remove = h("button", { type: "button", onclick: () => drop().catch(fail) }, "Delete it");
+  const title = h("h2", {}, "Policy");
+  page.replaceChildren(
+    section("Models", "", list),
+    h("section", { class: "most" }, title, form, h("div", { class: "row" }, save, canary, remove),
+      h("details", {}, h("summary", {}, "As JSON"), json)),
+    section("What it would do", "third", answer),
+    section("History", "half", history),
+    section("What changed", "half", compared));
+
+  json.addEventListener("input", () => {
+    try {
+      draft = JSON.parse(json.value);
+    } catch (error) {
+      clearTimeout(timer);
+      save.disabled = canary.disabled = true;
+      return show(answer, h("p", { class: "bad" }, `This is no JSON: ${error.message}`));
+    }
+    drawForm();
+    later();
+  });
+
+  function fail(error) { show(answer, refusal(error)); }
+
+  function set(target, field, value) {
+    if (value === null) delete target[field]; else target[field] = value;
+    json.value = JSON.stringify(draft, null, 2);
+    later();
+  }
+
+  function input(target, field, kind, label) {
+    if (Array.isArray(kind)) {
+      const select = h("select", { "aria-label": label, onchange: () => set(target, field, select.value) }, kind.map((item) => h("option", { value: item, selected: target[field] === item }, item)));
+      select.value = target[field] ?? kind[0];
+      return select;
+    }
+    const box = h("input", { type: "number", step: kind === "whole" ? "1" : "any", "aria-label": label, value: target[field] ?? "", placeholder: "default",
+      oninput: () => set(target, field, read(box)) });
+    return box;
+  }
+
+  function classRows() {
+    return Object.keys(draft.classes ?? {}).sort().map((name) => [
+      name, ...OF_CLASS.map((field) => input(draft.classes[name], field, "number", `${field} of ${name}`)),
+      h("button", { type: "button", "aria-label": `remove ${name}`, onclick: () => { delete draft.classes[name]; changed(); } }, "Remove")]);
+  }
+
+  function drawForm() {
+    const name = h("input", { type: "text", "aria-label": "name of a new class", placeholder: "new class" });
+    const add = h("button", { type: "button", onclick: () => {
+      if (!name.value.trim()) return;
+      draft.classes = { ...draft.classes, [name.value.trim()]: {} };
+      changed();
+    } }, "Add class");
+    const classes = table("Classes", [["class"], ...OF_CLASS.map((field) => [field.replaceAll("_", " ")]), [""]], classRows());
+    classes.classList.add("classes");
+    form.replaceChildren(
+      h("div", { class: "fields" }, FIELDS.map(([field, kind]) => h("label", {}, field.replaceAll("_", " "), input(draft, field, kind)))),
+      Object.keys(draft.classes ?? {}).length ? classes : empty("No class has wishes of its own."),
+      h("div", { class: "row" }, name, add));
+  }
+
+  function changed() {
+    json.value = JSON.stringify(draft, null, 2);
+    drawForm();
+    later();
+  }
+
+  function later() {
+    clearTimeout(timer);
+    timer = setTimeout(() => tell().catch(fail), DRY_RUN_AFTER_MS);
+  }
+
+  const put = (also) => call(`policies/${path(model)}`, { method: "PUT", body: draft, etag: version, ...also });
+
+  async function tell() {
+    const asked = model;
+    save.disabled = canary.disabled = true;
+    const said = await put({ dry: true });
+    if (isOver || asked !== model) return;
+    save.disabled = canary.disabled = said.changes.length === 0;
+    show(answer, h("p", { class: "empty" }, said.changes.length ? `Would be version ${said.version}.` : version === null ? "The defaults hold." : "This is what holds now."), dryRun(said));
+  }
+
+  async function write() {
+    const said = await put({ dry: true });
+    const comment = await confirm(`Write version ${said.version} of ${model}?`, diff(said.changes));
+    if (comment === null) return;
+    await put({ comment });
+    await open(model);
+  }
+
+  async function tryOut() {
+    const body = { policy: draft }, place = `canaries/${path(model)}`;
+    const said = await call(place, { method: "PUT", body, dry: true });
+    const comment = await confirm(`Let this policy take turns with the present one of ${model}?`, diff(said.changes));
+    if (comment === null) return;
+    await call(place, { method: "PUT", body, comment });
+    location.hash = "#canaries";
+  }
+
+  async function drop() {
+    if (version === null) return;
+    const place = `policies/${path(model)}`, said = await call(place, { method: "DELETE", etag: version, dry: true });
+    const comment = await confirm(`Delete the policy of ${model}? The defaults hold then.`, diff(said.changes));
+    if (comment === null) return;
+    await call(place, { method: "DELETE", etag: version, comment });
+    await open(model);
+  }
+
+  async function rollBack(to) {
+    const place = `policies/${path(model)}/rollback`, body = { version: to };
+    const said = await call(place, { method: "POST", body, dry: true });
+    const comment = await confirm(`Write version ${to} of ${model} again?`, dryRun(said));
+    if (comment === null) return;
+    await call(place, { method: "POST", body, comment });
+    await open(model);
+  }
+
+  async function compare(from, to) {
+    const found = await call(`policies/${path(model)}/diff?from=${from}&to=${to}`);
+    show(compared, h("p", {}, `Version ${from} → ${to}`), diff(found.changes));
+  }
+
+  async function showHistory() {
+    const { versions } = await call(`policies/${path(model)}/versions?limit=300`);
+    const rows = versions.map((item, at) => [String(item.version), moment(item.updated_at), item.cause, { cell: item.author || "unknown", class: "wrap" },
+      { cell: item.comment, class: "wrap" },
+      h("span", {}, h("button", { type: "button", onclick: () => compare(item.version === 1 ? 0 : item.version - 1, item.version).catch(fail) }, "Diff"), " ",
+        at > 0 && item.policy && h("button", { type: "button", onclick: () => rollBack(item.version).catch(fail) }, "Go back to it"))]);
+    history.replaceChildren(rows.length ? table("Versions", [["version", true], ["when"], ["cause"], ["who"], ["comment"], [""]], rows) : empty("It was never written."));
+    compared.replaceChildren(empty("Choose a version's diff."));
+  }
+
+  async function open(name) {
+    model = name;
+    sessionStorage.setItem("policy", name);
+    const found = (await call("policies")).policies.find((item) => item.policy.model === name);
+    version = found ? found.version : null;
+    draft = found ? structuredClone(found.policy) : { model: name, mode: "act" };
+    for (const [field] of Object.entries(draft)) if (draft[field] === null) delete draft[field];
+    for (const wanted of Object.values(draft.classes ?? {})) for (const field of Object.keys(wanted)) if (wanted[field] === null) delete wanted[field];
+    title.textContent = `Policy of ${name}${version === null ? ": none yet, the defaults hold" : `, version ${version}`}`;
+    remove.disabled = version === null;
+    changed();
+    await Promise.all([showHistory(), drawList()]);
+  }
+
+  async function drawList() {
+    const [{ policies: stored }, { engines }] = await Promise.all([call("policies"), call("engines")]);
+    const names = [...new Set([...stored.map((item) => item.policy.model), ...engines.map((item) => item.model)])].sort();
+    const other = h("input", { type: "text", "aria-label": "another model", placeholder: "another model" });
+    list.replaceChildren(h("div", { class: "row" }, names.map((name) => h("button", { type: "button", "aria-pressed": String(name === model), class: name === model && "primary", onclick: () => open(name).catch(fail) }, name)),
+      other, h("button", { type: "button", onclick: () => other.value.trim() && open(other.value.trim()).catch(fail) }, "Open")));
+    return names;
+  }
+
+  return {
+    async refresh() {
+      const names = await drawList();
+      if (model || names.length) await open(names.includes(model) || !names.length ? model : names[0]);
+    },
+    everyS: null,
+    leave: () => { isOver = true; clearTimeout(timer); },
+  };
+}

@@ -1,0 +1,54 @@
+"""What a write would do, said before it is done.
+
+A dry run is refused as the write would be, with every fault by its field. Otherwise it answers with the fields that
+would change and, where K may change, with a forecast: what the law would choose now, beside today.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from specpilot.controller.forecast import PoolForecast
+from specpilot.policy.codec import to_plain
+from specpilot.policy.history import Difference
+from specpilot.policy.types import Policy, VersionedPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The answer to `?validate_only=true`.
+
+    `version` is the one that the document would be stored as, `None` where it has none.
+    """
+
+    dry_run: bool
+    subject: str
+    version: int | None
+    changes: tuple[Difference, ...]
+    forecast: tuple[PoolForecast, ...] | None = None
+
+
+def no_forecast(model: str, policy: Policy | None) -> Sequence[PoolForecast]:
+    """Return that nothing is known: the `Forecast` of a controller that has no law."""
+    del model, policy
+    return ()
+
+
+def plain_of(found: VersionedPolicy | None, model: str) -> Any:
+    """Return a model's policy as plain data; without one, the defaults, as these hold."""
+    return to_plain(found.policy) if found else defaults_of(model)
+
+
+def defaults_of(model: str) -> Any:
+    """Return the defaults as plain data, also of what cannot be a model's name."""
+    return {**to_plain(Policy("any")), "model": model}
+
+
+def answer(
+    subject: str, version: int | None, changes: Sequence[Difference], forecast: Sequence[PoolForecast] | None = None
+) -> JSONResponse:
+    """Return a dry run's answer."""
+    found = DryRun(True, subject, version, tuple(changes), None if forecast is None else tuple(forecast))
+    return JSONResponse(to_plain(found))

@@ -1,0 +1,39 @@
+"""When something of the admin API ends: at a time, or so many seconds from now. Both in one request is a fault."""
+
+from typing import Any
+
+from specpilot.policy.errors import Fault
+
+LONGEST_S = 10 * 366 * 86_400
+"""Ten years; it only catches times in milliseconds."""
+
+EXPIRY_FIELDS = ("expires_at", "expires_in_s")
+EXPIRY: dict[str, Any] = {
+    "expires_at": {"type": ["number", "null"], "description": "Unix seconds; null: it does not expire"},
+    "expires_in_s": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_S},
+}
+
+
+def expiry_faults(
+    plain: dict[str, Any], now: float, at: str = "expires_at", within: str = "expires_in_s"
+) -> list[Fault]:
+    """Return what is wrong with the fields `at` and `within` of a request."""
+    faults = []
+    for name, low, high in ((at, now, now + LONGEST_S), (within, 0.0, LONGEST_S)):
+        value = plain.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            faults.append(Fault(name, "must be a number of seconds"))
+        elif not low < value <= high:
+            faults.append(Fault(name, f"is {value:g}; it must be above {low:.0f} and at most {high:.0f}"))
+    if plain.get(at) is not None and plain.get(within) is not None:
+        faults.append(Fault(within, f"and {at} say the same; give one of them"))
+    return faults
+
+
+def expiry_in(plain: dict[str, Any], now: float, at: str = "expires_at", within: str = "expires_in_s") -> float | None:
+    """Return the end in Unix seconds that a request without faults states; `None` where it names none."""
+    if plain.get(within) is not None:
+        return now + float(plain[within])
+    return None if plain.get(at) is None else float(plain[at])

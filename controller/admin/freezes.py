@@ -1,0 +1,119 @@
+"""The admin API's freezes: K of a model, or of everything, stays until it is lifted or its time is over.
+
+The leader reads them every tick, so a freeze is on every engine within one interval and the engines' own second.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from specpilot.controller.admin.audited import Write, Writing
+from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.dry_run import DryRun, answer
+from specpilot.controller.admin.expiry import expiry_faults, expiry_in
+from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.replies import FreezeList, refusals
+from specpilot.policy.clock import Clock
+from specpilot.policy.codec import to_plain
+from specpilot.policy.errors import Fault
+from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
+from specpilot.policy.history import differences
+from specpilot.policy.store import Store
+from specpilot.policy.types import is_name
+
+_FIELDS = ("hold", "until", "for_s")
+_FREEZE_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "hold": {"enum": [hold.value for hold in Hold], "default": Hold.CURRENT.value},
+        "until": {"type": ["number", "null"], "description": "Unix seconds; null: until it is lifted"},
+        "for_s": {"type": "number", "exclusiveMinimum": 0},
+    },
+    "additionalProperties": False,
+}
+
+
+def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
+    """Add the routes of freezes to `router`, and return it."""
+
+    async def begin(model: str, request: Request, write: Write) -> JSONResponse:
+        write.note.subject = model
+        if model != EVERYTHING and not is_name(model):
+            raise invalid([Fault("model", "must be 1 to 256 printable ASCII characters without a space")], "freeze")
+        freeze = _freeze(await object_of(request), model, write, clock.now())
+        found = (await asyncio.to_thread(store.freezes)).get(model)
+        changes = differences(_shown(found), _shown(freeze))
+        if write.is_dry_run:
+            return answer(model, None, changes)
+        write.note.changes = changes
+        await asyncio.to_thread(store.put_freeze, freeze)
+        on_change()
+        return JSONResponse(to_plain(freeze))
+
+    async def lift(model: str, write: Write) -> Response:
+        write.note.subject = model
+        found = (await asyncio.to_thread(store.freezes)).get(model)
+        if found is None:
+            raise ApiError(404, "not_frozen", f"{_name(model)} is not frozen", param="model")
+        changes = differences(_shown(found), {})
+        if write.is_dry_run:
+            return answer(model, None, changes)
+        write.note.changes = changes
+        await asyncio.to_thread(store.delete_freeze, model)
+        on_change()
+        return Response(status_code=204)
+
+    @router.get("/freezes", response_model=FreezeList)
+    async def list_freezes() -> JSONResponse:
+        """The freezes in force; the model `*` is everything."""
+        found, now = await asyncio.to_thread(store.freezes), clock.now()
+        return JSONResponse({"freezes": [to_plain(item) for item in found.values() if item.holds(now)], "now": now})
+
+    body = body_schema(_FREEZE_REQUEST, is_required=False)
+    written: dict[str, Any] = {"response_model": Freeze | DryRun, "responses": refusals(413), "openapi_extra": body}
+    lifted: dict[str, Any] = {"status_code": 204, "responses": {200: {"model": DryRun}}}
+
+    @router.put("/freezes", **written)
+    async def freeze_everything(request: Request, write: Writing) -> JSONResponse:
+        """Freeze K of every model, until it is lifted or a time is over."""
+        return await begin(EVERYTHING, request, write)
+
+    @router.put("/freezes/{model:path}", **written)
+    async def freeze_model(model: str, request: Request, write: Writing) -> JSONResponse:
+        """Freeze K of one model, until it is lifted or a time is over."""
+        return await begin(model, request, write)
+
+    @router.delete("/freezes", **lifted)
+    async def unfreeze_everything(write: Writing) -> Response:
+        """Lift the freeze of everything; those of single models stay."""
+        return await lift(EVERYTHING, write)
+
+    @router.delete("/freezes/{model:path}", **lifted)
+    async def unfreeze_model(model: str, write: Writing) -> Response:
+        """Lift the freeze of one model."""
+        return await lift(model, write)
+
+    return router
+
+
+def _freeze(plain: dict[str, Any], model: str, write: Write, now: float) -> Freeze:
+    faults = [Fault(name, f"is not known; give {', '.join(_FIELDS)}") for name in plain if name not in _FIELDS]
+    hold = plain.get("hold", Hold.CURRENT.value)
+    if hold not in tuple(Hold):
+        faults.append(Fault("hold", f"must be one of {', '.join(Hold)}"))
+    faults += expiry_faults(plain, now, "until", "for_s")
+    if faults:
+        raise invalid(faults, "freeze")
+    until = expiry_in(plain, now, "until", "for_s")
+    return Freeze(model, Hold(str(hold)), now, until, write.caller.name, write.note.comment)
+
+
+def _shown(freeze: Freeze | None) -> dict[str, Any]:
+    return {} if freeze is None else {"hold": freeze.hold.value, "until": freeze.until}
+
+
+def _name(model: str) -> str:
+    return "everything" if model == EVERYTHING else repr(model)

@@ -1,0 +1,222 @@
+"""The admin API's client keys: made and shown once, stored as SHA-256 only."""
+
+import asyncio
+import hashlib
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from specpilot.controller.admin.audited import Writing
+from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.dry_run import DryRun, answer
+from specpilot.controller.admin.expiry import EXPIRY, EXPIRY_FIELDS, expiry_faults, expiry_in
+from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import Fault
+from specpilot.policy.history import differences
+from specpilot.policy.store import Store
+from specpilot.policy.types import RATE_LIMIT_MAX, ApiKey, is_class_name, rate_faults
+
+_FIELDS = ("traffic_class", "allowed_classes", "requests_per_minute", "tokens_per_minute", *EXPIRY_FIELDS)
+_LONGEST_GRACE_S = 30 * 86_400.0
+
+_CLASS = {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,31}$"}
+_LIMIT = {"type": ["integer", "null"], "minimum": 1, "maximum": RATE_LIMIT_MAX}
+_KEY_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "traffic_class": {"anyOf": [_CLASS, {"type": "null"}]},
+        "allowed_classes": {"anyOf": [{"type": "array", "items": _CLASS}, {"type": "null"}]},
+        "requests_per_minute": _LIMIT,
+        "tokens_per_minute": _LIMIT,
+        **EXPIRY,
+    },
+    "additionalProperties": False,
+}
+_ROTATION: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "grace_s": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": _LONGEST_GRACE_S,
+            "description": "seconds for which the old key is still good; 0 by default",
+        }
+    },
+    "additionalProperties": False,
+}
+
+
+def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
+    """Add the routes of client keys to `router`, and return it."""
+
+    async def existing(key_id: str) -> ApiKey:
+        found = next((key for key in await asyncio.to_thread(store.api_keys) if key.key_id == key_id), None)
+        if found is None:
+            raise _unknown(key_id)
+        return found
+
+    @router.get("/keys", response_model=KeyList)
+    async def list_keys() -> JSONResponse:
+        """Client keys, without the keys: only their ids and what they may."""
+        found = await asyncio.to_thread(store.api_keys)
+        return JSONResponse({"keys": [_shown(key) for key in found], "now": clock.now()})
+
+    @router.post(
+        "/keys",
+        openapi_extra=body_schema(_KEY_REQUEST),
+        status_code=201,
+        response_model=NewKey,
+        responses={200: {"model": DryRun}, **refusals(413)},
+    )
+    async def add_key(request: Request, write: Writing) -> JSONResponse:
+        """Make a client key from what it may, every field optional. It is shown only this once."""
+        secret = _secret()
+        blank = ApiKey(secrets.token_hex(6), _sha256(secret))
+        key = replace(blank, **_key_request(await object_of(request), clock.now()))
+        changes = differences(_shown(blank), _shown(key))
+        if write.is_dry_run:
+            return answer("", None, changes)
+        write.note.subject, write.note.changes = key.key_id, changes
+        await asyncio.to_thread(store.put_api_key, key)
+        return JSONResponse({**_shown(key), "key": secret}, status_code=201)
+
+    @router.patch(
+        "/keys/{key_id}",
+        openapi_extra=body_schema(_KEY_REQUEST),
+        response_model=KeyShown | DryRun,
+        responses=refusals(413),
+    )
+    async def change_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
+        """Change what a client key may; `null` resets a field, what is not named stays."""
+        wanted = _key_request(await object_of(request), clock.now())
+        before = await existing(key_id)
+        if write.is_dry_run:
+            return answer(key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
+        changed = await asyncio.to_thread(_change, store, key_id, wanted)
+        if changed is None:
+            raise _unknown(key_id)
+        before, after = changed
+        write.note.changes = differences(_shown(before), _shown(after))
+        return JSONResponse(_shown(after))
+
+    @router.post(
+        "/keys/{key_id}/rotate",
+        openapi_extra=body_schema(_ROTATION, is_required=False),
+        response_model=NewKey | DryRun,
+        responses=refusals(413),
+    )
+    async def rotate_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
+        """Make a client key anew under its id; the old one is good for `grace_s` more seconds."""
+        grace_s = _grace_in(await object_of(request))
+        secret = _secret()
+        before = await existing(key_id)
+        until = clock.now() + grace_s
+        wanted: dict[str, Any] = {
+            "sha256": _sha256(secret),
+            "previous_sha256": before.sha256 if grace_s else None,
+            "previous_expires_at": until if grace_s else None,
+        }
+        if write.is_dry_run:
+            return answer(key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
+        changed = await asyncio.to_thread(_change, store, key_id, wanted)
+        if changed is None:
+            raise _unknown(key_id)
+        before, after = changed
+        write.note.changes = differences(_shown(before), _shown(after))
+        return JSONResponse({**_shown(after), "key": secret})
+
+    @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}})
+    async def delete_key(key_id: str, write: Writing) -> Response:
+        """Revoke a client key."""
+        changes = differences(_shown(await existing(key_id)), {})
+        if write.is_dry_run:
+            return answer(key_id, None, changes)
+        write.note.changes = changes
+        if not await asyncio.to_thread(store.delete_api_key, key_id):
+            raise _unknown(key_id)
+        return Response(status_code=204)
+
+    return router
+
+
+def _secret() -> str:
+    return "sk-" + secrets.token_urlsafe(32)
+
+
+def _sha256(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _grace_in(plain: dict[str, Any]) -> float:
+    faults = [Fault(name, "is not known; give grace_s or nothing") for name in plain if name != "grace_s"]
+    grace_s = plain.get("grace_s", 0)
+    is_number = isinstance(grace_s, int | float) and not isinstance(grace_s, bool)
+    if not is_number or not 0 <= grace_s <= _LONGEST_GRACE_S:
+        faults.append(Fault("grace_s", f"must be a number of seconds between 0 and {_LONGEST_GRACE_S:.0f}"))
+    if faults:
+        raise invalid(faults, "rotation")
+    return float(grace_s)
+
+
+def _change(store: Store, key_id: str, wanted: dict[str, Any]) -> tuple[ApiKey, ApiKey] | None:
+    """Change the key, as often as somebody else was faster; `None` when there is none, or no more.
+
+    Returns what it was and what it is.
+    """
+    while True:
+        found = next((key for key in store.api_keys() if key.key_id == key_id), None)
+        if found is None:
+            return None
+        changed = replace(found, **wanted)
+        if store.change_api_key(found, changed):
+            return found, changed
+
+
+def _unknown(key_id: str) -> ApiError:
+    return ApiError(404, "key_not_found", f"there is no key {key_id!r}", param="key_id")
+
+
+def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:
+    """Return the fields of `ApiKey` that a request states."""
+    faults = [
+        Fault(name, f"is not known; give {', '.join(_FIELDS)} or nothing") for name in plain if name not in _FIELDS
+    ]
+    traffic_class = plain.get("traffic_class")
+    allowed = plain.get("allowed_classes")
+    if traffic_class is not None and not (isinstance(traffic_class, str) and is_class_name(traffic_class)):
+        faults.append(Fault("traffic_class", "is not a class name (lower case, at most 32 characters)"))
+    if allowed is not None and not (
+        isinstance(allowed, list) and all(isinstance(item, str) and is_class_name(item) for item in allowed)
+    ):
+        faults.append(Fault("allowed_classes", "must be a list of class names"))
+    for name in ("requests_per_minute", "tokens_per_minute"):
+        limit = plain.get(name)
+        if limit is not None and type(limit) is not int:
+            faults.append(Fault(name, "must be a whole number, or null for no limit"))
+        else:
+            faults.extend(Fault(name, fault) for fault in rate_faults(**{name: limit}))
+    faults += expiry_faults(plain, now)
+    if faults:
+        raise invalid(faults, "key request")
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    if found.keys() & EXPIRY_FIELDS:
+        found["expires_at"] = expiry_in(plain, now)
+        found.pop("expires_in_s", None)
+    return found
+
+
+def _shown(key: ApiKey) -> dict[str, Any]:
+    return {
+        "key_id": key.key_id,
+        "traffic_class": key.traffic_class,
+        "allowed_classes": None if key.allowed_classes is None else list(key.allowed_classes),
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
+        "expires_at": key.expires_at,
+        "previous_expires_at": key.previous_expires_at,
+    }

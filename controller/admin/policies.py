@@ -1,0 +1,247 @@
+"""The admin API's policies: versioned documents with ETag and If-Match.
+
+A policy's ETag is its version. Replacing one needs `If-Match`, so that two operators cannot overwrite each other
+unseen; the second is told what changed since. `on_change` is called after every write, so that the loop need not wait
+for its next tick.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import JSONResponse
+
+from specpilot.controller.admin.audited import Write, Writing
+from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
+from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.replies import PolicyList, refusals
+from specpilot.controller.forecast import Forecast
+from specpilot.policy.clock import Clock
+from specpilot.policy.codec import from_plain, schema, to_plain
+from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
+from specpilot.policy.history import Cause, Difference, PolicyVersion, differences
+from specpilot.policy.store import Store
+from specpilot.policy.types import Policy, VersionedPolicy
+
+IfMatch = Annotated[str | None, Header(alias="If-Match")]
+IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
+_CHANGES_TOLD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWriter:
+    """Writes policies for the API: what all of its ways to write one have in common."""
+
+    store: Store
+    clock: Clock
+    forecast: Forecast
+    on_change: Callable[[], None]
+
+    async def found(self, model: str) -> VersionedPolicy | None:
+        """Return the policy of `model`; `None` without one."""
+        return await asyncio.to_thread(self.store.policy, model)
+
+    async def existing(self, model: str) -> VersionedPolicy:
+        """Return the policy of `model`; raises `ApiError` 404 without one."""
+        found = await self.found(model)
+        if found is None:
+            raise ApiError(404, "policy_not_found", f"model {model!r} has no policy; the defaults hold", param="model")
+        return found
+
+    async def put(self, policy: Policy, found: VersionedPolicy | None, write: Write, cause: Cause) -> Response:
+        """Write `policy` over `found`, or say what that would do."""
+        model = policy.model
+        changes = differences(plain_of(found, model), to_plain(policy))
+        if write.is_dry_run:
+            return answer(model, await self._next_version(model, found), changes, self.forecast(model, policy))
+        write.note.changes = changes
+        expected, now = found.version if found else 0, self.clock.now()
+        try:
+            stored = await asyncio.to_thread(self.store.put_policy, policy, expected, now, write.change(cause))
+        except VersionConflictError as error:
+            raise await self.conflict(model, expected, str(error)) from error
+        self.on_change()
+        return policy_response(stored, status=201 if found is None else 200)
+
+    async def delete(self, found: VersionedPolicy, write: Write) -> Response:
+        """Remove `found`, or say what that would do."""
+        model = found.policy.model
+        changes = differences(to_plain(found.policy), to_plain(Policy(model)))
+        if write.is_dry_run:
+            return answer(model, found.version + 1, changes, self.forecast(model, None))
+        write.note.changes = changes
+        change, now = write.change(Cause.DELETE), self.clock.now()
+        try:
+            await asyncio.to_thread(self.store.delete_policy, model, found.version, now, change)
+        except VersionConflictError as error:
+            raise await self.conflict(model, found.version, str(error)) from error
+        self.on_change()
+        return Response(status_code=204)
+
+    async def expected(
+        self, model: str, found: VersionedPolicy | None, if_match: str | None, if_none_match: str | None
+    ) -> None:
+        """Raise `ApiError` unless the caller's conditions allow that `found` is replaced."""
+        try:
+            _check_conditions(found, if_match, if_none_match)
+        except ApiError as error:
+            seen = _version_in(if_match)
+            if error.status != 412 or seen is None or found is None or seen >= found.version:  # noqa: PLR2004
+                raise
+            raise await self.conflict(model, seen, str(error)) from error
+
+    async def conflict(self, model: str, seen: int, message: str) -> ApiError:
+        """Return the refusal of a write over `seen`, with who changed what since."""
+        versions = [
+            item for item in await asyncio.to_thread(self.store.policy_versions, model, 50) if item.version > seen
+        ]
+        before = await asyncio.to_thread(self.store.policy_version, model, seen)
+        told = _since(before, versions) if versions else ""
+        return ApiError(412, "version_conflict", message + told, param="If-Match")
+
+    async def _next_version(self, model: str, found: VersionedPolicy | None) -> int:
+        if found is not None:
+            return found.version + 1
+        latest = await asyncio.to_thread(self.store.policy_versions, model, 1)
+        return latest[0].version + 1 if latest else 1
+
+
+def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
+    """Add the routes of policies to `router`, and return it."""
+    store = writer.store
+
+    @router.get("/policies", response_model=PolicyList)
+    async def list_policies() -> JSONResponse:
+        """Every policy with its version."""
+        return JSONResponse({"policies": [to_plain(item) for item in await asyncio.to_thread(store.policies)]})
+
+    @router.get("/policy-schema", response_model=dict[str, Any])
+    async def policy_schema() -> JSONResponse:
+        """The JSON schema of a policy."""
+        return JSONResponse(schema(Policy))
+
+    @router.get("/policies/{model:path}", response_model=VersionedPolicy)
+    async def get_policy(model: str) -> Response:
+        """One policy; its ETag goes into If-Match of a later PUT."""
+        return policy_response(await writer.existing(model))
+
+    @router.put(
+        "/policies/{model:path}",
+        openapi_extra=body_schema({"$ref": "#/components/schemas/Policy"}),
+        response_model=VersionedPolicy | DryRun,
+        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
+    )
+    async def put_policy(
+        model: str, request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    ) -> Response:
+        """Create a policy (If-None-Match: * or nothing) or replace one (If-Match: its ETag)."""
+        policy = policy_from(await object_of(request), model)
+        found = await writer.found(model)
+        await writer.expected(model, found, if_match, if_none_match)
+        return await writer.put(policy, found, write, Cause.PUT)
+
+    @router.patch(
+        "/policies/{model:path}",
+        openapi_extra=body_schema({"type": "object"}),
+        response_model=VersionedPolicy | DryRun,
+        responses=refusals(400, 412, 413),
+    )
+    async def patch_policy(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> Response:
+        """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
+        change = await object_of(request)
+        found = await writer.existing(model)
+        if if_match is not None:
+            await writer.expected(model, found, if_match, None)
+        policy = policy_from(_merged(to_plain(found.policy), change), model)
+        return await writer.put(policy, found, write, Cause.PATCH)
+
+    @router.delete("/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412)})
+    async def delete_policy(model: str, write: Writing, if_match: IfMatch = None) -> Response:
+        """Remove a policy; the defaults hold from then on."""
+        found = await writer.existing(model)
+        if if_match is not None:
+            await writer.expected(model, found, if_match, None)
+        return await writer.delete(found, write)
+
+    return router
+
+
+def policy_response(found: VersionedPolicy, status: int = 200) -> JSONResponse:
+    """Return a policy with its ETag."""
+    return JSONResponse(to_plain(found), status_code=status, headers={"ETag": f'"{found.version}"'})
+
+
+def policy_from(plain: dict[str, Any], model: str) -> Policy:
+    """Return the policy that `plain` states; the model may be left out, as the path names it. Raises `ApiError`."""
+    try:
+        policy = from_plain(Policy, {"model": model, **plain})
+    except InvalidDocumentError as error:
+        raise invalid(error.faults, "policy") from error
+    if policy.model != model:
+        problem = f"is {policy.model!r}, but the path names {model!r}; leave it out or make them agree"
+        raise invalid([Fault("model", problem)], "policy")
+    return policy
+
+
+def _check_conditions(found: VersionedPolicy | None, if_match: str | None, if_none_match: str | None) -> None:
+    if if_none_match is not None and if_none_match.strip() != "*":
+        raise ApiError(400, "invalid_condition", 'If-None-Match may only be "*" here', param="If-None-Match")
+    if found is None:
+        if if_match is not None:
+            raise ApiError(412, "version_conflict", "there is no policy; leave If-Match out", param="If-Match")
+        return
+    if if_none_match is not None:
+        message = f"the policy exists already, at version {found.version}; replace it with If-Match"
+        raise ApiError(412, "version_conflict", message, param="If-None-Match")
+    if if_match is None:
+        message = f'the policy exists; GET it and send its ETag as If-Match (now "{found.version}") to replace it'
+        raise ApiError(428, "precondition_required", message, param="If-Match")
+    if if_match.strip() != "*" and _version_in(if_match) != found.version:
+        message = f"the policy is at version {found.version}, not {if_match[:40]}; GET it again and repeat the change"
+        raise ApiError(412, "version_conflict", message, param="If-Match")
+
+
+def _version_in(etag: str | None) -> int | None:
+    wanted = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', (etag or "").strip())
+    return int(wanted[1]) if wanted else None
+
+
+def _since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
+    """Say who wrote `versions`, newest first, and what they changed in all."""
+    authors = ", ".join(dict.fromkeys(item.author or "somebody" for item in reversed(versions)))
+    newest = versions[0]
+    if newest.policy is None:
+        return f". Since then {authors} deleted it"
+    if before is None:
+        return f". Since then {authors} wrote it"
+    if before.policy is None:
+        return f". Since then {authors} wrote it anew"
+    found = differences(to_plain(before.policy), to_plain(newest.policy))
+    told = "; ".join(_line(item) for item in found[:_CHANGES_TOLD])
+    more = f" and {len(found) - _CHANGES_TOLD} more" if len(found) > _CHANGES_TOLD else ""
+    return f". Since then {authors} changed {told}{more}" if found else f". Since then {authors} wrote the same again"
+
+
+def _line(item: Difference) -> str:
+    return f"{item.field} from {_short(item.before)} to {_short(item.after)}"
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 80 else text[:80] + "…"  # noqa: PLR2004 - a line for a person
+
+
+def _merged(old: Any, change: Any) -> Any:
+    if not isinstance(change, dict):
+        return change
+    merged = dict(old) if isinstance(old, dict) else {}
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return merged

@@ -1,0 +1,215 @@
+"""The shapes of what the admin API answers, for its OpenAPI page. A test holds every reply against them.
+
+The routes answer with plain JSON; nothing is built from these types at run time.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specpilot.policy.access import Role
+from specpilot.policy.audit import AuditEntry
+from specpilot.policy.canary import Experiment
+from specpilot.policy.freeze import Freeze
+from specpilot.policy.history import PolicyVersion
+from specpilot.policy.types import Decision, EngineRecord, Schedule, VersionedPolicy
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FaultShown:
+    """One field at fault."""
+
+    field: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What is wrong, in words for people and for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    faults: tuple[FaultShown, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Every refusal."""
+
+    error: Refusal
+
+
+@dataclass(frozen=True)
+class PolicyList:
+    """Every policy."""
+
+    policies: list[VersionedPolicy]
+
+
+@dataclass(frozen=True)
+class CanaryList:
+    """The running or latest canary of every model."""
+
+    canaries: list[Experiment]
+
+
+@dataclass(frozen=True)
+class ScheduleList:
+    """Every schedule in force."""
+
+    schedules: list[Schedule]
+
+
+@dataclass(frozen=True)
+class EngineList:
+    """The engines whose heartbeat is fresh; `now` in Unix seconds."""
+
+    engines: list[EngineRecord]
+    now: float
+
+
+@dataclass(frozen=True)
+class DecisionList:
+    """A pool's decisions, newest first."""
+
+    decisions: list[Decision]
+
+
+@dataclass(frozen=True)
+class KeyShown:
+    """A client key without the key."""
+
+    key_id: str
+    traffic_class: str | None
+    allowed_classes: list[str] | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    expires_at: float | None
+    previous_expires_at: float | None
+
+
+@dataclass(frozen=True)
+class KeyList:
+    """Every client key; `now` in Unix seconds."""
+
+    keys: list[KeyShown]
+    now: float
+
+
+@dataclass(frozen=True)
+class NewKey(KeyShown):
+    """A client key, this once with the key itself."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class VersionList:
+    """A policy's versions, newest first."""
+
+    versions: list[PolicyVersion]
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """One field that differs."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class PolicyDiff:
+    """The fields in which two versions differ; the answer names the versions `from` and `to`."""
+
+    model: str
+    changes: list[FieldDifference]
+
+
+@dataclass(frozen=True)
+class TokenShown:
+    """A named token without its secret."""
+
+    token_id: str
+    name: str
+    role: Role
+    created_at: float
+    created_by: str
+    expires_at: float | None
+    rotated_at: float | None
+
+
+@dataclass(frozen=True)
+class TokenList:
+    """Every named token; `now` in Unix seconds."""
+
+    tokens: list[TokenShown]
+    now: float
+
+
+@dataclass(frozen=True)
+class NewToken(TokenShown):
+    """A named token, this once with the token itself."""
+
+    token: str
+
+
+@dataclass(frozen=True)
+class WhoAmI:
+    """The caller."""
+
+    name: str
+    role: Role
+    expires_at: float | None
+
+
+@dataclass(frozen=True)
+class FreezeList:
+    """The freezes in force; `now` in Unix seconds."""
+
+    freezes: list[Freeze]
+    now: float
+
+
+@dataclass(frozen=True)
+class AuditPage:
+    """Entries of the audit."""
+
+    entries: list[AuditEntry]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why K was what it was; the members are those of `controller.recording.explanation.explain`."""
+
+    at: float
+    model: str
+    pool: str
+    mode: str
+    version: int | None
+    published: bool
+    reason: str
+    meaning: str
+    schedule: Schedule | None
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether all is well, and if not, why."""
+
+    status: str
+    problem: str = ""
+
+
+def refusals(*statuses: int) -> Responses:
+    """Return the documentation of refusals with `statuses`."""
+    return {status: {"model": Problem} for status in statuses}
+
+
+ALWAYS = refusals(401, 403, 404, 405, 422, 500, 503)
+"""What any call of the admin API may be refused with: no token, not from here, not there, bad values, Redis gone."""

@@ -1,0 +1,108 @@
+"""The admin API: what operators write (policies, canaries, freezes, keys, tokens), and what there is to see.
+
+Reads and writes go straight to Redis, so that every controller, leading or not, answers the same.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Security
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+
+from specpilot.controller.admin.access import Access
+from specpilot.controller.admin.audit_log import audit_routes
+from specpilot.controller.admin.audited import AuditTrail, audited
+from specpilot.controller.admin.canaries import canary_routes
+from specpilot.controller.admin.dry_run import no_forecast
+from specpilot.controller.admin.freezes import freeze_routes
+from specpilot.controller.admin.keys import key_routes
+from specpilot.controller.admin.policies import PolicyWriter, policy_routes
+from specpilot.controller.admin.problems import ApiError
+from specpilot.controller.admin.replies import ALWAYS, DecisionList, EngineList, Explanation, ScheduleList
+from specpilot.controller.admin.tokens import token_routes
+from specpilot.controller.admin.versions import version_routes
+from specpilot.controller.forecast import Forecast
+from specpilot.controller.recording.explanation import explain
+from specpilot.policy.clock import Clock
+from specpilot.policy.codec import to_plain
+from specpilot.policy.store import Store
+from specpilot.policy.types import Decision
+
+_DECISIONS_TO_EXPLAIN = 60
+_AT_ONCE_S = 1e-6
+_ARRIVES_WITHIN_S = 2.0
+_ARRIVING = 30
+
+Moment = Annotated[float | None, Query(gt=0, lt=1e11, description="Unix seconds")]
+
+
+def routes(  # noqa: PLR0913 - collaborators
+    store: Store,
+    access: Access,
+    clock: Clock,
+    trail: AuditTrail,
+    *,
+    on_change: Callable[[], None],
+    forecast: Forecast = no_forecast,
+) -> APIRouter:
+    """Return the admin API over `store`; `on_change` is told of every write that the loop has to know of."""
+    shown = Security(HTTPBearer(auto_error=False, description="a token of the admin API"))  # `access` decides
+    router = APIRouter(
+        prefix="/admin", dependencies=[Depends(access), shown], tags=["admin"], responses=ALWAYS,
+        route_class=audited(trail),
+    )  # fmt: skip
+    writer = PolicyWriter(store, clock, forecast, on_change)
+    version_routes(writer, router)
+    policy_routes(writer, router)
+    canary_routes(writer, router)
+    freeze_routes(store, clock, on_change, router)
+    key_routes(store, clock, router)
+    token_routes(store, clock, router)
+    audit_routes(store, router)
+
+    @router.get("/schedules", response_model=ScheduleList)
+    async def list_schedules() -> JSONResponse:
+        """The schedules in force."""
+        return JSONResponse({"schedules": [to_plain(item) for item in await asyncio.to_thread(store.schedules)]})
+
+    @router.get("/engines", response_model=EngineList)
+    async def list_engines() -> JSONResponse:
+        """The engines whose heartbeat is fresh."""
+        found = await asyncio.to_thread(store.engines)
+        return JSONResponse({"engines": [to_plain(item) for item in found], "now": clock.now()})
+
+    @router.get("/decisions", response_model=DecisionList)
+    async def list_decisions(
+        model: str,
+        pool: str = "default",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+        before: Moment = None,
+    ) -> JSONResponse:
+        """A pool's decisions, newest first; `before` (Unix seconds) pages back."""
+        found = await _decisions(store, model, pool, limit, before)
+        return JSONResponse({"decisions": [to_plain(item) for item in found]})
+
+    @router.get("/explain", response_model=Explanation)
+    async def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
+        """Which K held at a moment (default: now), why, from which evidence, with what predicted and measured gain."""
+        found = await _decisions(store, model, pool, _DECISIONS_TO_EXPLAIN, None if at is None else at + _AT_ONCE_S)
+        if not found:
+            raise ApiError(
+                404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
+            )
+        return JSONResponse(explain(found))
+
+    return router
+
+
+async def _decisions(store: Store, model: str, pool: str, limit: int, before: float | None) -> list[Decision]:
+    """Return the decisions made before `before`, newest first.
+
+    Redis files a decision when it arrives, a moment after it was made: so a little more is asked for and cut exactly.
+    """
+    if before is None:
+        return list(await asyncio.to_thread(store.decisions, model, pool, limit))
+    found = await asyncio.to_thread(store.decisions, model, pool, limit + _ARRIVING, before + _ARRIVES_WITHIN_S)
+    return [item for item in found if item.at < before][:limit]

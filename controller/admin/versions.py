@@ -1,0 +1,105 @@
+"""The admin API's history of policies: their versions, what differs between two, and the way back to one.
+
+Going back writes the older policy as a new version, so that it can be taken back too. Routes of this file come before
+those of single policies: a model whose name ends in `/versions` would be hidden by them.
+"""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from specpilot.controller.admin.audited import Writing
+from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.dry_run import DryRun, defaults_of
+from specpilot.controller.admin.policies import IfMatch, PolicyWriter
+from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
+from specpilot.policy.codec import to_plain
+from specpilot.policy.errors import Fault
+from specpilot.policy.history import VERSIONS_KEPT, Cause, PolicyVersion, differences
+from specpilot.policy.types import VersionedPolicy
+
+_NEWEST = 2**53
+Number = Annotated[int, Path(ge=1, le=_NEWEST)]
+_ROLLBACK: dict[str, Any] = {
+    "type": "object",
+    "properties": {"version": {"type": "integer", "minimum": 1}},
+    "required": ["version"],
+    "additionalProperties": False,
+}
+
+
+def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
+    """Add the routes of policies' histories to `router`, and return it."""
+    store = writer.store
+
+    async def version_of(model: str, number: int) -> PolicyVersion:
+        found = await asyncio.to_thread(store.policy_version, model, number)
+        if found is None:
+            message = f"there is no version {number} of the policy of {model!r}; the last {VERSIONS_KEPT} are kept"
+            raise ApiError(404, "version_not_found", message, param="version")
+        return found
+
+    @router.get("/policies/{model:path}/versions", response_model=VersionList)
+    async def list_versions(
+        model: str,
+        limit: Annotated[int, Query(ge=1, le=VERSIONS_KEPT)] = 50,
+        before: Annotated[int | None, Query(ge=1, le=_NEWEST)] = None,
+    ) -> JSONResponse:
+        """A policy's versions, newest first; `before` (a version) pages back. A deletion is a version too."""
+        found = await asyncio.to_thread(store.policy_versions, model, limit, before)
+        return JSONResponse({"versions": [to_plain(item) for item in found]})
+
+    @router.get("/policies/{model:path}/versions/{version}", response_model=PolicyVersion)
+    async def get_version(model: str, version: Number) -> JSONResponse:
+        """One version of a policy; its `policy` is null where it was deleted."""
+        return JSONResponse(to_plain(await version_of(model, version)))
+
+    @router.get("/policies/{model:path}/diff", response_model=PolicyDiff)
+    async def diff_versions(
+        model: str,
+        before: Annotated[int, Query(alias="from", ge=0, le=_NEWEST, description="version; 0: the defaults")],
+        after: Annotated[int, Query(alias="to", ge=0, le=_NEWEST, description="version; 0: the defaults")],
+    ) -> JSONResponse:
+        """The fields in which two versions of a policy differ."""
+        older, newer = [_plain(await version_of(model, item) if item else None, model) for item in (before, after)]
+        changes = [{"field": at, "before": old, "after": new} for at, old, new in differences(older, newer)]
+        return JSONResponse({"model": model, "from": before, "to": after, "changes": changes})
+
+    @router.post(
+        "/policies/{model:path}/rollback",
+        openapi_extra=body_schema(_ROLLBACK),
+        response_model=VersionedPolicy | DryRun,
+        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413)},
+    )
+    async def rollback_policy(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> Response:
+        """Make an older version of a policy the present one again, as a new version."""
+        number = _number_in(await object_of(request))
+        found = await writer.found(model)
+        if if_match is not None:
+            await writer.expected(model, found, if_match, None)
+        then = await version_of(model, number)
+        if then.policy is None:
+            message = f"version {number} is a deletion; DELETE the policy, or name another version"
+            raise ApiError(422, "version_is_deletion", message, param="version")
+        write.note.comment = write.note.comment or f"back to version {number}"
+        return await writer.put(then.policy, found, write, Cause.ROLLBACK)
+
+    return router
+
+
+def _plain(found: PolicyVersion | None, model: str) -> Any:
+    return to_plain(found.policy) if found and found.policy else defaults_of(model)
+
+
+def _number_in(plain: dict[str, Any]) -> int:
+    number = plain.get("version")
+    faults = [Fault(name, "is not known; give version") for name in plain if name != "version"]
+    if type(number) is not int or not 1 <= number <= _NEWEST:
+        faults.append(Fault("version", "must be the number of a version, 1 or more"))
+    if faults:
+        raise invalid(faults, "rollback")
+    assert isinstance(number, int)
+    return number

@@ -1,0 +1,52 @@
+"""`specpilot token`: who gets into the admin API."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.credentials import expiry, parsed, seconds, secret
+from specpilot.policy.settings import fail, load
+
+PROGRAM = "specpilot token"
+_USAGE = """usage: specpilot token COMMAND [--admin-url URL] [--token TOKEN] ...
+
+  list                                          every named token of the admin API
+  create NAME --role ROLE [--expires-in 90d]    a new one (viewer, operator or admin), shown once
+  rotate ID [--expires-in 90d]                  a new secret; the old one is refused at once
+  revoke ID
+"""
+
+
+class TokenSettings(AdminSettings):
+    """Makes, lists, rotates and revokes the admin API's named tokens."""
+
+    role: Annotated[Literal["viewer", "operator", "admin"] | None, Field(description="what it may")] = None
+    expires_in: Annotated[str | None, Field(description="for how long it is good: 12h, 90d; default: for ever")] = None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`specpilot token`; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    commands = {"list": False, "create": True, "rotate": True, "revoke": True}
+    command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
+    settings = load(TokenSettings, f"{PROGRAM} {command}", rest)
+    client = AdminClient(settings, PROGRAM)
+    body: dict[str, Any] = {}
+    if settings.expires_in is not None:
+        body["expires_in_s"] = seconds(PROGRAM, "--expires-in", settings.expires_in)
+    if command == "list":
+        for item in client.ask("/admin/tokens")[0]["tokens"]:
+            sys.stdout.write(f"{item['token_id']}  {item['role']:<8}  {item['name']}  {expiry(item)}\n")
+    elif command == "create":
+        if settings.role is None:
+            fail(PROGRAM, "create: --role: name viewer, operator or admin")
+        made = client.ask("/admin/tokens", "POST", json.dumps({"name": name, "role": settings.role, **body}).encode())
+        secret(made[0], "token")
+    elif command == "rotate":
+        secret(client.ask(f"/admin/tokens/{name}/rotate", "POST", json.dumps(body).encode())[0], "token")
+    else:
+        client.ask(f"/admin/tokens/{name}", "DELETE")
+        sys.stdout.write(f"revoked {name}\n")

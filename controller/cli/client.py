@@ -1,0 +1,92 @@
+"""The command line's way to the admin API: plain HTTP, and refusals as one line for a person."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, NoReturn
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.policy.settings import ProgramSettings
+
+TIMEOUT_S = 10.0
+EXIT_REFUSED = 1
+
+
+class AdminSettings(ProgramSettings):
+    """Where the admin API is and how to be let in."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_")
+
+    shares_prefix = True
+
+    admin_url: Annotated[str, Field(description="the controller's address")] = "http://127.0.0.1:8081"
+    token: Annotated[
+        SecretStr | None,
+        Field(
+            description="the controller's admin token",
+            validation_alias=AliasChoices("token", "SPECPILOT_ADMIN_TOKEN", "SPECPILOT_CONTROLLER_ADMIN_TOKEN"),
+        ),
+    ] = None
+
+
+class AdminClient:
+    """Asks the admin API; ends the program with status 1 and one line on stderr when it refuses."""
+
+    def __init__(self, settings: AdminSettings, program: str) -> None:
+        self._program = program
+        self._base = settings.admin_url.rstrip("/")
+        self._token = settings.token.get_secret_value() if settings.token else None
+        if urlsplit(self._base).scheme not in {"http", "https"}:
+            self.refuse(f"--admin-url: {self._base} must begin with http:// or https://")
+
+    def ask(
+        self, path: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[Any, Mapping[str, str]]:
+        """Return the answer's JSON (`None` when it is empty) and its headers."""
+        found: tuple[Any, Mapping[str, str]] = self._send(self._request(path, method, body, headers))
+        return found
+
+    def find(self, path: str) -> tuple[Any, Mapping[str, str]] | None:
+        """Return as `ask`, but `None` for what is not there."""
+        request = self._request(path, "GET", None, None)
+        found: tuple[Any, Mapping[str, str]] | None = self._send(request, is_optional=True)
+        return found
+
+    def refuse(self, message: str) -> NoReturn:
+        """End the program with `message`."""
+        sys.stderr.write(f"{self._program}: {message}\n")
+        sys.exit(EXIT_REFUSED)
+
+    def _request(self, path: str, method: str, body: bytes | None, headers: Mapping[str, str] | None) -> Request:
+        request = Request(self._base + path, data=body, method=method, headers=dict(headers or {}))  # noqa: S310 - scheme checked
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        return request
+
+    def _send(self, request: Request, *, is_optional: bool = False) -> Any:
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - scheme checked
+                text = response.read()
+                return (json.loads(text) if text else None), response.headers
+        except HTTPError as error:
+            with error:
+                if is_optional and error.code == 404:  # noqa: PLR2004 - not found
+                    return None
+                self.refuse(_message_of(error))
+        except (URLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            self.refuse(f"--admin-url: no controller answers at {self._base}: {reason}; start it or give its address")
+
+
+def _message_of(error: HTTPError) -> str:
+    try:
+        return f"{json.loads(error.read())['error']['message']} (HTTP {error.code})"
+    except (ValueError, KeyError, TypeError):
+        return f"the controller answered HTTP {error.code}"

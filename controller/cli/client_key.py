@@ -1,0 +1,81 @@
+"""`specpilot key`: which clients get to the engines, and what they may."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.credentials import expiry, parsed, seconds, secret
+from specpilot.policy.settings import load
+
+PROGRAM = "specpilot key"
+_USAGE = """usage: specpilot key COMMAND [--admin-url URL] [--token TOKEN] ...
+
+  list                  every client key
+  create                a new one, shown once
+  change ID             change what it may
+  rotate ID             a new key under the same id; --grace 1h: the old one is good for that long
+  revoke ID
+
+  --traffic-class code  --allowed-classes code,chat  --requests-per-minute 60  --tokens-per-minute 9000
+  --expires-in 90d      with create and change; `none` takes any of these away
+"""
+
+
+_MAY = ("traffic_class", "allowed_classes", "requests_per_minute", "tokens_per_minute")
+
+
+class KeySettings(AdminSettings):
+    """Makes, lists, changes, rotates and revokes client keys."""
+
+    traffic_class: Annotated[str | None, Field(description="class of its requests that ask for none")] = None
+    allowed_classes: Annotated[str | None, Field(description="classes that a request may ask for, by commas")] = None
+    requests_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None
+    tokens_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None
+    expires_in: Annotated[str | None, Field(description="for how long it is good: 12h, 90d")] = None
+    grace: Annotated[str | None, Field(description="for how long the old key is good after a rotation: 1h")] = None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`specpilot key`; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    commands = {"list": False, "create": False, "change": True, "rotate": True, "revoke": True}
+    command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
+    settings = load(KeySettings, f"{PROGRAM} {command}", rest)
+    client = AdminClient(settings, PROGRAM)
+    if command == "list":
+        for item in client.ask("/admin/keys")[0]["keys"]:
+            may = ", ".join(f"{field} {item[field]}" for field in _MAY if item[field] is not None) or "no limits"
+            sys.stdout.write(f"{item['key_id']}  {may}  {expiry(item)}\n")
+    elif command == "create":
+        secret(client.ask("/admin/keys", "POST", json.dumps(_key_body(settings)).encode())[0], "key")
+    elif command == "change":
+        body = json.dumps(_key_body(settings)).encode()
+        sys.stdout.write(json.dumps(client.ask(f"/admin/keys/{name}", "PATCH", body)[0], indent=2) + "\n")
+    elif command == "rotate":
+        grace = {} if settings.grace is None else {"grace_s": seconds(PROGRAM, "--grace", settings.grace)}
+        secret(client.ask(f"/admin/keys/{name}/rotate", "POST", json.dumps(grace).encode())[0], "key")
+    else:
+        client.ask(f"/admin/keys/{name}", "DELETE")
+        sys.stdout.write(f"revoked {name}\n")
+
+
+def _key_body(settings: KeySettings) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    reads: dict[str, Callable[[str], Any]] = {
+        "traffic_class": str,
+        "allowed_classes": lambda given: [item.strip() for item in given.split(",")],
+        "requests_per_minute": lambda given: int(given) if given.isdecimal() else given,
+        "tokens_per_minute": lambda given: int(given) if given.isdecimal() else given,
+    }
+    for field, read in reads.items():
+        given = getattr(settings, field)
+        if given is not None:
+            body[field] = None if given == "none" else read(given)
+    if settings.expires_in == "none":
+        body["expires_at"] = None
+    elif settings.expires_in is not None:
+        body["expires_in_s"] = seconds(PROGRAM, "--expires-in", settings.expires_in)
+    return body

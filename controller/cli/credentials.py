@@ -1,0 +1,45 @@
+"""What the commands about tokens and client keys share: their words, durations, and how a new secret is shown."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from specpilot.controller.cli import text
+from specpilot.policy.settings import fail
+
+
+def parsed(
+    arguments: Sequence[str] | None, commands: dict[str, bool], program: str, usage: str
+) -> tuple[str, str, list[str]]:
+    """Return the command, the name that it takes (empty where it takes none), and the flags."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in {"-h", "--help"}:
+        sys.stdout.write(usage)
+        sys.exit(0 if words else 2)
+    command = words.pop(0)
+    if command not in commands:
+        fail(program, f"no command {command!r}; choose one of {', '.join(commands)}")
+    if not commands[command]:
+        return command, "", words
+    if not words or words[0].startswith("-"):
+        fail(program, f"{command}: name which one, as in {usage}")
+    return command, words.pop(0), words
+
+
+def seconds(program: str, flag: str, given: str) -> float:
+    """Return the seconds of a duration such as 90d; ends the program with status 2 for anything else."""
+    found = text.duration_s(given)
+    if found is None:
+        fail(program, f"{flag}: {given!r} is no duration; give 90s, 10m, 12h or 90d")
+    return found
+
+
+def expiry(item: dict[str, Any]) -> str:
+    """Say until when something is good."""
+    return "does not expire" if item["expires_at"] is None else f"expires {text.moment(item['expires_at'])}"
+
+
+def secret(made: dict[str, Any], field: str) -> None:
+    """Show a new secret: alone on standard output, so that it can be piped; what it is on standard error."""
+    sys.stderr.write(f"{made.get('token_id') or made['key_id']}: {expiry(made)}; this is shown only once:\n")
+    sys.stdout.write(f"{made[field]}\n")

@@ -1,0 +1,77 @@
+"""`specpilot explain`: which K is or was in force, why, and from which evidence."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+from urllib.parse import urlencode
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.recording.explanation import text
+from specpilot.policy.settings import fail, load
+
+PROGRAM = "specpilot explain"
+
+
+class ExplainSettings(AdminSettings):
+    """Says which K is in force for one model and pool, why, and from which evidence."""
+
+    model_config = SettingsConfigDict(populate_by_name=False)  # or `--as-json` would be a flag besides
+
+    model: Annotated[str | None, Field(description="model; may be left out when there is only one")] = None
+    pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
+    at: Annotated[str | None, Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now")] = None
+    as_json: Annotated[bool, Field(description="print everything as JSON", alias="json")] = False
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the explanation; status 1 when there is none, 2 when the arguments are wrong."""
+    settings = load(ExplainSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    moment = {} if settings.at is None else {"at": repr(_moment(settings.at))}
+    client = AdminClient(settings, PROGRAM)
+    model, pool = settings.model, settings.pool
+    if model is None or pool is None:
+        model, pool = _only_one(client, model, pool)
+    query = {"model": model, "pool": pool, **moment}
+    found, _ = client.ask("/admin/explain?" + urlencode(query))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if settings.as_json else text(found))
+
+
+def _moment(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        fail(PROGRAM, f"--at: {given!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
+    """Return the only model and pool of running engines that fit what was named of them."""
+    answer, _ = client.ask("/admin/engines")
+    found = sorted(
+        {
+            (item["model"], item["pool"])
+            for item in answer["engines"]
+            if model in (None, item["model"]) and pool in (None, item["pool"])
+        }
+    )
+    if not found:
+        client.refuse("no engine of such a model and pool runs; name both --model and --pool to look back")
+    models, pools = sorted({item[0] for item in found}), sorted({item[1] for item in found})
+    if len(models) > 1:
+        client.refuse(f"--model: name one of: {', '.join(models)}")
+    if len(pools) > 1:
+        client.refuse(f"--pool: name one of: {', '.join(pools)}")
+    return found[0]
+
+
+if __name__ == "__main__":
+    main()

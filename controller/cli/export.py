@@ -1,0 +1,193 @@
+"""`specpilot export`: the schedule in force as a table for an engine without the adapter.
+
+Such an engine knows neither classes nor bands, so the schedule's rows become one: at each load the mean of the rows' K,
+weighted by each row's share of the running decodes in the latest decision; without such shares, the mean of the rows of
+`default`. Classes that have rows by band are taken to have the pool's mix of bands. The table is a snapshot: it does
+not follow what the controller learns later.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from pydantic import Field
+
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.policy.bands import row_of, row_parts, serving_rows
+from specpilot.policy.settings import load
+from specpilot.policy.types import DEFAULT_CLASS, KRange
+
+PROGRAM = "specpilot export"
+Row = Sequence[Sequence[int]]
+"""Ranges `[lo, hi, K]` over running decodes, as in a schedule's JSON."""
+
+
+class Format(StrEnum):
+    """Whose table it is to be."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class Drafter(StrEnum):
+    """What drafts in the engine that is to use the table."""
+
+    P_EAGLE = "p-eagle"
+    EAGLE3 = "eagle3"
+    EAGLE = "eagle"
+    MTP = "mtp"
+    DRAFT_MODEL = "draft-model"
+    NGRAM = "ngram"
+
+
+class ExportSettings(AdminSettings):
+    """Prints the schedule in force for engines without the adapter."""
+
+    model: Annotated[str, Field(description="model")]
+    pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
+    format: Annotated[Format, Field(description="vllm: num_speculative_tokens_per_batch_size; sglang: adaptive config")]
+    drafter: Annotated[Drafter, Field(description="what drafts in the engine that is to use it")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table as JSON and what it leaves out on standard error; status 1 when it is refused."""
+    settings = load(ExportSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    refusal = refusal_of(settings.format, settings.drafter)
+    client = AdminClient(settings, PROGRAM)
+    if refusal is not None:
+        client.refuse(refusal)
+    schedule = _schedule(client, settings.model, settings.pool)
+    evidence = _evidence(client, settings.model, schedule["pool"])
+    row, said = one_row(schedule["classes"], row_shares(schedule["classes"], evidence))
+    notes = [said]
+    if settings.format is Format.VLLM:
+        table: Mapping[str, Any] = vllm_table(row)
+        notes.append("add it to --speculative-config, with your method and model")
+        if table["num_speculative_tokens"] == 0:
+            client.refuse("the schedule has K = 0 at every load: start the engine without speculation")
+    else:
+        steps = sorted({k for _, _, k in row if k > 0})
+        if not steps:
+            client.refuse("the schedule has K = 0 at every load: start the engine without speculation")
+        table = {"candidate_steps": steps}
+        notes += sglang_notes(row)
+    sys.stdout.write(json.dumps(table) + "\n")
+    sys.stderr.writelines(f"{PROGRAM}: {note}\n" for note in notes)
+
+
+def refusal_of(form: Format, drafter: Drafter) -> str | None:
+    """Return why such an engine cannot use a table, with the remedy; `None` when it can."""
+    remedy = "run it with specpilot engine, or keep one static K"
+    if form is Format.VLLM and drafter is Drafter.P_EAGLE:
+        return (
+            "--drafter: vLLM's P-EAGLE drafter lays out slots for K_max but reshapes them by the table's K, so the "
+            f"engine dies or takes drafts for other requests'; {remedy}"
+        )
+    if form is Format.SGLANG and drafter not in (Drafter.EAGLE, Drafter.EAGLE3):
+        return f"--drafter: SGLang adapts the steps of eagle and eagle3 only, with top-k 1, not of {drafter}; {remedy}"
+    return None
+
+
+def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[list[KRange], str]:
+    """Return one row for all traffic, and a line that says how it came about.
+
+    `shares` are the rows' shares of the running decodes; rows without one count as absent.
+    """
+    known = {name: shares[name] for name in classes if shares.get(name, 0.0) > 0}
+    if not known:
+        known = {name: 1.0 for name in serving_rows(classes) if row_parts(name)[0] == DEFAULT_CLASS}
+        rows = f"the row {DEFAULT_CLASS!r} alone" if len(known) == 1 else f"the mean of the rows of {DEFAULT_CLASS!r}"
+        said = f"no traffic is known: {rows}"
+    else:
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in sorted(known.items()))
+        said = f"the mean of the rows by their share of running decodes: {parts}"
+    total = sum(known.values())
+    bounds = sorted({hi for name in known for _, hi, _ in classes[name]})
+    row: list[KRange] = []
+    lo = 1
+    for hi in bounds:
+        mean = sum(share * _k_at(classes[name], lo) for name, share in known.items()) / total
+        k = int(mean + 0.5)
+        if row and row[-1].k == k:
+            row[-1] = KRange(row[-1].lo, hi, k)
+        else:
+            row.append(KRange(lo, hi, k))
+        lo = hi + 1
+    return row, said
+
+
+def row_shares(rows: Mapping[str, Row], evidence: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of the running decodes (0..1) that each of `rows` serves, from a decision's evidence.
+
+    Shares are known by class and by band; of both together the product is taken.
+    """
+    found: dict[str, float] = {}
+    names, serving = {name: name for name in rows}, serving_rows(rows)
+    bands = _shares(evidence.get("bands"))
+    for name, share in _shares(evidence.get("classes")).items():
+        if not bands and name in serving:
+            found[name] = share
+        for band, part in bands.items():
+            row = row_of(names, name, int(band))
+            found[row] = found.get(row, 0.0) + share * part
+    return found
+
+
+def vllm_table(row: Sequence[KRange]) -> dict[str, Any]:
+    """Return the fields of vLLM's speculative configuration that state `row`."""
+    return {
+        "num_speculative_tokens": max(k for _, _, k in row),
+        "num_speculative_tokens_per_batch_size": [list(item) for item in row],
+    }
+
+
+def sglang_notes(row: Sequence[KRange]) -> list[str]:
+    """Return what SGLang needs besides, and what of `row` it cannot be told."""
+    first = next(k for _, _, k in row if k > 0)
+    deepest = max(k for _, _, k in row)
+    flags = f"--speculative-eagle-topk 1 --speculative-num-steps {first} --speculative-num-draft-tokens {deepest + 1}"
+    notes = [
+        f"save it as a file and start SGLang with --speculative-adaptive --speculative-adaptive-config FILE {flags}",
+        "SGLang chooses among these steps by acceptance; at which load each is best it is not told",
+    ]
+    if any(k == 0 for _, _, k in row):
+        notes.append("K = 0, which the schedule has at some loads, is left out: SGLang drafts at least one step")
+    return notes
+
+
+def _k_at(row: Row, running: int) -> int:
+    """Return K of `row` at `running` decodes; above its last range that one's holds."""
+    for lo, hi, k in row:
+        if lo <= running <= hi:
+            return k
+    return row[-1][2]
+
+
+def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, Any]:
+    answer, _ = client.ask("/admin/schedules")
+    found: list[dict[str, Any]] = [
+        item for item in answer["schedules"] if item["model"] == model and pool in (None, item["pool"])
+    ]
+    if not found:
+        client.refuse(f"--model: there is no schedule for {model}; `specpilot explain` says why")
+    if len(found) > 1:
+        client.refuse(f"--pool: {model} has {', '.join(sorted(item['pool'] for item in found))}; name one")
+    return found[0]
+
+
+def _evidence(client: AdminClient, model: str, pool: str) -> Mapping[str, Any]:
+    """Return the evidence of the latest decision; nothing where there is none."""
+    answer, _ = client.ask(f"/admin/decisions?{urlencode({'model': model, 'pool': pool, 'limit': 1})}")
+    found: Mapping[str, Any] = answer["decisions"][0]["evidence"] if answer["decisions"] else {}
+    return found
+
+
+def _shares(found: Mapping[str, Mapping[str, Any]] | None) -> dict[str, float]:
+    return {name: item["share"] for name, item in (found or {}).items() if item.get("share")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""`specpilot freeze`: holds K of a model, or of everything, through the admin API."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
+from urllib.parse import quote, urlencode
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, SettingsConfigDict
+
+from specpilot.controller.cli import text
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.policy.settings import fail, load
+
+PROGRAM = "specpilot freeze"
+
+
+class FreezeSettings(AdminSettings):
+    """Holds K of MODEL, or of everything with --all, until it is lifted or for a time; lists with --list."""
+
+    model_config = SettingsConfigDict(populate_by_name=False)
+
+    model: CliPositionalArg[str] = ""
+    everything: Annotated[bool, Field(description="everything, in place of one model", alias="all")] = False
+    hold: Annotated[Literal["current", "static"], Field(description="the schedule in force, or the static K")] = (
+        "current"
+    )
+    duration: Annotated[str | None, Field(description="for how long: 90s, 10m, 2h, 1d", alias="for")] = None
+    lift: Annotated[bool, Field(description="end the freeze")] = False
+    show: Annotated[bool, Field(description="list the freezes in force", alias="list")] = False
+    dry_run: Annotated[bool, Field(description="show what it would do, and write nothing", alias="dry-run")] = False
+    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Freeze, lift or list; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    settings = load(FreezeSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    client = AdminClient(settings, PROGRAM)
+    if settings.show:
+        _list(client)
+        return
+    if bool(settings.model) == settings.everything:
+        fail(PROGRAM, "name one model, or --all for everything")
+    name = settings.model or "everything"
+    query = {"comment": settings.comment} if settings.comment else {}
+    if settings.dry_run:
+        query["validate_only"] = "true"
+    path = "/admin/freezes" + ("/" + quote(settings.model) if settings.model else "")
+    path += "?" + urlencode(query) if query else ""
+    answer = client.ask(path, "DELETE")[0] if settings.lift else client.ask(path, "PUT", _body(settings))[0]
+    if answer is not None and answer.get("dry_run"):
+        sys.stdout.write(text.dry_run(answer))
+    elif settings.lift:
+        sys.stdout.write(f"{name} is not frozen any more\n")
+    else:
+        sys.stdout.write(f"{name} is frozen: {_line(answer)}\n")
+
+
+def _body(settings: FreezeSettings) -> bytes:
+    body: dict[str, object] = {"hold": settings.hold}
+    if settings.duration is not None:
+        body["for_s"] = text.duration_s(settings.duration)
+        if body["for_s"] is None:
+            fail(PROGRAM, f"--for: {settings.duration!r} is no duration; give 90s, 10m, 2h or 1d")
+    return json.dumps(body).encode()
+
+
+def _list(client: AdminClient) -> None:
+    freezes = client.ask("/admin/freezes")[0]["freezes"]
+    for item in freezes:
+        name = "everything" if item["model"] == "*" else item["model"]
+        comment = f"  # {item['comment']}" if item["comment"] else ""
+        sys.stdout.write(f"{name}: {_line(item)}, by {item['author']}{comment}\n")
+    if not freezes:
+        sys.stdout.write("nothing is frozen\n")
+
+
+def _line(item: dict[str, object]) -> str:
+    until = item["until"]
+    held = "the static K" if item["hold"] == "static" else "the schedule in force"
+    return f"{held}, until {text.moment(until) if isinstance(until, int | float) else 'it is lifted'}"

@@ -1,0 +1,264 @@
+"""`specpilot policy`: policies, their histories and canaries, through the admin API."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+from pydantic import Field
+
+from specpilot.controller.cli import text
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.policy.settings import fail, load
+
+PROGRAM = "specpilot policy"
+USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
+
+  list                      every policy
+  get MODEL                 one policy
+  put FILE [--version N]    write the policy in FILE (- for standard input); with --version only over that one
+  edit MODEL                change it in $EDITOR; shows what it would do and asks before it writes
+  delete MODEL [--version N]
+  history MODEL             who changed what, when and why
+  diff MODEL FROM [TO]      what differs between two versions; without TO: to the present one
+  rollback MODEL VERSION    make an older version the present one again, as a new version
+  canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...}
+  canary show MODEL         the running or latest canary of a model
+  canary promote MODEL      end it now, and make its policy the model's
+  canary abort MODEL        end it now, and keep the present policy
+
+  --dry-run                 with any that writes: show what it would do, and write nothing
+  --comment TEXT            with any that writes: what it is for; goes into the history and the audit
+"""
+_TAKES = {
+    "list": (),
+    "get": ("model",),
+    "put": ("file",),
+    "edit": ("model",),
+    "delete": ("model",),
+    "history": ("model",),
+    "diff": ("model", "version"),
+    "rollback": ("model", "version"),
+    "canary start": ("file",),
+    "canary show": ("model",),
+    "canary promote": ("model",),
+    "canary abort": ("model",),
+}
+
+
+class PolicySettings(AdminSettings):
+    """Lists, reads, writes, deletes and tries policies through the admin API."""
+
+    version: Annotated[
+        int | None, Field(description="write only if the policy is at this version; default: whatever it is now", ge=0)
+    ] = None
+    dry_run: Annotated[bool, Field(description="show what it would do, and write nothing")] = False
+    comment: Annotated[str, Field(description="what it is for; goes into the history and the audit")] = ""
+    yes: Annotated[bool, Field(description="with edit: write without asking")] = False
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do one command; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in {"-h", "--help"}:
+        sys.stdout.write(USAGE)
+        sys.exit(0 if words else 2)
+    command = words.pop(0)
+    if command == "canary":
+        command = f"canary {words.pop(0) if words else ''}"
+    if command not in _TAKES:
+        fail(PROGRAM, f"no command {command!r}; choose one of {', '.join(_TAKES)}")
+    names = []
+    for what in _TAKES[command]:
+        if not words or (words[0].startswith("-") and words[0] != "-"):
+            fail(PROGRAM, f"{command}: name the {what}, as in {USAGE}")
+        names.append(words.pop(0))
+    last = words.pop(0) if command == "diff" and words and words[0].isdecimal() else None
+    settings = load(PolicySettings, f"{PROGRAM} {command}", words)
+    _Commands(settings).do(command, names, last)
+
+
+class _Commands:
+    """The commands, over one admin API."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self._settings = settings
+        self._client = AdminClient(settings, PROGRAM)
+
+    def do(self, command: str, names: Sequence[str], last: str | None) -> None:
+        """Do `command` about `names`; `last` is the later version of a diff."""
+        if command == "list":
+            self._list()
+        elif command == "get":
+            _print(self._client.ask(_path(names[0]))[0])
+        elif command == "put":
+            self._show(self._put(_policy_in(names[0])))
+        elif command == "edit":
+            self._edit(names[0])
+        elif command == "delete":
+            self._delete(names[0])
+        elif command == "history":
+            self._history(names[0])
+        elif command == "diff":
+            self._diff(names[0], _version(names[1]), None if last is None else int(last))
+        elif command == "rollback":
+            body = json.dumps({"version": _version(names[1])}).encode()
+            headers = self._if_match() if self._settings.version else {}
+            self._show(self._write(_path(names[0]) + "/rollback", "POST", body, headers))
+        else:
+            self._canary(command.removeprefix("canary "), names[0])
+
+    def _write(self, path: str, method: str, body: bytes | None, headers: dict[str, str], **also: str) -> Any:
+        query = {**({"comment": self._settings.comment} if self._settings.comment else {}), **also}
+        if self._settings.dry_run:
+            query["validate_only"] = "true"
+        return self._client.ask(path + ("?" + urlencode(query) if query else ""), method, body, headers)[0]
+
+    def _show(self, answer: Any) -> None:
+        if isinstance(answer, dict) and answer.get("dry_run"):
+            sys.stdout.write(text.dry_run(answer))
+        else:
+            _print(answer)
+
+    def _if_match(self) -> dict[str, str]:
+        return {"If-Match": f'"{self._settings.version}"'}
+
+    def _list(self) -> None:
+        answer, _ = self._client.ask("/admin/policies")
+        for item in answer["policies"]:
+            policy = item["policy"]
+            classes = ", ".join(sorted(policy["classes"])) or "default only"
+            line = f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}"
+            sys.stdout.write(line + "\n")
+
+    def _put(self, document: dict[str, Any], **also: str) -> Any:
+        path = _path(str(document["model"]))
+        version = self._settings.version
+        if version is None:
+            found = self._client.find(path)
+            version = found[0]["version"] if found else 0
+        headers = {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
+        return self._write(path, "PUT", json.dumps(document).encode(), headers, **also)
+
+    def _edit(self, model: str) -> None:
+        found = self._client.find(_path(model))
+        document = found[0]["policy"] if found else {"model": model}
+        if self._settings.version is None:
+            self._settings.version = found[0]["version"] if found else 0
+        edited = _edited(document)
+        if edited == document:
+            sys.stdout.write("nothing changed\n")
+            return
+        sys.stdout.write(text.dry_run(self._put(edited, validate_only="true")))
+        if self._settings.dry_run:
+            return
+        if not self._settings.yes and input("write it? [y/N] ").strip().lower() not in {"y", "yes"}:
+            sys.stdout.write("not written\n")
+            return
+        stored = self._put(edited)
+        sys.stdout.write(f"{model} is at version {stored['version']}\n")
+
+    def _delete(self, model: str) -> None:
+        headers = {} if self._settings.version is None else self._if_match()
+        answer = self._write(_path(model), "DELETE", None, headers)
+        if answer is None:
+            sys.stdout.write(f"deleted the policy of {model}\n")
+        else:
+            self._show(answer)
+
+    def _history(self, model: str) -> None:
+        versions = self._client.ask(_path(model) + "/versions?limit=300")[0]["versions"]
+        if not versions:
+            self._client.refuse(f"model {model!r} never had a policy")
+        for item in versions:
+            comment = f"  # {item['comment']}" if item["comment"] else ""
+            who = item["author"] or "unknown"
+            sys.stdout.write(
+                f"{item['version']:>5}  {text.moment(item['updated_at'])}  {item['cause']:<8}  {who}{comment}\n"
+            )
+
+    def _diff(self, model: str, older: int, newer: int | None) -> None:
+        if newer is None:
+            newer = int(self._client.ask(_path(model))[0]["version"])
+        found, _ = self._client.ask(f"{_path(model)}/diff?from={older}&to={newer}")
+        sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(found["changes"]))
+
+    def _canary(self, command: str, name: str) -> None:
+        if command == "start":
+            document = _read(name, "canary start")
+            policy = document.get("policy")
+            if not isinstance(policy, dict) or not isinstance(policy.get("model"), str):
+                named = f'{name} must name the model, as in {{"policy": {{"model": "...", ...}}}}'
+                fail(PROGRAM, f"canary start: {named}")
+            path = _canary_path(str(policy["model"]))
+            self._show(self._write(path, "PUT", json.dumps(document).encode(), {}))
+        elif command == "promote":
+            self._show(self._write("/admin/canary-promotions/" + quote(name), "POST", None, {}))
+        elif command == "abort":
+            self._show(self._write(_canary_path(name), "DELETE", None, {}))
+        else:
+            _print(self._client.ask(_canary_path(name))[0])
+
+
+def _canary_path(model: str) -> str:
+    return "/admin/canaries/" + quote(model)
+
+
+def _version(word: str) -> int:
+    if not word.isdecimal():
+        fail(PROGRAM, f"{word!r} is no version; `specpilot policy history MODEL` lists them")
+    return int(word)
+
+
+def _edited(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what the operator's editor made of `document`."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "policy.json"
+        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        try:
+            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603 - the operator's own editor
+        except (OSError, subprocess.CalledProcessError, ValueError) as error:
+            fail(PROGRAM, f"edit: {editor} ended badly: {error}; set EDITOR to the editor that you want")
+        return _policy_in(str(file))
+
+
+def _policy_in(file: str) -> dict[str, Any]:
+    document = _read(file, "put")
+    if isinstance(document.get("policy"), dict):
+        document = document["policy"]  # what `get` printed may be edited and put back
+    if not isinstance(document.get("model"), str):
+        fail(PROGRAM, f'put: {file} must hold an object that names its model, as in {{"model": "...", ...}}')
+    return document
+
+
+def _read(file: str, command: str) -> dict[str, Any]:
+    try:
+        content = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(PROGRAM, f"{command}: {file} cannot be read: {error}")
+    try:
+        document = json.loads(content)
+    except ValueError as error:
+        fail(PROGRAM, f"{command}: {file} is no JSON: {error}")
+    if not isinstance(document, dict):
+        fail(PROGRAM, f"{command}: {file} must hold a JSON object")
+    return document
+
+
+def _path(model: str) -> str:
+    return "/admin/policies/" + quote(model)
+
+
+def _print(document: object) -> None:
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

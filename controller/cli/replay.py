@@ -1,0 +1,139 @@
+"""`specpilot replay`: runs recorded observations through the control law again, with another policy if wanted.
+
+The law sees what it saw then. With the policy as recorded, the schedules in force are the recorded ones, so that every
+decision can be checked; with another policy the replay's own schedules are in force instead. The observations remain
+those of the traffic as it ran: they show what the law would have chosen, not what the traffic would then have done.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, SettingsConfigDict
+
+from specpilot.controller.cli.text import k_by_class
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.pools import in_turn, pool_contexts
+from specpilot.controller.recording.record import Recorded, from_line
+from specpilot.controller.tuning import without
+from specpilot.policy.codec import from_plain
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.settings import ProgramSettings, fail, load
+from specpilot.policy.types import Policy, Schedule
+
+PROGRAM = "specpilot replay"
+_VALID_FOR_S = 15.0
+
+
+class ReplaySettings(ProgramSettings):
+    """Runs recorded observations through the control law again."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SPECPILOT_REPLAY_",
+        populate_by_name=False,  # or `--as-json` would be a flag besides
+    )
+
+    file: CliPositionalArg[Path]
+    policy: Annotated[Path | None, Field(description="JSON file with a policy to use instead")] = None
+    as_json: Annotated[bool, Field(description="print one JSON object per decision", alias="json")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One decision of a replay: when (Unix seconds), about which pool, and what."""
+
+    at: float
+    context: PoolContext
+    result: TickResult
+
+
+def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[Replayed]:
+    """Yield every decision that the law makes on `ticks`, in order."""
+    law: ControlLaw | None = None
+    own: dict[tuple[str, str], Schedule] = {}
+    fence: int | None = None
+    for tick in ticks:
+        law = law or ControlLaw(without(tick.without))
+        if tick.fence not in (None, fence):
+            fence = tick.fence
+            law.take_over(tick.now)
+        law.observe(tick.observations)
+        policies = {**tick.policies, **({other.model: other} if other else {})}
+        for recorded in pool_contexts(tick.engines, policies, tick.schedules, tick.default_mode):
+            key = (recorded.model, recorded.pool)
+            is_other = other is not None and recorded.model == other.model
+            context = (
+                replace(recorded, in_force=own.get(key, recorded.in_force))
+                if is_other
+                else in_turn(recorded, tick.experiments.get(recorded.model), tick.turns_at or tick.at)
+            )
+            result = law.decide(context, tick.now, tick.turns_at or tick.at)
+            version = (context.in_force.version if context.in_force else 0) + 1
+            if result.publish is not None:
+                own[key] = Schedule(
+                    *key, version, tick.at, _VALID_FOR_S, result.probe_ratio, result.publish, result.trial
+                )
+            yield Replayed(tick.at, context, result)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print every decision; status 2 when a file cannot be read."""
+    settings = load(ReplaySettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    other = _policy(settings.policy) if settings.policy else None
+    models = set()
+    try:
+        with settings.file.open(encoding="utf-8") as lines:
+            for item in replay((from_line(line) for line in lines if line.strip()), other):
+                sys.stdout.write(_json(item) if settings.as_json else _line(item))
+                models.add(item.context.model)
+    except OSError as error:
+        fail(PROGRAM, f"{settings.file} cannot be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError, InvalidDocumentError) as error:
+        fail(PROGRAM, f"{settings.file} is no recording of `specpilot controller --record`: {error}")
+    if other is not None and other.model not in models:
+        fail(PROGRAM, f"--policy: {other.model!r} is not in the recording, which has {', '.join(sorted(models))}")
+
+
+def _policy(path: Path) -> Policy:
+    try:
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict) and isinstance(document.get("policy"), dict):
+            document = document["policy"]  # what `specpilot policy get` printed
+        return from_plain(Policy, document)
+    except OSError as error:
+        fail(PROGRAM, f"--policy: {path} cannot be read: {error.strerror}")
+    except ValueError as error:
+        fail(PROGRAM, f"--policy: {path} is not JSON: {error}")
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(f"--policy: {fault}" for fault in error.faults))
+
+
+def _line(item: Replayed) -> str:
+    result = item.result
+    k = k_by_class(result.k(result.proposed))
+    gain = "" if result.gain_ratio is None else f"  gain {result.gain_ratio:+.1%}"
+    where = f"{item.context.model} {item.context.pool}"
+    return f"{item.at:.1f}  {where}  n={result.decodes}  {result.reason.value:<18}  {k}{gain}\n"
+
+
+def _json(item: Replayed) -> str:
+    plain: dict[str, Any] = {
+        "at": item.at,
+        "model": item.context.model,
+        "pool": item.context.pool,
+        "reason": item.result.reason.value,
+        "classes": item.result.proposed,
+        "probe_ratio": item.result.probe_ratio,
+        "predicted_gain_ratio": item.result.gain_ratio,
+        "evidence": item.result.evidence,
+    }
+    return json.dumps(plain) + "\n"
+
+
+if __name__ == "__main__":
+    main()

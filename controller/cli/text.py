@@ -1,0 +1,106 @@
+"""How the command line tells a person of changes, forecasts, times and durations. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from specpilot.policy.bands import row_parts, serving_rows
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def moment(at: float | None) -> str:
+    """Return Unix seconds as a time in UTC; `never` for none."""
+    return "never" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def duration_s(given: str) -> float | None:
+    """Return the seconds that a duration such as `90`, `10m`, `2h` or `30d` states; `None` when it states none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", given)
+    return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
+
+
+def changes(found: Sequence[Any]) -> str:
+    """Return a line for each `[field, before, after]`, or each object with these members."""
+    rows = [(item["field"], item["before"], item["after"]) if isinstance(item, dict) else item for item in found]
+    return (
+        "".join(f"  {field}: {_value(before)} -> {_value(after)}\n" for field, before, after in rows) or "  nothing\n"
+    )
+
+
+def forecast(found: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return what a dry run forecasts, pool by pool."""
+    if found is None:
+        return ""
+    if not found:
+        return "no engine of this model runs: nothing can be forecast\n"
+    return "".join(_pool(item) for item in found)
+
+
+def dry_run(answer: Mapping[str, Any]) -> str:
+    """Return a dry run's answer for a person."""
+    version = "" if answer["version"] is None else f", as version {answer['version']}"
+    head = f"dry run, nothing was written. It would change {answer['subject']}{version}:\n"
+    return head + changes(answer["changes"]) + forecast(answer["forecast"])
+
+
+def audit_line(entry: Mapping[str, Any]) -> str:
+    """Return one entry of the audit as a line."""
+    who = entry["who"] + (f" ({entry['role']})" if entry["role"] else "")
+    source = f" from {entry['source']}" if entry["source"] else ""
+    line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {who}{source}"
+    if entry["message"]:
+        line += f": {entry['message']}"
+    told = [f"{field} {_value(before)} -> {_value(after)}" for field, before, after in entry["changes"]]
+    if entry["changes_left_out"]:
+        told.append(f"{entry['changes_left_out']} more")
+    return line + (f"  [{'; '.join(told)}]" if told else "") + (f"  # {entry['comment']}" if entry["comment"] else "")
+
+
+def _pool(found: Mapping[str, Any]) -> str:
+    lines = [f"pool {found['pool']}:"]
+    if found["unknown"]:
+        lines.append(f"  no prediction: {found['unknown']}")
+    today, then = found["today"], found["then"]
+    if today and then:
+        for name in serving_rows({*today["k"], *then["k"]}):
+            itl = f"{_number(today['itl_ms'].get(name), ' ms')} -> {_number(then['itl_ms'].get(name), ' ms')}"
+            k = f"{_value(today['k'].get(name))} -> {_value(then['k'].get(name))}"
+            lines.append(f"  {row_name(name)}: K {k}, inter-token latency {itl}")
+        lines.append(
+            f"  goodput: {_number(today['goodput'])} -> {_number(then['goodput'])} tokens/s and engine{_gain(found)}"
+        )
+        lines.append(f"  why: {then['reason']}: {then['meaning']}")
+    return "\n".join(lines) + "\n"
+
+
+def k_by_class(k: Mapping[str, int]) -> str:
+    """Return K by class, over the bands of a class as a range: `code=2 default=0..7`."""
+    found: dict[str, list[int]] = {}
+    for name in serving_rows(k):
+        found.setdefault(row_parts(name)[0], []).append(k[name])
+    return " ".join(
+        f"{name}={min(values)}" + (f"..{max(values)}" if max(values) > min(values) else "")
+        for name, values in found.items()
+    )
+
+
+def row_name(name: str) -> str:
+    """Return a schedule's row for a person: `code:7` is band 7 of the class `code`."""
+    traffic_class, colon, band = name.partition(":")
+    return f"{traffic_class}, band {band}" if colon else traffic_class
+
+
+def _gain(found: Mapping[str, Any]) -> str:
+    return "" if found["gain_ratio"] is None else f" ({found['gain_ratio']:+.1%}, predicted)"
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.0f}{unit}" if value >= 100 else f"{value:.2f}{unit}"  # noqa: PLR2004 - digits that matter
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else str(value)

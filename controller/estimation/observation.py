@@ -1,0 +1,265 @@
+"""What one scrape of one engine said, and what happened between two scrapes.
+
+Counters only ever grow while an engine lives. When one of an engine's counters fell, or its start time changed, it was
+started anew: everything it counts now happened since then, which is what Prometheus' `rate` assumes too. A series that
+vanished says nothing: it is taken for what it was last, so that its lifetime is no fresh evidence when it is back. The
+first scrape of an engine is a starting line and no evidence, but for its table of step times: those do not age as
+traffic does, and they let a new controller know the cost of every K that its predecessor tried.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
+
+from specpilot.policy import engine_metrics as names
+
+
+class Series(NamedTuple):
+    """One time series: the metric's name and its label values in the order of `LABELS`."""
+
+    metric: str
+    labels: tuple[str, ...]
+
+
+class Cell(NamedTuple):
+    """The labels of one cell of the table of steps, rounded by the engine; see `engine_metrics`."""
+
+    decodes: int
+    verified: int
+    slots: int
+    prefill: int
+
+
+class CatchUpCell(NamedTuple):
+    """The labels of one cell of the table of decode-only steps that also caught up."""
+
+    decodes: int
+    verified: int
+    slots: int
+
+
+class CellSums(NamedTuple):
+    """What steps of a cell come to: their number, seconds, and the exact sums of what was in them.
+
+    That is running decodes, verified tokens, drafter slots, tokens of context, prefilled tokens (0 where it caught up)
+    and positions that the drafter read to catch up (0 where it did not).
+    """
+
+    steps: float
+    seconds: float
+    decodes: float
+    verified: float
+    slots: float = 0.0
+    context: float = 0.0
+    prefill: float = 0.0
+    read: float = 0.0
+
+
+_Key = TypeVar("_Key", Cell, CatchUpCell)
+_CLASS = (names.LABEL_CLASS,)
+_POSITION = (names.LABEL_BAND, names.LABEL_POSITION)
+_CELL_METRICS = (
+    names.STEPS, names.STEP_SECONDS, names.STEP_DECODES, names.STEP_VERIFIED, names.STEP_SLOTS, names.STEP_CONTEXT,
+    names.STEP_PREFILL,
+)  # fmt: skip
+_CATCH_UP_METRICS = (
+    names.CATCH_UP_STEPS, names.CATCH_UP_STEP_SECONDS, names.CATCH_UP_STEP_DECODES, names.CATCH_UP_STEP_VERIFIED,
+    names.CATCH_UP_STEP_SLOTS, names.CATCH_UP_STEP_CONTEXT, names.CATCH_UP_STEP_READ,
+)  # fmt: skip
+LABELS: Mapping[str, tuple[str, ...]] = {
+    names.TRIALS: _POSITION,
+    names.ACCEPTS: _POSITION,
+    names.DRAFTS: (names.LABEL_CLASS, names.LABEL_BAND, names.LABEL_K),
+    names.PROBES: _CLASS,
+    names.DECODE_TOKENS: (names.LABEL_CLASS, names.LABEL_BAND),
+    **dict.fromkeys(_CELL_METRICS, names.CELL_LABELS),
+    **dict.fromkeys(_CATCH_UP_METRICS, names.CATCH_UP_LABELS),
+    names.RUNNING_DECODES: _CLASS,
+}
+"""The metrics that the law reads, and the labels that tell their series apart."""
+
+_GAUGES = frozenset({names.RUNNING_DECODES})
+_CELLS = frozenset(_CELL_METRICS)
+_TABLE_METRICS = frozenset(_CELL_METRICS + _CATCH_UP_METRICS)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One successful scrape: cumulative `values` of an engine at `at` (monotonic seconds of the reader)."""
+
+    engine_id: str
+    model: str
+    pool: str
+    at: float
+    started_at: float
+    values: Mapping[Series, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What happened between two readings, in one engine or in several together.
+
+    `trials` and `accepts` are by (band, position), positions from 1; `drafts` by (class, band, K); `decode_tokens` by
+    (class, band). `running` are the requests that decode now, by class. `catch_ups` are the decode-only steps in which
+    the drafter also caught up; they are not in `cells`.
+    """
+
+    trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    accepts: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    drafts: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+    probes: Mapping[str, float] = field(default_factory=dict)
+    decode_tokens: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    cells: Mapping[Cell, CellSums] = field(default_factory=dict)
+    running: Mapping[str, float] = field(default_factory=dict)
+    catch_ups: Mapping[CatchUpCell, CellSums] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> float:
+        """Steps, but for those that caught up."""
+        return sum(cell.steps for cell in self.cells.values())
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of all steps, of those that caught up too."""
+        return sum(cell.seconds for table in (self.cells, self.catch_ups) for cell in table.values())
+
+    @property
+    def prefilled(self) -> float:
+        """Prefilled tokens."""
+        return sum(cell.prefill for cell in self.cells.values())
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that decodes delivered."""
+        return sum(self.decode_tokens.values())
+
+    @property
+    def drafts_of(self) -> dict[tuple[str, int], float]:
+        """Decodes times steps by (class, band): who ran."""
+        totals: dict[tuple[str, int], float] = {}
+        for (name, band, _), count in self.drafts.items():
+            totals[name, band] = totals.get((name, band), 0.0) + count
+        return totals
+
+    @property
+    def undrafted(self) -> float:
+        """Decodes at K = 0."""
+        return sum(count for (_, _, k), count in self.drafts.items() if k == 0)
+
+
+class Window(NamedTuple):
+    """The evidence of the `elapsed_s` seconds before `at`, on the clock of whoever asks.
+
+    `busy_s` are the seconds that its decodes cost: those of its steps (`cells`), without what their prefilled tokens
+    took, and with what its decodes at K = 0 leave to be caught up, by the fitted cost.
+    """
+
+    at: float
+    elapsed_s: float
+    evidence: Evidence
+    busy_s: float
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that the decodes of `cells` delivered; steps that caught up are left out, as in `busy_s`."""
+        drafts = sum(self.evidence.drafts.values())
+        decodes = sum(cell.decodes for cell in self.evidence.cells.values())
+        return self.evidence.tokens / drafts * decodes if drafts else 0.0
+
+    @property
+    def goodput(self) -> float | None:
+        """Tokens per busy second of one engine; `None` where nothing ran."""
+        return self.tokens / self.busy_s if self.tokens > 0 and self.busy_s > 0 else None
+
+
+NO_EVIDENCE = Evidence()
+
+
+def is_restart(before: Observation, after: Observation) -> bool:
+    """Whether the engine was started anew between two of its observations."""
+    if after.started_at != before.started_at:
+        return True
+    earlier = before.values
+    return any(
+        value < earlier.get(series, value) for series, value in after.values.items() if series.metric not in _GAUGES
+    )
+
+
+def remembered(before: Observation | None, after: Observation) -> Observation:
+    """Return `after` with what vanished since `before` as it was last, unless the engine was started anew."""
+    if before is None or len(before.values) <= len(after.values) or is_restart(before, after):
+        return after
+    vanished = {series: value for series, value in before.values.items() if series.metric not in _GAUGES}
+    return replace(after, values={**vanished, **after.values})
+
+
+def changes(before: Observation | None, after: Observation) -> dict[Series, float]:
+    """Return what each counter gained since `before`, and each gauge as it is.
+
+    With `before` unknown only the table of step times counts (see the module's text). Series that gained nothing
+    are left out. A repeated scrape gives nothing.
+    """
+    if before is None:
+        return {series: value for series, value in after.values.items() if series.metric in _TABLE_METRICS}
+    earlier = {} if is_restart(before, after) else before.values
+    gained: dict[Series, float] = {}
+    for series, value in after.values.items():
+        if series.metric in _GAUGES:
+            gained[series] = value
+        elif (gain := value - earlier.get(series, 0.0)) > 0:
+            gained[series] = gain
+    return gained
+
+
+def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
+    """Return the changes of several engines as one `Evidence`; malformed label values are skipped."""
+    totals: dict[Series, float] = {}
+    for part in parts:
+        for series, value in part.items():
+            totals[series] = totals.get(series, 0.0) + value
+    found = Evidence({}, {}, {}, {}, {}, {}, {}, {})
+    placed: dict[str, tuple[Any, int]] = {  # where a metric's series go, and how many of its labels are text
+        names.TRIALS: (found.trials, 0),
+        names.ACCEPTS: (found.accepts, 0),
+        names.DRAFTS: (found.drafts, 1),
+        names.DECODE_TOKENS: (found.decode_tokens, 1),
+        names.PROBES: (found.probes, 1),
+        names.RUNNING_DECODES: (found.running, 1),
+    }
+    cells: dict[Cell, dict[str, float]] = {}
+    catch_ups: dict[CatchUpCell, dict[str, float]] = {}
+    for (metric, labels), value in totals.items():
+        if metric in _TABLE_METRICS:
+            if all(label.isdecimal() for label in labels):
+                if metric in _CELLS:
+                    cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
+                else:
+                    catch_ups.setdefault(CatchUpCell(*map(int, labels)), {})[metric] = value
+        elif metric in placed:
+            table, text = placed[metric]
+            if all(label.isdecimal() for label in labels[text:]):
+                key = (*labels[:text], *map(int, labels[text:]))
+                table[key if len(key) > 1 else key[0]] = value
+    return replace(found, cells=_summed(cells, _CELL_METRICS), catch_ups=_summed(catch_ups, _CATCH_UP_METRICS))
+
+
+def _summed(found: Mapping[_Key, Mapping[str, float]], metrics: tuple[str, ...]) -> dict[_Key, CellSums]:
+    """Return the sums of `metrics` by cell; without steps or their seconds there is nothing to say."""
+    steps, seconds, decodes, verified, slots, context, last = metrics
+    is_plain = last == names.STEP_PREFILL
+    summed = {}
+    for cell, sums in found.items():
+        if sums.get(steps, 0.0) <= 0 or sums.get(seconds, 0.0) <= 0:
+            continue
+        extra = sums.get(last, 0.0)
+        summed[cell] = CellSums(
+            steps=sums[steps],
+            seconds=sums[seconds],
+            decodes=sums.get(decodes, 0.0),
+            verified=sums.get(verified, 0.0),
+            slots=sums.get(slots, 0.0),
+            context=sums.get(context, 0.0),
+            prefill=extra if is_plain else 0.0,
+            read=0.0 if is_plain else extra,
+        )
+    return summed

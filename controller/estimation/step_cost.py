@@ -1,0 +1,160 @@
+"""How long a step takes: a value, and how it is fitted to steps that were measured.
+
+    T = s [ c0 + c1 n + g(m + P) + [D > 0] c2 + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R ]      seconds
+
+n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
+lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
+that the drafter read to catch up; s: drift that strikes everything alike, which `pool_cost` follows. Decode-only steps,
+steps with prefill and steps that caught up are all fitted together; each is priced by what was in it.
+
+g is piecewise linear and not decreasing, with knots at powers of two and halfway between: a processor that fills up, a
+kernel that pads and one that runs ever more efficiently all fit. Prefilled tokens fill the processor as verified ones
+do: where a step prefills, verification is not free any more; c4 is what they cost besides. No coefficient is negative,
+so T never falls with anything that a step is given to do. Every term is a column of `_features` and a coefficient of
+`StepCost`: a cost with cliffs (sizes of CUDA graphs) would be one more of each.
+
+Fit: non-negative least squares on the means of cells of like steps, with s taken out, errors relative to the measured
+time, every cell with the weight that it comes with. Two mild penalties make it unique: neighbouring slopes of g are
+alike, and of two ways to say the same the flatter one counts, where time is rather put down to the base and to m than
+to n, D or X. So where they only ever moved together a small K looks cheaper than it may be; taking it settles the
+matter, whereas the opposite mistake would never be found out.
+
+Limits: T is a mean, and says nothing of how far it was extrapolated (`PoolCost.is_measured` does).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.controller.estimation import nnls
+
+Vector = NDArray[np.float64]
+KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
+_EDGES = np.append(KNOTS, 1e7)
+_SHORTEST_S = 1e-9
+_SMOOTHNESS = 0.05
+_RIDGE = 1e-4
+_DOUBT = np.array([0.1, 5.0, 5.0, 3.0, 1.0, 5.0, 1.0, 1.0] + [1.0] * len(KNOTS))  # of c0 to c7, then of g's slopes
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A fitted T. `left_s` are seconds that a decode at K = 0 leaves to be caught up; it is no part of T."""
+
+    base_s: float
+    per_decode_s: float
+    drafter_s: float
+    per_slot_s: float
+    per_prefill_s: float
+    per_context_s: float
+    read_s: float
+    per_read_s: float
+    verify_s: Vector  # g at KNOTS, then far beyond
+    drift_ratio: float = 1.0
+    left_s: float = 0.0
+
+    def step_s(  # noqa: PLR0913 - what is in a step
+        self,
+        decodes: Vector | float,
+        verified: Vector | float,
+        slots: Vector | float,
+        *,
+        drafts: Vector | float | None = None,
+        prefill: Vector | float = 0.0,
+        context: Vector | float = 0.0,
+    ) -> Vector:
+        """Seconds of a step that catches up with nothing; the arguments are broadcast.
+
+        `drafts` is the probability that the drafter runs, of a step known on average only; by default it runs where it
+        has slots.
+        """
+        n, d = np.asarray(decodes, dtype=np.float64), np.asarray(slots, dtype=np.float64)
+        runs = (d > 0).astype(np.float64) if drafts is None else np.asarray(drafts, dtype=np.float64)
+        p = np.asarray(prefill, dtype=np.float64)
+        within = (
+            self.base_s + self.per_decode_s * n + np.interp(np.asarray(verified) + p, _EDGES, self.verify_s)
+            + self.drafter_s * runs + self.per_slot_s * d
+            + self.per_prefill_s * p + self.per_context_s * np.asarray(context)
+        )  # fmt: skip
+        total: Vector = np.maximum(self.drift_ratio * within, _SHORTEST_S)
+        return total
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds that prefilling so many tokens adds to a step that verifies nothing."""
+        return self.drift_ratio * (self.per_prefill_s * tokens + float(np.interp(tokens, _EDGES, self.verify_s)))
+
+    def described(self) -> dict[str, Any]:
+        """Return the coefficients as plain data."""
+        return {
+            "base_s": self.base_s,
+            "per_decode_s": self.per_decode_s,
+            "drafter_s": self.drafter_s,
+            "per_slot_s": self.per_slot_s,
+            "per_prefill_s": self.per_prefill_s,
+            "per_context_s": self.per_context_s,
+            "read_s": self.read_s,
+            "per_read_s": self.per_read_s,
+            "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
+            "drift_ratio": self.drift_ratio,
+            "left_s": self.left_s,
+        }
+
+
+COLUMNS = ("decodes", "verified", "slots", "context", "prefill", "read")
+"""What the means of a cell state, in this order."""
+
+
+def fit_cells(means: Vector, seconds: Vector, weight: Vector, drift_ratio: float) -> StepCost:
+    """Return the cost that says best what cells of like steps took, with `drift_ratio` put on it.
+
+    `means` [cells, COLUMNS] is what was in their steps on average, `seconds` [cells] what these took with the drift
+    taken out, `weight` [cells] how much each squared relative error counts, 1 for a cell that is fully believed. There
+    is one cell at least.
+    """
+    features = _features(means)
+    size = np.sqrt(weight)
+    penalties = _penalties(features, float((means[:, 1] + means[:, 4]).max()), float(np.average(seconds, weights=size)))
+    rows = np.vstack([features * (size / seconds)[:, None], penalties])
+    target = np.concatenate([size, np.zeros(len(penalties))])
+    # Columns of one size: the tolerance of the solver then means the same for each coefficient.
+    size_of = np.linalg.norm(rows, axis=0)
+    found = nnls.solve(rows / size_of, target) / size_of
+    plain = len(found) - len(KNOTS)
+    heights = np.cumsum(found[plain:] * np.diff(_EDGES))
+    base, decode, drafter, slot, prefill, context, read, per_read = map(float, found[:plain])
+    return StepCost(
+        base_s=base,
+        per_decode_s=decode,
+        drafter_s=drafter,
+        per_slot_s=slot,
+        per_prefill_s=prefill,
+        per_context_s=context,
+        read_s=read,
+        per_read_s=per_read,
+        verify_s=np.concatenate([[0.0], heights]),
+        drift_ratio=drift_ratio,
+    )
+
+
+def _features(means: Vector) -> Vector:
+    """What c0 to c7 and the slopes of g are multiplied by: [cells, coefficients]."""
+    n, m, d, x, p, r = means.T
+    runs, reads = (d > 0).astype(np.float64), (r > 0).astype(np.float64)
+    widths = np.diff(_EDGES)
+    ramps = np.clip((m + p)[:, None] - KNOTS[None, :], 0.0, widths[None, :])
+    return np.column_stack([np.ones_like(n), n, runs, d, p, x, reads, r, ramps])
+
+
+def _penalties(features: Vector, most_verified: float, typical_s: float) -> Vector:
+    """Rows that want slopes of g like their neighbours' up to `most_verified`, then those that want little of all."""
+    plain = features.shape[1] - len(KNOTS)
+    widths = np.minimum(np.diff(_EDGES), max(most_verified, 1.0))
+    smooth = np.zeros((len(KNOTS) - 1, features.shape[1]))
+    for index in range(len(KNOTS) - 1):
+        size = np.sqrt(_SMOOTHNESS) * widths[index] / typical_s
+        smooth[index, plain + index], smooth[index, plain + index + 1] = size, -size
+    scale = np.maximum(features.max(axis=0), 1e-12)
+    ridge = np.diag(np.sqrt(_RIDGE) * scale / typical_s) * _DOUBT[:, None]
+    return np.vstack([smooth, ridge])

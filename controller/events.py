@@ -1,0 +1,45 @@
+"""What the controller does by itself, for the audit: canaries that ended, schedules that gave way to the static K."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specpilot.policy.audit import CONTROLLER, AuditEntry, Result, bounded
+from specpilot.policy.canary import Experiment
+from specpilot.policy.codec import to_plain
+from specpilot.policy.history import differences
+from specpilot.policy.types import KRange, Schedule
+
+Classes = Mapping[str, tuple[KRange, ...]]
+
+
+def canary_ended(experiment: Experiment, at: float) -> AuditEntry:
+    """Return the entry of a canary that the law ended at `at` (Unix seconds)."""
+    outcome = experiment.outcome.value if experiment.outcome else ""
+    return AuditEntry(
+        at=at,
+        who=CONTROLLER,
+        action="end_canary",
+        subject=experiment.model,
+        result=Result.DONE,
+        code=outcome,
+        message=f"the canary ended: {outcome}, after {len(experiment.blocks)} blocks",
+    )
+
+
+def stepped_back(before: Schedule | None, after: Schedule, at: float) -> AuditEntry:
+    """Return the entry of a schedule that the static K replaced at `at` (Unix seconds), as the hold-out said."""
+    changes, left_out = bounded(differences(_plain(before), _plain(after)))
+    return AuditEntry(
+        at=at,
+        who=CONTROLLER,
+        action="step_back_to_static",
+        subject=f"{after.model} {after.pool}",
+        result=Result.DONE,
+        message=f"version {after.version}: the hold-out says that the static K is better",
+        changes=changes,
+        changes_left_out=left_out,
+    )
+
+
+def _plain(schedule: Schedule | None) -> dict[str, Any]:
+    return {} if schedule is None else dict(to_plain(schedule)["classes"])

@@ -1,0 +1,138 @@
+"""What the law would choose now under another policy, without touching what it remembers.
+
+The law is asked on a copy, twice for each side: once for what it would choose, and once more with that in force, which
+gives the prediction for it. Dwell times and the hold-out's windows are those of now, as they hold for a new policy too.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.law.k_table import Ranges
+from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.policy.bands import row_parts
+from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode, Policy, Schedule
+
+_UNKNOWN = {
+    Reason.STALE: "the evidence is stale: no engine of the pool could be read lately",
+    Reason.IDLE: "nothing runs: what a schedule would gain depends on the load",
+    Reason.COST_UNKNOWN: "the cost of steps is not known yet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the law makes of one policy for one pool at the present load; `None` is unknown.
+
+    `k` is K by row (a class, or a band of one), as the engines would have it; `schedule` K by row and running decodes.
+    `goodput` is predicted in tokens per second and engine, `itl_ms` the predicted mean inter-token latency by row.
+    """
+
+    reason: str
+    meaning: str
+    k: Mapping[str, int]
+    schedule: Mapping[str, tuple[KRange, ...]]
+    goodput: float | None
+    itl_ms: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolForecast:
+    """One pool: what holds `today`, and what would hold `then`, both by the same estimates.
+
+    `gain_ratio` is the predicted goodput over today's, minus 1. `unknown` says why there is no forecast, empty where
+    there is one.
+    """
+
+    pool: str
+    today: Outlook | None
+    then: Outlook | None
+    gain_ratio: float | None = None
+    unknown: str = ""
+
+
+Forecast = Callable[[str, Policy | None], Sequence[PoolForecast]]
+"""What the law would choose for every pool of a model under a policy; `None` is no policy. Quick: no I/O."""
+
+
+@dataclass(frozen=True, slots=True)
+class LawView:
+    """What a forecast needs of a running loop: the law, every pool with its present policy, and the time.
+
+    `now` is steady seconds, `at` Unix seconds.
+    """
+
+    law: ControlLaw
+    pools: Sequence[PoolContext]
+    now: float
+    at: float
+
+
+def forecaster(view: Callable[[], LawView | None], default_mode: Mode) -> Forecast:
+    """Return the forecast over `view`; `default_mode` is the mode of models that have no policy."""
+
+    def forecast(model: str, policy: Policy | None) -> list[PoolForecast]:
+        found = view()
+        if found is None:
+            return []
+        wanted = policy or Policy(model, mode=default_mode)
+        return [forecast_of(found, context, wanted) for context in found.pools if context.model == model]
+
+    return forecast
+
+
+def forecast_of(view: LawView, context: PoolContext, policy: Policy) -> PoolForecast:
+    """Return what the law would choose for one pool under `policy`, beside what it chooses under the present one."""
+    today, then = (_outlook(view, replace(context, policy=each)) for each in (context.policy, policy))
+    unknown = "" if then.goodput is not None else _why_unknown(then.reason, today.reason)
+    gain = then.goodput / today.goodput - 1 if then.goodput and today.goodput else None
+    return PoolForecast(context.pool, today, then, gain, unknown)
+
+
+def _why_unknown(*reasons: str) -> str:
+    """Why nothing can be predicted; the second side tells where the first one's bounds came before its evidence."""
+    return next((_UNKNOWN[Reason(reason)] for reason in reasons if reason in _UNKNOWN), "nothing is predicted yet")
+
+
+def _outlook(view: LawView, context: PoolContext) -> Outlook:
+    chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
+    rows = _applied(context, chosen)
+    schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, chosen.probe_ratio, rows)
+    with_it = replace(context, in_force=schedule, is_held=True)
+    result = copy.deepcopy(view.law).decide(with_it, view.now, view.at)
+    k = chosen.k(rows)
+    goodput = result.evidence.get("goodput", {}).get("predicted_in_force")
+    step_s = result.evidence.get("step_s", {}).get("predicted")
+    bands = result.evidence.get("bands", {})
+    return Outlook(
+        reason=chosen.reason.value,
+        meaning=MEANING[chosen.reason],
+        k=k,
+        schedule=rows,
+        goodput=goodput,
+        itl_ms={name: _itl_ms(step_s, name, depth, bands) for name, depth in k.items()},
+    )
+
+
+def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
+    """Return what the engines would have: in mode `advise`, which publishes nothing, their static K."""
+    if chosen.publish is not None:
+        return chosen.publish
+    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
+
+
+def _itl_ms(step_s: float | None, row: str, k: int, bands: Mapping[str, Any]) -> float | None:
+    """Mean milliseconds between two tokens of a request, T / AL(K); for a row of all bands, over those that run."""
+    _, band = row_parts(row)
+    wanted = bands if band is None else {str(band): bands.get(str(band), {})}
+    known = [(found.get("share", 0.0), found["survival"]) for found in wanted.values() if "survival" in found]
+    if band is not None:
+        known = [(1.0, survival) for _, survival in known]
+    weight = sum(share for share, _ in known)
+    if step_s is None or not weight or any(len(survival) < k for _, survival in known):
+        return None
+    length = sum(share * (1 + sum(survival[:k])) for share, survival in known) / weight
+    return float(1000 * step_s / length)

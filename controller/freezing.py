@@ -1,0 +1,46 @@
+"""What a freeze makes of one pool's tick. Pure: the loop asks before and after the law.
+
+While frozen the law decides as in mode `advise`: it goes on learning, and does not take what it chose for what is in
+force. What is published is what the freeze says.
+"""
+
+from dataclasses import replace
+
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.reason import Reason
+from specpilot.policy.codec import to_plain
+from specpilot.policy.freeze import Freeze, Hold
+from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode
+
+
+def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
+    """Return a pool as the law decides for it: under a freeze nothing that it chooses is published."""
+    if freeze is None or context.policy.mode is not Mode.ACT:
+        return context
+    return replace(context, policy=replace(context.policy, mode=Mode.ADVISE), is_held=True)
+
+
+def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> TickResult:
+    """Return `result` with what a freeze publishes; K never exceeds what every engine of the pool can do.
+
+    With nothing in force yet there is nothing to hold: the static K is published.
+    """
+    if freeze is None:
+        return result
+    in_force = context.in_force if freeze.hold is Hold.CURRENT else None
+    publish: dict[str, tuple[KRange, ...]]
+    if in_force is None:
+        publish = {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
+    else:
+        publish = {
+            name: tuple(item._replace(k=min(item.k, context.k_max)) for item in ranges)
+            for name, ranges in in_force.classes.items()
+        }
+    return replace(
+        result,
+        reason=Reason.FROZEN,
+        publish=publish,
+        probe_ratio=0.0 if in_force is None else in_force.probe_ratio,
+        trial=None,
+        evidence={**result.evidence, "freeze": to_plain(freeze)},
+    )

@@ -1,0 +1,220 @@
+"""The choice: for every number of running decodes n, the K of each row that yields the most.
+
+A *stream* is the traffic of one class in one band. It is served by a row of the schedule, and belongs to a *group*. The
+number of requests in a stream answers to K: who is done sooner leaves, and who runs at K = 0 lingers. What stays is
+
+    within a group the share tau_i of its tokens that stream i makes up (its work), and the group's share p of the
+    running decodes, which is 1 where work alone is given.
+
+So with AL_i = AL_band(K_row), the share of the running decodes in stream i, and the group's tokens per decode, are
+
+    q_i = p (tau_i / AL_i) AL_g,      AL_g = 1 / sum_i (tau_i / AL_i)
+
+Where requests arrive by themselves (given work) all streams are one group: the best K of a band is then, for T linear,
+argmin_K (base / n + verification + slots) / AL(K), whatever the mix. Where each client sends its next request when one
+is done (given concurrency), each class is a group. `load` tells which holds.
+
+    goodput:  G = n sum_g w_g p_g AL_g / T           weighted tokens per second
+    latency:  L = T sum_g w_g p_g / AL_g             the mean time per token of a request, to be made small
+
+T is the mean over steps that n requests, drawn independently from q, make up: the drafter runs with probability
+1 - F(0)^n and lays out, for those with K > 0, as many slots as the largest K in the step, with F(w) = sum of q with
+K <= w:
+
+    E[slots] = n sum_w [ Q - F(w)^(n-1) (Q - Q_w) ],    Q = 1 - F(0),  Q_w = 1 - F(w),  w = 0 .. K_max - 1
+
+Steps that also prefill are averaged in with those that do not (`Setting.prefill`), and what prefilling alone takes is
+taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged with what it leaves to be caught up.
+
+Search: with the width of the drafter bounded by W and all costs taken as linear, every row is solved alone, for every
+W; the best of these tables and of the one in force is then improved row by row until nothing gains. It is exact where T
+is linear and one width serves all rows.
+
+SLO: a bound on a class's mean inter-token latency is held for each of its streams, the low bands too: T / AL_i with
+prefill. A table in which every bound holds beats every one in which some bound breaks; when none holds, the one with
+the smallest worst excess wins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.controller.estimation.step_cost import StepCost
+from specpilot.policy.types import Objective
+
+Vector = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_EQUAL = 1e-12
+_GAIN = 1e-9
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The traffic of one class in one band: `work` is its share of the tokens of its group, 0..1.
+
+    `row` and `group` are indices. `itl_slo_s` bounds its mean inter-token latency, `None` for none.
+    """
+
+    row: int
+    band: int
+    group: int
+    work: float
+    itl_slo_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Streams whose work is given: `share` of the running decodes (0..1), and weight."""
+
+    share: float = 1.0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a choice depends on.
+
+    `lengths` is AL(K) [bands, K_max + 1]. `low` and `high` [rows] bound K; `bands` [rows] is the band that a row is
+    for, -1 for any. `prefill` are (share of the steps, prefilled
+    tokens in one), together 1. `context_tokens` is the mean length of a running request's sequence.
+    """
+
+    streams: Sequence[Stream]
+    groups: Sequence[Group]
+    lengths: Vector
+    low: Ints
+    high: Ints
+    bands: Ints
+    cost: StepCost
+    objective: Objective = Objective.GOODPUT
+    prefill: Sequence[tuple[float, float]] = ((1.0, 0.0),)
+    context_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """What tables are predicted to do, one value for each n: weighted tokens per second, seconds, and the score.
+
+    `score` orders tables: larger is better; it is negative when an SLO breaks. `step_s` is without what prefilling
+    alone takes.
+    """
+
+    goodput: Vector
+    step_s: Vector
+    score: Vector
+
+
+class Choice:
+    """Evaluates and finds tables in one `Setting`."""
+
+    def __init__(self, setting: Setting) -> None:
+        streams = setting.streams
+        self._setting = setting
+        self._rows = np.array([item.row for item in streams], dtype=np.int64)
+        self._lengths = setting.lengths[[item.band for item in streams]]  # [streams, K_max + 1]
+        self._work = np.array([item.work for item in streams])
+        self._member = np.zeros((len(streams), len(setting.groups)))
+        self._member[np.arange(len(streams)), [item.group for item in streams]] = 1.0
+        self._shares = np.array([item.share for item in setting.groups])
+        self._weights = np.array([item.weight for item in setting.groups])
+        self._slos = [(index, item.itl_slo_s) for index, item in enumerate(streams) if item.itl_slo_s is not None]
+        self._k_max = setting.lengths.shape[1] - 1
+        self._inverse = 1.0 / setting.lengths[setting.bands]  # of each row's AL(K): [rows, K_max + 1]
+        for row in set(self._rows.tolist()):
+            served = self._rows == row
+            work = (
+                self._work[served] * self._shares[[streams[index].group for index in np.flatnonzero(served)]] + _EQUAL
+            )
+            self._inverse[row] = (work[:, None] / self._lengths[served]).sum(axis=0) / work.sum()
+        self._prefill_s = sum(share * setting.cost.prefill_s(tokens) for share, tokens in setting.prefill)
+
+    def evaluate(self, n: Vector, k: Ints) -> Yield:
+        """Return what `k` [..., n, rows] yields at `n` running decodes."""
+        setting, cost = self._setting, self._setting.cost
+        at = k[..., self._rows]  # [..., n, streams]
+        length = self._lengths[np.arange(len(self._rows)), at]
+        effort = self._work / length
+        group_length = 1.0 / np.maximum(effort @ self._member, _EQUAL)  # [..., n, groups]
+        share = effort * ((self._shares * group_length) @ self._member.T)
+        above = np.stack([(share * (at > width)).sum(axis=-1) for width in range(max(1, self._k_max))], axis=-1)
+        drafted = above[..., 0]
+        alone = np.maximum(1.0 - above, 0.0) ** np.maximum(n - 1.0, 0.0)[:, None]
+        slots = n * (drafted[..., None] - alone * (drafted[..., None] - above)).sum(axis=-1)
+        drafts = 1.0 - np.maximum(1.0 - drafted, 0.0) ** n
+        verified = n * (1.0 + (share * at).sum(axis=-1))
+        gross = sum(
+            (
+                part
+                * cost.step_s(n, verified, slots, drafts=drafts, prefill=tokens, context=n * setting.context_tokens)
+                for part, tokens in setting.prefill
+            ),
+            start=np.zeros(1),
+        )
+        left_s = np.minimum(n * cost.left_s, cost.drift_ratio * (cost.drafter_s + n * cost.per_slot_s))
+        seconds = np.maximum(gross - self._prefill_s, _EQUAL) + (1.0 - drafted) * left_s
+        value = self._weights * self._shares
+        goodput = n * (value * group_length).sum(axis=-1) / seconds
+        score = goodput
+        if setting.objective is Objective.LATENCY:
+            score = value.sum() / (seconds * (value / group_length).sum(axis=-1))
+        if self._slos:
+            excess = np.max([gross / length[..., index] / bound for index, bound in self._slos], axis=0)
+            score = np.where(excess <= 1.0 + _EQUAL, score, -excess)
+        return Yield(goodput, seconds, score)
+
+    def best(self, n: Vector, in_force: Ints) -> Ints:
+        """Return the best K [n, rows]; where nothing is better, that in force. Rows without traffic stand alone."""
+        low, high = self._setting.low, self._setting.high
+        found = np.clip(in_force, low[None, :], high[None, :])
+        served = sorted(set(self._rows.tolist()))
+        unserved = [row for row in np.flatnonzero(self._setting.bands >= 0).tolist() if row not in served]
+        if unserved:
+            found[:, unserved] = self._alone(n, None)[:, unserved]
+        score = self.evaluate(n, found).score
+        starts = np.repeat(found[None], self._k_max + 1, axis=0)
+        for width in range(self._k_max + 1):
+            starts[width][:, served] = self._alone(n, width)[:, served]
+        scores = self.evaluate(n, starts).score
+        widest, top = scores.argmax(axis=0), scores.max(axis=0)
+        better = top > score + _GAIN * np.abs(score)
+        found = np.where(better[:, None], starts[widest, np.arange(len(n))], found)
+        score = np.where(better, top, score)
+        for _ in range(_ROUNDS):
+            is_moved = False
+            for row in served:
+                if low[row] == high[row]:
+                    continue
+                candidates = np.repeat(found[None], high[row] - low[row] + 1, axis=0)
+                candidates[:, :, row] = np.arange(low[row], high[row] + 1)[:, None]
+                scores = self.evaluate(n, candidates).score
+                best, top = scores.argmax(axis=0), scores.max(axis=0)
+                moved = top > score + _GAIN * np.abs(score)
+                found[moved, row] = low[row] + best[moved]
+                score = np.where(moved, top, score)
+                is_moved |= bool(moved.any())
+            if not is_moved:
+                break
+        return found
+
+    def _alone(self, n: Vector, width: int | None) -> Ints:
+        """Return the K [n, rows] of each row by itself, where the drafter lays out `width` slots; `None`: K of them."""
+        setting, cost, depths = self._setting, self._setting.cost, np.arange(self._k_max + 1)
+        slots = n[:, None] * (depths if width is None else np.where(depths > 0, width, 0))
+        # Where others draft, the drafter runs whatever K a row has.
+        drafts = (slots > 0).astype(np.float64) if width is None else np.full((len(n), 1), float(width > 0))
+        step = np.zeros((len(n), len(depths)))
+        for part, tokens in setting.prefill:
+            step += part * cost.step_s(
+                n[:, None], n[:, None] * (1 + depths), slots, drafts=drafts, prefill=tokens,
+                context=n[:, None] * setting.context_tokens,
+            )  # fmt: skip
+        per_token = (step - self._prefill_s)[:, None, :] * self._inverse[None]  # [n, rows, K]
+        low, high = setting.low[:, None], setting.high[:, None]
+        allowed = (depths >= low) & (depths <= high)
+        if width is not None:
+            allowed &= (depths <= width) | (depths == low)
+        found: Ints = np.where(allowed[None], per_token, np.inf).argmin(axis=2).astype(np.int64)
+        return found

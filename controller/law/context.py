@@ -1,0 +1,76 @@
+"""What the law is given of a pool besides its evidence, and what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specpilot.controller.law.k_table import Ranges, k_at
+from specpilot.controller.law.reason import Reason
+from specpilot.policy.canary import Arm
+from specpilot.policy.types import Policy, Schedule, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class PoolContext:
+    """A pool as registered: `k_max`, `static_k` and `max_num_seqs` are those of its engines that can speculate.
+
+    `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
+    turn it is, and `arm` tells which one that is; `None` without a canary. `heir` is the arm whose policy stays when a
+    canary has ended. `is_held`: an operator froze the pool, so that in mode `advise` the engines have what is in force
+    and not the static K.
+    """
+
+    model: str
+    pool: str
+    policy: Policy
+    k_max: int
+    static_k: int
+    max_num_seqs: int
+    in_force: Schedule | None
+    arm: Arm | None = None
+    heir: Arm = Arm.PRESENT
+    is_held: bool = False
+
+    @property
+    def fallback_k(self) -> int:
+        """The operator's static K, as far as the engines can follow it."""
+        wanted = self.static_k if self.policy.static_k is None else self.policy.static_k
+        return max(0, min(wanted, self.k_max))
+
+    def bounds(self, name: str) -> tuple[int, int]:
+        """Return the smallest and largest K that class `name` may have; a pin makes them equal."""
+        wanted = self.policy.of_class(name)
+        low = self.policy.k_min if wanted.k_min is None else wanted.k_min
+        high = self.policy.k_max if wanted.k_max is None else wanted.k_max
+        if wanted.pin is not None:
+            low = high = wanted.pin
+        high = self.k_max if high is None else max(0, min(high, self.k_max))
+        return min(max(0, low), high), high
+
+
+@dataclass(frozen=True, slots=True)
+class TickResult:
+    """What one tick decided for one pool.
+
+    `proposed` are the rows that the law would have, `publish` those that the engines shall have, `None` when nothing is
+    to be published (mode `advise`). `gain_ratio` is the predicted goodput of the best table over that of the one in
+    force, minus 1, at the present load; `None` when unknown. `evidence` holds every number that was looked at, ready
+    for JSON.
+    """
+
+    reason: Reason
+    proposed: Ranges
+    publish: Ranges | None
+    probe_ratio: float
+    gain_ratio: float | None
+    evidence: Mapping[str, Any]
+    trial: Trial | None = None
+
+    @property
+    def decodes(self) -> int:
+        """Running decodes at the tick, 1 at least."""
+        return max(1, round(float(self.evidence.get("decodes") or 1)))
+
+    def k(self, rows: Ranges | None) -> dict[str, int]:
+        """Return K by row in `rows` (`proposed` or `publish`) at the load of the tick."""
+        return {name: k_at(ranges, self.decodes) for name, ranges in (rows or {}).items()}

@@ -1,0 +1,101 @@
+"""All that a controller has learned, and the law over it. The same code runs live, in replays and in simulations.
+
+`ControlLaw.observe` takes in what the engines said; `ControlLaw.decide` answers for one pool. Nothing here reads a
+clock, a socket or a setting: times are arguments (`now` in seconds on any steady clock, `at` in Unix seconds), and the
+same calls give the same answers. Acceptance is learned per model from all its pools together, cost per pool.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from specpilot.controller.estimation.acceptance import ModelAcceptance
+from specpilot.controller.estimation.observation import (
+    Observation,
+    Series,
+    Window,
+    changes,
+    evidence_of,
+    remembered,
+)
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.pool_memory import PoolMemory
+from specpilot.controller.law.tick import Tick
+from specpilot.controller.tuning import Tuning
+from specpilot.policy.engine_metrics import RUNNING_DECODES
+
+PoolKey = tuple[str, str]
+
+
+class ControlLaw:
+    """The learned state of every model and pool."""
+
+    def __init__(self, tuning: Tuning | None = None) -> None:
+        self._tuning = tuning or Tuning()
+        self._models: dict[str, ModelAcceptance] = {}
+        self._pools: dict[PoolKey, PoolMemory] = {}
+        self._last: dict[str, Observation] = {}
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Take in one scrape of every engine that answered; repeated and out-of-order ones are ignored."""
+        gained: dict[PoolKey, dict[str, dict[Series, float]]] = {}
+        history: dict[PoolKey, list[dict[Series, float]]] = {}
+        elapsed_s: dict[PoolKey, float] = {}
+        latest: dict[PoolKey, float] = {}
+        for seen in observations:
+            key = (seen.model, seen.pool)
+            before = self._last.get(seen.engine_id)
+            if before is not None and (before.model, before.pool) != key:
+                before = None
+            if before is not None and seen.at <= before.at:
+                continue
+            self._last[seen.engine_id] = remembered(before, seen)
+            latest[key] = max(latest.get(key, seen.at), seen.at)
+            if before is None:
+                history.setdefault(key, []).append(changes(None, seen))
+            else:
+                gained.setdefault(key, {})[seen.engine_id] = changes(before, seen)
+                elapsed_s[key] = max(elapsed_s.get(key, 0.0), seen.at - before.at)
+        for key, parts in history.items():
+            self._pool(key).cost.learn(evidence_of(parts), 0.0, is_history=True)
+        for key, at in latest.items():
+            parts_of = gained.get(key, {})
+            evidence = evidence_of(parts_of.values())
+            running = {
+                engine_id: sum(value for series, value in part.items() if series.metric == RUNNING_DECODES)
+                for engine_id, part in parts_of.items()
+            }
+            self._pool(key).take(evidence, running, elapsed_s.get(key, 0.0), at)
+            self._model(key[0]).learn(evidence.trials, evidence.accepts)
+
+    def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:
+        """Drop what is remembered of engines, pools and models that are gone."""
+        alive, kept = set(engines), set(pools)
+        models = {model for model, _ in kept}
+        self._last = {name: seen for name, seen in self._last.items() if name in alive}
+        self._pools = {key: pool for key, pool in self._pools.items() if key in kept}
+        self._models = {name: model for name, model in self._models.items() if name in models}
+
+    def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
+        """Decide for one pool at `now`; `at` tells which windows of the hold-out it is in."""
+        pool = self._pool((context.model, context.pool))
+        context = replace(context, in_force=pool.begin(context.arm, context.heir, context.in_force))
+        return Tick(context, pool, self._model(context.model), self._tuning, now, at).result()
+
+    def take_over(self, now: float) -> None:
+        """Begin to lead at `now`: keep what was learned, forget what was decided, as another decided till then."""
+        for pool in self._pools.values():
+            pool.take_over(now)
+
+    def window(self, model: str, pool: str) -> Window | None:
+        """Return the newest look at a pool; `None` before the first."""
+        return self._pool((model, pool)).window()
+
+    def _pool(self, key: PoolKey) -> PoolMemory:
+        if key not in self._pools:
+            self._pools[key] = PoolMemory.new(self._tuning)
+        return self._pools[key]
+
+    def _model(self, model: str) -> ModelAcceptance:
+        if model not in self._models:
+            self._models[model] = ModelAcceptance(self._tuning)
+        return self._models[model]

@@ -1,0 +1,150 @@
+"""The hold-out: what adaptive K gains over the static K, measured on live traffic; and stepping back when it loses.
+
+Time is cut into windows of `hold_out_window_s`. In each, with a probability of the policy's `hold_out_ratio` and drawn
+from the names of model and pool and the window's number, the pool runs the static K. So every controller draws alike,
+and nothing in traffic can depend on the draw. Of every such window, d is the logarithm of the tokens per busy second of
+the adaptive windows near it (up to three on either side, one on each at least; the mean of their logarithms) over that
+of its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise; slow drift
+and slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest windows).
+
+Stepping back. After the i-th window the law is said to lose if the interval whose upper bound errs with probability
+0.05 / (i (i + 1)) lies below 0: over all looks that is 5 %, however often one looks (union bound). From then on the
+static K is in force, and the windows drawn, now with `stepped_back_ratio`, run the adaptive K; d is told the same way
+round. The law is back when the same test says that it gains. Each change of state begins the count anew, as does
+`reset`, when the static K or the policy is another one.
+
+| state        | outside windows | in a window drawn | next state when               |
+|--------------|-----------------|-------------------|-------------------------------|
+| adaptive     | adaptive K      | static K          | the law loses: stepped back   |
+| stepped back | static K        | adaptive K        | the law gains: adaptive       |
+
+Which K ran is told by the schedule in force, not by the draw: a window in which both were in force does not count.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from specpilot.controller.estimation.observation import Window
+from specpilot.controller.estimation.t_interval import Interval, interval
+from specpilot.controller.tuning import Tuning
+
+_NEAR = 3
+_TAIL = 0.025
+_ERROR = 0.05
+
+
+def is_drawn(model: str, pool: str, window: int, ratio: float) -> bool:
+    """Whether window number `window` is one of the share `ratio` that is drawn."""
+    drawn = int.from_bytes(sha256(f"{model} {pool} {window}".encode()).digest()[:8])
+    return drawn < ratio * 2.0**64
+
+
+@dataclass(slots=True)
+class _Sums:
+    """One window of time. `is_static` is which K was in force, `None` before it is known."""
+
+    index: int
+    is_static: bool | None = None
+    is_mixed: bool = False
+    steps: float = 0.0
+    tokens: float = 0.0
+    busy_s: float = 0.0
+
+    def log_goodput(self, fewest_steps: float) -> float | None:
+        if self.is_mixed or self.steps < fewest_steps or self.tokens <= 0 or self.busy_s <= 0:
+            return None
+        return math.log(self.tokens / self.busy_s)
+
+
+class HoldOut:
+    """The hold-out of one pool. Times are Unix seconds."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._windows: deque[_Sums] = deque(maxlen=2 * _NEAR + 1)
+        self._gains: deque[float] = deque(maxlen=tuning.hold_out_memory)
+        self._looks = 0
+        self._seen_at = -math.inf
+        self.is_stepped_back = False
+
+    def is_static_due(self, model: str, pool: str, at: float, ratio: float) -> bool:
+        """Whether the static K is due at `at`: in a window drawn, or outside of one if the law stepped back."""
+        if ratio <= 0:
+            return False
+        share = self._tuning.stepped_back_ratio if self.is_stepped_back else ratio
+        return is_drawn(model, pool, self._index(at), share) != self.is_stepped_back
+
+    def take(self, window: Window | None, at: float, *, is_static: bool | None) -> None:
+        """Take in the newest look, at `at`, in which the static K was in force, another, or neither alone (`None`)."""
+        if window is None or at <= self._seen_at:
+            return
+        self._seen_at = at
+        index, tuning = self._index(at), self._tuning
+        if not self._windows or self._windows[-1].index != index:
+            self._windows.append(_Sums(index))
+            self._compare()
+        sums = self._windows[-1]
+        if at - window.elapsed_s < index * tuning.hold_out_window_s + tuning.delivered_s:
+            return  # what was in force before still counted
+        sums.is_mixed |= is_static is None or (sums.is_static is not None and sums.is_static is not is_static)
+        sums.is_static = is_static
+        sums.steps += window.evidence.steps
+        sums.tokens += window.tokens
+        sums.busy_s += window.busy_s
+
+    def reset(self) -> None:
+        """Begin anew: what is compared is not what it was."""
+        self._windows.clear()
+        self._gains.clear()
+        self._looks = 0
+        self.is_stepped_back = False
+
+    def gain(self) -> Interval | None:
+        """Return the logarithm of what adaptive K gains, with a 95 % interval; `None` while windows are too few."""
+        return interval(self._gains, _TAIL) if len(self._gains) >= self._tuning.hold_out_least else None
+
+    def described(self) -> dict[str, Any]:
+        """Return the state and the gain, as ratios minus 1, ready for JSON."""
+        found = self.gain()
+        bounds = found and {"low": found.low, "mean": found.mean, "high": found.high}
+        return {
+            "windows": len(self._gains),
+            "is_stepped_back": self.is_stepped_back,
+            "gain_ratio": bounds and {name: math.expm1(min(value, 50.0)) for name, value in bounds.items()},
+        }
+
+    def _index(self, at: float) -> int:
+        return math.floor(at / self._tuning.hold_out_window_s)
+
+    def _compare(self) -> None:
+        """Compare the window in the middle, if it is the rare kind, with those around it."""
+        if len(self._windows) <= 2 * _NEAR:
+            return
+        middle = self._windows[_NEAR]
+        is_rare_static = not self.is_stepped_back
+        if middle.is_static is not is_rare_static:
+            return
+        own = middle.log_goodput(self._tuning.hold_out_steps)
+        sides: list[list[float]] = [[], []]
+        for sums in self._windows:
+            found = sums.log_goodput(self._tuning.hold_out_steps)
+            if found is not None and sums.is_static is not is_rare_static and abs(sums.index - middle.index) <= _NEAR:
+                sides[sums.index > middle.index].append(found)
+        if own is None or not all(sides):
+            return
+        near = sum(sum(side) / len(side) for side in sides) / 2
+        self._gains.append(near - own if is_rare_static else own - near)
+        self._looks += 1
+        self._judge()
+
+    def _judge(self) -> None:
+        if len(self._gains) < self._tuning.hold_out_least or not self._tuning.guard:
+            return
+        bounds = interval(self._gains, _ERROR / (self._looks * (self._looks + 1)))
+        if bounds.low > 0 if self.is_stepped_back else bounds.high < 0:
+            self.is_stepped_back = not self.is_stepped_back
+            self._gains.clear()
+            self._looks = 0

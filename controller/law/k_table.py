@@ -1,0 +1,97 @@
+"""Schedules as tables: for each number of running decodes n of a grid, the K of each named row.
+
+Tables are compared by the names of their rows, never by shape: a row that one of two does not have is looked up in it
+as an engine would (`policy.bands.row_of`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.policy.bands import row_name, row_parts
+from specpilot.policy.types import DEFAULT_CLASS, KRange
+
+Vector = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Ranges = Mapping[str, tuple[KRange, ...]]
+_EACH_UP_TO = 16
+_STEP = 1.15
+
+
+def grid(max_num_seqs: int) -> Vector:
+    """Return the numbers of running decodes to decide for: each up to 16, then in steps of about 15 %."""
+    points = list(range(1, min(max_num_seqs, _EACH_UP_TO) + 1))
+    while points[-1] < max_num_seqs:
+        points.append(min(max_num_seqs, int(points[-1] * _STEP) + 1))
+    return np.array(points, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KTable:
+    """K [n, names]: row `i` of `k` holds from n[i] running decodes up to the next one's."""
+
+    names: tuple[str, ...]
+    n: Vector
+    k: Ints
+
+    @classmethod
+    def uniform(cls, names: Sequence[str], n: Vector, k: int) -> "KTable":
+        """Return the table that gives everybody `k`."""
+        return cls(tuple(names), n, np.full((len(n), len(names)), k, dtype=np.int64))
+
+    @classmethod
+    def of_ranges(cls, ranges: Ranges, names: Sequence[str], n: Vector) -> "KTable":
+        """Return what a schedule's `ranges` give each of `names`, whatever rows it has."""
+        columns = [[k_at(_row(ranges, name), int(decodes)) for decodes in n] for name in names]
+        return cls(tuple(names), n, np.array(columns, dtype=np.int64).T.reshape(len(n), len(names)))
+
+    def with_k(self, k: Ints) -> "KTable":
+        """Return the table of the same rows with other values."""
+        return KTable(self.names, self.n, k)
+
+    def clipped(self, low: Ints, high: Ints) -> "KTable":
+        """Return the table with each row's K [names] within `low` and `high`."""
+        return self.with_k(np.clip(self.k, low[None, :], high[None, :]))
+
+    def same_as(self, other: "KTable") -> bool:
+        """Whether both say the same, by name."""
+        return self.names == other.names and np.array_equal(self.n, other.n) and np.array_equal(self.k, other.k)
+
+    def rows_at(self, decodes: Vector) -> NDArray[np.int64]:
+        """Return the index into `n` that holds at each of `decodes`, means and so maybe no whole numbers."""
+        found: NDArray[np.int64] = np.clip(
+            np.searchsorted(self.n, np.round(decodes), side="right") - 1, 0, len(self.n) - 1
+        ).astype(np.int64)
+        return found
+
+    def to_ranges(self) -> dict[str, tuple[KRange, ...]]:
+        """Return the shortest ranges that say the same."""
+        lows = self.n.astype(int).tolist()
+        highs = [low - 1 for low in lows[1:]] + [lows[-1]]
+        found: dict[str, tuple[KRange, ...]] = {}
+        for column, name in enumerate(self.names):
+            ranges: list[KRange] = []
+            for lo, hi, k in zip(lows, highs, self.k[:, column].tolist(), strict=True):
+                if ranges and ranges[-1].k == k:
+                    ranges[-1] = KRange(ranges[-1].lo, hi, k)
+                else:
+                    ranges.append(KRange(lo, hi, k))
+            found[name] = tuple(ranges)
+        return found
+
+
+def k_at(ranges: Sequence[KRange], decodes: int) -> int:
+    """Return the K that `ranges` gives at `decodes` running decodes; above the last range its K holds."""
+    for _, hi, k in ranges:
+        if decodes <= hi:
+            return k
+    return ranges[-1].k
+
+
+def _row(ranges: Ranges, name: str) -> tuple[KRange, ...]:
+    """The row that holds for what `name` names, in a schedule that may have others."""
+    traffic_class, band = row_parts(name)
+    wanted = [name, traffic_class, DEFAULT_CLASS if band is None else row_name(DEFAULT_CLASS, band), DEFAULT_CLASS]
+    return next(ranges[item] for item in wanted if item in ranges)

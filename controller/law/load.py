@@ -1,0 +1,110 @@
+"""The present load: who runs, how many decodes at a time, with which prefill and context, and how it arrives.
+
+Work is what stays when K changes: the share of the tokens that each class makes up in each band. It is averaged over
+the looks of the last `mix_time_s`; each second counts alike. Running decodes, prefill and context are those of the
+newest look's steps.
+
+Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
+as it is; where requests arrive by themselves, it varies like chance (variance and mean are about the same), also where
+a queue keeps the total constant. So concurrency counts as given while the variance is below `arrivals_ratio` of the
+mean, over the classes together and `arrivals_time_s`; else, and until it is known, work does. With a single class the
+two are the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.controller.estimation.observation import Evidence
+from specpilot.controller.tuning import Tuning
+
+Vector = NDArray[np.float64]
+_PRESENT = 1e-3
+_FEWEST_LOOKS = 10
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Mean and variance of the running requests of each class of a pool, fading."""
+
+    looks: int = 0
+    mean: dict[str, float] = field(default_factory=dict)
+    variance: dict[str, float] = field(default_factory=dict)
+
+    def take(self, running: Mapping[str, float], elapsed_s: float, time_s: float) -> None:
+        self.looks += 1
+        share = max(1.0 - float(np.exp(-elapsed_s / time_s)), 1.0 / self.looks)
+        for name in {*self.mean, *running}:
+            value = running.get(name, 0.0)
+            mean = self.mean.get(name, value if self.looks == 1 else 0.0)
+            difference = value - mean
+            self.mean[name] = mean + share * difference
+            self.variance[name] = (1 - share) * (self.variance.get(name, 0.0) + share * difference**2)
+
+    def ratio(self) -> float | None:
+        """Variance over mean, of all classes together; `None` while unknown."""
+        whole = sum(self.mean.values())
+        return sum(self.variance.values()) / whole if self.looks >= _FEWEST_LOOKS and whole > 0 else None
+
+
+@dataclass(slots=True)
+class Load:
+    """Who ran lately. `work` and `running` are shares of tokens and of decodes by (class, band), each together 1.
+
+    `points` are running decodes of decode steps, `weights` their shares of the steps; `prefill` (share of the steps,
+    tokens in one) pairs; `context_tokens` the mean length of a running sequence.
+    """
+
+    work: dict[tuple[str, int], float] = field(default_factory=dict)
+    running: dict[tuple[str, int], float] = field(default_factory=dict)
+    points: Vector = field(default_factory=lambda: np.ones(1))
+    weights: Vector = field(default_factory=lambda: np.ones(1))
+    prefill: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
+    context_tokens: float = 0.0
+    arrivals: _Arrivals = field(default_factory=_Arrivals)
+
+    def take(self, evidence: Evidence, elapsed_s: float, tuning: Tuning) -> None:
+        """Take in what ran in the last `elapsed_s` seconds."""
+        drafts = evidence.drafts_of
+        if drafts and evidence.decode_tokens:
+            keep = float(np.exp(-elapsed_s / tuning.mix_time_s))
+            self.work = _faded(self.work, evidence.decode_tokens, keep)
+            self.running = _faded(self.running, drafts, keep)
+            self.arrivals.take(evidence.running, elapsed_s, tuning.arrivals_time_s)
+        sums = [item for item in evidence.cells.values() if item.decodes > 0]
+        if not sums:
+            return
+        steps = sum(item.steps for item in sums)
+        self.points = np.array([max(1.0, item.decodes / item.steps) for item in sums])
+        self.weights = np.array([item.steps for item in sums]) / steps
+        prefilling = [item for item in sums if item.prefill > 0]
+        with_prefill = sum(item.steps for item in prefilling)
+        self.prefill = ((1.0, 0.0),)
+        if prefilling:
+            tokens = sum(item.prefill for item in prefilling) / with_prefill
+            self.prefill = ((1 - with_prefill / steps, 0.0), (with_prefill / steps, tokens))
+        plain = [item for item in sums if not item.prefill]
+        if plain:
+            self.context_tokens = sum(item.context for item in plain) / sum(item.decodes for item in plain)
+
+    @property
+    def decodes(self) -> float:
+        """Mean running decodes of a step that decodes."""
+        return float((self.points * self.weights).sum())
+
+    def is_concurrency_given(self, tuning: Tuning) -> bool:
+        """Whether the number of running requests of each class stays as it is; `False` while unknown."""
+        ratio = self.arrivals.ratio()
+        return ratio is not None and ratio < tuning.arrivals_ratio
+
+
+def _faded(
+    before: Mapping[tuple[str, int], float], counts: Mapping[tuple[str, int], float], keep: float
+) -> dict[tuple[str, int], float]:
+    """Return shares that move from `before` to those of `counts` by 1 - `keep`; a trifle is left out."""
+    keep, total = keep if before else 0.0, sum(counts.values())
+    mixed = {key: keep * before.get(key, 0.0) + (1 - keep) * counts.get(key, 0.0) / total for key in {*before, *counts}}
+    whole = sum(share for share in mixed.values() if share >= _PRESENT)
+    return {key: share / whole for key, share in sorted(mixed.items()) if share >= _PRESENT}

@@ -1,0 +1,62 @@
+"""How a tick of a pool may end: one table, in the order in which the tests are made. The first that fits is the reason.
+
+| reason               | holds when                                                   | engines get                   |
+|----------------------|--------------------------------------------------------------|-------------------------------|
+| `no_drafter`         | no engine of the pool can speculate                          | K = 0                         |
+| `off`                | the policy's mode is off                                     | the static K                  |
+| `stale`              | no fresh evidence                                            | what was in force             |
+| `idle`               | nothing has run lately                                       | what was in force             |
+| `cost_unknown`       | no step was ever measured                                    | what was in force             |
+| `hold_out`           | a window of the hold-out                                     | the static K                  |
+| `static_better`      | the hold-out says that the law loses                         | the static K                  |
+| `bounds`             | what was in force breaks the bounds, and is moved inside     | the best table within bounds  |
+| `gain`               | a table gains the policy's minimum                           | the best table                |
+| `dwell`              | it does, but the last change is too recent                   | what was in force             |
+| `optimal`            | none does                                                    | what was in force             |
+| `trial`              | one of the latter three, and the cost of a depth is unknown  | one engine tries that depth   |
+
+In mode `advise` the engines get nothing and stay on their own static K; "in force" is then what was advised last.
+While an operator has frozen the model, the reason is `frozen` and the engines get what the freeze says. Two more
+reasons are recorded once when a canary ends.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why the schedule is what it is: a metric label, a field of every decision and a row in the documentation."""
+
+    NO_DRAFTER = "no_drafter"
+    OFF = "off"
+    STALE = "stale"
+    IDLE = "idle"
+    COST_UNKNOWN = "cost_unknown"
+    HOLD_OUT = "hold_out"
+    STATIC_BETTER = "static_better"
+    BOUNDS = "bounds"
+    GAIN = "gain"
+    DWELL = "dwell"
+    OPTIMAL = "optimal"
+    TRIAL = "trial"
+    FROZEN = "frozen"
+    CANARY_PROMOTED = "canary_promoted"
+    CANARY_ROLLED_BACK = "canary_rolled_back"
+
+
+MEANING: dict[Reason, str] = {
+    Reason.NO_DRAFTER: "no engine of the pool can speculate (k_max is 0)",
+    Reason.OFF: "the policy's mode is off: the static K is published",
+    Reason.STALE: "no engine of the pool gave fresh evidence: the schedule in force is held",
+    Reason.IDLE: "nothing is running: the schedule in force is held",
+    Reason.COST_UNKNOWN: "no step was measured yet: the schedule in force is held",
+    Reason.HOLD_OUT: "a window of the hold-out: the static K runs, to be compared with",
+    Reason.STATIC_BETTER: "the hold-out says that the static K is better than what the law chose: it is published",
+    Reason.BOUNDS: "the schedule in force broke the policy's bounds or pins and was moved inside",
+    Reason.GAIN: "changed: the predicted gain at the present load reached the minimum",
+    Reason.DWELL: "held: a better schedule is known, but the last change is too recent",
+    Reason.OPTIMAL: "held: no schedule is known that gains the policy's minimum",
+    Reason.TRIAL: "one engine tries a depth whose cost nobody knows; the others hold",
+    Reason.FROZEN: "an operator froze the model: K stays until the freeze is lifted or its time is over",
+    Reason.CANARY_PROMOTED: "the canary's policy became the model's policy",
+    Reason.CANARY_ROLLED_BACK: "the canary ended and the present policy stays",
+}

@@ -1,0 +1,110 @@
+"""Which rows a schedule has, and whom each is for.
+
+Acceptance belongs to the band, so that the rows of `default` (`default:0` to `default:7`) serve every class that wants
+what `default` does. A class that differs in weight, bounds or SLO has rows by band of its own. One whose K is fixed has
+a single row without a band: it is not probed. The row `default` is always there; with bands it serves nobody.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.controller.estimation.step_cost import StepCost
+from specpilot.controller.law.choice import Group, Setting, Stream
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.load import Load
+from specpilot.controller.tuning import Tuning
+from specpilot.policy.bands import BANDS, row_name, row_of, row_parts
+from specpilot.policy.types import DEFAULT_CLASS, Objective
+
+Vector = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_SLO_WORK = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one pool's schedules: names, the bounds of K, and the band that each is for (-1: whatever band)."""
+
+    names: tuple[str, ...]
+    low: Ints
+    high: Ints
+    bands: Ints
+
+    @classmethod
+    def of(cls, context: PoolContext, tuning: Tuning) -> "Rows":
+        """Return the rows that the policy of `context` asks for."""
+        names: list[str] = []
+        usual = _wish(context, DEFAULT_CLASS)
+        for name in context.policy.class_names:
+            wish = _wish(context, name)
+            if name != DEFAULT_CLASS and wish == usual:
+                continue
+            low, high = wish[:2]
+            is_banded = low != high and tuning.bands
+            names += [name] if name == DEFAULT_CLASS or not is_banded else []
+            names += [row_name(name, band) for band in range(BANDS)] if is_banded else []
+        parts = [row_parts(name) for name in names]
+        low, high = np.array([context.bounds(name) for name, _ in parts], dtype=np.int64).T
+        bands = np.array([-1 if band is None else band for _, band in parts], dtype=np.int64)
+        return cls(tuple(names), low, high, bands)
+
+    def setting(self, context: PoolContext, load: Load, lengths: Vector, cost: StepCost, tuning: Tuning) -> Setting:
+        """Return what a choice for the present `load` depends on. The load is not empty."""
+        places = {name: index for index, name in enumerate(self.names)}
+        policy = context.policy
+        by_class = policy.objective is Objective.LATENCY or load.is_concurrency_given(tuning)
+        known = set(policy.class_names)
+        named: dict[tuple[str, int], float] = {}
+        running: dict[str, float] = {}
+        for (name, band), work in load.work.items():
+            owner = name if name in known else DEFAULT_CLASS
+            named[owner, band] = named.get((owner, band), 0.0) + work
+            running[owner] = running.get(owner, 0.0) + load.running.get((name, band), 0.0)
+        by_class |= len({policy.of_class(name).weight for name in running}) > 1
+        classes = sorted(running)
+        whole = sum(running.values())
+        groups = [Group()]
+        if by_class and whole > 0:
+            groups = [Group(running[name] / whole, policy.of_class(name).weight) for name in classes]
+        works = {name: sum(work for (owner, _), work in named.items() if owner == name) for name in classes}
+        streams = []
+        for (name, band), work in named.items():
+            slo_ms = policy.of_class(name).itl_slo_ms
+            own = work / works[name] if by_class else work
+            streams.append(
+                Stream(
+                    row=row_of(places, name, band),
+                    band=min(band, BANDS - 1),
+                    group=classes.index(name) if by_class else 0,
+                    work=own,
+                    itl_slo_s=slo_ms / 1000 if slo_ms is not None and work / works[name] >= _SLO_WORK else None,
+                )
+            )
+        return Setting(
+            streams=_merged(streams),
+            groups=groups,
+            lengths=lengths,
+            low=self.low,
+            high=self.high,
+            bands=self.bands,
+            cost=cost,
+            objective=policy.objective,
+            prefill=load.prefill,
+            context_tokens=load.context_tokens,
+        )
+
+
+def _merged(streams: list[Stream]) -> list[Stream]:
+    """Return streams that differ in nothing but their work as one."""
+    found: dict[tuple[int, int, int, float | None], float] = {}
+    for item in streams:
+        key = (item.row, item.band, item.group, item.itl_slo_s)
+        found[key] = found.get(key, 0.0) + item.work
+    return [Stream(row, band, group, work, slo) for (row, band, group, slo), work in found.items()]
+
+
+def _wish(context: PoolContext, name: str) -> tuple[int, int, float, float | None]:
+    wanted = context.policy.of_class(name)
+    return (*context.bounds(name), wanted.weight, wanted.itl_slo_ms)

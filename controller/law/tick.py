@@ -1,0 +1,267 @@
+"""One pool, one tick: from what was learned to a result. How it may end is laid out in `reason`.
+
+The law's own table goes on from the one in force, or, where that is another's (a window of the hold-out, mode
+`advise`), from what it chose last. Bounds and pins hold for every table that is published, but for mode `off`, where
+the operator's static K alone holds. Where nothing is in force yet, the static K takes its place.
+
+Trials. A cost that was measured with no drafter, or only with one, cannot say what the other would cost, and one that
+was measured at another load is an extrapolation. So one engine of the pool, the one with the most running decodes,
+tries a depth for `trial_steps` steps: one that nobody measured at all; or one that was not measured at this load and
+whose predicted score is close to the best one's. Only in mode `act`, within bounds and pins of the classes that run,
+where no SLO is predicted to break, and not twice in `trial_rest_s`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specpilot.controller.estimation.acceptance import ModelAcceptance
+from specpilot.controller.law.choice import Choice
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.k_table import KTable, Ranges, grid
+from specpilot.controller.law.pool_memory import PoolMemory, RunningTrial
+from specpilot.controller.law.reason import Reason
+from specpilot.controller.law.rows import Rows
+from specpilot.controller.tuning import Tuning
+from specpilot.policy.bands import row_parts
+from specpilot.policy.types import DEFAULT_CLASS, Mode, Trial
+
+_SIGNIFICANT_DIGITS = 6
+
+
+class Tick:
+    """The working of one tick for one pool. Make one, ask it for its result, drop it."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a tick depends on
+        self, context: PoolContext, pool: PoolMemory, model: ModelAcceptance, tuning: Tuning, now: float, at: float
+    ) -> None:
+        self._context = context
+        self._policy = context.policy
+        self._pool = pool
+        self._model = model
+        self._tuning = tuning
+        self._now = now
+        self._at = at
+        self._rows = Rows.of(context, tuning)
+        self._n = grid(max(1, context.max_num_seqs))
+        self._choice: Choice | None = None
+        self._evidence: dict[str, Any] = pool.ages(now)
+
+    def result(self) -> TickResult:
+        """Return what to do and why."""
+        context, pool, mode = self._context, self._pool, self._policy.mode
+        static = KTable.uniform((DEFAULT_CLASS,), self._n, context.fallback_k)
+        if context.k_max == 0:
+            return self._answer(Reason.NO_DRAFTER, static, static.to_ranges(), None)
+        held_out = self._bounded_static().to_ranges()
+        is_held_out = mode is Mode.ACT and context.in_force is not None and context.in_force.classes == held_out
+        self._measure_hold_out(is_held_out=is_held_out)
+        before = self._before(is_held_out=is_held_out)
+        inside = before.clipped(self._rows.low, self._rows.high)
+        chosen, reason, gain = self._decide(inside, before if context.is_held else inside)
+        if not inside.same_as(before) and reason is not Reason.GAIN:
+            reason = Reason.BOUNDS
+        pool.chosen = chosen
+        if mode is Mode.OFF:
+            return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
+        if mode is Mode.ADVISE:
+            return self._answer(reason, chosen, None, gain)
+        if reason not in (Reason.STALE, Reason.IDLE) and self._is_static_due():
+            reason = Reason.STATIC_BETTER if pool.hold_out.is_stepped_back else Reason.HOLD_OUT
+            pool.trial = None
+            return self._answer(reason, chosen, held_out, gain)
+        trial = self._trial(chosen) if reason in (Reason.OPTIMAL, Reason.DWELL) else None
+        if trial is None:
+            pool.trial = None
+        return self._answer(Reason.TRIAL if trial else reason, chosen, chosen.to_ranges(), gain, trial)
+
+    def _before(self, *, is_held_out: bool) -> KTable:
+        """Return the table that the law goes on from."""
+        own, in_force, names = self._pool.chosen, self._context.in_force, self._rows.names
+        is_in_force = self._policy.mode is Mode.ACT or self._context.is_held
+        is_anothers = is_held_out or not is_in_force or in_force is None
+        if is_anothers and own is not None and own.names == names and np.array_equal(own.n, self._n):
+            return own
+        if in_force is None or not is_in_force:
+            return KTable.uniform(names, self._n, self._context.fallback_k).clipped(self._rows.low, self._rows.high)
+        found = KTable.of_ranges(in_force.classes, names, self._n)
+        return found.with_k(np.minimum(found.k, self._context.k_max))  # an engine that joined may draft less
+
+    def _bounded_static(self) -> KTable:
+        """Return the static K by class, moved inside bounds and pins."""
+        k = self._context.fallback_k
+        low, high = np.array([self._context.bounds(name) for name in self._policy.class_names]).T
+        return KTable.uniform(self._policy.class_names, self._n, k).clipped(low, high)
+
+    def _decide(self, before: KTable, in_force: KTable) -> tuple[KTable, Reason, float | None]:
+        """Return the law's table, the reason, and the predicted gain of the best table over `in_force`.
+
+        That is `before`, the table to go on from, unless a freeze holds what the bounds would not allow.
+        """
+        pool, now = self._pool, self._now
+        if pool.is_stale(now):
+            return before, Reason.STALE, None
+        if pool.is_idle(now):
+            return before, Reason.IDLE, None
+        cost, lengths = pool.cost.fit(), self._model.lengths(self._context.k_max)
+        self._describe()
+        if cost is None:
+            return before, Reason.COST_UNKNOWN, None
+        self._evidence["cost"] = cost.described()
+        setting = self._rows.setting(self._context, pool.load, lengths, cost, self._tuning)
+        choice = self._choice = Choice(setting)
+        best = before.with_k(choice.best(self._n, before.k))
+        static = self._bounded_static_of(before)
+        self._describe_goodput({"in_force": in_force, "best": best, "static": static})
+        goodput = self._evidence["goodput"]
+        gain = goodput["predicted_best"] / goodput["predicted_in_force"] - 1
+        now_gain = self._gain(best, before, pool.load.points)
+        worth = now_gain >= max(self._policy.minimum_gain_ratio if self._tuning.guard else 0.0, 1e-6)
+        is_urgent = now_gain >= self._tuning.urgent_gain_ratio
+        elsewhere = (self._gains(best, before, self._n) >= self._tuning.urgent_gain_ratio).any()
+        if not worth and not elsewhere:
+            return before, Reason.OPTIMAL, gain
+        if self._tuning.guard and now - pool.changed_at < self._policy.dwell_s and not is_urgent:
+            return before, Reason.DWELL, gain
+        pool.changed_at = now
+        return best, Reason.GAIN, gain
+
+    def _bounded_static_of(self, table: KTable) -> KTable:
+        return KTable.uniform(table.names, self._n, self._context.fallback_k).clipped(self._rows.low, self._rows.high)
+
+    def _gains(self, best: KTable, before: KTable, decodes: Any) -> Any:
+        """By how much `best` scores over `before` at each of `decodes`, as ratios; infinite where it mends an SLO."""
+        assert self._choice is not None
+        rows = best.rows_at(decodes)
+        new = self._choice.evaluate(decodes, best.k[rows]).score
+        old = self._choice.evaluate(decodes, before.k[rows]).score
+        return np.where(old > 0, new / np.maximum(old, 1e-12) - 1, np.where(new > old, math.inf, 0.0))
+
+    def _gain(self, best: KTable, before: KTable, decodes: Any) -> float:
+        return float((self._gains(best, before, decodes) * self._pool.load.weights).sum())
+
+    def _trial(self, chosen: KTable) -> Trial | None:
+        """Return what one engine tries, and note it; `None` for nothing."""
+        pool, tuning, load = self._pool, self._tuning, self._pool.load
+        if self._choice is None or not any(pool.running.values()):
+            return None
+        octave = round(math.log2(max(load.decodes, 1.0)))
+        if pool.trial is not None:
+            depth, now = pool.trial.depth, self._now
+            is_over = pool.cost.is_measured(depth, load.decodes) or now - pool.trial.since >= tuning.trial_limit_s
+            if not is_over and pool.trial.octave == octave and pool.trial.engine_id in pool.running:
+                return self._trial_of(pool.trial)
+            pool.trial = None
+        best = self._choice.evaluate(load.points, chosen.k[chosen.rows_at(load.points)]).score
+        k_max, promising = self._context.k_max, []
+        for depth in dict.fromkeys((0, max(1, k_max // 3), k_max)):
+            is_rested = self._now - pool.tried_at.get((depth, octave), -math.inf) >= tuning.trial_rest_s
+            if not is_rested or pool.cost.is_measured(depth, load.decodes) or not self._is_allowed(depth):
+                continue
+            table = self._uniform(depth)
+            score = self._choice.evaluate(load.points, table.k[table.rows_at(load.points)]).score
+            least = 0.0 if not pool.cost.is_measured(depth) else (1 - tuning.trial_slack_ratio) * best
+            if (score > 0).all() and float(((score - least) * load.weights).sum()) >= 0:
+                promising.append((float((score * load.weights).sum()), depth))
+        if not promising:
+            return None
+        engine_id = max(pool.running, key=lambda name: (pool.running[name], name))
+        pool.trial = RunningTrial(max(promising)[1], octave, engine_id, self._now)
+        pool.tried_at[pool.trial.depth, octave] = self._now
+        return self._trial_of(pool.trial)
+
+    def _is_allowed(self, depth: int) -> bool:
+        """Whether a class that runs may have `depth`: bounds and pins of the absent ones do not matter."""
+        present = {name if name in self._policy.class_names else DEFAULT_CLASS for name, _ in self._pool.load.work}
+        return any(low <= depth <= high for low, high in map(self._context.bounds, present))
+
+    def _uniform(self, depth: int) -> KTable:
+        return KTable.uniform(self._rows.names, self._n, depth).clipped(self._rows.low, self._rows.high)
+
+    def _trial_of(self, trial: RunningTrial) -> Trial:
+        return Trial(trial.engine_id, self._tuning.trial_valid_for_s, self._uniform(trial.depth).to_ranges())
+
+    def _measure_hold_out(self, *, is_held_out: bool) -> None:
+        pool, context = self._pool, self._context
+        if self._policy.mode is not Mode.ACT or self._policy.hold_out_ratio <= 0 or context.arm is not None:
+            pool.hold_out.reset()
+        elif context.in_force is not None and context.in_force.trial is None:
+            pool.hold_out.take(pool.window(), self._at, is_static=is_held_out)
+
+    def _is_static_due(self) -> bool:
+        if self._context.arm is not None:
+            return False
+        name = (self._context.model, self._context.pool)
+        return self._pool.hold_out.is_static_due(*name, self._at, self._policy.hold_out_ratio)
+
+    def _describe(self) -> None:
+        pool, evidence = self._pool, self._pool.evidence
+        classes: dict[str, dict[str, Any]] = {}
+        bands = self._model.described(self._context.k_max)
+        for (name, band), share in pool.load.running.items():
+            found = classes.setdefault(name, {"share": 0.0, "measured_length": None})
+            found["share"] += share
+            if band < len(bands):
+                bands[band]["share"] = bands[band].get("share", 0.0) + share
+        for name, found in classes.items():
+            drafts = sum(count for (owner, _), count in evidence.drafts_of.items() if owner == name)
+            tokens = sum(count for (owner, _), count in evidence.decode_tokens.items() if owner == name)
+            found["measured_length"] = tokens / drafts if drafts else None
+        self._evidence |= {
+            "decodes": pool.load.decodes,
+            "drafts": sum(evidence.drafts.values()),
+            "steps": evidence.steps,
+            "is_concurrency_given": pool.load.is_concurrency_given(self._tuning),
+            "cost_surprise_ratio": pool.cost.surprise_ratio,
+            "classes": classes,
+            "bands": {str(band): found for band, found in enumerate(bands) if found},
+        }
+
+    def _describe_goodput(self, tables: Mapping[str, KTable]) -> None:
+        assert self._choice is not None
+        load, evidence, window = self._pool.load, self._pool.evidence, self._pool.window()
+        found = {
+            name: self._choice.evaluate(load.points, table.k[table.rows_at(load.points)])
+            for name, table in tables.items()
+        }
+        times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
+        self._evidence["goodput"] = {
+            f"predicted_{name}": float((load.weights * item.goodput * item.step_s).sum()) / times[name]
+            for name, item in found.items()
+        }
+        self._evidence["goodput"]["measured"] = window.goodput if window else None
+        self._evidence["step_s"] = {
+            "predicted": times["in_force"],
+            "measured": window.busy_s / evidence.steps if window and evidence.steps else None,
+        }
+
+    def _answer(
+        self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None
+    ) -> TickResult:
+        act = self._policy.mode is Mode.ACT
+        has_bands = publish is not None and any(row_parts(name)[1] is not None for name in publish)
+        if act and self._policy.hold_out_ratio > 0:
+            self._evidence["hold_out"] = self._pool.hold_out.described()
+        if trial is not None and self._pool.trial is not None:
+            self._evidence["trial"] = {"engine_id": trial.engine_id, "k": self._pool.trial.depth}
+        return TickResult(
+            reason=reason,
+            proposed=proposed.to_ranges(),
+            publish=publish,
+            probe_ratio=self._policy.probe_ratio if has_bands else 0.0,
+            gain_ratio=gain,
+            evidence=_rounded(self._evidence),
+            trial=trial,
+        )
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value

@@ -1,0 +1,207 @@
+"""Turns recorded decisions into an answer to "why this K?": which K, why, from what, with what gain.
+
+Pure. The decisions come newest first; the newest one is the moment asked about, the older ones tell what held before
+the latest change and so what the change brought.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specpilot.controller.law.k_table import k_at
+from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.recording.survival_interval import with_intervals
+from specpilot.policy.bands import row_parts, serving_rows
+from specpilot.policy.codec import to_plain
+from specpilot.policy.types import Decision, Mode
+
+_GOODPUTS = (
+    ("measured", "measured"),
+    ("predicted_in_force", "predicted, schedule in force"),
+    ("predicted_best", "predicted, best schedule known"),
+    ("predicted_static", "predicted, static K"),
+)
+_CHANGES = (Reason.GAIN,)
+_NEAR_S = 10.0
+"""Of what was decided long ago only some is kept: what is farther from a change than this tells nothing about it."""
+
+
+def explain(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Return the explanation of `decisions[0]`; `decisions` is not empty."""
+    moment = decisions[0]
+    evidence = moment.evidence
+    decodes = evidence.get("decodes")
+    goodput = evidence.get("goodput", {})
+    schedule = to_plain(moment.schedule) if moment.schedule else None
+    return {
+        "at": moment.at,
+        "model": moment.model,
+        "pool": moment.pool,
+        "mode": moment.mode.value,
+        "version": moment.version,
+        "published": moment.published,
+        "reason": moment.reason,
+        "meaning": _meaning(moment.reason),
+        "running_decodes": decodes,
+        "k": dict(moment.k) or _k_advised(moment),
+        "k_advised": _k_advised(moment),
+        "schedule": schedule,
+        "classes": evidence.get("classes", {}),
+        "bands": with_intervals(evidence.get("bands", {})),
+        "hold_out": evidence.get("hold_out"),
+        "goodput": goodput,
+        "step_s": evidence.get("step_s", {}),
+        "predicted_gain_ratio": moment.predicted_gain_ratio,
+        "predicted_gain_over_static_ratio": _ratio(goodput.get("predicted_in_force"), goodput.get("predicted_static")),
+        "latest_change": _latest_change(decisions),
+        "canary": evidence.get("canary"),
+        "evidence": dict(evidence),
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """Return an explanation as lines for a person."""
+    lines = [
+        f"{found['model']} in pool {found['pool']}, schedule version {found['version']}, mode {found['mode']}",
+        f"why: {found['reason']}: {found['meaning']}",
+    ]
+    if found["running_decodes"] is not None:
+        lines.append(f"load: {found['running_decodes']:.1f} running decodes per step")
+    lines += [_class_line(name, facts) for name, facts in sorted(found["classes"].items())]
+    lines += _k_lines(found["k"], found["k_advised"])
+    lines += [_band_line(band, facts) for band, facts in sorted(found["bands"].items())]
+    goodput = found["goodput"]
+    lines += [
+        f"goodput {label}: {goodput[key]:.0f} tokens/s" for key, label in _GOODPUTS if goodput.get(key) is not None
+    ]
+    step = found["step_s"]
+    if step.get("measured") is not None and step.get("predicted") is not None:
+        lines.append(f"step: {step['measured'] * 1000:.2f} ms measured, {step['predicted'] * 1000:.2f} ms predicted")
+    if found["predicted_gain_ratio"] is not None:
+        lines.append(f"the best schedule would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
+    if found["predicted_gain_over_static_ratio"] is not None:
+        lines.append(f"the schedule gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
+    change = found["latest_change"]
+    if change:
+        predicted, measured = _percent(change["predicted_gain_ratio"]), _percent(change["measured_gain_ratio"])
+        lines.append(f"latest change ({change['reason']}): predicted {predicted}, measured {measured}")
+    return "\n".join(lines + _hold_out_lines(found["hold_out"]) + _canary_lines(found["canary"])) + "\n"
+
+
+def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
+    if canary is None:
+        return []
+    end = canary["outcome"]
+    state = f"ended, {end}" if end else f"turn of the {canary['arm']} policy" if canary["arm"] else "between two turns"
+    lost = ", ".join(f"{count} {cause}" for cause, count in sorted(canary["lost_blocks"].items()))
+    lines = [f"canary: {state}; {canary['blocks']} of {canary['blocks_at_most']} blocks, lost: {lost or 'none'}"]
+    for key, label in (("goodput_gain_ratio", "goodput"), ("itl_gain_ratio", "inter-token latency")):
+        bounds = canary[key]
+        if bounds:
+            lines.append(
+                f"  gain in {label}: {bounds['mean']:+.1%}, between {bounds['low']:+.1%} and {bounds['high']:+.1%}"
+            )
+    return lines
+
+
+def _class_line(name: str, facts: Mapping[str, Any]) -> str:
+    share, length = facts.get("share"), facts.get("measured_length")
+    line = f"  class {name}: " + ("share of the traffic unknown" if share is None else f"{share:.0%} of the traffic")
+    return line + ("" if length is None else f", {length:.2f} tokens a step measured")
+
+
+def _k_lines(k: Mapping[str, int], advised: Mapping[str, int]) -> list[str]:
+    """Return a line for each class, its bands side by side."""
+    rows: dict[str, list[str]] = {}
+    for name in serving_rows(k):
+        rows.setdefault(row_parts(name)[0], []).append(name)
+    lines = []
+    for traffic_class, names in rows.items():
+        bands = [str(band) for _, band in map(row_parts, names) if band is not None]
+        line = f"  K of {traffic_class}" + (f", bands {bands[0]} to {bands[-1]}" if bands else "")
+        line += ": " + " ".join(str(k[name]) for name in names)
+        if any(advised.get(name, k[name]) != k[name] for name in names):
+            line += f" (advised: {' '.join(str(advised.get(name, k[name])) for name in names)})"
+        lines.append(line)
+    return lines
+
+
+def _band_line(band: str, facts: Mapping[str, Any]) -> str:
+    share = facts.get("share")
+    line = f"  band {band}: " + ("no running decodes" if share is None else f"{share:.0%} of the running decodes")
+    if not facts.get("survival"):
+        return line + ", no draft yet"
+    bounds = zip(facts["survival"], facts["survival_low"], facts["survival_high"], strict=False)
+    return line + ", S = " + " ".join(f"{value:.2f}{_between(low, high)}" for value, low, high in bounds)
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return " (assumed)" if low is None or high is None else f" ({low:.2f}..{high:.2f})"
+
+
+def _hold_out_lines(found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    gain, state = found["gain_ratio"], "; the static K is in force" if found["is_stepped_back"] else ""
+    if gain is None:
+        return [f"hold-out: {found['windows']} windows, too few for an interval{state}"]
+    bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {found['windows']} windows)"
+    return [f"hold-out: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}"]
+
+
+def _percent(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{ratio:+.1%}"
+
+
+def _meaning(reason: str) -> str:
+    try:
+        return MEANING[Reason(reason)]
+    except ValueError:
+        return "a reason of another version of the controller"
+
+
+def _k_advised(decision: Decision) -> dict[str, int]:
+    """K by class at the load of the tick as the law would have it: in mode `act`, as it is."""
+    decodes = max(1, round(decision.evidence.get("decodes") or 1))
+    if decision.schedule is None:
+        return {}
+    return {name: k_at(ranges, decodes) for name, ranges in decision.schedule.classes.items()}
+
+
+def _latest_change(decisions: Sequence[Decision]) -> dict[str, Any] | None:
+    """What the latest change within `decisions` was predicted to gain, and the goodput before and after it."""
+    for item in decisions:
+        if item.reason in _CHANGES and item.mode is Mode.ACT:
+            # The tick that changes still measured the schedule before; trials and hold-outs are no comparison.
+            near = [other for other in decisions if abs(other.at - item.at) <= _NEAR_S]
+            at = near.index(item)
+            before = [_measured(older) for older in near[at : at + 4] if not _is_disturbed(older, near)]
+            after = [_measured(newer) for newer in near[max(0, at - 5) : max(0, at - 1)]]
+            return {
+                "at": item.at,
+                "reason": item.reason,
+                "predicted_gain_ratio": item.predicted_gain_ratio,
+                "measured_before": _mean(before),
+                "measured_after": _mean(after),
+                "measured_gain_ratio": _ratio(_mean(after), _mean(before)),
+            }
+    return None
+
+
+def _is_disturbed(decision: Decision, decisions: Sequence[Decision]) -> bool:
+    """Whether the tick that `decision` ended did not run wholly under the law's schedule."""
+    at = decisions.index(decision)
+    return at + 1 < len(decisions) and decisions[at + 1].reason in (Reason.TRIAL, Reason.HOLD_OUT)
+
+
+def _measured(decision: Decision) -> float | None:
+    value = decision.evidence.get("goodput", {}).get("measured")
+    return None if value is None else float(value)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _ratio(new: float | None, old: float | None) -> float | None:
+    return new / old - 1 if new and old else None

@@ -1,0 +1,92 @@
+"""One tick as one line of JSON: what `--record` writes and `replay` reads.
+
+A line holds everything that the law was given: the time, the engines' registrations, the policies and canaries, the
+schedules in force, every counter of every engine, and the settings that the law depends on. Nothing else decides, so a
+replay decides the same.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specpilot.controller.estimation.observation import Observation, Series
+from specpilot.policy.canary import Experiment
+from specpilot.policy.codec import from_plain, to_plain
+from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds.
+
+    `turns_at` is the time by which canaries take turns; it stands still while Redis is silent. `fence` is that of the
+    lease, so that a new one tells a take-over; `None` in stand-by. `default_mode` and `without` are the controller's
+    settings of these names.
+    """
+
+    at: float
+    now: float
+    engines: tuple[EngineRecord, ...]
+    policies: Mapping[str, Policy]
+    schedules: tuple[Schedule, ...]
+    observations: tuple[Observation, ...]
+    experiments: Mapping[str, Experiment] = field(default_factory=dict)
+    turns_at: float | None = None
+    fence: int | None = None
+    default_mode: Mode = Mode.ACT
+    without: tuple[str, ...] = ()
+
+
+def to_line(tick: Recorded) -> str:
+    """Return `tick` as one line of JSON without the line's end."""
+    plain: dict[str, Any] = {
+        "at": tick.at,
+        "now": tick.now,
+        "turns_at": tick.turns_at,
+        "fence": tick.fence,
+        "default_mode": tick.default_mode.value,
+        "without": list(tick.without),
+        "engines": [to_plain(engine) for engine in tick.engines],
+        "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
+        "schedules": [to_plain(schedule) for schedule in tick.schedules],
+        "experiments": {model: to_plain(item) for model, item in tick.experiments.items()},
+        "observations": [
+            {
+                "engine_id": seen.engine_id,
+                "model": seen.model,
+                "pool": seen.pool,
+                "at": seen.at,
+                "started_at": seen.started_at,
+                "values": [[series.metric, list(series.labels), value] for series, value in seen.values.items()],
+            }
+            for seen in tick.observations
+        ],
+    }
+    return json.dumps(plain, separators=(",", ":"))
+
+
+def from_line(line: str) -> Recorded:
+    """Return the tick that `line` states; `InvalidDocumentError`, `ValueError` or `KeyError` if it states none."""
+    plain = json.loads(line)
+    return Recorded(
+        at=plain["at"],
+        now=plain["now"],
+        engines=tuple(from_plain(EngineRecord, item) for item in plain["engines"]),
+        policies={model: from_plain(Policy, item) for model, item in plain["policies"].items()},
+        schedules=tuple(from_plain(Schedule, item) for item in plain["schedules"]),
+        observations=tuple(
+            Observation(
+                item["engine_id"], item["model"], item["pool"], item["at"], item["started_at"],
+                {Series(metric, tuple(labels)): value for metric, labels, value in item["values"]},
+            )
+            for item in plain["observations"]
+        ),
+        experiments={
+            model: from_plain(Experiment, item) for model, item in plain.get("experiments", {}).items()
+        },
+        turns_at=plain.get("turns_at"),
+        fence=plain.get("fence"),
+        default_mode=Mode(plain.get("default_mode", Mode.ACT)),
+        without=tuple(plain.get("without", ())),
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Reads the engines' counters from a Prometheus server that scrapes them, instead of from the engines.
+
+For fleets where the controller cannot reach the engines, or where one reader per engine is enough. A target belongs to
+the engine whose URL has the target's `instance` (host:port), or whose id its label `engine_id` names. All series of a
+scrape carry the same time; only the newest scrape of a target counts, and a scrape that was read before is the same
+observation again. Ages are told by the server's own clock, so that clocks that differ do no harm.
+
+The law is as fast as the server scrapes: every second or two, please. An engine whose newest scrape is more than
+`LOOK_BACK_S` old yields no observation.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from specpilot.controller.estimation.observation import LABELS, Observation, Series
+from specpilot.policy.clock import Clock
+from specpilot.policy.types import EngineRecord
+
+TIMEOUT_S = 2.0
+LOOK_BACK_S = 10
+_SELECT = f'{{__name__=~"{"|".join(LABELS)}"}}[{LOOK_BACK_S}s]'
+_log = logging.getLogger(__name__)
+
+
+class PrometheusSource:
+    """Asks one Prometheus server over an HTTP session that its owner closes; `url` is the server's address."""
+
+    def __init__(self, session: aiohttp.ClientSession, clock: Clock, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._session = session
+        self._clock = clock
+        self._query_url = url.rstrip("/") + "/api/v1/query"
+        self._timeout_s = timeout_s
+        self._seen: dict[str, tuple[float, float]] = {}  # engine id: time of its scrape by the server's clock and ours
+        self._is_failing = False
+        self.scraped_at: dict[str, float] = {}
+
+    async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
+        """Return the newest scrape of every engine that the server knows of; nothing when it does not answer."""
+        ids = {engine.engine_id for engine in engines}
+        self._seen = {name: times for name, times in self._seen.items() if name in ids}
+        asked_at = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answers = await asyncio.gather(self._ask("time()"), self._ask(_SELECT))
+            server_now, targets = float(answers[0][1]), _newest(answers[1])
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            if not self._is_failing:
+                _log.warning("no metrics from %s: %s", self._query_url, str(error) or "too slow")
+            self._is_failing = True
+            return []
+        self._is_failing = False
+        found = []
+        for engine in engines:
+            target = targets.get(("engine_id", engine.engine_id)) or targets.get(
+                ("instance", _address(engine.url) or "")
+            )
+            if target is None:
+                continue
+            scraped, values = target
+            seen = self._seen.get(engine.engine_id)
+            at = seen[1] if seen is not None and seen[0] == scraped else asked_at - max(0.0, server_now - scraped)
+            self._seen[engine.engine_id] = (scraped, at)
+            found.append(Observation(engine.engine_id, engine.model, engine.pool, at, engine.started_at, values))
+        self.scraped_at = {name: at for name, (_, at) in self._seen.items()}
+        return found
+
+    async def _ask(self, query: str) -> Any:
+        async with self._session.post(self._query_url, data={"query": query}) as response:
+            response.raise_for_status()
+            return (await response.json())["data"]["result"]
+
+
+def _newest(result: Sequence[Any]) -> dict[tuple[str, str], tuple[float, dict[Series, float]]]:
+    """Return for each target, by `engine_id` or `instance`, the time of its newest scrape and what that said."""
+    targets: dict[tuple[str, str], tuple[float, dict[Series, float]]] = {}
+    for item in result:
+        labels = item["metric"]
+        wanted = LABELS.get(labels["__name__"])
+        if wanted is None or any(label not in labels for label in wanted):
+            continue
+        name = "engine_id" if "engine_id" in labels else "instance"
+        key = (name, str(labels.get(name, "")))
+        at, value = float(item["values"][-1][0]), float(item["values"][-1][1])
+        newest, values = targets.get(key, (at, {}))
+        if at < newest or not math.isfinite(value) or value < 0:
+            continue
+        if at > newest:
+            values = {}
+        series = Series(labels["__name__"], tuple(labels[label] for label in wanted))
+        values[series] = values.get(series, 0.0) + value
+        targets[key] = (at, values)
+    return targets
+
+
+def _address(url: str) -> str | None:
+    """Return host:port, as Prometheus writes a target's `instance`; `None` if `url`, an engine's own word, has none."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+    except ValueError:
+        return None

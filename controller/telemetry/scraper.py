@@ -1,0 +1,73 @@
+"""Fetches the engines' counters, all engines at the same time, each within a time limit.
+
+An engine that fails or is slow costs the others nothing and yields no observation: unknown, not zero. When the
+server honours the `name[]` query of Prometheus client libraries only our own series cross the wire; a server that
+answers such a query with nothing (the multi-process registry does) is asked for the whole page from then on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+
+from specpilot.controller.estimation.observation import LABELS, Observation, Series
+from specpilot.controller.telemetry.exposition import parse
+from specpilot.policy.clock import Clock
+from specpilot.policy.types import EngineRecord
+
+TIMEOUT_S = 1.0
+_LARGEST_PAGE_BYTES = 32 << 20
+_QUERY = [("name[]", name) for name in LABELS]
+_log = logging.getLogger(__name__)
+
+
+class Collector:
+    """Scrapes engines over one HTTP session, which its owner closes."""
+
+    def __init__(self, session: aiohttp.ClientSession, clock: Clock, timeout_s: float = TIMEOUT_S) -> None:
+        self._session = session
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._whole_page: set[str] = set()
+        self._failing: set[str] = set()
+        self.scraped_at: dict[str, float] = {}
+
+    async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
+        """Return an observation of every engine that answered in time."""
+        ids = {engine.engine_id for engine in engines}
+        self.scraped_at = {name: at for name, at in self.scraped_at.items() if name in ids}
+        self._failing &= ids
+        found = await asyncio.gather(*(self._scrape_one(engine) for engine in engines))
+        return [item for item in found if item is not None]
+
+    async def _scrape_one(self, engine: EngineRecord) -> Observation | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                values = await self._values(engine.url.rstrip("/") + "/metrics")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            if engine.engine_id not in self._failing:
+                _log.warning("engine %s at %s: no metrics: %s", engine.engine_id, engine.url, str(error) or "too slow")
+                self._failing.add(engine.engine_id)
+            return None
+        self._failing.discard(engine.engine_id)
+        at = self.scraped_at[engine.engine_id] = self._clock.monotonic()
+        return Observation(engine.engine_id, engine.model, engine.pool, at, engine.started_at, values)
+
+    async def _values(self, url: str) -> dict[Series, float]:
+        if url not in self._whole_page:
+            values = parse(await self._page(url, _QUERY))
+            if values:
+                return values
+        values = parse(await self._page(url, []))
+        if values:
+            self._whole_page.add(url)
+        return values
+
+    async def _page(self, url: str, query: list[tuple[str, str]]) -> str:
+        async with self._session.get(url, params=query, allow_redirects=True) as response:
+            response.raise_for_status()
+            body = await response.content.read(_LARGEST_PAGE_BYTES)
+            while not response.content.at_eof() and len(body) < _LARGEST_PAGE_BYTES:
+                body += await response.content.read(_LARGEST_PAGE_BYTES - len(body))
+            return body.decode("utf-8", errors="replace")

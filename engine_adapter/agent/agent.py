@@ -1,0 +1,198 @@
+"""The engine's link to the rest: registers it, keeps its heartbeat, brings its schedule, exports its evidence.
+
+Two daemon threads in the EngineCore process, neither of which the model ever waits for. The *exporter* empties the
+meter into Prometheus metrics. The *link* follows the store's announcements (a poll is the net), offers schedules
+to the control and renews the engine's record.
+
+A schedule is valid for `valid_for_s` from its receipt, so that clocks may differ. Only what lies in the store when the
+link connects goes by its date: whoever wrote it may be long gone.
+
+Failures, by name: Redis gone or frozen -> the schedule in force stays until it expires, the link tries again every
+`RETRY_S`; Redis back, also emptied -> the engine registers anew with its next heartbeat; a schedule that does not
+fit -> refused, logged once per version, the running one stays.
+"""
+
+import logging
+import os
+import threading
+from dataclasses import replace
+from importlib import metadata
+from typing import Any
+
+from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.agent.tuning import EXPORT_S, HEARTBEAT_S, POLL_S, RETRY_S, TTL_S
+from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
+from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
+from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.policy import keys
+from specpilot.policy.bands import band_of
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import PolicyError, StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.store import Store
+from specpilot.policy.types import DEFAULT_CLASS, EngineRecord
+
+logger = logging.getLogger("vllm.specpilot")
+
+
+class EngineLink:
+    """Keeps one engine and the store in step. `run` blocks; it belongs in a thread of its own."""
+
+    def __init__(self, store: Store, control: SpeculationControl, record: EngineRecord, clock: Clock) -> None:
+        self._store = store
+        self._control = control
+        self._record = record
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._registering = threading.Lock()
+        self._refused_version = 0
+        self._left_over_version = 0
+        self._beat_at = float("-inf")
+        self._is_connected = True
+
+    def run(self) -> None:
+        """Follow the store until `stop`."""
+        while not self._stopped.is_set():
+            try:
+                for count, change in enumerate(self._store.changes(POLL_S, (self._control.model, self._control.pool))):
+                    if self._stopped.is_set():
+                        return
+                    self._beat()
+                    if change in (None, keys.SCHEDULES):
+                        self._follow(is_first_look=count == 0)
+                    self._say_connected()
+            except StoreUnavailableError as error:
+                if self._is_connected:
+                    logger.warning("SpecPilot: %s; the schedule in force stays until it expires", error)
+                self._is_connected = False
+                self._stopped.wait(RETRY_S)
+            except PolicyError:
+                logger.exception("SpecPilot: a document in Redis cannot be read")
+                self._stopped.wait(RETRY_S)
+
+    def stop(self) -> None:
+        """End `run` and take the engine off the list."""
+        self._stopped.set()
+        try:
+            with self._registering:  # a heartbeat under way would bring the record back
+                self._store.remove_engine(self._record.engine_id)
+        except StoreUnavailableError as error:
+            logger.warning("SpecPilot: could not deregister (%s); the record expires in %.0f s", error, TTL_S)
+
+    def _say_connected(self) -> None:
+        if not self._is_connected:
+            logger.info("SpecPilot: Redis answers again")
+        self._is_connected = True
+
+    def _beat(self) -> None:
+        if self._clock.monotonic() - self._beat_at < HEARTBEAT_S:
+            return
+        record = replace(self._record, heartbeat_at=self._clock.now(), schedule_version=self._control.version)
+        with self._registering:
+            if self._stopped.is_set():
+                return
+            self._store.heartbeat(record, TTL_S)
+        self._beat_at = self._clock.monotonic()
+
+    def _follow(self, *, is_first_look: bool) -> None:
+        schedule = self._store.schedule(self._control.model, self._control.pool)
+        if schedule is None or schedule.version <= max(self._control.version, self._left_over_version):
+            return
+        schedule = schedule.for_engine(self._record.engine_id)
+        age_s = self._clock.now() - schedule.issued_at
+        if is_first_look and age_s > schedule.valid_for_s:
+            logger.info(
+                "SpecPilot: schedule %d expired %.0f s ago; K waits for a newer one",
+                schedule.version,
+                age_s - schedule.valid_for_s,
+            )
+            self._left_over_version = schedule.version
+            return
+        try:
+            self._control.offer(schedule, self._clock.monotonic())
+        except StaleScheduleError:
+            return  # the control route applied a newer one in between
+        except ScheduleRefusedError as error:
+            if schedule.version != self._refused_version:
+                logger.warning("SpecPilot: schedule %d refused, the running one stays: %s", schedule.version, error)
+            self._refused_version = schedule.version
+
+
+class Agent:
+    """The threads of one engine."""
+
+    def __init__(self, scheduler: Any, exporter: MetricsExporter, link: EngineLink | None, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._exporter = exporter
+        self._link = link
+        self._clock = clock
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the threads."""
+        threading.Thread(target=self._export, name="specpilot-export", daemon=True).start()
+        if self._link is not None:
+            threading.Thread(target=self._link.run, name="specpilot-link", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop both threads and deregister."""
+        self._stopped.set()
+        if self._link is not None:
+            self._link.stop()
+
+    def _export(self) -> None:
+        seen: set[str] = {DEFAULT_CLASS}
+        while not self._stopped.wait(EXPORT_S):
+            scheduler = self._scheduler
+            self._exporter.add(scheduler.meter.take())
+            now = self._clock.monotonic()
+            table = scheduler.control.table(now)
+            running = scheduler.running_decodes if scheduler.has_unfinished_requests() else {}
+            seen |= set(table.rows)
+            decodes = dict.fromkeys(seen, 0)
+            verified = dict.fromkeys(seen, 0)
+            for (name, _, k), count in running.items():
+                decodes[name] = decodes.get(name, 0) + count
+                verified[name] = verified.get(name, 0) + count * k
+            begins = scheduler.steps.beginnings
+            self._exporter.show(
+                running=decodes,
+                active_k={
+                    name: verified[name] / count if count else table.k(name, band_of(begins.of_class(name)), 1)
+                    for name, count in decodes.items()
+                },
+                backlog=scheduler.backlog_tokens if running else 0,
+                version=scheduler.control.version,
+                age_s=scheduler.control.age_s(now),
+            )
+
+
+def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_version: str) -> Agent:
+    """Start the agent of the engine that `scheduler` belongs to; without a Redis URL it only exports."""
+    control: SpeculationControl = scheduler.control
+    speculative = scheduler.vllm_config.speculative_config
+    link = None
+    if settings.redis_url:
+        if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            logger.warning(
+                "SpecPilot: PROMETHEUS_MULTIPROC_DIR is not set, so the evidence does not reach /metrics and no "
+                "controller will steer this engine; set it to an empty folder before vLLM starts"
+            )
+        record = EngineRecord(
+            engine_id=settings.engine_id,
+            url=settings.url,
+            model=control.model,
+            pool=control.pool,
+            k_max=control.k_max,
+            static_k=control.static_k,
+            max_num_seqs=control.max_running,
+            method=speculative.method if speculative is not None else "none",
+            vllm_version=vllm_version,
+            adapter_version=metadata.version("specpilot"),
+            started_at=clock.now(),
+            heartbeat_at=clock.now(),
+        )
+        link = EngineLink(RedisStore(settings.redis_url), control, record, clock)
+    agent = Agent(scheduler, MetricsExporter(control.model), link, clock)
+    agent.start()
+    return agent

@@ -1,0 +1,105 @@
+"""Takes a request's traffic class from the header `X-Traffic-Class`, in vLLM's server, by its `--middleware`.
+
+For engines behind a gateway that is not SpecPilot's: it need only pass that header on, or set it. The class is written
+into the body as `vllm_xargs.traffic_class`, where SpecPilot's gateway writes it too, in place of one that is there: who
+runs the gateway in front decides, not its clients. A gateway that passes their headers on lets clients choose.
+
+What is no class name, and a body that is no JSON object, pass as they are: the request is served as `default`, or
+refused by vLLM itself. A body without `vllm_xargs`, which is nearly every one, is not parsed: the field is put in front
+of the rest.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from specpilot.policy.types import is_class_name
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEADER = b"x-traffic-class"
+PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
+"""The routes whose bodies vLLM lets carry `vllm_xargs`."""
+
+_OPENING = re.compile(rb"\s*\{\s*")
+_ESCAPED = re.compile(rb"\\u00[4-7]")  # a letter that need not be escaped: the field may hide behind it
+
+
+class ClassHeaderMiddleware:
+    """`--middleware specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware`."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        name = _class_of(scope)
+        if name is None:
+            await self._app(scope, receive, send)
+            return
+        body, last = await _read(receive)
+        if last["type"] == "http.request":  # else the client left meanwhile
+            body = marked(body, name)
+        headers = [
+            (key, value) for key, value in scope["headers"] if key not in (b"content-length", b"transfer-encoding")
+        ]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self._app({**scope, "headers": headers}, _replay(body, last, receive), send)
+
+
+def marked(body: bytes, name: str) -> bytes:
+    """Return the JSON object `body` with the traffic class `name`; anything else as it is."""
+    opening = _OPENING.match(body)
+    if opening is None:
+        return body
+    if b'"vllm_xargs"' not in body and _ESCAPED.search(body) is None:
+        rest = body[opening.end() :]
+        comma = b"" if rest[:1] == b"}" else b","
+        return b'{"vllm_xargs":{"traffic_class":"' + name.encode() + b'"}' + comma + rest
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return body
+    arguments = document.get("vllm_xargs")
+    document["vllm_xargs"] = {**(arguments if isinstance(arguments, dict) else {}), "traffic_class": name}
+    return json.dumps(document).encode()
+
+
+def _class_of(scope: Scope) -> str | None:
+    """Return the class that a request's header names; `None` where it names none or nothing takes one."""
+    if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+        return None
+    for key, value in scope["headers"]:
+        if key == HEADER:
+            name: str = value.decode("latin-1").strip()
+            return name if is_class_name(name) else None
+    return None
+
+
+async def _read(receive: Receive) -> tuple[bytes, Message]:
+    """Return the whole body and the last message that came: of the body, or that the client left."""
+    chunks: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"".join(chunks), message
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks), message
+
+
+def _replay(body: bytes, last: Message, receive: Receive) -> Receive:
+    """Return what gives `body` as one message, or that the client left, and then whatever comes."""
+    pending: list[Message] = [
+        {"type": "http.request", "body": body, "more_body": False} if last["type"] == "http.request" else last
+    ]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed

@@ -1,0 +1,104 @@
+"""What the control route asks of an engine's core: the state that it applies, and a schedule to apply.
+
+vLLM runs such methods between two steps, so a schedule is applied whole, never in the middle of one. The route lives in
+the API server's process and calls them there by name (`engine_adapter.agent.endpoint`); `engine_adapter.plugin` puts
+them on vLLM's `EngineCore`.
+"""
+
+import json
+import time
+from typing import Any
+
+from specpilot.engine_adapter.errors import ScheduleRefusedError
+from specpilot.engine_adapter.evidence.acceptance import TEMPERATURE_RANGES
+from specpilot.policy.bands import BAND_EDGES, band_of
+from specpilot.policy.codec import from_plain, to_plain
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.types import Schedule
+
+STATE_METHOD = "specpilot_state"
+"""The name of `state` on vLLM's `EngineCore`."""
+
+APPLY_METHOD = "specpilot_apply"
+"""The name of `apply` there."""
+
+
+def state(core: Any) -> str:
+    """Return what the engine applies now, as JSON; `null` when its scheduler is not the adapter's."""
+    control = getattr(core.scheduler, "control", None)
+    if control is None:
+        return json.dumps(None)
+    now = time.monotonic()
+    table = control.table(now)
+    schedule = control.schedule
+    return json.dumps(
+        {
+            "model": control.model,
+            "pool": control.pool,
+            "k_max": control.k_max,
+            "static_k": control.static_k,
+            "max_running": control.max_running,
+            "source": table.source,
+            "version": control.version,
+            "age_s": control.age_s(now),
+            "schedule": to_plain(schedule) if schedule is not None else None,
+            "bands": _bands(core.scheduler),
+        }
+    )
+
+
+def _bands(scheduler: Any) -> dict[str, Any]:
+    """Return where the running requests lie, with their K by the schedule, and where new ones begin."""
+    return {
+        "edges": BAND_EDGES,
+        "running": [
+            {"class": name, "band": band, "k": k, "requests": count}
+            for (name, band, k), count in sorted(scheduler.running_decodes.items())
+        ],
+        "begin": [
+            {
+                "class": kind.traffic_class,
+                "temperature": TEMPERATURE_RANGES[kind.temperature],
+                "structured": kind.is_structured,
+                "acceptance": round(acceptance, 3),
+                "band": band_of(acceptance),
+            }
+            for kind, acceptance in sorted(scheduler.steps.beginnings.known().items())
+        ],
+    }
+
+
+def apply(core: Any, text: str) -> str:
+    """Apply the schedule that the JSON `text` states, from the next step on.
+
+    What is missing is filled in: the engine's own `model` and `pool`, the next `version`, now, an hour, no probes.
+    Returns the new state, or `{"error": {"status", "code", "message"}}`.
+    """
+    control = getattr(core.scheduler, "control", None)
+    if control is None:
+        return _error(501, "adapter_missing", "start vLLM with specpilot's --scheduler-cls to steer K")
+    try:
+        document = json.loads(text)
+        if not isinstance(document, dict):
+            return _error(422, "invalid_document", "the body must be a JSON object with 'classes'")
+        filled = {
+            "model": control.model,
+            "pool": control.pool,
+            "version": control.version + 1,
+            "issued_at": time.time(),
+            "valid_for_s": 3600.0,
+            "probe_ratio": 0.0,
+            **document,
+        }
+        control.offer(from_plain(Schedule, filled), time.monotonic())
+    except json.JSONDecodeError as error:
+        return _error(400, "invalid_json", f"the body is not JSON: {error}")
+    except InvalidDocumentError as error:
+        return _error(422, error.code, str(error))
+    except ScheduleRefusedError as error:
+        return _error(error.status, error.code, str(error))
+    return state(core)
+
+
+def _error(status: int, code: str, message: str) -> str:
+    return json.dumps({"error": {"status": status, "code": code, "message": message}})

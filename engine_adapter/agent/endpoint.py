@@ -1,0 +1,81 @@
+"""vLLM's endpoint plugin: `GET` and `PUT /speculation` on the engine's own port.
+
+Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`; without one, only clients on the same machine are
+let in. The gateway never forwards to this route.
+"""
+
+import hmac
+import ipaddress
+import json
+from argparse import Namespace
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, STATE_METHOD
+from specpilot.engine_adapter.settings import AdapterSettings
+
+PATH = "/speculation"
+BODY_LIMIT_BYTES = 1 << 20
+
+
+class SpeculationEndpoint:
+    """Entry point `vllm.endpoint_plugins`; loaded when `VLLM_PLUGINS` names `specpilot`."""
+
+    name = "specpilot"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._token = AdapterSettings.read().control_token
+        self._engine_client: Any = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the routes to vLLM's application."""
+        app.add_api_route(PATH, self.read, methods=["GET"])
+        app.add_api_route(PATH, self.write, methods=["PUT"])
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002 - vLLM's protocol
+        """Remember how to reach the engine."""
+        self._engine_client = engine_client
+
+    async def read(self, request: Request) -> JSONResponse:
+        """Return the schedule in force and where it comes from."""
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        return self._answer(await self._call(STATE_METHOD))
+
+    async def write(self, request: Request) -> JSONResponse:
+        """Apply a schedule from the next step on; the running one stays if it is refused."""
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        body = await request.body()
+        if len(body) > BODY_LIMIT_BYTES:
+            return _error(413, "body_too_large", f"a schedule has at most {BODY_LIMIT_BYTES} bytes")
+        return self._answer(await self._call(APPLY_METHOD, body.decode("utf-8", errors="replace")))
+
+    async def _call(self, method: str, *arguments: str) -> Any:
+        return json.loads(await self._engine_client.engine_core.call_utility_async(method, *arguments))
+
+    def _answer(self, outcome: Any) -> JSONResponse:
+        if not outcome:
+            return _error(501, "adapter_missing", "start vLLM with specpilot's --scheduler-cls to steer K")
+        if "error" in outcome:
+            error = outcome["error"]
+            return _error(error["status"], error["code"], error["message"])
+        return JSONResponse(outcome)
+
+    def _refusal(self, request: Request) -> JSONResponse | None:
+        if self._token:
+            given = request.headers.get("authorization", "")
+            if hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+                return None
+            return _error(401, "invalid_token", "send the engine's control token as 'Authorization: Bearer ...'")
+        if request.client is not None and ipaddress.ip_address(request.client.host).is_loopback:
+            return None
+        return _error(403, "control_token_needed", "set SPECPILOT_ENGINE_CONTROL_TOKEN to steer from another machine")
+
+
+def _error(status: int, code: str, message: str) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"  # noqa: PLR2004 - HTTP's own boundary
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status_code=status)

@@ -1,0 +1,299 @@
+"""What the next drafts look like: K for each request, who is drafted for, and who catches up, once a step.
+
+Pure and deterministic. K depends on class, band, load and past steps, never on the draft tokens that are being cut,
+so the output's distribution stays the target's. A request's band is known as far as its drafts' outcomes are: those of
+the step under way are not, and in vLLM's asynchronous loop those of the step before it neither.
+
+*Width* is how many positions the drafter lays out for each request that it drafts for: the largest K of the step.
+Width 0 means that nothing is drafted.
+
+*Slots.* A slot is one position that the drafter lays out for one request in one step, so a step has as many slots as
+requests drafted for times its width. P-EAGLE lays them out side by side in one pass. A sequential EAGLE head does as
+many passes as the step is wide, and a slot is one request's place in one of them: the same number.
+
+*Left out.* A request with K = 0 takes no slots: the drafter runs without it, and its latest position waits as a row.
+Only who comes with several positions in the step, a prompt or verified drafts, is in the drafter's batch in any case:
+which of its positions stay is known on the accelerator alone, and one more pass costs more than the slots.
+
+*Backlog.* Who is left out leaves one position that is missing from the draft KV cache, and catches up (with
+`engine_adapter.vllm.backlog`) before its next draft. So K may rise again at any time, and who is not drafted for costs
+the drafter nothing. The plan says who catches up:
+
+- those who are to be drafted for: the ones with the fewest rows first, as many as `rows_per_step` allows. Who has to
+  wait for a later step is not drafted for yet, so no step takes much longer than its neighbours;
+- of those at K = 0 nobody, until more rows would wait than may (`rows`), or one request's would be more than a step
+  takes: then those with most rows, one at least. What equal backlogs leave may so be more than a step takes by a row
+  for each that waits its turn, and goes through the drafter in two passes;
+- who comes with several positions in the step (a prompt, verified drafts): what waits goes first.
+
+*Probes.* What is not verified is not known, so a request at K = 0 verifies a token now and then: if none of its
+drafts was verified for `PROBE_AFTER` steps, in a step that drafts anyway; where none does, all who are due share one
+step in `SHARED_AFTER`. While its probes are accepted whole, the next follows at once and is twice as deep, up to K_max;
+so a request whose text becomes predictable changes its band within some steps. A probe takes a request by itself, no
+whole step. Only classes with rows by band are probed: one row for all of them is a pin, and there nothing could be
+learned that changes K.
+
+Probes have a budget in *positions*, because what they cost is chiefly the drafter's work: the rows that the request
+has to catch up with, the slots, the tokens verified. Every decode earns `probe_ratio` * `PROBE_POSITIONS` of them, so
+probes take about that share of the engine's time. Who costs least goes first: requests that have just begun, and those
+that were probed before. Follow-ups go ahead of the budget and are charged to it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, trials
+from specpilot.engine_adapter.evidence.tuning import START_ACCEPTANCE
+from specpilot.engine_adapter.plan.speculation_control import KTable
+from specpilot.engine_adapter.plan.tuning import PROBE_AFTER, PROBE_POSITIONS, ROWS_PER_STEP, SHARED_AFTER
+
+PLAN = "specpilot_plan"
+"""The attribute of a step's `SchedulerOutput` that holds its `StepPlan`, for the workers."""
+
+
+class DraftState:
+    """What the adapter keeps about one request: its class and band, whether it decodes yet, its backlog, its next K.
+
+    `k` is how many tokens of its next draft are verified, `due` how many the schedule says: fewer when it is a probe,
+    more while it waits to catch up. `band` is the one in which that was chosen; its own may have changed since.
+
+    `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
+    `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
+    `allowed` is how many tokens of its next draft its grammar allows, `None` when it cut nothing off.
+    `verifies_at` is the step for which a draft of it was last planned. `probe_k` is how deep its next probe is;
+    `is_followed`: the last one was accepted whole.
+    """
+
+    __slots__ = (
+        "acceptance", "allowed", "backlog", "band", "decoding", "due", "is_followed", "k", "kind", "label",
+        "positions", "probe_k", "request_id", "traffic_class", "verifies_at",
+    )  # fmt: skip
+
+    def __init__(self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE) -> None:
+        self.request_id = request_id
+        self.kind = kind
+        self.traffic_class = self.label = kind.traffic_class
+        self.acceptance = Acceptance(begin)
+        self.verifies_at: int | None = None
+        self.probe_k = 1
+        self.is_followed = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the draft KV cache: the request is (again) to be prefilled, which makes it whole.
+
+        Its acceptance so far still holds.
+        """
+        self.decoding = False
+        self.positions = 1
+        self.backlog = 0
+        self.k = self.due = 0
+        self.band = self.acceptance.band
+        self.allowed: int | None = None
+
+    def note(self, k: int, accepted: int, *, is_probe: bool, is_refused: bool) -> None:
+        """Take in the outcome of a verified draft of `k` tokens; `is_refused`: a grammar cut it after `k`."""
+        self.acceptance.note(accepted, trials(k, accepted, is_refused=is_refused))
+        self.is_followed = is_probe and accepted == k and not is_refused
+        self.probe_k = 2 * k if self.is_followed else 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The outcome for one step: `width` of its drafts, how many `slots` they take, who first catches up.
+
+    `left_out` are the requests that the drafter's batch is without in a step that drafts; each of them has one
+    position in the step. In a step that drafts nothing nobody is named. `read` is how many positions the drafter reads
+    without drafting from them: the backlog of `catch_up`, and what requests come with, but for the last, in a step that
+    drafts nothing.
+    """
+
+    width: int
+    slots: int = 0
+    catch_up: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    read: int = 0
+
+
+class Planner:
+    """Plans the drafts of one engine. Holds the probes' budget.
+
+    `rows` is how many positions may wait for the drafter, over all requests, `rows_per_step` how many of them catch up
+    in a step. `least_width` is that of a drafter which runs in every step.
+    """
+
+    def __init__(self, k_max: int, rows: int, rows_per_step: int = ROWS_PER_STEP, least_width: int = 0) -> None:
+        self._k_max = k_max
+        self._rows = rows
+        self._rows_per_step = rows_per_step
+        self._least_width = least_width
+        self._joins_all = least_width > 0  # a drafter that runs in every step reads every request's positions
+        self._budget = 0.0  # positions that probes may take now
+        self._step = 0
+        self._drafted_at = 0  # the last step that drafted, or would have if anyone had been due for a probe
+
+    def plan(
+        self,
+        states: Sequence[DraftState],
+        table: KTable,
+        *,
+        can_draft: bool = True,
+        prefilling: Sequence[DraftState] = (),
+    ) -> StepPlan:
+        """Set `k` of each of `states`, the requests that decode in the next step, and return the step's plan.
+
+        `can_draft` says that vLLM will draft after this step at all. `prefilling` are its requests that go on
+        prefilling in the next step.
+        """
+        self._earn(table.probe_ratio * len(states), 1)
+        width = self._look_up(states, table if can_draft else None)
+        if self._k_max == 0:
+            return StepPlan(0)
+        everyone = (*states, *prefilling)
+        if not can_draft:
+            self._drafted_at = self._step
+        else:
+            width = max(width, self._least_width)
+            if table.probed and table.probe_ratio > 0.0:
+                width = self._probe(states, table, width)
+        if width == 0:
+            return self._draft_nothing(everyone)
+        self._drafted_at = self._step
+        return self._draft(everyone)
+
+    def repeats(self, states: Sequence[DraftState], table: KTable) -> int:
+        """Return how many more steps at K = 0 for all, as the schedule says, `plan` would leave as the last.
+
+        None of them is a probe or lets anyone catch up.
+        """
+        if not states or self._k_max == 0:
+            return 0
+        backlogs = [state.backlog for state in states]
+        room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
+        if table.probed and table.probe_ratio > 0.0:
+            room = min(room, self._drafted_at + SHARED_AFTER - self._step - 1)
+        return max(0, room)
+
+    def repeat(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
+        """Account for `count` such steps, at most `repeats`."""
+        for state in states:
+            state.backlog += count
+        self._earn(table.probe_ratio * len(states), count)
+
+    def _earn(self, decodes: float, steps: int) -> None:
+        """Let so many steps pass, each of which earns a probe's share of so many `decodes`."""
+        self._step += steps
+        self._budget = min(self._budget + steps * decodes * PROBE_POSITIONS, self._rows_per_step)
+
+    def _look_up(self, states: Sequence[DraftState], table: KTable | None) -> int:
+        """Give each request the K of the schedule; return the largest."""
+        deepest = 0
+        k_of: dict[tuple[str, int], int] = {}
+        running = len(states)
+        for state in states:
+            band = state.band = state.acceptance.band
+            k = k_of.get((state.traffic_class, band))
+            if k is None:
+                k = table.k(state.traffic_class, band, running) if table is not None else 0
+                k_of[state.traffic_class, band] = k
+                deepest = max(deepest, k)
+            state.k = state.due = k
+        return deepest
+
+    def _probe(self, states: Sequence[DraftState], table: KTable, width: int) -> int:
+        """Set `k` of the requests to be probed in a step that is as wide without; return its width with them."""
+        idle = [state for state in states if state.k == 0 and table.is_probed(state.traffic_class)]
+        follow_ups = [state for state in idle if state.is_followed]
+        for state in follow_ups:
+            state.is_followed = False
+            if state.probe_k < 2 * self._k_max:  # else the last one was as deep as can be
+                state.k = min(state.probe_k, self._k_max)
+                width = max(width, state.k)
+                self._budget -= _cost(state, width)
+        if width == 0:
+            if self._step - self._drafted_at < SHARED_AFTER:
+                return 0
+            self._drafted_at = self._step
+        due = [state for state in idle if state.k == 0 and self._is_due(state)]
+        for state in sorted(due, key=_backlog):
+            cost = _cost(state, max(width, 1))
+            if cost > self._budget:
+                break
+            self._budget -= cost
+            state.k = 1
+            width = max(width, 1)
+        return width
+
+    def _is_due(self, state: DraftState) -> bool:
+        return state.verifies_at is None or self._step - state.verifies_at >= PROBE_AFTER
+
+    def _draft(self, everyone: Sequence[DraftState]) -> StepPlan:
+        """Plan a step that drafts."""
+        joins_all, room, has_enough = self._joins_all, self._rows_per_step, False
+        behind = [state for state in everyone if state.backlog and (state.k or state.positions > 1 or joins_all)]
+        behind.sort(key=_backlog)
+        caught_up: list[str] = []
+        read = 0
+        for state in behind:
+            room -= state.backlog
+            if room >= 0 or state.positions > 1 or joins_all or not has_enough:
+                caught_up.append(state.request_id)
+                read += state.backlog
+                state.backlog = 0
+                has_enough |= state.k > 0
+            else:
+                state.k = 0
+        width = self._least_width
+        for state in everyone:
+            if state.k:
+                width = max(width, state.k)
+                state.verifies_at = self._step
+        left = [] if joins_all else [state for state in everyone if state.k == 0 and state.positions == 1]
+        if left:
+            read += self._leave(left, room, caught_up)
+        slots = width * (len(everyone) - len(left))
+        return StepPlan(width, slots, tuple(caught_up), tuple([state.request_id for state in left]), read)
+
+    def _draft_nothing(self, everyone: Sequence[DraftState]) -> StepPlan:
+        """Plan a step that drafts nothing: everyone leaves a position. The hot path at K = 0."""
+        read = sum([state.positions for state in everyone]) - len(everyone)
+        caught_up: list[str] = []
+        if read:
+            for state in everyone:
+                if state.backlog and state.positions > 1:
+                    read += state.backlog
+                    caught_up.append(state.request_id)
+                    state.backlog = 0
+        read += self._leave(everyone, self._rows_per_step, caught_up)
+        return StepPlan(0, 0, tuple(caught_up), read=read)
+
+    def _leave(self, left: Sequence[DraftState], room: int, caught_up: list[str]) -> int:
+        """Let each of `left` leave a row; return how many rows catch up because of that, `room` of them at best.
+
+        Who does so is appended to `caught_up`.
+        """
+        backlogs = [state.backlog for state in left]
+        excess, read = sum(backlogs) + len(left) - self._rows, 0
+        if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:
+            for state in sorted(left, key=_backlog, reverse=True):
+                if state.backlog and (excess > 0 or room >= state.backlog or not caught_up):
+                    excess -= state.backlog
+                    room -= state.backlog
+                    read += state.backlog
+                    caught_up.append(state.request_id)
+                    state.backlog = 0
+        for state in left:
+            state.backlog += 1
+        return read
+
+
+def _cost(state: DraftState, width: int) -> int:
+    """Positions that a probe takes: its rows, a token verified, and slots both for the draft and in the step after.
+
+    With the drafted token it then comes with two positions, so it is in the drafter's batch once more.
+    """
+    return state.backlog + 1 + 2 * width
+
+
+def _backlog(state: DraftState) -> int:
+    return state.backlog

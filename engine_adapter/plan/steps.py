@@ -1,0 +1,290 @@
+"""The steps of one engine, from what vLLM schedules to what they deliver: K of the next drafts, evidence of the last.
+
+Pure: the time is an argument, and of vLLM's objects only attributes are read.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from specpilot.engine_adapter.evidence.acceptance import Beginnings, kind_of, trials
+from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.tuning import FIRST_DRAFTS
+from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
+from specpilot.engine_adapter.plan.speculation_control import KTable
+from specpilot.policy.types import DEFAULT_CLASS, is_class_name
+
+CLASS_ARGUMENT = "traffic_class"
+"""The entry of a request's `extra_args` that names its class."""
+
+
+class _UnderWay(NamedTuple):
+    """A step that has not ended: vLLM's output, when it was scheduled, the length of its requests' sequences."""
+
+    output: Any
+    scheduled_at: float
+    context: int
+    step: "_Step"
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step as it was scheduled; steps that repeat it are the same object."""
+
+    tokens: Mapping[str, int]  # scheduled for each request, as vLLM says
+    shape: StepShape
+    plain: dict[str, Group] = field(default_factory=dict)  # of each decode without a draft to verify, by request
+    due: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # K by the schedule, and band, of each draft to verify
+    refused: set[str] = field(default_factory=set)  # requests whose draft the grammar cut short
+
+
+class Steps:
+    """Follows an engine's requests from step to step; counts with `meter` what the steps came to.
+
+    `table` is the one in force. vLLM drafts for nobody while a request has more than `longest_to_draft` positions.
+    `states` are the requests by id, `decoding` those that decode after the latest step.
+
+    At K = 0 for all most steps repeat the one before: the same requests decode, and each leaves one more position to
+    the drafter. Such a step is not planned, however many they are, and `_settle` makes up for it when something
+    changes.
+    Where anything is drafted its outcome may change K, so such a step is planned.
+
+    A step's duration is the time from the previous step's end to its own, because under load that is the time a
+    running request waits; after idleness it is the time since the step was scheduled. Times are monotonic, in seconds.
+    """
+
+    def __init__(self, planner: Planner, meter: Meter, table: KTable, longest_to_draft: int) -> None:
+        self.table = table
+        self.states: dict[str, DraftState] = {}
+        self.decoding: list[DraftState] = []
+        self.beginnings = Beginnings()
+        self._planner = planner
+        self._meter = meter
+        self._longest_to_draft = longest_to_draft
+        self._repeated = _Step({}, StepShape(0, 0, 0))
+        self._repeated_plan = StepPlan(0)
+        self._repeats_left = 0  # how many more steps may be as `_repeated`
+        self._unsettled = 0  # how many were, and are not in the requests' backlogs yet
+        self._outcome = Outcome()  # of the latest step
+        self._plain: dict[str, Group] | None = None  # of the latest step, if all that it delivered is a token for each
+        self._context = 0  # positions of the requests of the latest step, together
+        self._under_way: deque[_UnderWay] = deque()
+        self._drafts: dict[str, Draft] = {}  # verified in the first of them, by request
+        self._ended_at: float | None = None
+
+    def begin(self, output: Any, requests: Mapping[str, Any], table: KTable, now: float) -> StepPlan:
+        """Take a step in that vLLM has scheduled, and plan the drafts after it.
+
+        `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id.
+        """
+        if self._repeats_left and self._is_repeated(output, table):
+            self._repeats_left -= 1
+            self._unsettled += 1
+            self._context += len(self.decoding)
+            self._under_way.append(_UnderWay(output, now, self._context, self._repeated))
+            return self._repeated_plan
+        self._settle()
+        self._repeats_left = 0
+        self._forget(output)
+        self._use(table)
+        plain: dict[str, Group] = {}
+        due: dict[str, tuple[int, int]] = {}
+        refused: set[str] = set()
+        verified = prefill = longest = context = 0
+        decoding: list[DraftState] = []
+        prefilling: list[DraftState] = []
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            request = requests[request_id]
+            longest = max(longest, request.num_computed_tokens)
+            context += request.num_computed_tokens
+            state = self._state_of(request_id, request)
+            if state.decoding:
+                verified += scheduled
+                drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
+                if drafted:
+                    due[request_id] = (state.due, state.band)
+                else:
+                    plain[request_id] = Group(state.label, state.band)
+                if state.allowed == drafted:
+                    refused.add(request_id)
+                    if not drafted:
+                        self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
+            else:
+                prefill += scheduled
+            state.allowed = None
+            state.positions = scheduled
+            state.decoding = not request.is_prefill_chunk
+            (decoding if state.decoding else prefilling).append(state)
+        can_draft = longest <= self._longest_to_draft
+        plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling)
+        if output.num_scheduled_tokens:
+            shape = StepShape(len(plain) + len(due), verified, plan.slots, prefill, plan.read)
+            step = _Step(output.num_scheduled_tokens, shape, plain, due, refused)
+            self._context = context
+            self._under_way.append(_UnderWay(output, now, context, step))
+            self.decoding = decoding
+            if plan.width == 0 and not prefill and _can_recur(step, decoding, plan):
+                self._repeated, self._repeated_plan = step, plan
+                self._repeats_left = self._planner.repeats(decoding, table)
+        return plan
+
+    def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
+        """Note the outcome of one verified draft: of `drafted` tokens the grammar cut `invalid` off at the end.
+
+        Only of a request that decodes: to one that joins running decodes with one token left to prefill, vLLM gives
+        K_max placeholders, so that all have as many positions, and nobody drafted those.
+        """
+        if not self._under_way or not drafted:
+            return
+        self._repeats_left = 0
+        step = self._under_way[0].step
+        due = step.due.get(request_id)
+        state = self.states.get(request_id)
+        if due is not None and state is not None:
+            k, (scheduled, band) = drafted - invalid, due
+            is_refused = invalid > 0 or request_id in step.refused
+            draft = self._drafts[request_id] = Draft(state.label, band, k, accepted, k > scheduled, is_refused)
+            self._learn(state, draft)
+
+    def _learn(self, state: DraftState, draft: Draft) -> None:
+        """Take in what came of a request's draft: where it lies now, and where others of its kind begin."""
+        k, accepted, is_refused = draft.k, draft.accepted, draft.is_refused
+        if state.acceptance.drafts < FIRST_DRAFTS:
+            self.beginnings.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
+        state.note(k, accepted, is_probe=draft.is_probe, is_refused=is_refused)
+
+    def skip_to(self, output: Any) -> None:
+        """Forget the steps before that of `output`: vLLM dropped their outcome."""
+        while self._under_way and self._under_way[0].output is not output and output.num_scheduled_tokens:
+            self._under_way.popleft()
+
+    def end(self, output: Any, outputs: Mapping[int, Any], now: float, *, goes_on: bool) -> None:
+        """Count a step; `outputs` says what it delivered, which is nothing to requests that ended meanwhile.
+
+        `goes_on` says that there are unfinished requests, so that the next step's time begins here.
+        """
+        if not self._under_way or self._under_way[0].output is not output:
+            return
+        _, scheduled_at, context, step = self._under_way.popleft()
+        since = scheduled_at if self._ended_at is None else self._ended_at
+        # In vLLM's asynchronous loop a step may be under way that delivers nothing: its time begins here too.
+        self._ended_at = now if goes_on or self._under_way else None
+        items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
+        is_whole = len(items) == len(step.plain) and not step.due
+        if not is_whole or step.plain is not self._plain:
+            self._plain = step.plain if is_whole else None
+            self._outcome = _outcome(step, self._drafts, items)
+            self._drafts.clear()
+        self._meter.commit(step.shape, now - since, context, self._outcome)
+
+    def pause(self) -> None:
+        """Note that the engine pauses or goes on: the time in between is no step's."""
+        self._ended_at = None
+
+    def restart(self, request_id: str) -> None:
+        """Note that a request was preempted: it will be prefilled anew."""
+        self._settle()
+        self._repeats_left = 0
+        state = self.states.get(request_id)
+        if state is not None:
+            state.restart()
+
+    def backlog(self, request_id: str) -> int:
+        """Return how many of a request's latest positions the drafter has not seen."""
+        self._settle()
+        state = self.states.get(request_id)
+        return state.backlog if state is not None else 0
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Positions of all that decode which the drafter has not seen; another thread may ask."""
+        return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
+
+    def _is_repeated(self, output: Any, table: KTable) -> bool:
+        """Whether a step is of the same requests and tokens as `_repeated`, under the same schedule."""
+        return (
+            table is self.table
+            and output.num_scheduled_tokens == self._repeated.tokens
+            and not output.finished_req_ids
+            and not output.scheduled_new_reqs
+        )
+
+    def _settle(self) -> None:
+        if self._unsettled:
+            count, self._unsettled = self._unsettled, 0  # first, so that `backlog_tokens` counts nothing twice
+            self._planner.repeat(self.decoding, self.table, count)
+
+    def _forget(self, output: Any) -> None:
+        """Forget the requests that have ended, and of a session that is given more input what it was."""
+        for request_id in output.finished_req_ids:
+            self.states.pop(request_id, None)
+        for request in output.scheduled_new_reqs:
+            state = self.states.get(request.req_id)
+            if state is not None:
+                state.restart()
+
+    def _state_of(self, request_id: str, request: Any) -> DraftState:
+        state = self.states.get(request_id)
+        if state is None:
+            traffic_class, temperature = _asked(request)
+            kind = kind_of(traffic_class, temperature, is_structured=request.use_structured_output)
+            state = self.states[request_id] = DraftState(request_id, kind, self.beginnings.of(kind))
+            state.label = self._label(state)
+        return state
+
+    def _use(self, table: KTable) -> None:
+        """Make `table` the one in force; a new one may name other classes."""
+        if table is not self.table:
+            self.table = table
+            for state in self.states.values():
+                state.label = self._label(state)
+
+    def _label(self, state: DraftState) -> str:
+        """The class that the request's evidence counts for: its own if the schedule knows it."""
+        return state.traffic_class if state.traffic_class in self.table.rows else DEFAULT_CLASS
+
+
+def _can_recur(step: _Step, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
+    """Whether the next step will be as `step`, which drafts nothing, if the same requests come with a token each.
+
+    So it is when nothing was verified, nobody catches up, nobody's band has changed, and K is 0 by the schedule.
+    """
+    is_usual = not step.due and not step.refused and not plan.catch_up
+    return is_usual and all(
+        state.due == 0 and step.plain.get(state.request_id) == (state.label, state.band) for state in decoding
+    )
+
+
+def _outcome(step: _Step, drafts: Mapping[str, Draft], items: Sequence[Any]) -> Outcome:
+    """Return what a step with these verified `drafts` came to for who it delivered something to; `items` says what."""
+    outcome = Outcome()
+    tokens = outcome.tokens
+    for item in items:
+        name = item.request_id
+        draft = drafts.get(name)
+        if draft is not None:
+            group = Group(draft.traffic_class, draft.band)
+            outcome.drafts.append(draft)
+        elif name in step.plain:
+            group = step.plain[name]
+            outcome.plain[group] = outcome.plain.get(group, 0) + 1
+            if name in step.refused:
+                outcome.refused.append(group.band)
+        else:
+            continue
+        tokens[group] = tokens.get(group, 0) + len(item.new_token_ids)
+    return outcome
+
+
+def _asked(request: Any) -> tuple[str, float]:
+    """The class that the gateway put on the request, `default` when there is none or nonsense; and its temperature."""
+    parameters = request.sampling_params
+    if parameters is None:
+        return DEFAULT_CLASS, 0.0
+    name = (parameters.extra_args or {}).get(CLASS_ARGUMENT)
+    if not isinstance(name, str) or not is_class_name(name):
+        name = DEFAULT_CLASS
+    return name, parameters.temperature

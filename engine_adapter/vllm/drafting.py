@@ -1,0 +1,58 @@
+"""What the adapter keeps of one drafter: its backlog, and the step under way as the scheduler planned it.
+
+The one object that the wrappers (`engine_adapter.vllm.installation`) share. It belongs to the drafter and ends with it;
+nothing is hung on vLLM's own objects.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from specpilot.engine_adapter.plan.planner import PLAN, StepPlan
+from specpilot.engine_adapter.vllm.backlog import Backlog
+from specpilot.engine_adapter.vllm.subset import places_of
+
+
+class Drafting:
+    """A steered drafter's backlog, and the step under way.
+
+    `plan` is the step's, `None` where another scheduler made it. `is_plain`: it is run as without speculation. `state`
+    is what vLLM's runner keeps between the target's pass and sampling (`ExecuteModelState`), while it samples and
+    drafts. `batch` are the step's requests in the runner's order.
+    """
+
+    def __init__(self, backlog: Backlog) -> None:
+        self.backlog = backlog
+        self.plan: StepPlan | None = None
+        self.is_plain = False
+        self.state: Any = None
+        self.batch: list[str] = []
+
+    def places(self) -> list[int] | None:
+        """Return where in the batch those stand whom the drafter runs over; `None`: it runs over all."""
+        if self.state is None or self.plan is None or not self.plan.left_out:
+            return None
+        return places_of(self.batch, self.plan.left_out)
+
+
+_OF: WeakKeyDictionary[Any, Drafting] = WeakKeyDictionary()
+
+
+def attach(drafter: Any, drafting: Drafting) -> None:
+    """Keep `drafting` for as long as vLLM's `drafter` lives."""
+    _OF[drafter] = drafting
+
+
+def of_drafter(drafter: Any) -> Drafting | None:
+    """Return what is kept of a drafter; `None` when it is not steered, or no drafter."""
+    return _OF.get(drafter) if drafter is not None else None
+
+
+def of_runner(runner: Any) -> Drafting | None:
+    """Return what is kept of the drafter of a model runner; `None` when it has none that is steered."""
+    return of_drafter(getattr(runner, "drafter", None))
+
+
+def plan_of(scheduler_output: Any) -> StepPlan | None:
+    """Return the adapter's plan of a step, `None` when another scheduler made it."""
+    plan: StepPlan | None = getattr(scheduler_output, PLAN, None)
+    return plan

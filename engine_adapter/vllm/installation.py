@@ -1,0 +1,139 @@
+"""Where vLLM's classes are changed: every wrapper that the adapter puts around their methods.
+
+Installed in every vLLM process by the `vllm.general_plugins` entry point, because runner and drafter may live in a
+worker process. Each wrapper asks first whether the drafter is steered (`engine_adapter.vllm.drafting`); engines with
+other schedulers, and drafters of other kinds, are left as they are.
+
+Of vLLM's model runner, which all of its runners derive from:
+
+- `execute_model` begins a step: rows of requests that ended are dropped, a plain step is run as without speculation;
+- `_prepare_inputs`: a step that verifies nothing is laid out as without speculation;
+- `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept;
+- `_input_fits_in_drafter`: in a step of width 0 nothing does.
+
+Of its drafters:
+
+- `load_model`: a steered drafter gets its backlog;
+- `propose`: it lays out as many positions as the step is wide, for those alone who are not left out.
+"""
+
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from specpilot.engine_adapter.vllm import draft_width, drafting
+from specpilot.engine_adapter.vllm.backlog import Backlog
+from specpilot.engine_adapter.vllm.compat import is_steered
+from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
+from specpilot.engine_adapter.vllm.subset import chosen, spread
+from specpilot.engine_adapter.vllm.undrafted import (
+    as_without_speculation,
+    forget_useless,
+    is_plain,
+    is_undrafted,
+    reads_ahead,
+    see_to_backlog,
+)
+
+
+@cache
+def install() -> None:
+    """Wrap vLLM's runner and drafters, once in this process."""
+    _wrap_drafters()
+    _wrap_runners()
+
+
+def _wrap_drafters() -> None:
+    init = SpecDecodeBaseProposer.__init__
+    load, propose = SpecDecodeBaseProposer.load_model, SpecDecodeBaseProposer.propose
+
+    @wraps(init)
+    def init_at_every_width(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if is_steered(self.vllm_config):
+            draft_width.warm_up(self)  # here: vLLM takes registrations while it makes the runner, and no later
+
+    @wraps(load)
+    def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:
+        load(self, *args, **kwargs)
+        if is_steered(self.vllm_config):
+            drafting.attach(self, Drafting(Backlog(self)))
+
+    @wraps(propose)
+    def propose_for_some(self: Any, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Draft `num_speculative_tokens` tokens per request: ids of shape [requests, width]."""
+        own = of_drafter(self)
+        if own is None:
+            return propose(self, num_speculative_tokens, *args, **kwargs)
+        draft_width.lay_out(self, num_speculative_tokens)
+        places = own.places()
+        if places is None:
+            return propose(self, num_speculative_tokens, *args, **kwargs)
+        drafts = propose(self, num_speculative_tokens, *args, **chosen(kwargs, places, self.device))
+        if self._last_draft_probs is not None:
+            self._last_draft_probs = spread(self._last_draft_probs, places, len(own.batch))
+        return spread(drafts, places, len(own.batch))
+
+    SpecDecodeBaseProposer.__init__ = init_at_every_width
+    SpecDecodeBaseProposer.load_model = load_with_backlog
+    SpecDecodeBaseProposer.propose = propose_for_some
+
+
+def _wrap_runners() -> None:
+    execute_model, sample_tokens = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
+    prepare, sample = GPUModelRunner._prepare_inputs, GPUModelRunner._sample
+    fits = GPUModelRunner._input_fits_in_drafter
+
+    @wraps(execute_model)
+    def execute_plainly(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        own = of_runner(self)
+        if own is None:
+            return execute_model(self, scheduler_output, *args, **kwargs)
+        forget_useless(own.backlog.rows, scheduler_output)
+        own.plan, own.is_plain = plan_of(scheduler_output), is_plain(self, scheduler_output)
+        return as_without_speculation(self, own.is_plain, execute_model, scheduler_output, *args, **kwargs)
+
+    @wraps(prepare)
+    def prepare_inputs(self: Any, scheduler_output: Any, *args: Any) -> Any:
+        own = of_runner(self)
+        is_rest_of_them = own is not None and not own.is_plain and is_undrafted(self, scheduler_output)
+        return as_without_speculation(self, is_rest_of_them, prepare, scheduler_output, *args)
+
+    @wraps(sample_tokens)
+    def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
+        own = of_runner(self)
+        if own is None:
+            return sample_tokens(self, grammar_output)
+        state = self.execute_model_state
+        if state is not None and reads_ahead(own, self, state):
+            state = self.execute_model_state = own.backlog.beyond_passes(state)
+        own.state = state
+        own.batch = self.input_batch.req_ids
+        try:
+            return as_without_speculation(self, own.is_plain, sample_tokens, grammar_output)
+        finally:
+            own.state = None
+
+    @wraps(sample)
+    def sample_then_keep(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
+        output = sample(self, logits, metadata)
+        own = of_runner(self)
+        if own is not None and own.state is not None:
+            see_to_backlog(own, self, metadata, output.sampled_token_ids)
+        return output
+
+    @wraps(fits)
+    def fits_if_wanted(self: Any, common_attn_metadata: Any) -> bool:
+        own = of_runner(self)
+        is_unwanted = own is not None and own.state is not None and own.plan is not None and own.plan.width == 0
+        return not is_unwanted and fits(self, common_attn_metadata)
+
+    GPUModelRunner.execute_model = execute_plainly
+    GPUModelRunner._prepare_inputs = prepare_inputs
+    GPUModelRunner.sample_tokens = sample_tokens_noting
+    GPUModelRunner._sample = sample_then_keep
+    GPUModelRunner._input_fits_in_drafter = fits_if_wanted

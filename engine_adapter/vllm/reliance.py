@@ -1,0 +1,319 @@
+"""What of vLLM the adapter relies on: every class, method, parameter and attribute, in one list.
+
+Most of it is not public. So the list is checked against vLLM's own source (`vllm_source`) before an engine starts, and
+in the tests, which also compare it with the adapter's code: what the adapter imports, overrides or wraps must be here.
+
+A method that the adapter overrides or wraps is worthless when vLLM no longer calls it: `caller` names the method that
+must. What the list cannot say is what a method means; that is what running the tests with a version is for.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specpilot.engine_adapter.vllm.source import Use, VllmSource
+
+_SCHEDULER = "v1/core/sched/scheduler.py"
+_ASYNC_SCHEDULER = "v1/core/sched/async_scheduler.py"
+_RUNNER = "v1/worker/gpu_model_runner.py"
+_PROPOSER = "v1/spec_decode/llm_base_proposer.py"
+_CORE = "v1/engine/core.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of the class `owner` (None: a function) with the parameters that the adapter relies on."""
+
+    file: str
+    owner: str | None
+    name: str
+    parameters: tuple[str, ...]
+    use: Use
+    caller: tuple[str, str | None, str] | None = None  # file, class, method
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words; nothing when it fits."""
+        title = f"{_title(self.owner, self.name)}({', '.join(self.parameters)})"
+        signature = source.signature(self.file, self.owner, self.name)
+        if signature is None:
+            yield title
+        elif not signature.fits(self.use, self.parameters):
+            yield f"{title} (it takes {', '.join(signature.parameters) or 'nothing'})"
+        elif self.caller is not None and self.name not in source.mentions(*self.caller):
+            yield f"{title} (not called by {_title(*self.caller[1:])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Names that objects of the class `owner` have."""
+
+    file: str
+    owner: str
+    names: tuple[str, ...]
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        if not source.has_class(self.file, self.owner):
+            yield self.owner
+            return
+        have = source.attributes(self.file, self.owner)
+        yield from (_title(self.owner, name) for name in self.names if name not in have)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A module, and names that it has."""
+
+    file: str
+    names: tuple[str, ...] = ()
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        if not source.names(self.file):
+            yield self.file
+            return
+        yield from (f"{name} in {self.file}" for name in self.names if name not in source.names(self.file))
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Names that a method of vLLM must look up at each call, because the adapter sets them before it."""
+
+    file: str
+    owner: str
+    method: str
+    names: tuple[str, ...]
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        mentioned = source.mentions(self.file, self.owner, self.method)
+        yield from (f"{_title(self.owner, self.method)} reading {name}" for name in self.names if name not in mentioned)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A dataclass that the adapter makes with exactly these fields."""
+
+    file: str
+    owner: str
+    fields: tuple[str, ...]
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        yield from Attributes(self.file, self.owner, self.fields).lacking(source)
+        for name in sorted(source.required_fields(self.file, self.owner) - set(self.fields)):
+            yield f"{self.owner} without the field {name}"
+
+
+Item = Method | Attributes | Names | Reads | Record
+
+RELIANCE: tuple[Item, ...] = (
+    # scheduler.py: the mixin over both schedulers; steps.py: what it reads of theirs
+    Method(
+        _SCHEDULER, "Scheduler", "_update_after_schedule", ("scheduler_output",), Use.OVERRIDE,
+        (_SCHEDULER, "Scheduler", "schedule"),
+    ),
+    Method(
+        _SCHEDULER, "Scheduler", "make_spec_decoding_stats",
+        ("spec_decoding_stats", "num_draft_tokens", "num_accepted_tokens", "num_invalid_spec_tokens", "request_id"),
+        Use.OVERRIDE, (_SCHEDULER, "Scheduler", "update_from_output"),
+    ),
+    Method(
+        _SCHEDULER, "Scheduler", "update_from_output", ("scheduler_output", "model_runner_output"), Use.OVERRIDE,
+        (_CORE, "EngineCore", "step"),
+    ),
+    Method(
+        _SCHEDULER, "Scheduler", "update_draft_token_ids", ("draft_token_ids",), Use.OVERRIDE,
+        (_CORE, "EngineCore", "post_step"),
+    ),
+    Method(
+        _SCHEDULER, "Scheduler", "set_pause_state", ("pause_state",), Use.OVERRIDE,
+        (_CORE, "EngineCore", "resume_scheduler"),
+    ),
+    Method(
+        _SCHEDULER, "Scheduler", "_preempt_request", ("request",), Use.WRAP, (_SCHEDULER, "Scheduler", "schedule")
+    ),
+    Method(
+        _SCHEDULER, "Scheduler", "_free_request_blocks", ("request",), Use.OVERRIDE,
+        (_SCHEDULER, "Scheduler", "_free_blocks"),
+    ),
+    Method(_SCHEDULER, "Scheduler", "shutdown", (), Use.OVERRIDE),
+    Method(_SCHEDULER, "Scheduler", "has_unfinished_requests", (), Use.CALL),
+    Attributes(_SCHEDULER, "Scheduler", ("requests", "running", "vllm_config", "kv_cache_manager")),
+    Method(_ASYNC_SCHEDULER, "AsyncScheduler", "_update_after_schedule", ("scheduler_output",), Use.OVERRIDE),
+    Reads(_ASYNC_SCHEDULER, "AsyncScheduler", "_update_after_schedule", ("spec_token_ids",)),
+    Attributes(
+        "v1/core/sched/output.py", "SchedulerOutput",
+        (
+            "num_scheduled_tokens", "scheduled_spec_decode_tokens", "finished_req_ids", "num_spec_tokens_to_schedule",
+            "scheduled_new_reqs", "scheduled_cached_reqs", "total_num_scheduled_tokens",
+        ),
+    ),
+    Attributes("v1/core/sched/output.py", "NewRequestData", ("req_id",)),
+    Attributes("v1/core/sched/output.py", "CachedRequestData", ("resumed_req_ids",)),
+    Attributes("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
+    Attributes("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids")),
+    Attributes(
+        "v1/request.py", "Request",
+        (
+            "request_id", "sampling_params", "spec_token_ids", "is_prefill_chunk", "num_computed_tokens",
+            "use_structured_output",
+        ),
+    ),
+    Attributes("sampling_params.py", "SamplingParams", ("extra_args", "temperature")),
+    Attributes("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),
+    Method("v1/core/kv_cache_manager.py", "KVCacheManager", "get_block_ids", ("request_id",), Use.CALL),
+    Method("v1/core/kv_cache_manager.py", "KVCacheManager", "evict_blocks", ("block_ids",), Use.CALL),
+    Attributes("v1/core/kv_cache_manager.py", "KVCacheManager", ("coordinator",)),
+    Attributes("v1/core/kv_cache_coordinator.py", "KVCacheCoordinator", ("single_type_managers",)),
+    Attributes("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager", ("block_size",)),
+    # compat.py: what an engine was started with
+    Attributes(
+        "config/vllm.py", "VllmConfig",
+        (
+            "num_speculative_tokens", "use_v2_model_runner", "speculative_config", "parallel_config",
+            "scheduler_config", "model_config", "kv_transfer_config",
+        ),
+    ),
+    Attributes(
+        "config/speculative.py", "SpeculativeConfig",
+        ("method", "num_speculative_tokens_per_batch_size", "draft_model_config"),
+    ),
+    Attributes(
+        "config/parallel.py", "ParallelConfig",
+        (
+            "data_parallel_size", "data_parallel_index", "pipeline_parallel_size", "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ),
+    ),
+    Attributes(
+        "config/scheduler.py", "SchedulerConfig",
+        ("max_num_seqs", "async_scheduling", "max_num_batched_tokens", "scheduler_cls"),
+    ),
+    Attributes(
+        "config/model.py", "ModelConfig",
+        (
+            "served_model_name", "max_model_len", "hf_config", "hf_text_config", "dtype", "is_multimodal_model",
+            "enable_prompt_embeds",
+        ),
+    ),
+    Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
+    Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),
+    # draft_width.py, subset.py: how wide the drafter drafts, and for whom
+    Names("v1/spec_decode/utils.py"),
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "__init__", ("vllm_config", "device"), Use.WRAP,
+        ("v1/spec_decode/eagle.py", "EagleProposer", "__init__"),
+    ),
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "propose",
+        (
+            "num_speculative_tokens", "target_token_ids", "target_positions", "target_hidden_states", "next_token_ids",
+            "token_indices_to_sample", "common_attn_metadata", "sampling_metadata", "mm_embed_inputs",
+            "num_rejected_tokens_gpu",
+        ),
+        Use.WRAP, (_RUNNER, "GPUModelRunner", "propose_draft_token_ids"),
+    ),
+    Attributes("v1/sample/metadata.py", "SamplingMetadata", ("temperature",)),
+    Reads(_RUNNER, "GPUModelRunner", "propose_draft_token_ids", ("num_spec_tokens_to_schedule",)),
+    Attributes(
+        _PROPOSER, "SpecDecodeBaseProposer",
+        ("parallel_drafting", "pass_hidden_states_to_model", "_last_draft_probs"),
+    ),
+    Reads(
+        _PROPOSER, "SpecDecodeBaseProposer", "set_inputs_first_pass",
+        ("extra_slots_per_request", "net_num_new_slots_per_request"),
+    ),
+    # backlog.py: the drafter catches up
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "load_model", ("target_model",), Use.WRAP,
+        (_RUNNER, "GPUModelRunner", "load_model"),
+    ),
+    Attributes(
+        _PROPOSER, "SpecDecodeBaseProposer",
+        (
+            "method", "device", "dtype", "hidden_size", "max_num_tokens", "vllm_config", "input_ids",
+            "hidden_states", "block_size", "num_speculative_tokens", "parallel_drafting_token_id",
+        ),
+    ),
+    Reads(_PROPOSER, "SpecDecodeBaseProposer", "propose", ("model",)),
+    Names("forward_context.py", ("set_forward_context",)),
+    Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids")),
+    Method(_RUNNER, "GPUModelRunner", "_get_positions", ("num_tokens",), Use.CALL),
+    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
+    Record(
+        "v1/attention/backend.py", "CommonAttentionMetadata",
+        (
+            "query_start_loc", "query_start_loc_cpu", "seq_lens", "seq_lens_cpu_upper_bound", "num_reqs",
+            "num_actual_tokens", "max_query_len", "max_seq_len", "block_table_tensor", "slot_mapping", "causal",
+        ),
+    ),
+    Method(_PROPOSER, "SpecDecodeBaseProposer", "_set_positions", ("num_tokens", "positions"), Use.CALL),
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "build_per_group_and_layer_attn_metadata", ("common_attn_metadata",),
+        Use.CALL,
+    ),
+    Method(_PROPOSER, "SpecDecodeBaseProposer", "_determine_batch_execution_and_padding", ("num_tokens",), Use.CALL),
+    Method(
+        _PROPOSER, "SpecDecodeBaseProposer", "build_model_inputs_first_pass",
+        ("num_tokens", "num_input_tokens", "mm_embed_inputs"), Use.CALL,
+    ),
+    Method(_PROPOSER, "SpecDecodeBaseProposer", "_get_slot_mapping", ("num_tokens", "slot_mapping"), Use.CALL),
+    # installation.py, undrafted.py: steps without drafts
+    Method(_RUNNER, "GPUModelRunner", "execute_model", ("scheduler_output",), Use.WRAP),
+    Method(
+        _RUNNER, "GPUModelRunner", "_prepare_inputs", ("scheduler_output", "num_scheduled_tokens"), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "execute_model"),
+    ),
+    Reads(_RUNNER, "GPUModelRunner", "execute_model", ("speculative_config",)),
+    Reads(_RUNNER, "GPUModelRunner", "sample_tokens", ("speculative_config",)),
+    Reads(_RUNNER, "GPUModelRunner", "_build_attention_metadata", ("speculative_config",)),
+    Method(
+        _RUNNER, "GPUModelRunner", "_sample", ("logits", "spec_decode_metadata"), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "sample_tokens"),
+    ),
+    Method(_RUNNER, "GPUModelRunner", "sample_tokens", ("grammar_output",), Use.OVERRIDE),
+    Method(
+        _RUNNER, "GPUModelRunner", "_input_fits_in_drafter", ("common_attn_metadata",), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "sample_tokens"),
+    ),
+    Attributes(
+        _RUNNER, "GPUModelRunner",
+        ("execute_model_state", "speculative_config", "model_config"),
+    ),
+    Attributes("config/model.py", "ModelConfig", ("is_hybrid",)),
+    Attributes(
+        _RUNNER, "ExecuteModelState",
+        ("scheduler_output", "spec_decode_common_attn_metadata", "hidden_states", "aux_hidden_states"),
+    ),
+    Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("cu_num_sampled_tokens",)),
+    Names("v1/sample/rejection_sampler.py", ("PLACEHOLDER_TOKEN_ID",)),
+    Attributes("v1/outputs.py", "SamplerOutput", ("sampled_token_ids",)),
+    # cpu_sampling.py: the repair of sampling on CPUs
+    Method(
+        "v1/sample/rejection_sampler.py", None, "expand_batch_to_tokens",
+        ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"), Use.OVERRIDE,
+        ("v1/sample/rejection_sampler.py", None, "apply_sampling_constraints"),
+    ),
+    Names("triton_utils/__init__.py", ("HAS_TRITON",)),
+    Names("utils/cpu_triton_utils.py"),
+    Method("platforms/interface.py", "Platform", "is_cpu", (), Use.CALL),
+    # plugin.py and endpoint.py: the control route
+    Attributes(_CORE, "EngineCore", ("scheduler",)),
+    Method("v1/engine/core_client.py", "AsyncMPClient", "call_utility_async", ("method",), Use.CALL),
+    Attributes("v1/engine/async_llm.py", "AsyncLLM", ("engine_core",)),
+    Attributes("plugins/endpoint_plugins/interface.py", "EndpointPlugin", ("name", "required_tasks")),
+    Method("plugins/endpoint_plugins/interface.py", "EndpointPlugin", "attach_router", ("app",), Use.OVERRIDE),
+    Method(
+        "plugins/endpoint_plugins/interface.py", "EndpointPlugin", "init_state", ("engine_client", "state", "args"),
+        Use.OVERRIDE,
+    ),
+)  # fmt: skip
+
+
+def lacking(source: VllmSource) -> tuple[str, ...]:
+    """Return what `source` lacks of what the adapter relies on, in words; empty when it has all of it."""
+    return tuple(words for item in RELIANCE for words in item.lacking(source))
+
+
+def _title(owner: str | None, name: str) -> str:
+    return f"{owner}.{name}" if owner is not None else name

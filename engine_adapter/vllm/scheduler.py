@@ -1,0 +1,172 @@
+"""The adapter's place in vLLM's scheduler: K per request, draft width per step, evidence of each step.
+
+One mixin over vLLM's two schedulers, and no copy of their code. What comes by goes to `engine_adapter.plan.steps`,
+which plans and counts. The mixin acts at these of vLLM's methods:
+
+- `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
+  The width goes to the drafter as `num_spec_tokens_to_schedule`, and the whole plan beside it; the asynchronous
+  scheduler has just given every request K_max placeholders, which are cut to its K.
+- `update_draft_token_ids` brings the drafts to the synchronous scheduler: each is cut to its K.
+- `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
+- `update_from_output` ends a step: what it delivered is known, so it is timed, and counted whole.
+- `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: a backlog must not outlive it.
+- `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between is no step's.
+"""
+
+import time
+from collections import Counter
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from specpilot.engine_adapter.agent.agent import start_agent
+from specpilot.engine_adapter.evidence.meter import Meter
+from specpilot.engine_adapter.plan.planner import PLAN, DraftState, Planner
+from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
+from specpilot.engine_adapter.plan.steps import Steps
+from specpilot.engine_adapter.plan.tuning import ROWS_PER_STEP
+from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.engine_adapter.vllm import compat
+from specpilot.policy.clock import SystemClock
+
+
+class _SpecPilotScheduler:
+    """Mixin over `Scheduler` and `AsyncScheduler`."""
+
+    plans_drafts = True
+    """Tells the workers, by the scheduler's class, that steps bring a plan of their drafts."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        vllm_config = self.vllm_config  # type: ignore[attr-defined]
+        settings = AdapterSettings.read()
+        compat.check_installed(any_version=settings.any_vllm)
+        compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
+        compat.say_notes(vllm_config)
+        k_max = vllm_config.num_speculative_tokens
+        self.control = SpeculationControl(
+            model=_served_name(vllm_config),
+            pool=settings.pool,
+            k_max=k_max,
+            static_k=k_max if settings.static_k is None else settings.static_k,
+            max_running=vllm_config.scheduler_config.max_num_seqs,
+        )
+        self.meter = Meter()
+        rows = compat.backlog_rows(vllm_config)
+        planner = Planner(
+            k_max,
+            rows,
+            min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
+            least_width=0 if rows else min(1, k_max),
+        )
+        self._drafter_length = compat.drafter_length(vllm_config)
+        self._width = k_max
+        self.steps = Steps(
+            planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
+        )
+        self._agent = start_agent(self, settings, SystemClock(), compat.vllm_version())
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+        requests, now = self.requests, time.monotonic()  # type: ignore[attr-defined]
+        plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now)
+        scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
+        setattr(scheduler_output, PLAN, plan)
+        if scheduler_output.num_scheduled_tokens:
+            self._place()
+
+    @property
+    def running_decodes(self) -> Counter[tuple[str, int, int]]:
+        """Requests that decode after the latest step, by class, band and K by the schedule; other threads may ask."""
+        return Counter((state.label, state.band, state.due) for state in self.steps.decoding)
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Positions of these requests that the drafter has not seen."""
+        return self.steps.backlog_tokens
+
+    def _place(self) -> None:
+        """Prepare the drafts of the next step; the synchronous scheduler has none yet."""
+
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: Any,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> Any:
+        """Note the outcome of one verified draft, then let vLLM count it too."""
+        invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
+        self.steps.verified(request_id, num_draft_tokens, num_accepted_tokens, invalid)
+        return super().make_spec_decoding_stats(  # type: ignore[misc]
+            spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
+        )
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Let vLLM take the step's outcome in, then count the step."""
+        self.steps.skip_to(scheduler_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        goes_on = bool(self.running) or self.has_unfinished_requests()  # type: ignore[attr-defined]
+        self.steps.end(scheduler_output, outputs, time.monotonic(), goes_on=goes_on)
+        return outputs
+
+    def set_pause_state(self, pause_state: Any) -> None:
+        """Let vLLM pause or resume; the next step's time begins when it is scheduled."""
+        super().set_pause_state(pause_state)  # type: ignore[misc]
+        self.steps.pause()
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        self.steps.restart(request.request_id)
+
+    def _free_request_blocks(self, request: Any) -> None:
+        """Free the blocks, after taking those with a backlog off the prefix cache: who needs them prefills them."""
+        backlog = self.steps.backlog(request.request_id)
+        if backlog:
+            seen = min(max(0, request.num_computed_tokens - backlog), self._drafter_length)
+            cache = self.kv_cache_manager  # type: ignore[attr-defined]
+            groups = zip(cache.get_block_ids(request.request_id), cache.coordinator.single_type_managers, strict=True)
+            cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})
+        super()._free_request_blocks(request)  # type: ignore[misc]
+
+    def shutdown(self) -> None:
+        """Take the engine off the list, then shut vLLM's scheduler down."""
+        self._agent.stop()
+        super().shutdown()  # type: ignore[misc]
+
+
+class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
+    """vLLM's synchronous scheduler with K per request."""
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Cut each request's draft to its K, then hand the drafts to vLLM; there are none after a step of width 0."""
+        if self._width == 0:
+            return
+        structured: list[tuple[DraftState, int]] = []
+        for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=False):
+            state = self.steps.states.get(request_id)
+            if state is not None:
+                del tokens[state.k :]
+                if state.kind.is_structured:
+                    structured.append((state, len(tokens)))
+        super().update_draft_token_ids(draft_token_ids)
+        for state, drafted in structured:
+            request = self.requests.get(state.request_id)
+            if request is not None and not request.is_prefill_chunk and len(request.spec_token_ids) < drafted:
+                state.allowed = len(request.spec_token_ids)
+
+
+class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
+    """vLLM's asynchronous scheduler with K per request."""
+
+    def _place(self) -> None:
+        for state in self.steps.decoding:
+            self.requests[state.request_id].spec_token_ids = [-1] * state.k
+
+
+def _served_name(vllm_config: Any) -> str:
+    """The first name under which vLLM serves the model, as on its metrics."""
+    name = vllm_config.model_config.served_model_name
+    return str(name[0] if isinstance(name, list) else name)

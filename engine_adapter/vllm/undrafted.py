@@ -1,0 +1,110 @@
+"""Steps without drafts: run as in an engine without speculation, and kept for the drafter.
+
+vLLM treats every step of a speculating engine alike: it lays out the drafts to verify, samples against them and
+prepares the drafter's input even when there is nothing to verify and nothing to draft. At K = 0 that would be all that
+is left of speculation, and for a small model a tenth of the step. So, in an engine with the adapter's scheduler:
+
+- a *plain* step, which has one token of each request and neither verifies, drafts nor catches up, is run by vLLM's code
+  for engines without speculation: for its time the runner has no `speculative_config`;
+- another step that verifies nothing is laid out so, and therefore sampled so. Older versions of vLLM do that by
+  themselves;
+- another step whose drafts nobody wants (width 0) is handled as one whose tokens do not fit into the drafter: vLLM then
+  keeps the sampled tokens for the next step and neither prepares nor runs the drafter.
+
+All give what vLLM would have given. The recurrent layers of hybrid models count on a layout with drafts in every step,
+so only the last holds for them. Which CUDA graphs the target's pass finds depends on K, and is left as it is
+(docs/engine.md). What the drafter misses, here and where vLLM cannot draft, goes to its `backlog`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from specpilot.engine_adapter.vllm.drafting import Drafting, plan_of
+from specpilot.engine_adapter.vllm.rows import Rows
+
+
+def forget_useless(rows: Rows, scheduler_output: Any) -> None:
+    """Forget the `rows` of requests that have ended, and of those that a step prefills from the beginning."""
+    new, resumed = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    if scheduler_output.finished_req_ids or resumed or new:
+        rows.forget([*scheduler_output.finished_req_ids, *resumed, *(request.req_id for request in new)])
+
+
+def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata | None, sampled: torch.Tensor) -> None:
+    """Let the drafter catch up, and keep what it misses of the step, which verified what `metadata` says, if anything.
+
+    `sampled` [requests, tokens].
+    """
+    backlog, state, plan = drafting.backlog, drafting.state, drafting.plan
+    common = state.spec_decode_common_attn_metadata
+    if drafting.is_plain:
+        backlog.keep_plain(runner, state)
+    elif common is not None:
+        backlog.catch_up(runner, state, plan.catch_up if plan is not None else ())
+        if not runner._input_fits_in_drafter(common):
+            backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled))
+        elif plan is not None and plan.left_out:
+            backlog.keep_of(plan.left_out, runner, state)
+
+
+def reads_ahead(drafting: Drafting, runner: Any, state: Any) -> bool:
+    """Whether the drafter runs over rows, or over positions of the step, before vLLM's drafting reads these.
+
+    `state` is the runner's between the target's pass and sampling.
+    """
+    if drafting.is_plain or drafting.plan is None:
+        return False
+    common = state.spec_decode_common_attn_metadata
+    takes_in = common is not None and common.max_query_len > 1
+    if takes_in and drafting.plan.width > 0:
+        takes_in = not runner._input_fits_in_drafter(common)
+    return takes_in or bool(drafting.plan.catch_up)
+
+
+def is_plain(runner: Any, scheduler_output: Any) -> bool:
+    """Whether a step has one token of each request and neither verifies, drafts nor catches up."""
+    plan = plan_of(scheduler_output)
+    return (
+        plan is not None
+        and plan.width == 0
+        and not plan.catch_up
+        and scheduler_output.total_num_scheduled_tokens == len(scheduler_output.num_scheduled_tokens)
+        and is_undrafted(runner, scheduler_output)
+    )
+
+
+def is_undrafted(runner: Any, scheduler_output: Any) -> bool:
+    """Whether a step that the adapter's scheduler planned verifies nothing, and the model can be told so."""
+    return (
+        plan_of(scheduler_output) is not None
+        and not scheduler_output.scheduled_spec_decode_tokens
+        and not runner.model_config.is_hybrid
+    )
+
+
+def as_without_speculation(
+    runner: Any,
+    is_hidden: bool,  # noqa: FBT001 - of each of a runner's methods
+    method: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call `method` of the `runner`; if `is_hidden`, it sees an engine that does not speculate."""
+    if not is_hidden:
+        return method(runner, *args, **kwargs)
+    config, runner.speculative_config = runner.speculative_config, None
+    try:
+        return method(runner, *args, **kwargs)
+    finally:
+        runner.speculative_config = config
+
+
+def rejected(metadata: SpecDecodeMetadata, sampled: torch.Tensor) -> torch.Tensor:
+    """Return how many draft tokens of each request were rejected, from `sampled` [requests, K_max + 1]: [requests]."""
+    return torch.diff(metadata.cu_num_sampled_tokens, prepend=metadata.cu_num_sampled_tokens.new_zeros(1)) - (
+        sampled != PLACEHOLDER_TOKEN_ID
+    ).sum(dim=1)

@@ -1,0 +1,187 @@
+"""The engines as this gateway sees them now: where they are, what they serve, what they are busy with.
+
+Fed from three sides: the snapshot (engines that registered in Redis), the static list, and the addresses of DNS names.
+An engine of the latter two that also registered is one engine, under its registered id. Outstanding work is this
+gateway's own count, exact for what it sent; it is unknown for an engine that never answered, so such an engine ranks
+last. Requests under way on an engine that left the fleet end in peace. An engine whose URL is not one is logged and
+left out, and disturbs no other.
+
+Owned by the event loop: nothing here may be called from another thread.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from specpilot.gateway.engines.upstream import Address, Pool
+from specpilot.gateway.routing.chooser import Chooser
+from specpilot.gateway.routing.outlier_detection import OutlierDetection
+from specpilot.gateway.routing.session import hash_of
+from specpilot.gateway.wire.body import RequestFacts
+from specpilot.policy.settings import without_secrets
+from specpilot.policy.types import EngineRecord
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """One engine. `cards` are its entries of `/v1/models`, `None` until it was asked."""
+
+    def __init__(self, engine_id: str, url: str, pool: Pool, address: Address, api_key: str | None) -> None:
+        self.engine_id = engine_id
+        self.engine_hash = hash_of(engine_id)
+        self.url = url
+        self.pool = pool
+        self.outlier_detection = OutlierDetection()
+        self.is_draining = False
+        self.registered_model: str | None = None
+        self.cards: tuple[Mapping[str, Any], ...] | None = None
+        self.outstanding_requests = 0
+        self.outstanding_tokens = 0
+        self.probed_at: float | None = None
+        self.heard_at = 0.0  # monotonic seconds of the last byte of any response
+        self.probe_error: str | None = None
+        self._address = address
+        self._authorization = b"" if api_key is None else b"authorization: Bearer " + api_key.encode() + b"\r\n"
+        self._heads: dict[tuple[bytes, bytes], bytes] = {}
+
+    @property
+    def work_tokens(self) -> float | None:
+        """Outstanding work in tokens; `None` while the engine never answered and has nothing to do."""
+        return None if self.cards is None and not self.outstanding_requests else float(self.outstanding_tokens)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The names under which the engine serves."""
+        named = {str(card["id"]) for card in self.cards or ()}
+        if self.registered_model is not None:
+            named.add(self.registered_model)
+        return frozenset(named)
+
+    def head(self, method: bytes, path: bytes) -> bytes:
+        """Return the first lines of a request: request line, host, the engine's own authorization."""
+        found = self._heads.get((method, path))
+        if found is None:
+            target = self._address.prefix + path
+            host = self._address.host_header
+            found = method + b" " + target + b" HTTP/1.1\r\nhost: " + host + b"\r\n" + self._authorization
+            if len(self._heads) < 64:  # noqa: PLR2004 - queries make paths many; the usual ones come first
+                self._heads[method, path] = found
+        return found
+
+
+class Fleet:
+    """Every engine, and which of them serves a model."""
+
+    def __init__(self, urls: Iterable[str], chooser: Chooser, engine_keep_alive_s: float, api_key: str | None) -> None:
+        """`urls` is the static list."""
+        self._keep_alive_s = engine_keep_alive_s
+        self._api_key = api_key
+        self._static = tuple(urls)
+        self._resolved: dict[str, tuple[str, ...]] = {}
+        self._records: tuple[EngineRecord, ...] = ()
+        self._left_out: dict[str, str] = {}  # by id the URL, so that each is logged once
+        self.chooser = chooser
+        self.engines: dict[str, Engine] = {}
+        self.by_model: dict[str, tuple[Engine, ...]] = {}
+        self.longest: dict[str, int] = {}  # by model, the most tokens of one request that an engine states
+        self.apply(())
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether some engine can be given a request."""
+        return any(
+            not engine.is_draining and not engine.outlier_detection.is_ejected
+            for engines in self.by_model.values()
+            for engine in engines
+        )
+
+    def apply(self, records: Collection[EngineRecord]) -> None:
+        """Take over the engines that registered."""
+        self._records = tuple(records)
+        self._gather()
+
+    def resolve(self, name: str, urls: tuple[str, ...]) -> None:
+        """Take over `urls`, the engines behind the DNS name of the URL `name`."""
+        self._resolved[name] = urls
+        self._gather()
+
+    def _gather(self) -> None:
+        """Make the fleet what its three sides say."""
+        wanted: dict[str, tuple[str, EngineRecord | None]] = {}
+        for record in self._records:
+            wanted[record.engine_id] = (record.url.rstrip("/"), record)
+        taken = {url for url, _ in wanted.values()}
+        hosts = {url: urlsplit(name).hostname for name, urls in self._resolved.items() for url in urls}
+        for url in (*self._static, *hosts):
+            if url not in taken:
+                wanted.setdefault(url.split("://", 1)[1], (url, None))
+        for engine_id in [*self.engines]:
+            if engine_id not in wanted or wanted[engine_id][0] != self.engines[engine_id].url:
+                self.engines.pop(engine_id).pool.close()
+        left_out, self._left_out = self._left_out, {}
+        for engine_id, (url, found) in wanted.items():
+            engine = self.engines.get(engine_id)
+            if engine is None:
+                try:
+                    address = Address(url, None if url in self._static else hosts.get(url))
+                except ValueError:
+                    self._left_out[engine_id] = url
+                    if left_out.get(engine_id) != url:
+                        said = "engine %s is left out, its URL %r cannot be used: let it register as http://HOST:PORT"
+                        _log.error(said, engine_id, without_secrets(url))
+                    continue
+                engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
+                self.engines[engine_id] = engine
+            engine.is_draining = found is not None and found.draining
+            engine.registered_model = None if found is None else found.model
+        self.index()
+
+    def index(self) -> None:
+        """Find anew which engines serve which model."""
+        by_model: dict[str, list[Engine]] = {}
+        for engine in self.engines.values():
+            for model in engine.models:
+                by_model.setdefault(model, []).append(engine)
+        self.by_model = {model: tuple(engines) for model, engines in by_model.items()}
+        self.longest = {}
+        for engine in self.engines.values():
+            for card in engine.cards or ():
+                length = card.get("max_model_len")
+                if type(length) is int and length > 0:
+                    model = str(card["id"])
+                    self.longest[model] = max(length, self.longest.get(model, 0))
+
+    def pick(
+        self, facts: RequestFacts, session: str | None, now: float, avoid: Collection[Engine] = ()
+    ) -> Engine | None:
+        """Return the engine for a request; `None` when there is none but those to `avoid`.
+
+        `session` is what its header names.
+        """
+        candidates = self.by_model.get(facts.model, ())
+        if not avoid and len(candidates) == 1:
+            return None if candidates[0].is_draining else candidates[0]
+        return self.chooser.choose(candidates, facts, session, now, avoid)
+
+    def cards(self) -> list[Mapping[str, Any]]:
+        """Return `/v1/models` over all engines: one entry per model, those not yet asked as registered."""
+        cards: dict[str, Mapping[str, Any]] = {}
+        for engine in self.engines.values():
+            for card in engine.cards or ():
+                cards.setdefault(str(card["id"]), card)
+            name = engine.registered_model
+            if name is not None:
+                cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
+        return [cards[name] for name in sorted(cards)]
+
+    def sweep(self, now: float) -> None:
+        """Close idle connections that are too old."""
+        for engine in self.engines.values():
+            engine.pool.sweep(now)
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        for engine in self.engines.values():
+            engine.pool.close()

@@ -1,0 +1,178 @@
+"""Asks each engine for `/v1/models`.
+
+To know what an engine serves that did not say so in Redis, to see whether an ejected engine is back, and to eject one
+that hangs or is gone, so that no user's request has to find out. Only silence counts against an engine, and none is
+silent that sends any response meanwhile: an answer that cannot be used (a status, no JSON) is logged.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.wire.framing import Framer, ResponseHead
+from specpilot.policy.types import is_name
+
+PROBE_CHECK_S = 0.25
+"""Seconds between two looks at who is due, and so between two probes of an ejected engine at least."""
+
+PROBE_UNKNOWN_S = 1.0
+"""Seconds between probes of an engine that has not answered: how soon a new one serves."""
+
+PROBE_S = 3.0
+"""Seconds between probes of an engine that answers: with `PROBE_TIMEOUT_S`, how soon a hung engine is ejected."""
+MODELS_BYTES = 4 * 1024 * 1024
+"""A longer list of models is no list of models."""
+
+PROBE_TIMEOUT_S = 3.0
+STOOD_STILL_S = 0.25
+"""A time-out that comes so much too late says more of this process than of the engine."""
+
+_log = logging.getLogger(__name__)
+_OK = 200
+_PATH = b"/v1/models"
+
+
+class _UnreachableError(OSError):
+    """Nobody listens there."""
+
+
+class _Answer:
+    """Collects one small answer: a `gateway.engines.upstream.Reader`."""
+
+    def __init__(self) -> None:
+        self.whole: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._parts: list[bytes] = []
+
+    def head(self, head: ResponseHead, framer: Framer) -> None:
+        """Keep the status."""
+        del framer
+        self._status = head.status
+
+    def body(self, raw: bytes, payload: list[bytes]) -> None:
+        """Keep part of the answer, up to `MODELS_BYTES`."""
+        del raw
+        self._parts += payload
+        if sum(map(len, self._parts)) > MODELS_BYTES:
+            self._fail("too long")
+
+    def complete(self) -> None:
+        """The answer is whole: hand it over if its status is 200."""
+        if self._status != _OK:
+            self._fail(f"status {self._status}")
+        elif not self.whole.done():
+            self.whole.set_result(b"".join(self._parts))
+
+    def reset(self, reason: str, *, is_stale: bool) -> None:
+        """There will be no answer."""
+        del is_stale
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        if not self.whole.done():
+            self.whole.set_exception(OSError(reason))
+
+
+async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, Any], ...]:
+    """Return what `engine` says it serves. Raises `OSError` (time-outs included) when it does not say."""
+    async with asyncio.timeout(timeout_s):
+        try:
+            connection = await engine.pool.connect()
+        except OSError as error:
+            raise _UnreachableError(str(error)) from error
+        answer = _Answer()
+        try:
+            connection.send(answer, (engine.head(b"GET", _PATH) + b"accept: application/json\r\n\r\n",))
+            text = await answer.whole
+        finally:
+            connection.release(answer)
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise OSError("its list of models is not JSON") from error
+    cards = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(cards, list):
+        raise OSError("its list of models has no data")
+    return tuple(card for card in cards if isinstance(card, dict) and is_name(str(card.get("id", ""))))
+
+
+class Probe:
+    """Keeps what the fleet serves up to date."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        monotonic: Callable[[], float],
+        ejected: Callable[[Engine], None],
+        timeout_s: float = PROBE_TIMEOUT_S,
+    ) -> None:
+        """`ejected` is called with an engine that a probe has ejected."""
+        self._fleet = fleet
+        self._monotonic = monotonic
+        self._ejected = ejected
+        self._timeout_s = timeout_s
+        self._probing: set[Engine] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Ask for ever whoever is due."""
+        while True:
+            now = self._monotonic()
+            for engine in [*self._fleet.engines.values()]:
+                if engine not in self._probing and self._is_due(engine, now):
+                    self._probing.add(engine)
+                    task = asyncio.get_running_loop().create_task(self._probe(engine))
+                    self._tasks.add(task)  # the loop itself keeps only a weak reference
+                    task.add_done_callback(self._tasks.discard)
+            await asyncio.sleep(PROBE_CHECK_S)
+
+    async def once(self) -> None:
+        """Ask everybody once, at the same time."""
+        await asyncio.gather(*(self._probe(engine) for engine in self._fleet.engines.values()))
+
+    def _is_due(self, engine: Engine, now: float) -> bool:
+        if engine.probed_at is None:
+            return True
+        if engine.outlier_detection.is_ejected:
+            return now >= max(engine.outlier_detection.ejected_until, engine.probed_at + PROBE_CHECK_S)
+        is_steady = engine.cards is not None and not engine.outlier_detection.probe_timeouts
+        return now - engine.probed_at >= (PROBE_S if is_steady else PROBE_UNKNOWN_S)
+
+    async def _probe(self, engine: Engine) -> None:
+        engine.probed_at = self._monotonic()
+        try:
+            cards = await fetch_models(engine, self._timeout_s)
+        except OSError as error:
+            self._failed(engine, error)
+            said = str(error) or type(error).__name__
+            if said != engine.probe_error:
+                engine.probe_error = said
+                _log.warning("%s does not say what it serves, asking on: %s", engine.engine_id, said)
+            return
+        finally:
+            self._probing.discard(engine)
+        engine.probe_error = None
+        engine.outlier_detection.probe_timeouts = 0
+        if engine.outlier_detection.is_ejected:
+            engine.outlier_detection.restore(self._monotonic())
+        if cards != engine.cards:
+            engine.cards = cards
+            self._fleet.index()
+
+    def _failed(self, engine: Engine, error: OSError) -> None:
+        now, outlier_detection = self._monotonic(), engine.outlier_detection
+        is_silent = isinstance(error, TimeoutError)
+        began_at = engine.probed_at or now
+        if is_silent and (now - began_at > self._timeout_s + STOOD_STILL_S or engine.heard_at > began_at):
+            return
+        if outlier_detection.is_ejected:
+            outlier_detection.eject(now)
+        elif (is_silent or isinstance(error, _UnreachableError)) and engine.cards is not None:
+            is_connect = not is_silent
+            if outlier_detection.fail_probe(now, is_connect=is_connect):
+                _log.warning("%s is ejected: it does not answer its probes", engine.engine_id)
+                self._ejected(engine)

@@ -1,0 +1,154 @@
+"""Keeps the snapshot fresh from Redis, on a thread of its own: no request ever waits for Redis.
+
+The thread follows announcements and reads everything again after `poll_s` without one. Every `EXCHANGE_S` it tells the
+other gateways what is asked of this one and reads what they say, which divides the limits of API keys. When Redis does
+not answer it keeps trying; whoever reads the snapshot notices nothing but its age, and the last shares hold. A document
+that cannot be read is logged and leaves the last good ones of its kind in place; an API key's only the last good one of
+that key, and where there is none it still counts as a key.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from specpilot.gateway.engines.snapshot import SETTLE_S, Snapshot, by_hash, follow
+from specpilot.gateway.limits.rate_limit import EXCHANGE_S, PRESENCE_S, Shares, divide
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import InvalidDocumentError, PolicyError
+from specpilot.policy.keys import SCHEDULES
+from specpilot.policy.store import Store
+from specpilot.policy.types import ApiKey, GatewayUsage
+
+RETRY_S = 0.5
+"""Seconds before Redis is tried again."""
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Watcher:
+    """Reads the shared state and hands each new snapshot to `publish`, each new share to `share`, from its own thread.
+
+    `own_keys` are the keys that did not come from Redis, `demands` returns what is asked of `gateway_id`.
+    """
+
+    def __init__(  # noqa: PLR0913 - the collaborators of a thread
+        self,
+        *,
+        store: Store,
+        own_keys: Sequence[ApiKey],
+        first: Snapshot,
+        publish: Callable[[Snapshot], None],
+        gateway_id: str,
+        demands: Callable[[], Mapping[str, float]],
+        share: Callable[[Shares], None],
+        clock: Clock,
+        poll_s: float,
+    ) -> None:
+        self._store = store
+        self._own_keys = own_keys
+        self._last = first
+        self._publish = publish
+        self._gateway_id = gateway_id
+        self._demands = demands
+        self._share = share
+        self._clock = clock
+        self._poll_s = poll_s
+        self._stopped = threading.Event()
+        self._settled_at = 0.0
+        self._is_lost = False
+        self._key_faults: dict[str, str] = {}
+        self._read_at = self._exchanged_at = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hand over no further snapshot. The thread ends with its next look at Redis, or with the process."""
+        self._stopped.set()
+
+    def read(self) -> Snapshot:
+        """Read everything once and return the snapshot that follows the last. Raises `StoreUnavailableError`."""
+        last = self._last
+        api_keys = self._api_keys(tuple(last.keys.values()))
+        found = Snapshot(
+            engines=tuple(_readable(self._store.engines, last.engines)),
+            policies={
+                item.policy.model: item for item in _readable(self._store.policies, tuple(last.policies.values()))
+            },
+            keys=by_hash([*api_keys, *self._own_keys]),
+            needs_key=bool(self._key_faults),
+            taken_at=self._clock.monotonic(),
+        )
+        self._last = follow(last, found, is_settling=self._clock.monotonic() < self._settled_at)
+        return self._last
+
+    def _api_keys(self, last: Sequence[ApiKey]) -> list[ApiKey]:
+        """Return the keys in Redis; of one that cannot be read, what `last` has."""
+        found = self._store.api_keys_by_id()
+        faults = {key_id: str(item) for key_id, item in found.items() if isinstance(item, InvalidDocumentError)}
+        for key_id, said in faults.items():
+            if self._key_faults.get(key_id) != said:
+                _log.error("API key %r cannot be read, keeping the last good one if there is one: %s", key_id, said)
+        self._key_faults = faults
+        kept = [key for key in last if key.key_id in faults]
+        return [*kept, *(item for item in found.values() if isinstance(item, ApiKey))]
+
+    def exchange(self) -> Shares | None:
+        """Tell the other gateways of this one's demands, and return its shares; `None` when they cannot be read.
+
+        Raises `StoreUnavailableError`.
+        """
+        usage = GatewayUsage(self._gateway_id, self._demands())
+        try:
+            return divide(self._gateway_id, self._store.exchange_usage(usage, PRESENCE_S))
+        except InvalidDocumentError as error:
+            _log.error("keeping the last shares of the limits: %s", error)
+            return None
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._read_at = self._exchanged_at = float("-inf")
+                for changed in self._store.changes(min(self._poll_s, EXCHANGE_S)):
+                    if self._stopped.is_set():
+                        return
+                    self._follow(changed)
+            except PolicyError as error:
+                if not self._is_lost:
+                    self._is_lost = True
+                    _log.warning("serving from the last snapshot: %s", error)
+            except Exception:  # noqa: BLE001 - nothing may end this thread but the program
+                if self._stopped.is_set():
+                    return
+                _log.exception("the snapshot could not be refreshed; serving from the last one")
+            self._stopped.wait(RETRY_S)
+
+    def _follow(self, changed: str | None) -> None:
+        """Do what is due: now that `changed` was announced, or nothing was for a while."""
+        now = self._clock.monotonic()
+        if changed is None or now - self._exchanged_at >= EXCHANGE_S:
+            self._exchanged_at = now
+            shares = self.exchange()
+            if shares is not None:
+                self._share(shares)
+        is_news = changed is not None and changed != SCHEDULES  # schedules are the engines' business
+        if not is_news and now - self._read_at < self._poll_s:
+            return
+        if self._is_lost:
+            self._is_lost = False
+            self._settled_at = self._clock.monotonic() + SETTLE_S
+            _log.warning("Redis answers again")
+        self._publish(self.read())
+        self._read_at = now
+
+
+def _readable(read: Callable[[], Sequence[T]], last: Sequence[T]) -> Sequence[T]:
+    try:
+        return read()
+    except InvalidDocumentError as error:
+        _log.error("keeping the last good one: %s", error)
+        return last

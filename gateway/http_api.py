@@ -1,0 +1,169 @@
+"""Everything that is not relayed: an ordinary FastAPI app, answered from memory.
+
+Errors have the same envelope as everywhere. What is not a route here and is not relayed is a 404: engines' control
+routes (`/speculation`, `/sleep`, `/collective_rpc`, `/load_lora_adapter`, ...) can be reached through no spelling.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from math import ceil
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.prepared_request import PROXIED
+from specpilot.gateway.wire.errors import (
+    GatewayError,
+    InternalError,
+    InvalidApiKeyError,
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    RouteNotFoundError,
+    body_of,
+)
+from specpilot.policy.codec import to_plain
+
+_METHOD_NOT_ALLOWED = 405
+
+
+def create_routes(  # noqa: C901 - one small function a route
+    context: GatewayContext,
+    admin_token: str | None,
+    shown_settings: Mapping[str, Any],
+    exposition: Callable[[], Awaitable[bytes]],
+    *,
+    is_open: bool = True,
+) -> FastAPI:
+    """Return the app; without the pages for operators unless it `is_open` to them.
+
+    `shown_settings` holds no secret; `admin_token` opens `GET /admin/config`; `exposition` returns the metrics as text
+    or raises `OSError`.
+    """
+    app = FastAPI(title="SpecPilot gateway", openapi_url=None, docs_url=None, redoc_url=None)
+
+    @app.get("/health")
+    @app.get("/ping")
+    async def health() -> dict[str, str]:
+        """Whether the process lives."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready(response: Response) -> dict[str, str]:
+        """Whether new requests should come here."""
+        said = "ready"
+        if context.is_draining:
+            said = "draining"
+        elif context.snapshot.is_awaiting_keys and not context.snapshot.keys:
+            said = "no API keys"
+        elif not context.fleet.is_serving:
+            said = "no engine"
+        if said != "ready":
+            response.status_code = 503
+        return {"status": said}
+
+    operators = app if is_open else FastAPI()
+
+    @operators.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        try:
+            return Response(await exposition(), media_type=CONTENT_TYPE_LATEST)
+        except OSError as error:
+            raise InternalError(f"the workers' counts cannot be read: {error}; restart the gateway") from error
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """Every model of every engine, as last heard."""
+        context.key_of(_bearer(request))
+        return {"object": "list", "data": context.fleet.cards()}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Any:
+        """One model."""
+        context.key_of(_bearer(request))
+        for card in context.fleet.cards():
+            if card["id"] == name:
+                return card
+        raise ModelNotFoundError(f"the model `{name[:128]}` does not exist here; GET /v1/models lists those that do")
+
+    @operators.get("/admin/config")
+    async def config(request: Request) -> dict[str, Any]:
+        """What this replica runs: settings, engines, policies and key ids, without secrets."""
+        if admin_token is None:
+            raise InvalidApiKeyError("this route is closed; start the gateway with --admin-token to open it")
+        sent = _bearer(request)
+        if sent is None or not secrets.compare_digest(sent, admin_token.encode()):
+            raise InvalidApiKeyError("send `Authorization: Bearer <token>` with the token of --admin-token")
+        return _config_of(context, shown_settings)
+
+    @app.exception_handler(GatewayError)
+    async def gateway_error(request: Request, error: GatewayError) -> Response:
+        """Put an error of ours into the envelope."""
+        del request
+        return _error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        """Put Starlette's own errors into the envelope."""
+        if error.status_code == _METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "GET")
+            response = _error_response(MethodNotAllowedError(f"{request.url.path} takes {allowed}"))
+            response.headers["allow"] = allowed
+            return response
+        known = ", ".join(sorted(PROXIED))
+        return _error_response(RouteNotFoundError(f"there is no {request.url.path[:128]} here; relayed are {known}"))
+
+    return app
+
+
+def _bearer(request: Request) -> bytes | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip().encode("latin-1")
+    other = request.headers.get("x-api-key") or request.headers.get("api-key")
+    return None if other is None else other.encode("latin-1")
+
+
+def _error_response(error: GatewayError) -> Response:
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, InvalidApiKeyError) else {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, ceil(error.retry_after_s)))
+    return Response(body_of(error), error.status, headers, "application/json")
+
+
+def _config_of(context: GatewayContext, shown_settings: Mapping[str, Any]) -> dict[str, Any]:
+    now = context.monotonic()
+    snapshot = context.snapshot
+    return {
+        "settings": dict(shown_settings),
+        "is_draining": context.is_draining,
+        "snapshot_age_s": context.snapshot_age_s,
+        "requires_api_key": None if snapshot.is_awaiting_keys and not snapshot.needs_key else snapshot.needs_key,
+        "api_keys": [
+            {
+                "key_id": key.key_id,
+                "traffic_class": key.traffic_class,
+                "allowed_classes": key.allowed_classes,
+                "requests_per_minute": key.requests_per_minute,
+                "tokens_per_minute": key.tokens_per_minute,
+            }
+            for key in snapshot.keys.values()
+        ],
+        "policies": {model: to_plain(policy) for model, policy in sorted(snapshot.policies.items())},
+        "engines": [
+            {
+                "engine_id": engine.engine_id,
+                "url": engine.url,
+                "models": sorted(engine.models),
+                "is_draining": engine.is_draining,
+                "is_ejected": engine.outlier_detection.is_ejected,
+                "share": round(engine.outlier_detection.share(now), 3),
+                "outstanding_requests": engine.outstanding_requests,
+                "outstanding_tokens": engine.outstanding_tokens,
+            }
+            for engine in context.fleet.engines.values()
+        ],
+    }

@@ -1,0 +1,272 @@
+"""How much one API key may ask for in a minute, and this replica's share of that.
+
+Bucket. A limit of L per minute is a bucket that holds C = s * L and fills with C per minute, where s (0..1] is the
+share of this replica. A request of cost c passes when the bucket holds at least min(c, C), and takes c out, below zero
+if need be: so a cost above C passes too, once per c / C minutes. Tokens are taken by estimate; `settle` puts that right
+when it is known what was used. A change of s moves C and the pace, never adds to what is held. A request over one of a
+key's limits takes from neither. A key with requests under way is not forgotten, however long they last.
+
+Share. Each replica states its demand for each key: what was asked of it, refused or not, in limits per minute, averaged
+over the last `DEMAND_S` seconds and at most `DEMAND_MAX`. With d_i that of replica i,
+
+    s_i = (d_i + PRIOR) / sum_j (d_j + PRIOR)
+
+which is equal shares for a key that nobody uses, and leaves PRIOR for those that might be asked next. Every replica
+computes it from the same published statements, so the shares of one moment add up to 1. A bucket begins full, but of a
+limit that is in use elsewhere with PRIOR * L or its first request only: the others hold the rest already.
+
+Bound. One replica lets at most 2 L through in a minute (L saved up and L that flows in), and L in each minute that
+follows, plus the debt of one request. R replicas together the same, with a debt each, plus two things. A replica uses
+statements that are up to `EXCHANGE_S` old, so a share of x that moves to others is let through by both for so long:
+x * L * EXCHANGE_S / 60, which is 1.7 % of L for a whole limit that moves; when Redis comes back empty, and each replica
+believes for one exchange that it is alone, at most (R - 1) times that. And a bucket that begins during use adds what it
+begins with. While nobody can read statements the last shares hold: they add up to 1, but for what was moving in that
+very second. Replicas that never read any have a share of 1: R times the bound; but N workers of one program have
+1 / N each, and keep it, though all may come to one of them. A replica that alone is cut off keeps its share while the
+others, after `PRESENCE_S`, divide the whole among themselves: its share is then let through twice.
+
+All this is about what is charged. Tokens are charged by estimate: what requests under way use beyond theirs is owed
+afterwards, and may be more than one request's.
+
+Pure: `now` is monotonic seconds. For one thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+
+from specpilot.policy.types import ApiKey, GatewayUsage
+
+MINUTE_S = 60.0
+DEMAND_S = 5.0
+DEMAND_MAX = 2.0
+PRIOR = 0.02
+EXCHANGE_S = 1.0
+PRESENCE_S = 5.0
+CLIENT_LEFT = 499
+"""The status of a request whose client left before its response was whole."""
+_ERROR_STATUS = 400
+IDLE_DEMAND = 0.00001
+"""Below this a demand is not stated: the last request was then a minute ago, and its bucket is full."""
+
+
+class Bucket:
+    """One limit of one key at this replica."""
+
+    __slots__ = ("_at", "capacity", "held", "limit")
+
+    def __init__(self, limit: int, share: float, now: float) -> None:
+        """`limit` is per minute, over all replicas."""
+        self.limit = limit
+        self.capacity = self.held = limit * share
+        self._at = now  # monotonic seconds
+
+    @property
+    def remaining(self) -> int:
+        """What would pass here now, in whole units."""
+        return max(0, int(self.held))
+
+    @property
+    def reset_s(self) -> float:
+        """Seconds until the bucket is full."""
+        return (self.capacity - self.held) * MINUTE_S / self.capacity
+
+    def fill(self, now: float) -> None:
+        """Bring what it holds up to `now`."""
+        if now > self._at:  # a request that waited behind another on its connection came earlier
+            self.held += (now - self._at) * self.capacity / MINUTE_S
+            self._at = now
+        self.held = min(self.capacity, self.held)
+
+    def wait_s(self, cost: float) -> float:
+        """Return in how many seconds a request of `cost` would pass; 0: now."""
+        return max(0.0, min(cost, self.capacity) - self.held) * MINUTE_S / self.capacity
+
+    def resize(self, limit: int, share: float) -> None:
+        """Hold at most `share` of `limit` from now on."""
+        self.limit = limit
+        self.capacity = limit * share
+        self.held = min(self.held, self.capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Why a request may not pass: the limit on `requests` or `tokens`, and when it would."""
+
+    kind: str
+    limit: int
+    retry_after_s: float
+
+
+class Meter:
+    """What one key has asked for here."""
+
+    __slots__ = ("_at", "_demand", "requests", "share", "tokens", "unsettled")
+
+    def __init__(self, key: ApiKey, share: float, now: float, demand: float = 0.0, unsettled: int = 0) -> None:
+        """`unsettled` is how many requests were let pass and are not over."""
+        self.share = share
+        self.requests = None if key.requests_per_minute is None else Bucket(key.requests_per_minute, share, now)
+        self.tokens = None if key.tokens_per_minute is None else Bucket(key.tokens_per_minute, share, now)
+        self._demand = demand
+        self._at = now
+        self.unsettled = unsettled
+
+    def begin_during_use(self, tokens: float) -> None:
+        """Begin with little: others use the key now. `tokens` is what the first request is worth."""
+        for bucket, cost in ((self.requests, 1.0), (self.tokens, tokens)):
+            if bucket is not None:
+                bucket.held = min(bucket.held, max(bucket.limit * PRIOR, cost))
+
+    def states(self, key: ApiKey) -> bool:
+        """Whether the limits are those that `key` has now."""
+        requests = None if self.requests is None else self.requests.limit
+        tokens = None if self.tokens is None else self.tokens.limit
+        return (requests, tokens) == (key.requests_per_minute, key.tokens_per_minute)
+
+    def admit(self, tokens: float, now: float) -> Denied | None:
+        """Let a request of an estimated number of `tokens` pass, or say why not."""
+        asked, wait_s, tight, kind = 0.0, 0.0, None, ""
+        if self.requests is not None:
+            self.requests.fill(now)
+            asked, wait_s = 1.0 / self.requests.limit, self.requests.wait_s(1.0)
+            tight, kind = self.requests, "requests"
+        if self.tokens is not None:
+            self.tokens.fill(now)
+            asked = max(asked, tokens / self.tokens.limit)
+            found_s = self.tokens.wait_s(tokens)
+            if tight is None or found_s > wait_s:
+                wait_s, tight, kind = found_s, self.tokens, "tokens"
+        self._demand = min(DEMAND_MAX, self.demand(now) + asked * MINUTE_S / DEMAND_S)
+        if tight is not None and wait_s > 0:
+            return Denied(kind, tight.limit, wait_s)
+        if self.requests is not None:
+            self.requests.held -= 1.0
+        if self.tokens is not None:
+            self.tokens.held -= tokens
+        self.unsettled += 1
+        return None
+
+    def settle(self, estimated_tokens: float, used_tokens: float, now: float) -> None:
+        """A request that was let pass as `estimated_tokens` is over and used `used_tokens`."""
+        self.unsettled -= 1
+        bucket = self.tokens
+        if bucket is not None:
+            bucket.fill(now)  # first, or what had no room in the bucket would pay for the request
+            bucket.held = min(bucket.capacity, bucket.held + estimated_tokens - used_tokens)
+
+    def demand(self, now: float) -> float:
+        """Bring the demand up to `now` and return it: limits asked for per minute."""
+        if now > self._at:
+            self._demand *= exp((self._at - now) / DEMAND_S)
+            self._at = now
+        return self._demand
+
+    def take_share(self, share: float, now: float) -> None:
+        """Hold `share` of the limits from now on."""
+        self.share = share
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.fill(now)
+                bucket.resize(bucket.limit, share)
+
+    def is_idle(self, now: float) -> bool:
+        """Whether forgetting it changes nothing: no request can still owe something."""
+        if self.unsettled:
+            return False
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.fill(now)
+                if bucket.held < bucket.capacity:
+                    return False
+        return self.demand(now) < IDLE_DEMAND
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """This replica's share (0..1] of each key's limits; `other` of those that nobody uses."""
+
+    by_key: Mapping[str, float] = field(default_factory=dict)
+    other: float = 1.0
+
+    def of(self, key_id: str) -> float:
+        """Return the share of the limits of key `key_id`."""
+        return self.by_key.get(key_id, self.other)
+
+
+def divide(gateway_id: str, statements: Sequence[GatewayUsage]) -> Shares:
+    """Return the shares of replica `gateway_id`, whose own statement is among `statements`."""
+    own: Mapping[str, float] = {}
+    total: dict[str, float] = {}
+    for statement in statements:
+        if statement.gateway_id == gateway_id:
+            own = statement.demand
+        for key_id, demand in statement.demand.items():
+            total[key_id] = total.get(key_id, 0.0) + demand
+    count = max(1, len(statements))
+    return Shares(
+        {key_id: (own.get(key_id, 0.0) + PRIOR) / (demand + count * PRIOR) for key_id, demand in total.items()},
+        1.0 / count,
+    )
+
+
+def used_tokens(estimate: int, said: int | None, events: int, status: int) -> int:
+    """Return how many tokens a request that was sent to an engine counts for, now that it is over.
+
+    `said` is what the response stated; nothing counts where the answer was an error. The `estimate` stands where the
+    response did not say, unless more `events` than that came.
+    """
+    if status >= _ERROR_STATUS and status != CLIENT_LEFT:
+        return 0
+    return max(estimate, events) if said is None else said
+
+
+class Rates:
+    """The meters of every key that has limits and was used of late."""
+
+    def __init__(self) -> None:
+        self._meters: dict[str, Meter] = {}
+        self._shares = Shares()
+
+    def meter(self, key: ApiKey, tokens: float, now: float) -> Meter:
+        """Return the meter of `key`, of which a request of `tokens` wants something. Keys of one `key_id` share it."""
+        found = self._meters.get(key.key_id)
+        if found is None:
+            found = self._meters[key.key_id] = Meter(key, self._shares.of(key.key_id), now)
+            if key.key_id in self._shares.by_key:
+                found.begin_during_use(tokens)
+        elif not found.states(key):
+            found = self._meters[key.key_id] = _moved(found, key, now)
+        return found
+
+    def settle(self, key_id: str, estimate: float, used: float, now: float) -> None:
+        """Correct the charge of a request that is over, by the limits that hold now."""
+        found = self._meters.get(key_id)
+        if found is not None:
+            found.settle(estimate, used, now)
+
+    def adopt(self, shares: Shares, now: float) -> None:
+        """Hold `shares` from now on."""
+        self._shares = shares
+        for key_id, meter in self._meters.items():
+            share = shares.of(key_id)
+            if share != meter.share:
+                meter.take_share(share, now)
+
+    def demands(self, now: float) -> dict[str, float]:
+        """Return what to state of the demand of each key; forget the keys that are idle everywhere."""
+        used = self._shares.by_key
+        for key_id in [key_id for key_id, meter in self._meters.items() if key_id not in used and meter.is_idle(now)]:
+            del self._meters[key_id]
+        found = {key_id: meter.demand(now) for key_id, meter in self._meters.items()}
+        return {key_id: demand for key_id, demand in found.items() if demand >= IDLE_DEMAND}
+
+
+def _moved(old: Meter, key: ApiKey, now: float) -> Meter:
+    """Return the meter of a key whose limits were changed: what it holds stays, as far as it fits."""
+    new = Meter(key, old.share, now, old.demand(now), old.unsettled)
+    for before, after in ((old.requests, new.requests), (old.tokens, new.tokens)):
+        if before is not None and after is not None:
+            before.fill(now)
+            after.held = min(before.held, after.capacity)
+    return new

@@ -1,0 +1,65 @@
+"""The sockets that the gateway listens on.
+
+Several workers share one port by `SO_REUSEPORT`: each has a socket of its own, among which the kernel spreads new
+connections once they listen. The option would also let a second gateway of the same user take the same port without
+a word, so the port is tried without it first.
+"""
+
+import socket
+
+from specpilot.gateway.process.start_error import StartError
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a port of its own. Raises `StartError`."""
+    bound = _bind(host, port, is_shared=False)
+    bound.listen(BACKLOG)
+    return bound
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that only holds `port`, or a free one for 0, for others to `share`. Raises `StartError`."""
+    if port:
+        _bind(host, port, is_shared=False).close()
+    return _bind(host, port, is_shared=True)
+
+
+def share(reserved: socket.socket) -> socket.socket:
+    """Return another socket on the port of `reserved`. It gets connections from when it listens."""
+    address = reserved.getsockname()
+    return _bind(address[0], address[1], is_shared=True)
+
+
+def listen_together(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on `port` beside those of other workers. Raises `StartError`."""
+    bound = _bind(host, port, is_shared=True)
+    bound.listen(BACKLOG)
+    return bound
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return where `listener` can be reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise StartError(f"--host: {host} is no address of this machine: {error.strerror}; try 127.0.0.1") from error
+    bound = socket.socket(family, kind, proto)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        said = f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or choose another port"
+        raise StartError(f"--port: {said}") from error
+    bound.setblocking(False)
+    return bound

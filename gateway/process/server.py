@@ -1,0 +1,106 @@
+"""uvicorn's server with a graceful end.
+
+On the first SIGTERM or SIGINT `/ready` turns 503 while requests are still served for `drain_grace_s`, so that load
+balancers can look elsewhere. Then new requests are refused with 503, and those in flight have until `drain_timeout_s`
+after the signal. Only then does the listener close; the exit status is 0. A second signal ends it at once.
+
+A worker that a newer one replaces retires instead: it stops accepting at once, still answers what comes on the
+connections that it has, closing each with its next answer, and ends when nothing has been under way for
+`LINGER_S`. Its socket is the newer worker's too, so no connection is lost.
+"""
+
+import logging
+import socket
+from types import FrameType
+
+from uvicorn.config import Config
+from uvicorn.server import Server
+
+from specpilot.gateway.process.listening import url_of
+from specpilot.gateway.process.worker import Worker
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.wire.errors import DrainingError
+
+LINGER_S = 2.0
+"""Seconds without a request after which a worker that was replaced ends: its clients' pauses against two workers."""
+
+ANOTHER_SIGNAL_S = 0.5
+"""Seconds within which a second signal to a worker is the same one, passed on."""
+
+_log = logging.getLogger(__name__)
+
+
+class GatewayServer(Server):
+    """Serves until told to stop, then drains. `worker` when it is one of several."""
+
+    def __init__(
+        self,
+        config: Config,
+        context: GatewayContext,
+        drain_grace_s: float,
+        drain_timeout_s: float,
+        worker: Worker | None,
+    ) -> None:
+        super().__init__(config)
+        self._context = context
+        self._drain_grace_s = drain_grace_s
+        self._drain_timeout_s = drain_timeout_s
+        self._worker = worker
+        self._asked_at: float | None = None
+        self._busy_at = 0.0
+        self._is_retiring = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say where it listens once signals are handled and requests are taken."""
+        await super().startup(sockets)
+        if self._worker is not None:
+            self._worker.serve(self.retire, self.drain)
+            return
+        for listener in sockets or ():
+            _log.info("listening on %s", url_of(listener))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain, or with a second signal stop at once.
+
+        A worker may hear of one stop twice, from a service manager and from its parent: what follows at once is the
+        same signal.
+        """
+        del sig, frame
+        if self._asked_at is None or self._is_retiring:
+            self.drain()
+        elif self._worker is None or self._context.monotonic() - self._asked_at >= ANOTHER_SIGNAL_S:
+            self.should_exit = self.force_exit = True
+
+    def drain(self) -> None:
+        """Serve what is under way and end; nothing new when that has begun."""
+        if self._asked_at is None or self._is_retiring:
+            self._is_retiring = False
+            self._asked_at = self._context.monotonic()
+            self._context.is_draining = True
+
+    def retire(self) -> None:
+        """Leave the port to a newer worker, and end when what is under way is served."""
+        if self._asked_at is not None:
+            return
+        self._is_retiring = self._context.is_leaving = True
+        self._asked_at = self._busy_at = self._context.monotonic()
+        for server in self.servers:
+            server.close()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Go on with draining and return whether to exit; uvicorn calls this ten times a second."""
+        if self._asked_at is not None:
+            now = self._context.monotonic()
+            elapsed_s = now - self._asked_at
+            if not self._is_retiring and elapsed_s >= self._drain_grace_s:
+                self._context.is_leaving = self._context.is_refusing = True
+            left = len(self._context.exchanges)
+            if left:
+                self._busy_at = now
+            if elapsed_s >= self._drain_timeout_s and left:
+                _log.warning("%d requests did not finish within the drain time-out", left)
+                self._context.end_with(DrainingError("this gateway is shutting down", retry_after_s=1.0))
+            is_idle = not left and (now - self._busy_at >= LINGER_S if self._is_retiring else self._context.is_refusing)
+            if elapsed_s >= self._drain_timeout_s or is_idle:
+                self.should_exit = True
+        return await super().on_tick(counter)

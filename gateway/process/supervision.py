@@ -1,0 +1,237 @@
+"""What the parent of several workers decides: whom to start, when, whom to send away, when to give up. Pure.
+
+Workers stand in slots, one that serves in each; a slot has a listening socket of its own (see
+`gateway.process.supervisor`).
+
+- Start: the first worker alone, so that what is wrong with the settings is said once; the others when it is ready.
+- A worker that dies is replaced: at once when it lived for `HEALTHY_S`, else after a pause that doubles from 1 s to
+  `PAUSE_LIMIT_S`. Its slot stops listening, so that the others get its connections.
+- A worker that ends before it was ready ends the program when no other serves or is starting; else its slot is
+  tried again like one that died. So a gateway that serves goes on serving whatever keeps new workers from starting.
+- Reload: slot by slot, a new worker on the slot's own socket, and when that is ready the old one leaves. A worker that
+  is starting may have read the old settings, so it is replaced too, once it is ready. A new worker that does not become
+  ready ends the reload, and the old one stays; unless another reload was asked for since that new one started.
+- A worker that has the slot to itself, from its start or since the old one died, is told to hurry: what it knows is
+  better than nothing. One that is to replace another takes its time until it knows as much (see
+  `gateway.process.worker`).
+- Stop: every worker is told to; who has not ended when `stop_limit_s` is over is killed.
+
+Times are monotonic seconds.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+PAUSE_S = 1.0
+PAUSE_LIMIT_S = 30.0
+"""Seconds before a worker that died young is replaced, doubling up to the limit: service against a busy loop."""
+
+HEALTHY_S = 60.0
+"""A worker that lived so long is replaced at once."""
+
+START_LIMIT_S = 60.0
+"""Seconds that a worker may take to get ready before it is killed."""
+
+FAULT_STATUS = 2
+"""The exit status of a worker that has said itself which setting is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start `worker` on the socket of `slot`."""
+
+    worker: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRedis:
+    """Tell `worker`, which is starting, that no other serves in its slot."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Tell `worker` to leave the port to a newer one and finish."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tell `worker` to drain and end."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End `worker` without asking."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisten:
+    """Close the socket of `slot`: nobody accepts there."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Log `text`."""
+
+    text: str
+    is_warning: bool = False
+
+
+Action = Start | SkipRedis | Retire | Stop | Kill | Unlisten | Log
+
+
+class _Phase(Enum):
+    STARTING = auto()
+    SERVING = auto()
+    LEAVING = auto()
+
+
+@dataclass(slots=True)
+class _Worker:
+    slot: int
+    started_at: float
+    phase: _Phase = _Phase.STARTING
+
+
+class Supervision:
+    """The state of `slots` workers. Every method returns what is to be done now, in order."""
+
+    def __init__(self, slots: int, stop_limit_s: float) -> None:
+        self._slots = slots
+        self._stop_limit_s = stop_limit_s
+        self._workers: dict[int, _Worker] = {}
+        self._last = 0
+        self._due_at: dict[int, float] = {0: float("-inf")}
+        self._pause_s = dict.fromkeys(range(slots), 0.0)
+        self._to_reload: list[int] = []
+        self._kill_at: float | None = None
+        self._has_begun = False
+        self.is_stopping = False
+        self.status = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the program ends, with `status`."""
+        return self.is_stopping and not self._workers
+
+    def wait_s(self, now: float) -> float | None:
+        """Return how long there is nothing for `due`; `None`: until something happens."""
+        times = list(self._due_at.values())
+        times += [item.started_at + START_LIMIT_S for item in self._in(_Phase.STARTING)]
+        if self._kill_at is not None:
+            times.append(self._kill_at)
+        return max(0.0, min(times) - now) if times else None
+
+    def due(self, now: float) -> list[Action]:
+        """Return what the clock alone brings about."""
+        actions: list[Action] = []
+        for slot in [slot for slot, at in self._due_at.items() if at <= now]:
+            del self._due_at[slot]
+            actions += (self._start(slot, now), SkipRedis(self._last))
+        for number, item in self._workers.items():
+            if item.phase is _Phase.STARTING and now - item.started_at >= START_LIMIT_S:
+                item.started_at = now
+                actions += (Log(f"worker {number} does not become ready; killing it", is_warning=True), Kill(number))
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            actions += (Kill(number) for number in self._workers)
+        return actions
+
+    def ready(self, worker: int, now: float) -> list[Action]:
+        """`worker` takes requests."""
+        item = self._workers[worker]
+        if self.is_stopping or item.phase is not _Phase.STARTING:
+            return []
+        item.phase = _Phase.SERVING
+        actions: list[Action] = [Log(f"worker {worker} serves")]
+        if not self._has_begun:
+            self._has_begun = True
+            self._due_at |= dict.fromkeys(range(1, self._slots), now)
+        for number, other in self._workers.items():
+            if number != worker and other.slot == item.slot and other.phase is _Phase.SERVING:
+                other.phase = _Phase.LEAVING
+                actions.append(Retire(number))
+        return actions + self._reload_next(now)
+
+    def ended(self, worker: int, status: int, now: float) -> list[Action]:
+        """`worker` has ended with exit status `status`; negative: by that signal."""
+        item = self._workers.pop(worker)
+        if self.is_stopping or item.phase is _Phase.LEAVING:
+            return [] if self.is_stopping else [Log(f"worker {worker} has left")]
+        lived_s = now - item.started_at
+        said = f"worker {worker} ended with status {status} after {lived_s:.1f} s"
+        if item.phase is _Phase.STARTING:
+            said += ", before it was ready"
+        others = [other for other in self._workers.values() if other.phase is not _Phase.LEAVING]
+        if any(other.slot == item.slot for other in others):
+            said += "; the slot's other worker goes on"
+            if item.phase is _Phase.STARTING and item.slot not in self._to_reload:
+                said += ", the reload ends here"
+                self._to_reload.clear()
+            actions: list[Action] = [Log(said, is_warning=True)]
+            for number, other in self._workers.items():
+                if other.slot == item.slot and other.phase is _Phase.STARTING:
+                    actions.append(SkipRedis(number))
+            return actions + self._reload_next(now)
+        if item.phase is _Phase.STARTING and not others:
+            return self._give_up(said, status, now)
+        pause_s = 0.0 if lived_s >= HEALTHY_S else min(PAUSE_LIMIT_S, max(PAUSE_S, 2 * self._pause_s[item.slot]))
+        self._pause_s[item.slot] = pause_s
+        self._due_at[item.slot] = now + pause_s
+        return [Unlisten(item.slot), Log(f"{said}; starting another in {pause_s:.0f} s", is_warning=True)]
+
+    def reload(self, now: float) -> list[Action]:
+        """Replace every worker that serves or is starting by a new one."""
+        if self.is_stopping:
+            return []
+        self._to_reload = sorted({item.slot for item in self._workers.values() if item.phase is not _Phase.LEAVING})
+        return [Log("replacing the workers one after another"), *self._reload_next(now)]
+
+    def stop(self, now: float) -> list[Action]:
+        """End the program when all requests are served. Workers take a second call for an order to end at once."""
+        self._to_reload.clear()
+        self._due_at.clear()
+        if not self.is_stopping:
+            self.is_stopping = True
+            self._kill_at = now + self._stop_limit_s
+        return [Stop(number) for number in self._workers]
+
+    def _give_up(self, said: str, status: int, now: float) -> list[Action]:
+        self.status = FAULT_STATUS if status == FAULT_STATUS else 1
+        actions = self.stop(now)
+        if status != FAULT_STATUS:
+            actions.append(Log(f"{said}, and no other serves: giving up; its own lines say why", is_warning=True))
+        return actions
+
+    def _reload_next(self, now: float) -> list[Action]:
+        if any(self._is_doubled(item) for item in self._in(_Phase.STARTING)):
+            return []
+        serving = {item.slot for item in self._in(_Phase.SERVING)}
+        for slot in self._to_reload:
+            if slot in serving:
+                return [self._start(slot, now)]
+        return []
+
+    def _is_doubled(self, item: _Worker) -> bool:
+        return any(other.slot == item.slot for other in self._in(_Phase.SERVING))
+
+    def _start(self, slot: int, now: float) -> Start:
+        if slot in self._to_reload:
+            self._to_reload.remove(slot)
+        self._last += 1
+        self._workers[self._last] = _Worker(slot, now)
+        return Start(self._last, slot)
+
+    def _in(self, phase: _Phase) -> Iterable[_Worker]:
+        return [item for item in self._workers.values() if item.phase is phase]

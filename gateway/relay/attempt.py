@@ -1,0 +1,110 @@
+"""One attempt of one request at one engine: what it holds of the engine, and how it lets go.
+
+The engine's outstanding work counts from `begin` to `drop`, and `drop` closes whatever is still open, so that an
+engine never works for somebody who has gone.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.engines.upstream import EngineConnection, Reader
+from specpilot.gateway.relay.context import GatewayContext
+
+STOOD_STILL_S = 0.25
+"""A time-out that comes so much too late says more of this process than of the engine."""
+
+
+class AttemptReader(Reader, Protocol):
+    """Whose attempt it is."""
+
+    def connected(self) -> None:
+        """A connection stands; now is the time to `send`."""
+
+    def unconnected(self, reason: str) -> None:
+        """There will be no connection: `connect` refused or unreachable, `connect_timeout`."""
+
+
+class Attempt:
+    """An attempt at `engine`, worth `work_tokens`."""
+
+    __slots__ = ("_connection", "_context", "_is_dropped", "_reader", "_task", "_work_tokens", "engine")
+
+    def __init__(self, context: GatewayContext, engine: Engine, work_tokens: int, reader: AttemptReader) -> None:
+        self._context = context
+        self._reader = reader
+        self._work_tokens = work_tokens
+        self._connection: EngineConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_dropped = False
+        self.engine = engine
+
+    def begin(self, *, is_fresh: bool) -> None:
+        """Get a connection: a kept one at once, unless `is_fresh`; else a new one."""
+        engine = self.engine
+        engine.outstanding_requests += 1
+        engine.outstanding_tokens += self._work_tokens
+        if not is_fresh:
+            self._connection = engine.pool.take(self._context.monotonic())
+            if self._connection is not None:
+                self._reader.connected()
+                return
+        self._task = self._context.spawn(asyncio.get_running_loop().create_task(self._connect()))
+
+    def send(self, request: Iterable[bytes | memoryview]) -> None:
+        """Send the whole request."""
+        assert self._connection is not None
+        self._connection.send(self._reader, request)
+
+    def pause(self) -> None:
+        """The client is slower than the engine."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self._connection is not None:
+            self._connection.resume()
+
+    def detach(self) -> None:
+        """The connection is no longer this request's: its response is whole, or it is gone."""
+        self._connection = None
+
+    def drop(self) -> None:
+        """Let go of the engine; close what is still open."""
+        if self._is_dropped:
+            return
+        self._is_dropped = True
+        self.engine.outstanding_requests -= 1
+        self.engine.outstanding_tokens -= self._work_tokens
+        if self._connection is not None:
+            self._connection.release(self._reader)
+            self._connection = None
+        if self._task is not None:
+            self._task.cancel()
+        if self._context.admission is not None:
+            self._context.serve_queue()
+
+    async def _connect(self) -> None:
+        limit_s = self._context.limits.connect_timeout_s
+        due = self._context.monotonic() + limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                connection = await self.engine.pool.connect()
+        except OSError as error:  # TimeoutError is one
+            if isinstance(error, TimeoutError) and self._context.monotonic() - due > STOOD_STILL_S:
+                await self._connect()  # this process did not look for so long: that is no fault of the engine's
+                return
+            self._task = None
+            reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
+            self._context.metrics.count_upstream_error(reason)
+            self.engine.outlier_detection.fail(self._context.monotonic(), is_connect=True)
+            self._reader.unconnected(reason)
+            return
+        self._task = None
+        if self._is_dropped:
+            connection.abort()
+            return
+        self._connection = connection
+        self._reader.connected()

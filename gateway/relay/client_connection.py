@@ -1,0 +1,408 @@
+"""The client's side of a connection: uvicorn's HTTP protocol, with the proxied routes taken out before ASGI.
+
+Every request is parsed by the same strict parser. A proxied route becomes an `Exchange`, which relays bytes; every
+other route becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds wait in uvicorn's one queue, so requests
+on one connection are answered in the order in which they came. Reading never pauses, whatever is under way:
+a client that leaves is noticed in every phase. So what a client may send ahead is bounded instead: at most
+`PIPELINED` requests, beyond which the rest of the connection is ignored and closed after the answers.
+
+The states of a connection, and what moves it from one to the next, are in `gateway.relay.connection_state`.
+
+Of uvicorn's protocol only public attributes and methods are used, which are the same in every version that the
+distribution allows (a test looks).
+
+A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a coding
+besides chunked, ...) gets a 400 and the connection ends, whichever kind of route it is for.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from specpilot.gateway.relay.connection_state import (
+    BEGIN,
+    CLOSE,
+    DONE,
+    HEAD,
+    HEAD_END,
+    HELD,
+    HOLD,
+    IDLE,
+    IGNORED,
+    REQUEST_END,
+    START,
+    STOP,
+    UPGRADE_ASKED,
+    ConnectionState,
+)
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.exchange import Exchange
+from specpilot.gateway.relay.prepared_request import PROXIED
+from specpilot.gateway.wire.errors import (
+    BadHeadError,
+    ConnectionsFullError,
+    GatewayError,
+    HeadTooLargeError,
+    InternalError,
+    MethodNotAllowedError,
+    RequestTimeoutError,
+)
+from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
+
+HEAD_BYTES = 65_536
+"""Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
+
+HEADERS_MAX = 129
+"""One more than a request may have: each costs 0.7 us here, and more at the engine."""
+
+PIPELINED = 16
+"""Requests that may wait behind another on one connection; beyond, the rest of the connection is ignored."""
+
+PIPELINED_BODY_BYTES = 1_048_576
+"""Bytes of body that such a request may have: it is held for as long as the one before it takes."""
+
+LINGER_S = 5.0
+"""Seconds that a client gets to read the last answer before its connection is closed under it."""
+
+_ROUTES = {path.encode(): path for path in PROXIED}
+_VERSIONS = ("1.1", "1.0")
+_AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_log = logging.getLogger(__name__)
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One client connection."""
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._context = context
+        self._active: Exchange | None = None
+        self._idle_since: float | None = context.monotonic()
+        self._state = ConnectionState()
+        self._head_bytes = 0  # what came since the last byte of body: a head, sizes of chunks, trailers
+        self._head_since = 0.0
+        self._stuck_since: float | None = None
+        self._last_words: bytes | None = None
+        self.write: Callable[[bytes], None]  # the transport's own
+
+    # Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self.write = self.transport.write
+        if len(self._context.connections) >= self._context.limits.max_connections:
+            self._context.metrics.count_refusal("connections")
+            self._refuse_rest(
+                ConnectionsFullError("too many connections (--max-connections); try again", retry_after_s=1.0)
+            )
+        self._context.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: drop what is under way and what waits behind it."""
+        self._context.connections.discard(self)
+        self._state.read(STOP)
+        active, self._active = self._active, None
+        self.pipeline.clear()
+        if active is not None:
+            active.client_left()
+        super().connection_lost(exc)
+        self.cycle = cast("Any", None)  # it points back here; without it both are freed now, not with the next garbage
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what the client sent; the parser calls `on_url` and the rest of these."""
+        if self._state.reading == IGNORED:
+            return
+        self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            self._go_on_without_upgrade(data[stop.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, (httptools.HttpParserError, UnicodeError)):
+                self._refuse_rest(BadHeadError("the request target is not a path"))
+            else:
+                _log.exception("a request could not be read")
+                self._refuse_rest(InternalError("the gateway failed; its log says why"))
+        except httptools.HttpParserError as error:
+            self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
+        else:
+            if self._idle_since is not None:  # blank lines, a head's part, the rest of a request that has its answer
+                self._idle_since = self._context.monotonic()
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse_rest(_head_too_large())
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is written to."""
+        super().pause_writing()
+        if self._active is not None:
+            self._active.pause()
+
+    def resume_writing(self) -> None:
+        """The client has caught up: go on with its response, or begin the next."""
+        super().resume_writing()
+        if self._active is not None:
+            self._active.resume()
+        elif self._state.writing == HELD:
+            self._begin_next()
+
+    # Parser
+
+    def on_message_begin(self) -> None:
+        """A request begins. Only a request for the app needs what uvicorn prepares here."""
+        self.url = b""
+        self.headers = []
+        self._state.read(BEGIN)
+        self._head_since = self._context.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request target arrived."""
+        self.url = self.url + url  # not `+=`: mypyc has none for what a class that is not compiled holds
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header arrived."""
+        if len(self.headers) < HEADERS_MAX:  # one more than a request may have is kept to tell
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole: take the request, or leave it to uvicorn."""
+        self._state.read(HEAD_END)
+        self._head_bytes = 0
+        if self._state.reading == IGNORED:
+            return
+        parser = self.parser
+        version = parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1 but HTTP/{version}"))
+            return
+        if parser.should_upgrade():
+            self._state.read(UPGRADE_ASKED)
+            return
+        headers = self.headers
+        if len(self.pipeline) >= PIPELINED:
+            self._state.read(STOP)
+            return
+        size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
+        if size > HEAD_BYTES or len(headers) >= HEADERS_MAX:
+            self._refuse_rest(_head_too_large())
+            return
+        try:
+            head = read_request_head(headers, is_modern=version == "1.1")
+        except BadHeadError as error:
+            self._refuse_rest(error)
+            return
+        self._idle_since = None
+        if not self.url.startswith(b"/"):
+            self.url = _origin_form(self.url)
+        path = _ROUTES.get(self.url.partition(b"?")[0])
+        if path is None:
+            self._leave_to_uvicorn(is_expecting=head.is_expecting)
+        else:
+            self._take(path, head)
+
+    def on_body(self, body: bytes) -> None:
+        """Part of a body arrived."""
+        self._head_bytes = 0
+        cycle: object = self.cycle
+        if isinstance(cycle, Exchange) and self._state.reading != IGNORED:
+            cycle.feed(body)  # no route of the app takes a body, so others' are dropped
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._head_bytes = 0
+        self._state.read(REQUEST_END)
+        if self._state.reading != IDLE:
+            return
+        cycle: object = self.cycle
+        if not isinstance(cycle, Exchange):
+            super().on_message_complete()
+            return
+        cycle.received()
+        if cycle.response_complete and not self.pipeline:
+            self._idle_since = self._context.monotonic()
+
+    # Order on the connection
+
+    def _take(self, path: str, head: RequestHead) -> None:
+        parser = self.parser
+        method = parser.get_method()
+        exchange = Exchange(self._context, self, method, path, head)
+        exchange.keep_alive = head.is_modern and parser.should_keep_alive()
+        if method != b"POST":
+            exchange.refusal = MethodNotAllowedError(f"{path} takes POST")
+        previous: RequestResponseCycle | None = self.cycle
+        self.cycle = cast("RequestResponseCycle", exchange)
+        if previous is not None and not previous.response_complete:
+            self._queue(exchange)
+        elif self.flow.write_paused:
+            self._state.write(HOLD)
+            self._queue(exchange)
+        else:
+            self._start(exchange)
+
+    def _start(self, exchange: Exchange) -> None:
+        self._state.write(START)
+        self._active = exchange
+        exchange.start()
+
+    def _queue(self, exchange: Exchange) -> None:
+        exchange.limit(PIPELINED_BODY_BYTES)
+        exchange.authenticate()
+        self.pipeline.appendleft((cast("RequestResponseCycle", exchange), cast("Any", None)))
+
+    def _leave_to_uvicorn(self, *, is_expecting: bool) -> None:
+        url, headers = self.url, self.headers
+        previous: RequestResponseCycle | None = self.cycle
+        super().on_message_begin()
+        self.url = url
+        self.headers.extend(headers)
+        self.expect_100_continue = is_expecting
+        if previous is None or previous.response_complete:
+            self._state.write(START)
+        super().on_headers_complete()
+        self.flow.resume_reading()  # uvicorn pauses for what waits, but a client may leave whatever is before it
+
+    def on_response_complete(self) -> None:
+        """A response of either kind is over: begin the next."""
+        self.server_state.total_requests += 1
+        self._state.write(DONE)
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            if self.flow.write_paused:
+                self._state.write(HOLD)
+            else:
+                self._begin_next()
+        elif self._last_words is not None:
+            self.transport.write(self._last_words)
+            self._close_gently()
+        elif self._state.reading == IGNORED:
+            self._close_gently()
+        else:
+            self._idle_since = self._context.monotonic()
+
+    def _begin_next(self) -> None:
+        if self.pipeline and not self.transport.is_closing():
+            cycle, app = self.pipeline.pop()
+            if isinstance(cycle, Exchange):
+                self._start(cycle)
+                return
+            self._state.write(START)
+            task = self.loop.create_task(cycle.run_asgi(app))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    # What an exchange asks for: `gateway.relay.exchange.ExchangeConnection`
+
+    @property
+    def client_host(self) -> str | None:
+        """The address of the client, or of the proxy before it."""
+        return self.client[0] if self.client else None
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the client has yet to read what was written."""
+        return bool(self.flow.write_paused)
+
+    def reset(self) -> None:
+        """Close the connection in the middle, so that the client cannot take what came for whole."""
+        self.transport.abort()
+
+    def finished(self, exchange: Exchange) -> None:
+        """The response of `exchange` is over: begin the next, or close."""
+        self._active = None
+        if exchange.disconnected or self.transport.is_closing():
+            return
+        if not exchange.keep_alive:
+            self.pipeline.clear()
+            self.server_state.total_requests += 1
+            self._state.read(STOP)
+            self._state.write(CLOSE)
+            if exchange.is_received:
+                self.transport.close()
+            else:
+                self._close_gently()
+            return
+        self.on_response_complete()
+
+    # Ends
+
+    def sweep(self, now: float) -> None:
+        """Close a connection that has been idle, or stuck in a head, for too long."""
+        limits = self._context.limits
+        is_stuck = self._active is None and (self.flow.write_paused or self.transport.is_closing())
+        self._stuck_since = (self._stuck_since or now) if is_stuck else None
+        if self._stuck_since is not None and now - self._stuck_since > limits.idle_timeout_s:
+            self.transport.abort()  # the client does not read the end of what was written; `close` would wait for ever
+        elif self._state.reading == HEAD:
+            if now - self._head_since > limits.request_timeout_s:
+                said = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
+                self._refuse_rest(RequestTimeoutError(said))
+        elif self._idle_since is not None and now - self._idle_since > limits.keep_alive_s:
+            self.transport.close()
+
+    def _refuse_rest(self, error: GatewayError) -> None:
+        """Nothing more can be read from this connection: say so, once, after what is under way."""
+        if self._state.reading == IGNORED:
+            return
+        began_at = self._head_since if self._state.reading == HEAD else None
+        self._state.read(STOP)
+        latest: object = self.cycle
+        if isinstance(latest, Exchange) and not latest.is_received and not latest.response_complete:
+            latest.keep_alive = False
+            latest.local_reply_in_turn(error)
+            return
+        request_id = self._context.new_request_id()
+        self._context.recorder.record_unread(request_id, error, began_at, self.client_host)
+        words = error_reply(error, b"x-request-id: %s\r\n" % request_id, keep_alive=False)
+        cycle: RequestResponseCycle | None = self.cycle
+        if (cycle is None or cycle.response_complete) and not self.pipeline:
+            self.transport.write(words)
+            self._close_gently()
+        else:
+            self._last_words = words
+
+    def _close_gently(self) -> None:
+        """Close, but let the client read first: closing on unread bytes would reset the connection under it."""
+        self._state.read(STOP)
+        self._state.write(CLOSE)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read the request again as if it asked for no upgrade, which is a server's right."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [b": ".join(item) for item in self.headers if item[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        if lines[0].startswith(b"CONNECT "):
+            self._refuse_rest(MethodNotAllowedError("this is not a proxy; CONNECT is not served"))
+        else:
+            self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return path and query of a target in the absolute form, in which clients ask proxies."""
+    found = _AUTHORITY.match(target)
+    rest = target if found is None else target[found.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+def _head_too_large() -> HeadTooLargeError:
+    said = f"the request's line and headers are larger than {HEAD_BYTES} bytes, or more than {HEADERS_MAX - 1}"
+    return HeadTooLargeError(f"{said}; send fewer")

@@ -1,0 +1,248 @@
+"""What every request of this process shares: snapshot, fleet, limits, counts, the clock.
+
+And the sweep, the one timer that enforces every time-out, closes what is idle, writes the log out and gives free
+memory back.
+
+Owned by the event loop. Other threads hand over snapshots through `offer`.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.engines.snapshot import Snapshot, hash_of
+from specpilot.gateway.limits.admission import Admission
+from specpilot.gateway.limits.rate_limit import Rates, Shares
+from specpilot.gateway.routing.retry_budget import RetryBudget
+from specpilot.gateway.telemetry.metrics import exposition
+from specpilot.gateway.telemetry.recorder import Recorder
+from specpilot.gateway.wire.deadlines import Limits
+from specpilot.gateway.wire.errors import GatewayError, InvalidApiKeyError, KeysUnknownError
+from specpilot.policy.clock import Clock
+from specpilot.policy.types import OTHER, ApiKey, ClassPolicy
+
+SWEEP_S = 0.1
+"""Seconds between two looks at all time-outs: how late one may be, against a walk through all requests."""
+
+_SWEEPS_A_MINUTE = 600
+_RETRY_AFTER_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Swept(Protocol):
+    """Something with time-outs."""
+
+    def sweep(self, now: float) -> None:
+        """Look whether one is over; `now` is monotonic seconds."""
+
+
+class Running(Swept, Protocol):
+    """A request under way."""
+
+    def end_with(self, error: GatewayError) -> None:
+        """End with `error`, as clearly as is still possible."""
+
+    def engine_ejected(self, engine: Engine) -> None:
+        """`engine` was ejected because it does not answer its probes."""
+
+
+class GatewayContext:
+    """What every request of this process shares.
+
+    Without `admission` every request goes to an engine at once. `trim` gives free memory back to the system.
+    """
+
+    def __init__(  # noqa: PLR0913 - the collaborators of a whole program
+        self,
+        *,
+        fleet: Fleet,
+        snapshot: Snapshot,
+        limits: Limits,
+        budget: RetryBudget,
+        admission: Admission[Engine] | None,
+        recorder: Recorder,
+        clock: Clock,
+        marks_class: bool,
+        asks_usage: bool,
+        sends_priority: bool,
+        shows_engine: bool,
+        trim: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.fleet = fleet
+        self.snapshot = snapshot
+        self.limits = limits
+        self.budget = budget
+        self.admission = admission
+        self.recorder = recorder
+        self.metrics = recorder.metrics
+        self.monotonic: Callable[[], float] = clock.monotonic
+        self._now: Callable[[], float] = clock.now
+        self.marks_class = marks_class
+        self.asks_usage = asks_usage
+        self.sends_priority = sends_priority
+        self.shows_engine = shows_engine
+        self.rates = Rates()
+        self.demands: Mapping[str, float] = {}
+        self.gateway_id = secrets.token_hex(8)
+        self.is_draining = False
+        self.is_refusing = False
+        self.is_leaving = False
+        self.exchanges: set[Running] = set()
+        self.connections: set[Swept] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.body_bytes = 0  # of all requests whose answer has not begun
+        self._classes: dict[str, frozenset[str]] = {}
+        self._id_count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sweeps = 0
+        self._swept_at = 0.0
+        self._is_behind = False
+        self._trim = trim
+        fleet.apply(snapshot.engines)
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Belong to `loop` from now on, and begin to sweep."""
+        self._loop = loop
+        self._swept_at = self.monotonic()
+        loop.call_later(SWEEP_S, self._sweep)
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Take over `snapshot`. From any thread; raises `RuntimeError` when the loop is closed."""
+        if self._loop is None:
+            raise RuntimeError("the context is not bound to a loop")
+        self._loop.call_soon_threadsafe(self.adopt, snapshot)
+
+    def offer_engines(self, name: str, urls: tuple[str, ...]) -> None:
+        """Take over the engines behind a DNS name. From any thread; raises `RuntimeError` when the loop is closed."""
+        if self._loop is None:
+            raise RuntimeError("the context is not bound to a loop")
+        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls)
+
+    def offer_shares(self, shares: Shares) -> None:
+        """Take over `shares` of the keys' limits. From any thread, as `offer`."""
+        if self._loop is None:
+            raise RuntimeError("the context is not bound to a loop")
+        self._loop.call_soon_threadsafe(self.rates.adopt, shares, self.monotonic())
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Serve by `snapshot` from now on. On the loop only, or before it runs."""
+        self.snapshot = snapshot
+        self._classes.clear()
+        self.fleet.apply(snapshot.engines)
+        self.serve_queue()
+
+    def serve_queue(self) -> None:
+        """Let requests that wait go on where there is room now."""
+        if self.admission is not None:
+            self.admission.serve(self.monotonic())
+
+    def end_with(self, error: GatewayError) -> None:
+        """End every request with `error`; first those that wait, so that none of them goes out for nothing."""
+        waiting = () if self.admission is None else self.admission.waiting()
+        for exchange in (*waiting, *self.exchanges):
+            exchange.end_with(error)
+
+    def engine_ejected(self, engine: Engine) -> None:
+        """`engine` does not answer its probes: let the requests that wait on it try another."""
+        for exchange in [*self.exchanges]:
+            exchange.engine_ejected(engine)
+
+    def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
+        """Return what the operator wants for a class of `model`."""
+        found = self.snapshot.policies.get(model)
+        return ClassPolicy() if found is None else found.policy.of_class(traffic_class)
+
+    def known_classes(self, model: str) -> frozenset[str]:
+        """Return the classes of `model`; remembered until the next snapshot."""
+        found = self._classes.get(model)
+        if found is None:
+            found = self.snapshot.known_classes(model)
+            if model in self.fleet.by_model:
+                self._classes[model] = found
+        return found
+
+    def model_label(self, model: str) -> str:
+        """Return `model` if an engine serves it, else `other`."""
+        return model if model in self.fleet.by_model else OTHER
+
+    def key_of(self, secret: bytes | None) -> ApiKey | None:
+        """Return the API key that `secret` is; `None` when none is needed and none is known by it.
+
+        Raises `InvalidApiKeyError` when one is needed, `KeysUnknownError` when that cannot be told yet.
+        """
+        snapshot = self.snapshot
+        if secret is not None and snapshot.keys:
+            sha256 = hash_of(secret)
+            found = snapshot.keys.get(sha256)
+            if found is not None:
+                if not found.admits(sha256, self._now()):
+                    raise InvalidApiKeyError("the API key has expired; ask your administrator for a new one")
+                return found
+        if snapshot.is_awaiting_keys:
+            raise KeysUnknownError("the API keys could not be read yet; try again", retry_after_s=_RETRY_AFTER_S)
+        if not snapshot.needs_key:
+            return None
+        if secret is None:
+            raise InvalidApiKeyError("no API key was sent; send the header `Authorization: Bearer <key>`")
+        raise InvalidApiKeyError("the API key is not known here; check it, or ask your administrator for one")
+
+    def new_request_id(self) -> bytes:
+        """Return an identifier that no other request has."""
+        self._id_count += 1
+        return b"req-%s-%d" % (self.gateway_id.encode(), self._id_count)
+
+    def spawn(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Keep `task` alive until it ends."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    @property
+    def snapshot_age_s(self) -> float | None:
+        """Seconds since Redis was last read; `None` without Redis."""
+        taken_at = self.snapshot.taken_at
+        return None if taken_at is None else self.monotonic() - taken_at
+
+    async def exposition(self) -> bytes:
+        """Return this process's metrics, from memory."""
+        self.refresh_metrics()
+        return exposition(self.metrics)
+
+    def refresh_metrics(self) -> None:
+        """Set the gauges that are looked up rather than counted."""
+        metrics = self.metrics
+        metrics.policy_versions = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
+        metrics.snapshot_age_s = self.snapshot_age_s
+        metrics.choices = self.fleet.chooser.counts
+        metrics.ejected = {name: engine.outlier_detection.is_ejected for name, engine in self.fleet.engines.items()}
+        metrics.log_lines_dropped = self.recorder.log.dropped
+        if self.recorder.tracing is not None:
+            metrics.spans = dict(self.recorder.tracing.counts)
+
+    def _sweep(self) -> None:
+        assert self._loop is not None
+        self._loop.call_later(SWEEP_S, self._sweep)  # first, so that no fault below ends all time-outs
+        now = self.monotonic()
+        self._is_behind = now - self._swept_at > 2 * SWEEP_S and not self._is_behind
+        self._swept_at = now
+        if self._is_behind:
+            return  # timers come before sockets: what arrived while this process stood still has not been read yet
+        self._sweeps += 1
+        for item in [*self.exchanges]:
+            try:
+                item.sweep(now)
+            except Exception:  # noqa: BLE001 - one request's fault must not stop the clock of all
+                _log.exception("a time-out could not be enforced")
+        self.serve_queue()
+        if self._sweeps % 10 == 0:
+            self.demands = self.rates.demands(now)  # replaced whole: another thread reads it
+            for connection in [*self.connections]:
+                connection.sweep(now)
+            self.fleet.sweep(now)
+        self.recorder.log.flush()
+        if self._sweeps % _SWEEPS_A_MINUTE == 0:
+            self._trim()

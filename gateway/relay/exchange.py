@@ -1,0 +1,461 @@
+"""One proxied request, from its head to the end of its response: the only owner of its stream.
+
+Here are the phases before an engine: `request` (the body is coming in) and `queue` (every engine is full). From the
+choice of an engine on the request is a `gateway.relay.relay.Relay`, which this file begins and ends. In every phase the
+client may leave, which frees its place in the queue and closes the engine's connection at once (an engine aborts on
+that), and each has its time-out.
+"""
+
+import asyncio
+from typing import ClassVar, Protocol
+
+from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.limits.admission import Admission, Place
+from specpilot.gateway.limits.rate_limit import CLIENT_LEFT, used_tokens
+from specpilot.gateway.relay import relay
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest, prepare
+from specpilot.gateway.telemetry.outcome import Outcome
+from specpilot.gateway.telemetry.tracing import Span
+from specpilot.gateway.wire.deadlines import overdue
+from specpilot.gateway.wire.errors import (
+    BodiesFullError,
+    BodyTooComplexError,
+    BodyTooLargeError,
+    DrainingError,
+    EngineUnavailableError,
+    GatewayError,
+    InternalError,
+    QueueTimeoutError,
+    RateLimitError,
+    RequestTimeoutError,
+)
+from specpilot.gateway.wire.heads import RequestHead, error_reply, rate_lines
+from specpilot.gateway.wire.outline import OUTLINED_BYTES, BodyOutline
+from specpilot.policy.types import ApiKey
+
+UNREAD_BYTES = 64 * 1024 * 1024
+"""A refused body up to here is read and dropped, so that its connection can serve on; a longer one ends it."""
+
+PARTS = 256
+"""A body in more parts than that is kept as one: a part of two bytes takes 56 as an object of its own."""
+
+
+class ExchangeConnection(relay.ResponseSink, Protocol):
+    """The client's side of an exchange."""
+
+    @property
+    def client_host(self) -> str | None:
+        """The address of the client, or of the proxy before it."""
+
+    def reset(self) -> None:
+        """Close the client's connection in the middle, so that it cannot take what came for whole."""
+
+    def finished(self, exchange: "Exchange") -> None:
+        """The response of `exchange` is over."""
+
+
+class _NobodyWaits:
+    """Stands in for the event that uvicorn sets on its own cycles."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+class Exchange:
+    """One request and its response.
+
+    `response_complete`, `disconnected`, `keep_alive` and `message_event` are what uvicorn's protocol looks at in
+    whatever is in progress on its connection. `refusal` is what to answer in any case, once it is its turn.
+    """
+
+    __slots__ = (
+        "_chunks", "_connection", "_context", "_counted_bytes", "_error", "_is_charged", "_key", "_last_at",
+        "_limit_bytes", "_method", "_outline", "_path", "_place", "_prepared", "_received_at", "_relay", "_request",
+        "_request_id", "_size", "_span", "_status", "_waited_s", "_whole", "disconnected", "is_active", "is_received",
+        "keep_alive", "refusal", "response_complete",
+    )  # fmt: skip
+
+    message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
+
+    def __init__(
+        self, context: GatewayContext, connection: ExchangeConnection, method: bytes, path: str, request: RequestHead
+    ) -> None:
+        """`request` is the head as read, `path` the route."""
+        self._context = context
+        self._connection = connection
+        self._method = method
+        self._path = path
+        self._request = request
+        self._request_id = request.request_id or context.new_request_id()
+        self._status = 0
+        self._last_at = self._received_at = context.monotonic()
+        self._chunks: list[bytes] = []
+        self._whole: bytearray | None = None  # instead of `_chunks`, once those are too many
+        self._size = 0
+        self._counted_bytes = 0
+        self._outline: BodyOutline | None = None  # of a body that is large
+        self._limit_bytes = context.limits.max_body_bytes
+        self._key: ApiKey | None = None
+        self._prepared: PreparedRequest | None = None
+        self._place: Place | None = None
+        self._waited_s = 0.0
+        self._is_charged = False
+        self._relay: relay.Relay | None = None
+        self._error: str | None = None
+        self._span: Span | None = None
+        self.refusal: GatewayError | None = None
+        self.is_active = False
+        self.is_received = False
+        self.keep_alive = request.is_modern
+        self.response_complete = False
+        self.disconnected = False
+
+    @property
+    def phase(self) -> str:
+        """Where the request is now."""
+        if self._relay is not None:
+            return self._relay.phase
+        return "request" if self._place is None else "queue"
+
+    # The client's side
+
+    def limit(self, limit_bytes: int) -> None:
+        """Take a body of at most `limit_bytes`: the request waits behind another."""
+        self._limit_bytes = min(self._limit_bytes, limit_bytes)
+
+    def authenticate(self) -> None:
+        """Check the key before the request's turn, so that no body of a stranger is kept until then."""
+        try:
+            self._context.key_of(self._request.api_key)
+        except GatewayError as error:
+            self.refusal = self.refusal or error
+
+    def start(self) -> None:
+        """Begin: every earlier request on the connection has had its answer."""
+        self.is_active = True
+        context, length = self._context, self._request.length
+        context.exchanges.add(self)
+        self._last_at = context.monotonic()
+        self._received_at = self._last_at  # what it waited behind another response is not its own
+        self._span = context.recorder.begin_span(self._method, self._path, self._request)
+        try:
+            if self.refusal is not None:
+                raise self.refusal
+            if context.is_leaving:
+                self.keep_alive = False
+            if context.is_refusing:
+                raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
+            self._key = context.key_of(self._request.api_key)
+            if length is not None and length > self._limit_bytes:
+                raise self._too_large()
+        except GatewayError as error:
+            self.local_reply(error)
+            return
+        if self.is_received:
+            self._dispatch()
+        elif self._request.is_expecting:
+            self._request.is_expecting = False
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def feed(self, data: bytes) -> None:
+        """Part of the request's body arrived."""
+        if self.response_complete or self.refusal is not None:
+            return
+        self._size += len(data)
+        self._last_at = self._context.monotonic()
+        error = self._bound(data)
+        if error is not None:
+            self.local_reply_in_turn(error)
+        elif self._whole is not None:
+            self._whole.extend(data)
+        else:
+            self._chunks.append(data)
+            if len(self._chunks) > PARTS:
+                self._whole = bytearray(b"".join(self._chunks))
+                self._chunks.clear()
+
+    def _bound(self, data: bytes) -> GatewayError | None:
+        """Return why the body cannot be taken on, now that `data` came."""
+        if self._size > self._limit_bytes:
+            return self._too_large()
+        context = self._context
+        if context.body_bytes + len(data) > context.limits.max_bodies_bytes:
+            return BodiesFullError(
+                "the bodies of other requests fill the gateway's memory (--max-bodies-bytes); try again",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        context.body_bytes += len(data)
+        self._counted_bytes += len(data)
+        if self._size <= OUTLINED_BYTES:
+            return None
+        try:
+            if self._outline is None:
+                self._outline = BodyOutline()
+                self._outline.feed(b"".join(self._chunks) if self._whole is None else bytes(self._whole))
+            self._outline.feed(data)
+        except BodyTooComplexError as error:
+            return error
+        return None
+
+    def body_released(self) -> None:
+        """The body is no longer held: its answer has begun, or it is dropped."""
+        self._context.body_bytes -= self._counted_bytes
+        self._counted_bytes = 0
+
+    def local_reply_in_turn(self, error: GatewayError) -> None:
+        """The request will never be whole, or is not to be: answer with `error` once it is its turn."""
+        self._chunks.clear()
+        self._whole = self._outline = None
+        self.body_released()
+        self.refusal = self.refusal or error
+        if self.is_active:
+            self.local_reply(self.refusal)
+
+    def received(self) -> None:
+        """The request is whole."""
+        self.is_received = True
+        self._received_at = self._last_at = self._context.monotonic()
+        if self.is_active and not self.response_complete:
+            self._dispatch()
+
+    def client_left(self) -> None:
+        """The client closed its connection: stop the engine at once."""
+        if self.response_complete:
+            return
+        self._context.metrics.count_disconnect(self.phase)
+        self.disconnected = True
+        self._status = CLIENT_LEFT
+        self.finish()
+
+    def pause(self) -> None:
+        """The client is slower than the engine."""
+        if self._relay is not None:
+            self._relay.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self._relay is not None:
+            self._relay.resume()
+
+    def local_reply(self, error: GatewayError) -> None:
+        """Answer with `error`; nothing has been said to the client before."""
+        request = self._request
+        if not self.is_received and (
+            request.is_chunked or request.is_expecting or (request.length or 0) > UNREAD_BYTES
+        ):
+            self.keep_alive = False  # the rest is endless, too long to read for nothing, or may never come
+        self._status = error.status
+        self._error = error.code
+        if error.refusal is not None:
+            self._context.metrics.count_refusal(error.refusal)
+        is_head = self._method == b"HEAD"
+        self._connection.write(error_reply(error, self.own_lines(), keep_alive=self.keep_alive, is_head=is_head))
+        self.finish()
+
+    def sweep(self, now: float) -> None:
+        """Enforce the time-outs."""
+        trip = self._relay
+        found = overdue(
+            self._context.limits,
+            self.phase,
+            now,
+            last_at=self._last_at if trip is None else trip.last_at,
+            received_at=self._received_at,
+            sent_at=0.0 if trip is None else trip.sent_at,
+            is_stream=self._prepared is not None and self._prepared.is_stream,
+        )
+        if found is None or self.response_complete:
+            return
+        if trip is not None:
+            trip.overdue(found, now)
+            return
+        if self._place is not None:
+            self._waited_s = now - self._place.since
+            said = f"no engine of `{self._place.model}` had room: {found}; try again later"
+            self.local_reply(QueueTimeoutError(said, retry_after_s=self._waited_s))
+            return
+        self.keep_alive = False
+        self.local_reply(RequestTimeoutError(f"the request did not arrive: {found}"))
+
+    def _too_large(self) -> BodyTooLargeError:
+        said = f"the request body is larger than {self._limit_bytes} bytes "
+        if self._limit_bytes < self._context.limits.max_body_bytes:
+            said += "and was sent before the answer to the request before it; wait for that, or use another connection"
+        else:
+            said += "(--max-body-bytes); send less"
+        return BodyTooLargeError(said)
+
+    def own_lines(self) -> bytes:
+        """Return the gateway's header lines for the client."""
+        lines = b"x-request-id: %s\r\n" % self._request_id
+        if self._prepared is not None:
+            lines += self._prepared.own
+        if self._waited_s:
+            lines += b"x-specpilot-queue-ms: %.3f\r\n" % (self._waited_s * 1000)
+        return lines if self._relay is None else lines + self._relay.lines()
+
+    # To the engine
+
+    def _dispatch(self) -> None:
+        chunks, self._chunks = self._chunks, []
+        whole, self._whole = self._whole, None
+        outline, self._outline = self._outline, None
+        body = bytes(whole) if whole is not None else chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        try:
+            prepared = prepare(self._context, self._path, self._request, self._key, body, outline)
+            self._prepared = prepared
+            prepared.cell.in_flight += 1
+            if self._key is not None and self._key.has_limits:
+                self._charge(self._key, prepared)
+            self._context.budget.earn(self._received_at)
+            if self._context.admission is None or self._context.admission.is_open(prepared.model, self._received_at):
+                self._go(prepared)
+            else:
+                self._wait(prepared, self._context.admission)
+        except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, GatewayError):
+            self.local_reply(error)
+            return
+        asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
+        self.local_reply(InternalError("the gateway failed; its log says why"))
+
+    def _charge(self, key: ApiKey, prepared: PreparedRequest) -> None:
+        """Count the request against its key's limits, or refuse it."""
+        meter = self._context.rates.meter(key, prepared.charged_tokens, self._received_at)
+        denied = meter.admit(prepared.charged_tokens, self._received_at)
+        for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
+            if bucket is not None:
+                prepared.own += rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
+        if denied is None:
+            self._is_charged = True
+            return
+        said = f"rate limit reached: {denied.limit} {denied.kind} per minute for this API key; try again later"
+        raise RateLimitError(said, denied.kind, denied.retry_after_s)
+
+    def _wait(self, prepared: PreparedRequest, admission: Admission[Engine]) -> None:
+        """Wait for an engine with room."""
+        wanted = self._context.class_policy(prepared.model, prepared.traffic_class)
+        place = Place(self, prepared.model, prepared.traffic_class, self._received_at)
+        admission.join(place, wanted.weight, wanted.priority)
+        self._place = place
+        prepared.facts = None
+        prepared.cell.queued += 1
+
+    def proceed(self, now: float) -> None:
+        """An engine has room: leave the queue and go there."""
+        prepared = self._prepared
+        assert prepared is not None
+        self._leave_queue(now)
+        try:
+            self._go(prepared)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _leave_queue(self, now: float) -> None:
+        place, prepared, admission = self._place, self._prepared, self._context.admission
+        if place is None or prepared is None or admission is None:
+            return
+        self._place = None
+        admission.leave(place)
+        self._waited_s = max(0.0, now - place.since)
+        prepared.cell.queued -= 1
+        prepared.cell.queue.observe(self._waited_s)
+
+    def _go(self, prepared: PreparedRequest) -> None:
+        """Choose an engine and go to it."""
+        context, model = self._context, prepared.model
+        avoided = () if context.admission is None else context.admission.full_engines(model)
+        engine = context.fleet.pick(prepared.take_facts(), self._request.session, context.monotonic(), avoided)
+        if engine is None:
+            said = f"no engine of `{model}` takes requests now; try again"
+            raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
+        self._relay = relay.Relay(
+            context,
+            self,
+            self._connection,
+            prepared,
+            self._method,
+            self._path,
+            self._request,
+            self._request_id,
+            self._received_at + self._waited_s,
+        )
+        self._relay.begin(engine)
+
+    def engine_ejected(self, engine: Engine) -> None:
+        """`engine` was ejected because it does not answer its probes."""
+        if self._relay is not None:
+            self._relay.engine_ejected(engine)
+
+    # The end
+
+    def end_with(self, error: GatewayError) -> None:
+        """End with `error`, as clearly as is still possible."""
+        if self._relay is not None:
+            self._relay.end_with(error)
+        elif not self.response_complete:
+            self.local_reply(error)
+
+    def finish(self, *, is_reset: bool = False) -> None:
+        """The response is over; `is_reset`: the client must not take it for whole."""
+        self.response_complete = True
+        context, trip, prepared = self._context, self._relay, self._prepared
+        context.exchanges.discard(self)
+        if prepared is not None:
+            prepared.cell.in_flight -= 1
+        outcome = self._outcome()
+        if self._place is not None:
+            self._leave_queue(outcome.ended_at)
+        outcome.waited_s = self._waited_s
+        context.recorder.record(outcome, None if prepared is None else prepared.cell, self._span)
+        if self._is_charged and self._key is not None and prepared is not None:
+            used = self._used_tokens(prepared.charged_tokens, outcome.status)
+            context.rates.settle(self._key.key_id, prepared.charged_tokens, used, outcome.ended_at)
+        if trip is not None:
+            trip.drop()
+        self._relay = None
+        self._prepared = None
+        self._chunks.clear()  # of a body that will not be whole: the connection keeps its last exchange
+        self._whole = self._outline = None
+        self.body_released()
+        if is_reset:
+            self._connection.reset()
+        self._connection.finished(self)
+
+    def _outcome(self) -> Outcome:
+        """Return how the request went, as far as that is known before it leaves the queue."""
+        trip, prepared = self._relay, self._prepared
+        outcome = Outcome(
+            request_id=self._request_id,
+            method=self._method,
+            path=self._path,
+            status=self._status or (0 if trip is None else trip.status),
+            received_at=self._received_at,
+            ended_at=self._context.monotonic(),
+            phase=self.phase,
+            error=self._error or (None if trip is None else trip.error),
+        )
+        outcome.client_host = self._connection.client_host
+        if self._key is not None:
+            outcome.key_id = self._key.key_id
+        if prepared is not None:
+            outcome.model = prepared.model
+            outcome.traffic_class = prepared.traffic_class
+            outcome.is_stream = prepared.is_stream
+            outcome.max_tokens = prepared.max_tokens
+        if trip is not None:
+            trip.describe(outcome)
+        return outcome
+
+    def _used_tokens(self, estimate: int, status: int) -> int:
+        trip = self._relay
+        if trip is None or not trip.sent_at:
+            return 0
+        delivery = trip.delivery
+        if delivery is None:
+            return used_tokens(estimate, None, 0, status)
+        return used_tokens(estimate, delivery.usage.total_tokens, delivery.events, status)

@@ -1,0 +1,44 @@
+"""What other machines may ask for, where that is not everything: a port can face a platform that expects two paths.
+
+Callers on this machine may ask for all of it: health checks, metrics, the people who look after it. Behind a proxy on
+the same machine every caller is one of those, so the proxy must do the choosing there.
+"""
+
+import asyncio
+import ipaddress
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from specpilot.gateway.relay.client_connection import ClientConnection
+from specpilot.gateway.relay.context import GatewayContext
+
+_ELSEWHERE = b"/not-served-to-other-machines"
+
+
+class LimitedProtocol(ClientConnection):
+    """One client connection; other machines get 404 for every path but `public_paths`."""
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        public_paths: tuple[str, ...],
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(context, config, server_state, app_state, _loop)
+        self._public = frozenset(path.encode() for path in public_paths)
+
+    def on_headers_complete(self) -> None:
+        """Send what is not for this client where nothing is."""
+        if self.url.partition(b"?")[0] not in self._public and not _is_here(self.client):
+            self.url = _ELSEWHERE + self.url
+        super().on_headers_complete()
+
+
+def _is_here(client: tuple[str, int] | None) -> bool:
+    """Whether the client is on this machine; one without an address came through a Unix socket."""
+    return client is None or ipaddress.ip_address(client[0].partition("%")[0]).is_loopback

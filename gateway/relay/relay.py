@@ -1,0 +1,374 @@
+"""A request on its way to an engine and its response on the way back: the phases from `connect` on.
+
+Phases: `connect`, `wait` (sent, not one byte of body back), `response`. The engine's head is held back until the first
+byte of body, that of an error until the body's end: until then nothing has been said to the client and another engine
+may be tried, once, within the retry budget: when the engine cannot be reached, breaks off, says nothing in time,
+answers 401, 403 (its operator's fault, never the client's), 500, 502, 503 or 504, begins its body with an error event,
+or is ejected while the request waits. vLLM sends the head of a stream before it has prefilled anything, so this is
+where most retries are possible. A kept connection that the engine closed just as a request went out is replaced by a
+fresh one, without this being counted against the engine or the budget; what breaks later than `STALE_S` is a failure
+like others.
+After the first byte there is no retry: see `gateway.wire.response`.
+
+The relay holds the engine's side only. What ends a request, and what it counts as, is its `RelayOwner`'s business.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.relay.attempt import Attempt
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest
+from specpilot.gateway.telemetry.outcome import Outcome
+from specpilot.gateway.wire.deadlines import Overdue
+from specpilot.gateway.wire.errors import (
+    BadEngineResponseError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    GatewayError,
+    StreamBrokenError,
+    event_of,
+)
+from specpilot.gateway.wire.framing import Framer, ResponseHead
+from specpilot.gateway.wire.heads import RequestHead
+from specpilot.gateway.wire.response import Delivery
+
+RETRIED_STATUS = (401, 403, 500, 502, 503, 504)
+_REFUSED_CREDENTIALS = (401, 403)
+SMALL_BODY_BYTES = 65_536
+"""Up to here a body is copied behind its head: one write is cheaper than two."""
+
+STALE_S = 1.0
+"""An engine that closed an idle connection is heard of within a round trip of sending; later it broke off its work."""
+_SERVER_ERROR = 500
+
+
+class ResponseSink(Protocol):
+    """The client's connection, as a relay sees it."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the client reads more slowly than it is written to."""
+
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Sends to the client."""
+
+
+class RelayOwner(Protocol):
+    """Whose request it is. `keep_alive`: the client's connection may serve another request after this one."""
+
+    keep_alive: bool
+
+    def own_lines(self) -> bytes:
+        """Return the gateway's header lines for the client."""
+
+    def local_reply(self, error: GatewayError) -> None:
+        """Answer with `error`: nothing has been said to the client before."""
+
+    def body_released(self) -> None:
+        """The request's body is no longer held."""
+
+    def finish(self, *, is_reset: bool = False) -> None:
+        """The response is over; `is_reset`: close the client's connection, so that it takes nothing for whole."""
+
+
+class Relay:
+    """One request from its choice of an engine on.
+
+    `began_at` is when the gateway could begin with it (monotonic seconds): once it was whole and had a place. `sent_at`
+    is 0 until it has gone out. `status` is the engine's, 0 before there is one; `error` says what went wrong after it.
+    """
+
+    __slots__ = (
+        "_began_at",
+        "_context",
+        "_method",
+        "_owner",
+        "_path",
+        "_prepared",
+        "_request",
+        "_request_id",
+        "_sink",
+        "_write",
+        "attempt",
+        "delivery",
+        "engines",
+        "error",
+        "last_at",
+        "phase",
+        "sent_at",
+        "status",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913, PLR0917 - a request is that much
+        self,
+        context: GatewayContext,
+        owner: RelayOwner,
+        sink: ResponseSink,
+        prepared: PreparedRequest,
+        method: bytes,
+        path: str,
+        request: RequestHead,
+        request_id: bytes,
+        began_at: float,
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._sink = sink
+        self._write = sink.write
+        self._method = method
+        self._path = path
+        self._request = request
+        self._request_id = request_id
+        self._prepared = prepared
+        self._began_at = self.last_at = began_at
+        self.phase = "connect"
+        self.sent_at = 0.0
+        self.status = 0
+        self.error: str | None = None
+        self.engines: list[Engine] = []
+        self.attempt: Attempt | None = None
+        self.delivery: Delivery | None = None
+
+    def describe(self, outcome: Outcome) -> None:
+        """Put into `outcome` what is known of the engine and its response."""
+        outcome.engines_tried = len(self.engines)
+        if self.attempt is not None:
+            outcome.engine_id = self.attempt.engine.engine_id
+        if self.sent_at:
+            outcome.overhead_s = max(0.0, self.sent_at - self._began_at)
+        delivery = self.delivery
+        if delivery is not None:
+            outcome.usage = delivery.usage
+            outcome.events = delivery.events
+            outcome.is_event_stream = delivery.is_stream
+            outcome.first_byte_at = delivery.first_at
+
+    def begin(self, engine: Engine) -> None:
+        """Go to `engine`."""
+        self.engines.append(engine)
+        self._try(engine)
+
+    def lines(self) -> bytes:
+        """Return the header lines that tell the client of the engine."""
+        lines = b""
+        if self._context.shows_engine and self.attempt is not None:
+            lines = b"x-specpilot-engine: %s\r\n" % self.attempt.engine.engine_id.encode()
+        if self.sent_at:
+            lines += b"x-specpilot-overhead-ms: %.3f\r\n" % (max(0.0, self.sent_at - self._began_at) * 1000)
+        return lines
+
+    def pause(self) -> None:
+        """The client is slower than the engine."""
+        if self.attempt is not None:
+            self.attempt.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        self.last_at = self._context.monotonic()
+        if self.attempt is not None:
+            self.attempt.resume()
+
+    def overdue(self, found: Overdue, now: float) -> None:
+        """A time-out of the present phase is over."""
+        if found.name == "idle" and self._sink.is_stalled:
+            self._context.metrics.count_disconnect("stalled")
+            self.error = "stalled"
+            self._owner.finish(is_reset=True)
+            return
+        self._context.metrics.count_upstream_error(f"{found.name}_timeout")
+        if found.name.endswith("first_byte") and self.attempt is not None:
+            self.attempt.engine.outlier_detection.fail(now, is_connect=False)
+            self.delivery = None
+            if self._retry():
+                return
+        self.end_with(EngineTimeoutError(str(found)))
+
+    def engine_ejected(self, engine: Engine) -> None:
+        """`engine` does not answer its probes: try another, if this request waits there for a first byte."""
+        if self.phase == "wait" and self.attempt is not None and self.attempt.engine is engine:
+            self._retry()
+
+    def end_with(self, error: GatewayError) -> None:
+        """End with `error`, as clearly as is still possible."""
+        if self.delivery is not None and self.delivery.has_begun:
+            self._reset_response(error)
+        else:
+            self.delivery = None
+            self._owner.local_reply(error)
+
+    def drop(self) -> None:
+        """Let go of the engine, for good, and of the attempt, so that no reference cycle is left."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.drop()
+
+    def _try(self, engine: Engine, *, is_fresh: bool = False) -> None:
+        self.phase = "connect"
+        self.attempt = Attempt(self._context, engine, self._prepared.work_tokens, self)
+        self.attempt.begin(is_fresh=is_fresh)
+
+    def _retry(self) -> bool:
+        """Try another engine, if that is allowed and there is one; the failure has been counted already."""
+        now = self._context.monotonic()
+        if self.attempt is None or len(self.engines) > 1:
+            return False
+        if not self._context.budget.allows(now):
+            return False  # before the choice, which counts and remembers what it sends where
+        engine = self._context.fleet.pick(self._prepared.take_facts(), self._request.session, now, self.engines)
+        if engine is None:
+            return False
+        self._context.budget.spend(now)
+        self.engines.append(engine)
+        self._try_again(engine)
+        return True
+
+    def _try_again(self, engine: Engine) -> None:
+        """Begin at `engine` before the old place is given up: who waits for one must not take the place of both."""
+        old = self.attempt
+        assert old is not None
+        self._context.metrics.retries += 1
+        self._try(engine, is_fresh=engine is old.engine)
+        old.drop()
+
+    # From the engine: `gateway.relay.attempt.AttemptReader`
+
+    def connected(self) -> None:
+        """Send the request."""
+        prepared, attempt = self._prepared, self.attempt
+        assert attempt is not None
+        self.phase = "wait"
+        size = prepared.size
+        head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
+            attempt.engine.head(self._method, self._path.encode()),
+            self._request.forwarded,
+            self._request_id,
+            size,
+        )
+        self.sent_at = self.last_at = self._context.monotonic()
+        if size <= SMALL_BODY_BYTES and len(prepared.body) == 1:
+            attempt.send((head + bytes(prepared.body[0]),))
+        else:
+            attempt.send((head, *prepared.body))
+
+    def unconnected(self, reason: str) -> None:
+        """The engine cannot be reached."""
+        if not self._retry():
+            said = "did not accept a connection in time" if reason == "connect_timeout" else "cannot be reached"
+            self._owner.local_reply(
+                EngineUnavailableError(f"the engine {said}; try again", retry_after_s=RETRY_AFTER_S)
+            )
+
+    def head(self, head: ResponseHead, framer: Framer) -> None:
+        """The engine's head arrived; nothing of it goes out yet."""
+        assert self.attempt is not None
+        self.last_at = now = self._context.monotonic()
+        if head.status >= _SERVER_ERROR or head.status in _REFUSED_CREDENTIALS:
+            self._context.metrics.count_upstream_error(f"status_{head.status}")
+            self.attempt.engine.outlier_detection.fail(now, is_connect=False)
+            if head.status in RETRIED_STATUS and self._retry():
+                return
+            if head.status in _REFUSED_CREDENTIALS:
+                said = "the engine refused the gateway's credentials; its operator has to set --engine-api-key"
+                self._owner.local_reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+                return
+        self.status = head.status
+        owner = self._owner
+        self.delivery = Delivery(
+            head,
+            framer,
+            owner.own_lines(),
+            is_modern=self._request.is_modern,
+            keep_alive=owner.keep_alive,
+            strips_usage=self._prepared.strips_usage,
+        )
+        owner.keep_alive = self.delivery.keep_alive
+
+    def body(self, raw: bytes, payload: list[bytes]) -> None:
+        """Part of the body arrived."""
+        delivery = self.delivery
+        assert delivery is not None
+        self.last_at = now = self._context.monotonic()
+        if self.attempt is not None:
+            self.attempt.engine.heard_at = now
+        self.phase = "response"
+        has_begun = delivery.has_begun
+        out = delivery.take(raw, payload, now)
+        if delivery.has_begun and not has_begun and self._has_failed_first(delivery, now):
+            return
+        if delivery.gaps:
+            self._prepared.cell.itl.observe(delivery.gap_s, delivery.gaps)
+        if out:
+            if self._prepared.body:  # there will be no retry, and a stream may last
+                self._prepared.body = ()
+                self._prepared.outline = None
+                self._owner.body_released()
+            self._write(out)
+
+    def _has_failed_first(self, delivery: Delivery, now: float) -> bool:
+        """Judge the beginning of a body: whether it was the engine's failure and is tried elsewhere."""
+        assert self.attempt is not None
+        if not delivery.has_failed_first:
+            if self.status < _SERVER_ERROR:
+                self.attempt.engine.outlier_detection.restore(now)
+            return False
+        self.attempt.engine.outlier_detection.fail(now, is_connect=False)
+        self.delivery = None
+        if self._retry():
+            self._context.metrics.count_upstream_error("error_event")
+            return True
+        self.delivery = delivery  # passed on as it came: there is nothing better to say
+        return False
+
+    def complete(self) -> None:
+        """The response is whole."""
+        delivery, attempt = self.delivery, self.attempt
+        assert delivery is not None
+        assert attempt is not None
+        attempt.detach()
+        if not delivery.is_whole:
+            self._context.metrics.count_upstream_error("closed")
+            self._reset_response(StreamBrokenError("the engine closed the stream before its end"))
+            return
+        if delivery.has_error:
+            self._context.metrics.count_upstream_error("error_event")
+            self.error = "error_event"
+        if not delivery.has_failed:
+            attempt.engine.outlier_detection.complete_stream()
+        elif not delivery.has_failed_first:
+            attempt.engine.outlier_detection.fail_stream(self._context.monotonic())
+        out = delivery.complete(self._context.monotonic())
+        if out:
+            self._write(out)
+        self._owner.finish()
+
+    def reset(self, reason: str, *, is_stale: bool) -> None:
+        """The response will never be whole."""
+        attempt = self.attempt
+        assert attempt is not None
+        attempt.detach()
+        now = self._context.monotonic()
+        if is_stale and now - self.sent_at <= STALE_S:
+            self._try_again(attempt.engine)
+            return
+        self._context.metrics.count_upstream_error(reason.partition(":")[0])
+        if self.delivery is not None and self.delivery.has_begun:
+            attempt.engine.outlier_detection.fail_stream(now)
+            self._reset_response(StreamBrokenError(f"the engine broke the response off ({reason})"))
+            return
+        attempt.engine.outlier_detection.fail(now, is_connect=False)
+        self.delivery = None
+        if not self._retry():
+            said = f"the engine gave no whole answer ({reason}); try again"
+            self._owner.local_reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+
+    def _reset_response(self, error: GatewayError) -> None:
+        """End a response that has begun, with what can still be said."""
+        assert self.delivery is not None
+        self.error = error.code
+        tail = self.delivery.reset(event_of(error, self._path))
+        if tail is not None:
+            self._write(tail)
+        self._owner.finish(is_reset=tail is None)

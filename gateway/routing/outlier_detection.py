@@ -1,0 +1,95 @@
+"""When an engine is ejected, for how long, and how it returns. Pure: `now` is monotonic seconds.
+
+A failure to connect ejects at once; other failures before an answer (closed, 5xx, 401 and 403, time-out before the
+first byte, an error event as the first of a stream) eject after `FAILURES_ALLOWED` in a row. Each further ejection
+doubles the time, up to `EJECTED_MAX_S`. The beginning of a good answer clears the count: a 4xx is the client's fault. A
+connection clears nothing, and neither does a head: the kernel still accepts for an engine that hangs, and a server
+whose engine hangs may still send the head of a stream. Failures within answers (an error event, broken off) are counted
+apart, as each has a good beginning; they eject after as many in a row, which a whole answer ends.
+
+A background probe, not a user's request, tries an ejected engine when its time is over. A probe that finds nobody
+listening ejects at once; `PROBES_ALLOWED` probes in a row without an answer in time eject too.
+"""
+
+from dataclasses import dataclass
+
+FAILURES_ALLOWED = 5
+"""Failures in a row, connecting aside, before an ejection: fewer eject an engine for one bad request."""
+
+PROBES_ALLOWED = 2
+"""Probes in a row that may time out before an ejection: one may have met a busy moment."""
+
+EJECTED_MIN_S = 0.5
+EJECTED_MAX_S = 30.0
+"""Seconds of the first ejection and of the longest: how soon a restart is noticed, against probes of a dead engine."""
+
+RAMP_S = 10.0
+RAMP_FLOOR = 0.1
+"""Seconds in which a returning engine's share of load grows from the floor (a ratio) to all."""
+
+
+@dataclass(slots=True)
+class OutlierDetection:
+    """What one engine's recent behaviour has earned it. Times are monotonic seconds."""
+
+    failures: int = 0
+    stream_failures: int = 0
+    probe_timeouts: int = 0
+    ejections: int = 0
+    ejected_until: float = 0.0
+    is_ejected: bool = False
+    returned_at: float | None = None
+
+    def restore(self, now: float) -> None:
+        """A probe, or an answer below 500, found the engine alive: if it was ejected, let it return, slowly."""
+        if self.is_ejected:
+            self.is_ejected = False
+            self.returned_at = now
+            self.stream_failures = 0
+        self.failures = 0
+        self.probe_timeouts = 0
+
+    def fail(self, now: float, *, is_connect: bool) -> bool:
+        """The engine failed; return whether it is ejected now."""
+        self.failures += 1
+        if is_connect or self.failures >= FAILURES_ALLOWED:
+            self.eject(now)
+        return self.is_ejected
+
+    def fail_stream(self, now: float) -> bool:
+        """An answer that had begun well failed; return whether the engine is ejected now."""
+        self.stream_failures += 1
+        if self.stream_failures >= FAILURES_ALLOWED:
+            self.eject(now)
+        return self.is_ejected
+
+    def complete_stream(self) -> None:
+        """An answer was whole."""
+        self.stream_failures = 0
+
+    def fail_probe(self, now: float, *, is_connect: bool) -> bool:
+        """A probe could not connect, or got no answer in time; return whether that ejects the engine now."""
+        was_ejected = self.is_ejected
+        self.probe_timeouts += 1
+        if is_connect or was_ejected or self.probe_timeouts >= PROBES_ALLOWED:
+            self.eject(now)
+        return self.is_ejected and not was_ejected
+
+    def eject(self, now: float) -> None:
+        """Leave the engine alone for a time that doubles while it keeps failing soon after its return."""
+        if self.is_ejected and now < self.ejected_until:
+            return
+        if self.returned_at is not None and now - self.returned_at > RAMP_S:
+            self.ejections = 0
+        self.ejected_until = now + min(EJECTED_MAX_S, EJECTED_MIN_S * 2.0 ** min(self.ejections, 10))
+        self.ejections += 1
+        self.is_ejected = True
+
+    def share(self, now: float) -> float:
+        """Return the share (0..1] of its normal load that the engine should carry."""
+        if self.returned_at is None:
+            return 1.0
+        elapsed_s = now - self.returned_at
+        if elapsed_s >= RAMP_S:
+            return 1.0
+        return RAMP_FLOOR + (1.0 - RAMP_FLOOR) * max(0.0, elapsed_s) / RAMP_S

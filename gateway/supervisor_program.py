@@ -1,0 +1,43 @@
+"""The parent of several workers as a program: settings in, an exit status out. It loads nothing of what serves."""
+
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from specpilot.gateway.process.listening import reserve
+from specpilot.gateway.process.start_error import StartError
+from specpilot.gateway.process.supervision import Supervision
+from specpilot.gateway.process.supervisor import Supervisor
+from specpilot.gateway.settings import PROGRAM, GatewaySettings
+from specpilot.gateway.telemetry.worker_files import Ledger
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.settings import fail
+
+STOP_MARGIN_S = 10.0
+"""How much longer than the drain time-out a worker may take to end before it is killed."""
+
+
+def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
+    """Run `settings.workers` workers until a signal. Ends the process with status 2 on bad settings."""
+    log_format = "%(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
+    try:
+        reserved = reserve(settings.host, settings.port)
+    except StartError as error:
+        fail(PROGRAM, *error.lines)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="specpilot-gateway-")
+    except OSError as error:
+        said = f"the workers need a temporary directory: {error}; point TMPDIR at one that can be written"
+        fail(PROGRAM, f"--workers: {said}")
+    with folder as name, reserved:
+        supervision = Supervision(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
+        try:
+            ledger = Ledger(Path(name))
+        except OSError as error:
+            remedy = "make room there, or point TMPDIR at another directory"
+            fail(PROGRAM, f"--workers: the workers' counts cannot be written to {name}: {error.strerror}; {remedy}")
+        status = Supervisor(supervision, reserved, Path(name), ledger, flags, SystemClock()).run()
+    sys.exit(status)

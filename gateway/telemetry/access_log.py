@@ -1,0 +1,80 @@
+"""One JSON line per request, on standard error, without secrets and without bodies.
+
+Lines are gathered on the event loop and written in batches by a thread, so that a slow reader of standard error
+delays no request; when the reader falls behind by `BACKLOG` batches, lines are dropped and counted.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import orjson
+
+BACKLOG = 64
+"""Batches, of 0.1 s each, that may wait for a slow reader: memory against lost lines."""
+
+
+class AccessLog:
+    """Writes to `stream`, or nowhere when it is `None`.
+
+    Where several processes share the stream, `atomic_bytes` is how much of one write a pipe keeps together: no more
+    goes out at once, and only whole lines, so that lines of different processes never mix.
+    """
+
+    def __init__(self, stream: IO[bytes] | None, atomic_bytes: int | None = None) -> None:
+        self._atomic_bytes = atomic_bytes
+        self._lines: list[bytes] = []
+        self._batches: queue.Queue[bytes | None] = queue.Queue(BACKLOG)
+        self._thread: threading.Thread | None = None
+        self.is_on = stream is not None
+        self.dropped = 0
+        if stream is not None:
+            self._thread = threading.Thread(target=self._write, args=(stream,), name="access-log", daemon=True)
+            self._thread.start()
+
+    def add(self, fields: Mapping[str, Any]) -> None:
+        """Note one request."""
+        self._lines.append(orjson.dumps(fields))
+
+    def flush(self) -> None:
+        """Hand over what has been gathered. Never blocks."""
+        if not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        try:
+            self._batches.put_nowait(b"\n".join(lines) + b"\n")
+        except queue.Full:
+            self.dropped += len(lines)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write what is left, waiting at most `timeout_s`."""
+        self.flush()
+        if self._thread is not None:
+            try:
+                self._batches.put(None, timeout=timeout_s)
+            except queue.Full:
+                return
+            self._thread.join(timeout_s)
+
+    def _write(self, stream: IO[bytes]) -> None:
+        while (batch := self._batches.get()) is not None:
+            for part in (batch,) if self._atomic_bytes is None else parts_of(batch, self._atomic_bytes):
+                try:
+                    stream.write(part)
+                    stream.flush()
+                except OSError:  # a full disk, a pipe without a reader: what comes later may find it mended
+                    self.dropped += part.count(b"\n")
+                except ValueError:
+                    return  # the stream was closed
+
+
+def parts_of(lines: bytes, limit_bytes: int) -> Iterator[bytes]:
+    """Yield `lines` in parts of whole lines, each within `limit_bytes` unless one line alone is longer."""
+    start = 0
+    while len(lines) - start > limit_bytes:
+        end = lines.rfind(b"\n", start, start + limit_bytes) + 1 or lines.index(b"\n", start) + 1
+        yield lines[start:end]
+        start = end
+    if start < len(lines):
+        yield lines[start:]

@@ -1,0 +1,45 @@
+"""The numbers of several workers as one: counters add up, each gauge by its own rule.
+
+A snapshot is what one worker has counted, as plain values that JSON can carry: numbers, lists of numbers (the buckets
+of a histogram) and mappings of these, under the branch that says how two of them make one. `counters` only grow and
+outlive their worker; `sums`, `largest` and `least` are gauges, which vanish with it. A number that only one side has
+is that number: unknown is not zero. Pure.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+COUNTERS, SUMS, LARGEST, LEAST = "counters", "sums", "largest", "least"
+
+_RULES: Mapping[str, Callable[[Any, Any], Any]] = {
+    COUNTERS: operator.add,
+    SUMS: operator.add,
+    LARGEST: max,
+    LEAST: min,
+}
+MetricsSnapshot = Mapping[str, Any]
+
+
+def total(snapshots: Iterable[MetricsSnapshot]) -> dict[str, Any]:
+    """Return all of `snapshots` as one."""
+    found: dict[str, Any] = {}
+    for snapshot in snapshots:
+        for branch, rule in _RULES.items():
+            found[branch] = _merged(found.get(branch), snapshot.get(branch), rule)
+    return {branch: values for branch, values in found.items() if values is not None}
+
+
+def lasting(snapshot: MetricsSnapshot) -> dict[str, Any]:
+    """Return what of `snapshot` outlives its worker."""
+    return {COUNTERS: snapshot.get(COUNTERS, {})}
+
+
+def _merged(left: Any, right: Any, rule: Callable[[Any, Any], Any]) -> Any:
+    if left is None or right is None:
+        return right if left is None else left
+    if isinstance(left, dict):
+        return {key: _merged(left.get(key), right.get(key), rule) for key in left | right}
+    if isinstance(left, list):
+        return [rule(one, other) for one, other in zip(left, right, strict=True)]
+    return rule(left, right)

@@ -1,0 +1,293 @@
+"""What the gateway counts, as Prometheus metrics with the prefix `specpilot_gateway_`.
+
+Counting happens on the event loop only, in plain numbers without locks: one `Cell` per (model, class), found once a
+request. Prometheus objects are made when somebody asks for `/metrics`. A gateway of several processes adds their
+snapshots up (`gateway.telemetry.merge`): every number here is a counter unless `GAUGES` names it. Labels are bounded:
+models that an engine serves and classes that a model has; everything else counts under `other`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, MetricsSnapshot
+from specpilot.gateway.wire.sse import Usage
+
+PREFIX = "specpilot_gateway_"
+GAUGES = {"in_flight": SUMS, "queued": SUMS, "policy_versions": LEAST, "snapshot_age_s": LARGEST, "ejected": LARGEST}
+"""How the workers' gauges become one: the oldest policy in force and the oldest snapshot anywhere are what counts."""
+
+NUMBERS = (
+    *("retries", "unknown_class", "refusals", "upstream_errors", "disconnects", "choices", "policy_versions"),
+    *("snapshot_age_s", "ejected", "log_lines_dropped", "spans"),
+)
+"""What `GatewayMetrics` counts besides its cells."""
+
+CELL_NUMBERS = (
+    *("acceptance_length", "duration", "in_flight", "itl", "overhead", "queue", "queued", "requests"),
+    *("tokens_by_events", "tokens_by_usage", "ttft"),
+)
+"""What a `Cell` counts."""
+
+CELL_LIMIT = 1024
+"""More pairs of model and class than any fleet has; what comes after counts under `other`."""
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
+_ITL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_OVERHEAD_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
+
+HELP = {
+    "requests": "Requests answered, by HTTP status (499: the client left first).",
+    "ttft_seconds": "Seconds from the whole request to the first byte of a streamed body.",
+    "itl_seconds": "Seconds between two events of a stream, as read from the engine.",
+    "request_duration_seconds": "Seconds from the whole request to the end of its response.",
+    "overhead_seconds": "Seconds from the whole request to its bytes going out to an engine; waiting for one excluded.",
+    "output_tokens": "Output tokens delivered; source=usage: as the engine said, source=events: one per stream event.",
+    "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine said.",
+    "in_flight": "Requests under way, those that wait for an engine included.",
+    "choices": "Engines chosen among several, by the rule that chose.",
+    "retries": "Requests sent to a second engine or connection.",
+    "upstream_errors": "Engine failures, by reason.",
+    "disconnects": "Clients that left before the end, by phase.",
+    "refusals": "Requests refused for want of room, by kind.",
+    "queue_length": "Requests that wait for an engine with room.",
+    "queue_seconds": "Seconds that requests which had to wait for an engine did so, with or without success.",
+    "unknown_class": "Requests whose header, body or key named a class that the model does not have.",
+    "policy_version": "Version of the policy applied to a model; 0: none.",
+    "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
+    "engine_ejected": "1 while an engine is left alone because it failed.",
+    "spans": "Spans of requests, by what became of them; absent without tracing.",
+    "log_lines_dropped": "Access log lines dropped because the reader of standard error was too slow.",
+}
+
+
+class Histogram:
+    """Counts per bucket, a sum; for one thread."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """`bounds` are the inclusive upper bounds, infinity left out."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` over."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return Prometheus' cumulative buckets."""
+        seen = 0
+        rows: list[tuple[str, float]] = []
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+            seen += count
+            rows.append((bound, float(seen)))
+        return rows
+
+
+class Cell:
+    """Everything counted for one model and class."""
+
+    __slots__ = (
+        "acceptance_length",
+        "duration",
+        "in_flight",
+        "itl",
+        "overhead",
+        "queue",
+        "queued",
+        "requests",
+        "tokens_by_events",
+        "tokens_by_usage",
+        "ttft",
+    )
+
+    def __init__(self) -> None:
+        self.requests: dict[int, int] = {}
+        self.in_flight = 0
+        self.ttft = Histogram(_SECONDS)
+        self.itl = Histogram(_ITL_SECONDS)
+        self.duration = Histogram(_SECONDS)
+        self.overhead = Histogram(_OVERHEAD_SECONDS)
+        self.queue = Histogram(_SECONDS)
+        self.queued = 0
+        self.acceptance_length = Histogram(_LENGTHS)
+        self.tokens_by_usage = 0
+        self.tokens_by_events = 0
+
+    def count(self, status: int, duration_s: float) -> None:
+        """A request ended with `status`."""
+        self.requests[status] = self.requests.get(status, 0) + 1
+        self.duration.observe(duration_s)
+
+    def learn(self, usage: Usage, events: int) -> None:
+        """A response said `usage` of itself; where it named no tokens, its events stand in for them."""
+        if usage.output_tokens is not None:
+            self.tokens_by_usage += usage.output_tokens
+        else:
+            self.tokens_by_events += events
+        if usage.acceptance_length is not None:
+            self.acceptance_length.observe(usage.acceptance_length)
+
+
+class GatewayMetrics(Collector):
+    """The counts of one process. What others own (`choices`, `policy_versions`, ...) is set before a scrape."""
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[str, str], Cell] = {}
+        self.retries = 0
+        self.unknown_class = 0
+        self.refusals: dict[str, int] = {}
+        self.upstream_errors: dict[str, int] = {}
+        self.disconnects: dict[str, int] = {}
+        self.choices: Mapping[str, int] = {}
+        self.policy_versions: dict[str, int] = {}
+        self.snapshot_age_s: float | None = None
+        self.ejected: dict[str, bool] = {}
+        self.log_lines_dropped = 0
+        self.spans: dict[str, int] = {}
+
+    def cell(self, model: str, traffic_class: str) -> Cell:
+        """Return where requests of `traffic_class` on `model` count. Both must be known names or `other`."""
+        key = (model, traffic_class)
+        found = self.cells.get(key)
+        if found is None:
+            if len(self.cells) >= CELL_LIMIT and key != ("other", "other"):
+                return self.cell("other", "other")
+            found = self.cells[key] = Cell()
+        return found
+
+    def count_upstream_error(self, reason: str) -> None:
+        """An engine failed."""
+        self.upstream_errors[reason] = self.upstream_errors.get(reason, 0) + 1
+
+    def count_refusal(self, kind: str) -> None:
+        """A request was refused for want of room."""
+        self.refusals[kind] = self.refusals.get(kind, 0) + 1
+
+    def count_disconnect(self, phase: str) -> None:
+        """A client left before its response was whole."""
+        self.disconnects[phase] = self.disconnects.get(phase, 0) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of every number, for `gateway.telemetry.merge`."""
+        found: dict[str, Any] = {COUNTERS: {}, SUMS: {}, LARGEST: {}, LEAST: {}}
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                found[GAUGES.get(name, COUNTERS)][name] = _plain(value)
+        for (model, traffic_class), cell in self.cells.items():
+            for name in CELL_NUMBERS:
+                cells = found[GAUGES.get(name, COUNTERS)].setdefault("cells", {})
+                cells.setdefault(model, {}).setdefault(traffic_class, {})[name] = _plain(getattr(cell, name))
+        return found
+
+    @classmethod
+    def of(cls, snapshot: MetricsSnapshot) -> Self:
+        """Return metrics to `collect` from, with the numbers of `snapshot`; JSON has made its keys text."""
+        metrics = cls()
+        for values in snapshot.values():
+            for name, value in values.items():
+                if name != "cells":
+                    setattr(metrics, name, value)
+            for model, classes in values.get("cells", {}).items():
+                for traffic_class, numbers in classes.items():
+                    _restore(metrics.cells.setdefault((model, traffic_class), Cell()), numbers)
+        return metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield every family of metrics, for Prometheus' registry."""
+        yield from self._cell_counters()
+        for name, attribute in (
+            ("ttft_seconds", "ttft"),
+            ("itl_seconds", "itl"),
+            ("request_duration_seconds", "duration"),
+            ("overhead_seconds", "overhead"),
+            ("queue_seconds", "queue"),
+            ("acceptance_length", "acceptance_length"),
+        ):
+            family = HistogramMetricFamily(PREFIX + name, HELP[name], labels=("model", "traffic_class"))
+            for key, cell in self.cells.items():
+                histogram: Histogram = getattr(cell, attribute)
+                family.add_metric(key, histogram.buckets(), histogram.total)
+            yield family
+        yield self._counter("upstream_errors", "reason", self.upstream_errors)
+        yield self._counter("disconnects", "phase", self.disconnects)
+        yield self._counter("choices", "rule", self.choices)
+        yield self._counter("spans", "outcome", self.spans)
+        yield self._counter("refusals", "kind", self.refusals)
+        for name, count in (
+            ("retries", self.retries),
+            ("unknown_class", self.unknown_class),
+            ("log_lines_dropped", self.log_lines_dropped),
+        ):
+            yield CounterMetricFamily(PREFIX + name, HELP[name], value=count)
+        versions = GaugeMetricFamily(PREFIX + "policy_version", HELP["policy_version"], labels=("model",))
+        for model, version in self.policy_versions.items():
+            versions.add_metric((model,), version)
+        yield versions
+        ejected = GaugeMetricFamily(PREFIX + "engine_ejected", HELP["engine_ejected"], labels=("engine",))
+        for engine_id, is_ejected in self.ejected.items():
+            ejected.add_metric((engine_id,), float(is_ejected))
+        yield ejected
+        age = GaugeMetricFamily(PREFIX + "snapshot_age_seconds", HELP["snapshot_age_seconds"])
+        if self.snapshot_age_s is not None:
+            age.add_metric((), self.snapshot_age_s)
+        yield age
+
+    def _cell_counters(self) -> Iterator[Metric]:
+        pair = ("model", "traffic_class")
+        requests = CounterMetricFamily(PREFIX + "requests", HELP["requests"], labels=(*pair, "status"))
+        tokens = CounterMetricFamily(PREFIX + "output_tokens", HELP["output_tokens"], labels=(*pair, "source"))
+        in_flight = GaugeMetricFamily(PREFIX + "in_flight", HELP["in_flight"], labels=pair)
+        queued = GaugeMetricFamily(PREFIX + "queue_length", HELP["queue_length"], labels=pair)
+        for key, cell in self.cells.items():
+            for status, count in cell.requests.items():
+                requests.add_metric((*key, str(status)), count)
+            tokens.add_metric((*key, "usage"), cell.tokens_by_usage)
+            tokens.add_metric((*key, "events"), cell.tokens_by_events)
+            in_flight.add_metric(key, cell.in_flight)
+            queued.add_metric(key, cell.queued)
+        yield from (requests, tokens, in_flight, queued)
+
+    def _counter(self, name: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, HELP[name], labels=(label,))
+        for value, count in counts.items():
+            family.add_metric((value,), count)
+        return family
+
+
+def exposition(metrics: GatewayMetrics) -> bytes:
+    """Return `metrics` as Prometheus' text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    return generate_latest(registry)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Histogram):
+        return {"counts": [*value.counts], "total": value.total}
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _restore(cell: Cell, numbers: dict[str, Any]) -> None:
+    for name, value in numbers.items():
+        histogram = getattr(cell, name)
+        if isinstance(histogram, Histogram):
+            histogram.counts, histogram.total = value["counts"], value["total"]
+        elif name == "requests":
+            cell.requests = {int(status): count for status, count in value.items()}
+        else:
+            setattr(cell, name, value)

@@ -1,0 +1,218 @@
+"""Traces by the OpenTelemetry SDK: one server span for each relayed request, exported by OTLP over HTTP.
+
+Everything is configured by the standard `OTEL_*` variables, which the SDK reads. A span begins when it is the request's
+turn and ends with its response. Its parent is the client's `traceparent`; the one that engines get names the span
+itself, sampled or not. Attributes follow the semantic conventions for HTTP servers and for GenAI where they have a
+word, `specpilot.*` where they do not.
+
+Export is a batch at a time in a thread of its own, from a queue with a bound. A span that finds the queue full is
+dropped and counted. So a collector that is slow or gone costs spans, never requests. What the SDK raises is logged once
+and goes no further.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from specpilot.gateway.telemetry.outcome import Outcome
+from specpilot.gateway.wire.heads import RequestHead
+
+QUEUE_SPANS = 2048
+"""Spans that may wait for the collector, the SDK's own default: memory against lost spans."""
+
+CLOSE_S = 3.0
+"""Seconds that the last spans get at the end."""
+
+FIRST_TOKEN = "gen_ai.first_token"  # noqa: S105 - an event's name
+_SERVER_ERROR = 500
+_CLIENT_ERROR = 400
+_PARENT, _STATE = b"traceparent", b"tracestate"
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class _Exporter(OTLPSpanExporter):
+    """Counts what is taken from the queue and what becomes of it. In the processor's thread."""
+
+    taken = 0
+    exported = 0
+    failed = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export a batch, and count what became of it."""
+        self.taken += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            result = super().export(spans)
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self.exported += len(spans)
+            else:
+                self.failed += len(spans)
+        return result
+
+
+class _Processor(BatchSpanProcessor):
+    """The SDK's, with its bound enforced and counted here: the SDK's own drops are counted nowhere."""
+
+    def __init__(self, exporter: _Exporter, limit_spans: int) -> None:
+        super().__init__(exporter, max_queue_size=limit_spans)
+        self._counted = exporter
+        self._limit_spans = limit_spans
+        self._queued = 0
+        self.dropped = 0
+
+    @property
+    def unexported(self) -> int:
+        """How many spans have not reached the collector and still might."""
+        return self._queued - self._counted.exported - self._counted.failed
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue a span that has ended, unless the queue is at its bound."""
+        context = span.get_span_context()
+        if context is None or not context.trace_flags.sampled:
+            return
+        if self._queued - self._counted.taken >= self._limit_spans:
+            self.dropped += 1
+            return
+        self._queued += 1
+        super().on_end(span)
+
+
+class OtelTracing:
+    """`gateway.telemetry.tracing.Tracing` by the SDK. `environment` is what the SDK reads too."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        named = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get(
+            "OTEL_RESOURCE_ATTRIBUTES", ""
+        )
+        said = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+        self._exporter = _Exporter()
+        self._processor = _Processor(self._exporter, int(said) if said.isdecimal() and int(said) else QUEUE_SPANS)
+        resource = Resource.create(None if named else {SERVICE_NAME: "specpilot-gateway"})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(self._processor)
+        self._tracer = self._provider.get_tracer("specpilot.gateway")
+        self._propagator = TraceContextTextMapPropagator()
+        self._has_failed = False
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Spans so far by what became of them."""
+        exporter = self._exporter
+        return {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._processor.dropped}
+
+    def begin(self, method: bytes, path: str, request: RequestHead) -> Span | None:
+        """Return the span of a request that begins now; `None` when the SDK fails."""
+        try:
+            name = method.decode()
+            rest, carrier = _without_context(request.forwarded)
+            span = self._tracer.start_span(
+                f"{name} {path}",
+                self._propagator.extract(carrier),
+                SpanKind.SERVER,
+                {"http.request.method": name, "url.path": path, "url.scheme": "http", "http.route": path},
+            )
+            request.forwarded = rest + _context_lines(span)
+        except Exception:  # noqa: BLE001 - see the module
+            self._fail()
+            return None
+        return span
+
+    def end(self, span: Span, outcome: Outcome) -> None:
+        """Describe the span by `outcome` and end it."""
+        try:
+            if span.is_recording():
+                _describe(span, outcome, time.time_ns())
+            span.end()
+        except Exception:  # noqa: BLE001 - see the module
+            self._fail()
+
+    def trace_id(self, span: Span) -> str:
+        """Return the name of the span's trace, 32 hexadecimal digits."""
+        return f"{span.get_span_context().trace_id:032x}"
+
+    async def close(self) -> None:
+        """Export what is left, for at most `CLOSE_S`: a collector that does not answer must not hold up the end."""
+        thread = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
+        thread.start()
+        await asyncio.to_thread(thread.join, CLOSE_S)
+        left = self._processor.unexported
+        if left:
+            _log.warning("%d spans could not be exported before the end", left)
+
+    def _fail(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _log.exception("a request could not be traced; this is said once")
+
+
+def _without_context(forwarded: bytes) -> tuple[bytes, dict[str, list[str]]]:
+    """Return the header lines `forwarded` without those of trace context, and these."""
+    carrier: dict[str, list[str]] = {}
+    if b"trace" not in forwarded:
+        return forwarded, carrier
+    kept: list[bytes] = []
+    for line in forwarded.splitlines(keepends=True):
+        name, _, value = line.partition(b": ")
+        if name in (_PARENT, _STATE):
+            carrier.setdefault(name.decode(), []).append(value.strip().decode("latin-1"))
+        else:
+            kept.append(line)
+    if len(carrier.get("traceparent", ())) != 1:
+        carrier.clear()  # none, or who knows which
+    return b"".join(kept), carrier
+
+
+def _context_lines(span: Span) -> bytes:
+    context = span.get_span_context()
+    lines = b"traceparent: 00-%032x-%016x-%02x\r\n" % (context.trace_id, context.span_id, context.trace_flags)
+    if context.trace_state:
+        lines += b"tracestate: " + context.trace_state.to_header().encode("latin-1") + b"\r\n"
+    return lines
+
+
+def _describe(span: Span, outcome: Outcome, now_ns: int) -> None:
+    found: dict[str, Any] = {
+        "http.response.status_code": outcome.status,
+        "specpilot.request_id": outcome.request_id.decode(),
+        "specpilot.engine": outcome.engine_id,
+        "specpilot.engines_tried": outcome.engines_tried,
+        "specpilot.phase": outcome.phase,
+        "specpilot.key_id": outcome.key_id,
+    }
+    if outcome.model is not None:
+        found["gen_ai.operation.name"] = _OPERATIONS.get(outcome.path)
+        found["gen_ai.request.model"] = outcome.model
+        found["gen_ai.request.stream"] = outcome.is_stream
+        found["gen_ai.request.max_tokens"] = outcome.max_tokens
+        found["specpilot.traffic_class"] = outcome.traffic_class
+    if outcome.usage is not None:
+        found["gen_ai.usage.input_tokens"] = outcome.usage.input_tokens
+        found["gen_ai.usage.output_tokens"] = outcome.usage.output_tokens
+        found["specpilot.acceptance_length"] = outcome.usage.acceptance_length
+    if outcome.ttft_s is not None and outcome.first_byte_at is not None:
+        found["gen_ai.response.time_to_first_chunk"] = outcome.ttft_s
+        span.add_event(FIRST_TOKEN, timestamp=now_ns - round((outcome.ended_at - outcome.first_byte_at) * 1e9))
+    if outcome.error is not None or outcome.status >= _SERVER_ERROR:
+        found["error.type"] = outcome.error or str(outcome.status)
+        if not _CLIENT_ERROR <= outcome.status < _SERVER_ERROR:
+            span.set_status(Status(StatusCode.ERROR))
+    span.set_attributes({name: value for name, value in found.items() if value is not None})

@@ -1,0 +1,66 @@
+"""How one request went, as plain values: what the counts, the access log and the span of it are made from."""
+
+from specpilot.gateway.wire.sse import Usage
+
+
+class Outcome:
+    """One request that is over. Times are monotonic seconds, and `None` is what never was or was not said.
+
+    `error` says what went wrong where the status does not: the code of the gateway's own error, sent instead of a
+    response or at the end of one; `error_event` for an engine's within a stream; `stalled` for a client cut off.
+    `is_stream` is what the client asked for, `is_event_stream` what the engine answered. `overhead_s` runs from the
+    beginning to the last time that the request went out. `first_byte_at` and `events` are of the engine's body.
+    """
+
+    __slots__ = (
+        "client_host", "ended_at", "engine_id", "engines_tried", "error", "events", "first_byte_at",
+        "is_event_stream", "is_stream", "key_id", "max_tokens", "method", "model", "overhead_s", "path", "phase",
+        "received_at", "request_id", "status", "traffic_class", "usage", "waited_s",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
+        self,
+        *,
+        request_id: bytes,
+        method: bytes,
+        path: str,
+        status: int,
+        phase: str,
+        received_at: float,
+        ended_at: float,
+        error: str | None,
+    ) -> None:
+        self.request_id = request_id
+        self.method = method
+        self.path = path
+        self.status = status
+        self.phase = phase
+        self.received_at = received_at
+        self.ended_at = ended_at
+        self.error = error
+        self.waited_s = 0.0
+        self.client_host: str | None = None
+        self.key_id: str | None = None
+        self.model: str | None = None
+        self.traffic_class: str | None = None
+        self.is_stream = False
+        self.max_tokens: int | None = None
+        self.engine_id: str | None = None
+        self.engines_tried = 0
+        self.overhead_s: float | None = None
+        self.is_event_stream = False
+        self.first_byte_at: float | None = None
+        self.events = 0
+        self.usage: Usage | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the whole request to the end of its response."""
+        return self.ended_at - self.received_at
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from the whole request to the first byte of a streamed body."""
+        if not self.is_event_stream or self.first_byte_at is None:
+            return None
+        return self.first_byte_at - self.received_at

@@ -1,0 +1,94 @@
+"""What remains of a request when it is over: counts, a line in the access log, a span. No body, no secret."""
+
+from specpilot.gateway.telemetry.access_log import AccessLog
+from specpilot.gateway.telemetry.metrics import Cell, GatewayMetrics
+from specpilot.gateway.telemetry.outcome import Outcome
+from specpilot.gateway.telemetry.tracing import Span, Tracing
+from specpilot.gateway.wire.errors import GatewayError
+from specpilot.gateway.wire.heads import RequestHead
+from specpilot.policy.clock import Clock
+from specpilot.policy.types import OTHER
+
+
+class Recorder:
+    """Where requests are recorded. Without `tracing` there are no spans."""
+
+    def __init__(self, metrics: GatewayMetrics, log: AccessLog, tracing: Tracing | None, clock: Clock) -> None:
+        self.metrics = metrics
+        self.log = log
+        self.tracing = tracing
+        self._clock = clock
+
+    def begin_span(self, method: bytes, path: str, request: RequestHead) -> Span | None:
+        """Return the span of a request that begins now; `None` when it is not traced."""
+        return None if self.tracing is None else self.tracing.begin(method, path, request)
+
+    def record(self, outcome: Outcome, cell: Cell | None, span: Span | None) -> None:
+        """Count `outcome` in `cell` (in `other` without one), log it, and end its `span`."""
+        cell = cell or self.metrics.cell(OTHER, OTHER)
+        duration_s, ttft_s, usage = outcome.duration_s, outcome.ttft_s, outcome.usage
+        cell.count(outcome.status, duration_s)
+        if outcome.overhead_s is not None:
+            cell.overhead.observe(outcome.overhead_s)
+        if ttft_s is not None:
+            cell.ttft.observe(ttft_s)
+        if usage is not None:
+            cell.learn(usage, outcome.events)
+        trace = None
+        if span is not None and self.tracing is not None:
+            trace = self.tracing.trace_id(span)
+            self.tracing.end(span, outcome)
+        if not self.log.is_on:
+            return
+        self.log.add(
+            {
+                "at": _rounded(self._clock.now(), 1e3),
+                "request_id": outcome.request_id.decode(),
+                "method": outcome.method.decode(),
+                "path": outcome.path,
+                "model": outcome.model,
+                "traffic_class": outcome.traffic_class,
+                "key_id": outcome.key_id,
+                "client": outcome.client_host,
+                "engine": outcome.engine_id,
+                "engines_tried": outcome.engines_tried,
+                "status": outcome.status,
+                "error": outcome.error,
+                "phase": outcome.phase,
+                "queue_ms": _ms(outcome.waited_s),
+                "duration_ms": _ms(duration_s),
+                "ttft_ms": None if ttft_s is None else _ms(ttft_s),
+                "input_tokens": None if usage is None else usage.input_tokens,
+                "output_tokens": None if usage is None else usage.output_tokens,
+                "acceptance_length": None if usage is None else usage.acceptance_length,
+                "trace_id": trace,
+            }
+        )
+
+    def record_unread(
+        self, request_id: bytes, error: GatewayError, began_at: float | None, client_host: str | None
+    ) -> None:
+        """Count and log a request that could not be read, and so has neither method nor path."""
+        now = self._clock.monotonic()
+        outcome = Outcome(
+            request_id=request_id,
+            method=b"",
+            path="",
+            status=error.status,
+            phase="request",
+            received_at=now if began_at is None else began_at,
+            ended_at=now,
+            error=error.code,
+        )
+        outcome.client_host = client_host
+        self.record(outcome, None, None)
+
+
+def _ms(seconds: float) -> float:
+    """Return milliseconds to two decimals."""
+    return _rounded(seconds * 1e3, 1e2)
+
+
+def _rounded(value: float, steps: float) -> float:
+    """Return `value` to the nearest of `steps` to a unit; `round` takes the way by decimal text, ten times as long."""
+    return int(value * steps + (0.5 if value >= 0 else -0.5)) / steps

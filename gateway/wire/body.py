@@ -1,0 +1,296 @@
+"""A request's body: the few facts the gateway needs, and the few fields that it sets.
+
+Law: the client's bytes reach the engine as they came. The body, or of a large one its outline
+(`gateway.wire.outline`), is parsed once, to look; it is never written anew from what was parsed.
+
+`amend` splices what the gateway decides into the bytes themselves: `vllm_xargs.traffic_class`, `priority`, and of a
+stream `stream_options.include_usage`. An object that is there is merged into, what it says of these replaced; else it
+becomes a first member of the body. When a body names a field twice every one of them is amended, so that it does not
+matter which the engine believes. A `vllm_xargs` that is neither object nor null is left for the engine to refuse.
+
+Whether `messages` and the like make sense is the engine's business. Pure.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidJsonError
+from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.policy.types import is_class_name
+
+XARGS = "vllm_xargs"
+CLASS_FIELD = "traffic_class"
+PRIORITY = "priority"
+STREAM_OPTIONS = "stream_options"
+INCLUDE_USAGE = "include_usage"
+_USAGE_MEMBER = b'"include_usage":true'
+CHARS_PER_TOKEN = 4
+"""A rough measure that ranks engines; nothing is billed by it."""
+
+UNSAID_OUTPUT_TOKENS = 256
+"""What a request that names no limit counts for."""
+
+PROMPT_TOKENS_COUNTED = 8192
+OUTPUT_TOKENS_COUNTED = 4096
+WALKED_MEMBERS = 512
+"""Members of one object that are walked through for one of them: 3 us each. OpenAI's largest request has some 40."""
+
+COPY_LIMIT_BYTES = 65_536
+"""Up to here a body is copied into one buffer with its field; above, it is passed on in slices."""
+
+# Possessive: what can backtrack remembers every escape that it passed, a hundred bytes each.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_SCALAR = re.compile(rb"[^,\]}\s]+")
+_NOT_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING.pattern + rb")++", re.DOTALL)
+
+
+class RequestFacts:
+    """What the gateway knows of a request. `body` is what `orjson` made of it; read it, never write it.
+
+    `work_tokens` estimates what the request asks of an engine: prompt plus output, in tokens, of which no more counts
+    than tells engines apart; `charged_tokens` is the same without those bounds. `max_tokens` is the
+    largest number of output tokens that it allows; `None` when it does not say.
+    """
+
+    __slots__ = ("body", "charged_tokens", "max_tokens", "model", "path", "stream", "work_tokens")
+
+    def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
+        self, path: str, model: str, body: dict[str, Any], prompt_tokens: int, max_tokens: int | None, *, stream: bool
+    ) -> None:
+        output_tokens = UNSAID_OUTPUT_TOKENS if max_tokens is None else max(0, max_tokens)
+        self.work_tokens = min(prompt_tokens, PROMPT_TOKENS_COUNTED) + min(output_tokens, OUTPUT_TOKENS_COUNTED)
+        self.charged_tokens = prompt_tokens + output_tokens
+        self.path = path
+        self.model = model
+        self.body = body
+        self.max_tokens = max_tokens
+        self.stream = stream
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the request names tools."""
+        return bool(self.body.get("tools"))
+
+    @property
+    def has_response_format(self) -> bool:
+        """Whether the request binds the shape of its answer."""
+        return bool(self.body.get("response_format") or self.body.get("structured_outputs"))
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the client asked for the usage of its stream."""
+        options = self.body.get(STREAM_OPTIONS)
+        return isinstance(options, dict) and options.get(INCLUDE_USAGE) is True
+
+    @property
+    def prompt_chars(self) -> int:
+        """The length of the prompt's text in characters. Images, audio and token ids do not count."""
+        body = self.body
+        return sum(_text_chars(body.get(name)) for name in ("messages", "prompt", "input", "system", "instructions"))
+
+    @property
+    def asked_class(self) -> str | None:
+        """The traffic class that the body asks for, by `metadata.traffic_class`."""
+        metadata = self.body.get("metadata")
+        asked = metadata.get(CLASS_FIELD) if isinstance(metadata, dict) else None
+        return asked if isinstance(asked, str) else None
+
+    @property
+    def service_tier(self) -> str | None:
+        """OpenAI's `service_tier`, which may happen to name a class."""
+        tier = self.body.get("service_tier")
+        return tier if isinstance(tier, str) else None
+
+
+def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
+    """Return what `body` states, which may be the outline of one of `size` bytes.
+
+    Raises `InvalidJsonError` and `InvalidFieldError`.
+    """
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJsonError(f"the request body is not valid JSON: {error}; send one JSON object") from error
+    if type(found) is not dict:
+        raise InvalidJsonError('the request body must be a JSON object, such as {"model": ...}')
+    model = found.get("model")
+    if type(model) is not str or not model:
+        said = "is missing" if model is None else "must be a non-empty string"
+        raise InvalidFieldError(f"model {said}; name one of those that GET /v1/models lists", param="model")
+    stream = found.get("stream")
+    if stream is not None and type(stream) is not bool:
+        raise InvalidFieldError("stream must be true or false", param="stream")
+    prompt_tokens = (len(body) if size is None else size) // CHARS_PER_TOKEN
+    return RequestFacts(path, model, found, prompt_tokens, _max_tokens(found), stream=stream is True)
+
+
+class Amendments:
+    """What the gateway decides of a body: values are few, and each is made once (`amendments`).
+
+    `traffic_class` and `priority` are `None` where they are not set: then a client's own `priority` becomes 0 all the
+    same, since it orders the queue of all clients. `asks_usage`: of a stream, ask for its usage.
+    """
+
+    __slots__ = ("asks_usage", "class_member", "class_value", "has_priority", "priority", "usual_members")
+
+    def __init__(self, traffic_class: str | None, priority: int | None, *, asks_usage: bool) -> None:
+        if traffic_class is not None and not is_class_name(traffic_class):
+            raise ValueError(f"{traffic_class!r} is not a class name")
+        self.class_value = b"" if traffic_class is None else b'"%s"' % traffic_class.encode()
+        self.class_member = b'"%s":%s' % (CLASS_FIELD.encode(), self.class_value) if traffic_class else b""
+        self.has_priority = priority is not None and priority != 0
+        self.priority = b"%d" % (priority or 0)
+        self.asks_usage = asks_usage
+        self.usual_members = self.first_members({})
+
+    def first_members(self, body: dict[str, Any]) -> bytes:
+        """Return the members to add to a body that was parsed as `body`."""
+        text = b""
+        if self.class_member and XARGS not in body:
+            text += b'"%s":{%s},' % (XARGS.encode(), self.class_member)
+        if self.has_priority and PRIORITY not in body:
+            text += b'"%s":%s,' % (PRIORITY.encode(), self.priority)
+        if self.asks_usage and STREAM_OPTIONS not in body:
+            text += b'"%s":{%s},' % (STREAM_OPTIONS.encode(), _USAGE_MEMBER)
+        return text
+
+
+@lru_cache(maxsize=1024)
+def amendments(traffic_class: str | None, priority: int | None, asks_usage: bool) -> Amendments:  # noqa: FBT001 - cached
+    """Return what to amend, the same value for the same decisions."""
+    return Amendments(traffic_class, priority, asks_usage=asks_usage)
+
+
+def amend(
+    body: bytes, facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
+) -> Sequence[bytes | memoryview]:
+    """Return `body` with what is `wanted` of it, as buffers to send one after another.
+
+    `facts` must be what `read_facts` made of `body`, or of its `outline`. Raises `BodyTooComplexError`.
+    """
+    found = facts.body
+    start = body.index(b"{") + 1
+    if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found:
+        return _spliced(body, [(start, start, wanted.usual_members)])
+    added = wanted.first_members(found)
+    has_class = bool(wanted.class_member) and XARGS in found
+    has_options = wanted.asks_usage and STREAM_OPTIONS in found
+    edits: list[tuple[int, int, bytes]] = [(start, start, added)] if added else []
+    if not (has_class or has_options or PRIORITY in found):
+        return _spliced(body, edits)
+    text = body if outline is None else outline.finish()
+    changed: list[tuple[int, int, bytes]] = []
+    for key, begin, end in _members(text, text.index(b"{")):
+        if key == XARGS and has_class:
+            changed += _merged(text, begin, end, CLASS_FIELD, wanted.class_value, wanted.class_member)
+        elif key == STREAM_OPTIONS and has_options:
+            changed += _merged(text, begin, end, INCLUDE_USAGE, b"true", _USAGE_MEMBER)
+        elif key == PRIORITY:
+            changed.append((begin, end, wanted.priority))
+    if outline is not None:
+        changed = [(outline.place(begin), outline.place(end), text) for begin, end, text in changed]
+    return _spliced(body, edits + changed)
+
+
+def _merged(  # noqa: PLR0913, PLR0917 - a place, and what to put there
+    body: bytes, start: int, end: int, name: str, value: bytes, member: bytes
+) -> list[tuple[int, int, bytes]]:
+    """Return what sets the member `name` of the object or null between `start` and `end`; nothing for other values."""
+    if body[start:end] == b"null":
+        return [(start, end, b"{" + member + b"}")]
+    if body[start : start + 1] != b"{":
+        return []
+    members = list(_members(body, start))
+    replaced = [(begin, end, value) for key, begin, end in members if key == name]
+    return replaced or [(start + 1, start + 1, member + (b"," if members else b""))]
+
+
+def _spliced(body: bytes, edits: list[tuple[int, int, bytes]]) -> Sequence[bytes | memoryview]:
+    source: bytes | memoryview = body if len(body) <= COPY_LIMIT_BYTES else memoryview(body)
+    parts: list[bytes | memoryview] = []
+    position = 0
+    for start, end, text in edits:
+        parts += (source[position:start], text)
+        position = end
+    parts.append(source[position:])
+    return (b"".join(parts),) if source is body else parts
+
+
+def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
+    """Yield key, start and end of value of each member of the object that begins at `start`.
+
+    Only for text that a JSON parser accepted: it looks for structure and checks nothing.
+    """
+    position = _skip(body, start + 1)
+    count = 0
+    while body[position] != ord("}"):
+        count += 1
+        if count > WALKED_MEMBERS:
+            said = f"with `{XARGS}`, `{STREAM_OPTIONS}` or `{PRIORITY}` at most {WALKED_MEMBERS} members can be read"
+            raise BodyTooComplexError(f"{said} of an object; send fewer")
+        found = _STRING.match(body, position)
+        assert found is not None
+        key: str = orjson.loads(found[0])
+        begin = _skip(body, _skip(body, found.end()) + 1)  # over the colon
+        end = _value_end(body, begin)
+        yield key, begin, end
+        position = _skip(body, end)
+        if body[position] == ord(","):
+            position = _skip(body, position + 1)
+
+
+def _value_end(body: bytes, position: int) -> int:
+    first = body[position]
+    if first not in b"{[":
+        scalar = (_STRING if first == ord('"') else _SCALAR).match(body, position)
+        assert scalar is not None
+        return scalar.end()
+    depth = 1
+    position += 1
+    while depth:
+        char = body[position]
+        if char in b"{[":
+            depth += 1
+            position += 1
+        elif char in b"}]":
+            depth -= 1
+            position += 1
+        else:
+            other = _NOT_BRACKET.match(body, position)
+            assert other is not None
+            position = other.end()
+    return position
+
+
+def _skip(body: bytes, position: int) -> int:
+    found = _SPACE.match(body, position)
+    assert found is not None
+    return found.end()
+
+
+def _max_tokens(body: dict[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = body.get(name)
+        if type(value) is int:
+            return value
+    return None
+
+
+def _text_chars(value: Any) -> int:
+    total = 0
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, list):
+            left.extend(item)
+        elif isinstance(item, dict):
+            left.append(item.get("content"))
+            left.append(item.get("text"))
+    return total

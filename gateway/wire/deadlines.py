@@ -1,0 +1,62 @@
+"""Bounds on one request, and which of its time-outs is over. Pure: `now` and all times are monotonic seconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes and seconds, as the settings of the same names."""
+
+    max_body_bytes: int
+    max_bodies_bytes: int
+    connect_timeout_s: float
+    first_byte_timeout_s: float
+    stream_first_byte_timeout_s: float
+    idle_timeout_s: float
+    total_timeout_s: float
+    request_timeout_s: float
+    body_timeout_s: float
+    max_connections: int
+    keep_alive_s: float
+    queue_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A time-out that is over: `name` as in `--<name>-timeout-s`, and how long it was."""
+
+    name: str
+    limit_s: float
+
+    def __str__(self) -> str:
+        shown, flag = self.name.replace("_", " "), self.name.replace("_", "-")
+        return f"the {shown} time-out of {self.limit_s:g} s is over (--{flag}-timeout-s)"
+
+
+def overdue(  # noqa: PLR0911, PLR0913 - one return a time-out; a phase, the clock and three times
+    limits: Limits, phase: str, now: float, *, last_at: float, received_at: float, sent_at: float, is_stream: bool
+) -> Overdue | None:
+    """Return which time-out of a request in `phase` is over, `None` while none is.
+
+    `last_at` is when the client or engine last moved, `received_at` when the request was whole (began, while
+    it is not), `sent_at` when it went
+    out to the engine. A stream has a bound of its own on its first byte, as nothing has to be generated whole for it.
+    The time-out for connecting is kept by whoever connects.
+    """
+    if phase == "request":
+        if now - received_at > limits.body_timeout_s:
+            return Overdue("body", limits.body_timeout_s)
+        is_over = now - last_at > limits.request_timeout_s
+        return Overdue("request", limits.request_timeout_s) if is_over else None
+    if phase == "queue":
+        return Overdue("queue", limits.queue_timeout_s) if now - received_at > limits.queue_timeout_s else None
+    if now - received_at > limits.total_timeout_s:
+        return Overdue("total", limits.total_timeout_s)
+    if phase == "wait":
+        name, limit_s = "first_byte", limits.first_byte_timeout_s
+        if is_stream and limits.stream_first_byte_timeout_s < limit_s:
+            name, limit_s = "stream_first_byte", limits.stream_first_byte_timeout_s
+        return Overdue(name, limit_s) if now - sent_at > limit_s else None
+    if phase == "response" and now - last_at > limits.idle_timeout_s:
+        return Overdue("idle", limits.idle_timeout_s)
+    return None

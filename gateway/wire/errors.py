@@ -1,0 +1,217 @@
+"""What the gateway itself answers when it cannot relay: who is at fault, and what to do about it.
+
+Every error of the gateway derives from `GatewayError` and becomes, once and here, the OpenAI envelope
+`{"error": {"message", "type", "param", "code"}}`. Texts name the field and the remedy; they carry no secret
+and nothing of a body. Engines' own errors pass through; only those in another shape are put into the envelope.
+"""
+
+import contextlib
+from typing import Any, ClassVar
+
+import orjson
+
+
+class GatewayError(Exception):
+    """Root: `status` and `code` say what happened, `type` who is at fault.
+
+    `retry_after_s`, where given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `refusal` is
+    the kind under which a request counts that was refused for want of room.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    type: str = "api_error"
+    refusal: str | None = None
+
+    def __init__(self, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class BadHeadError(GatewayError):
+    """The request is not HTTP/1.1 as the standard has it, its lengths included."""
+
+    status, type, code = 400, "invalid_request_error", "bad_request"
+
+
+class InvalidJsonError(GatewayError):
+    """The body is not JSON, or not a JSON object."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_json"
+
+
+class InvalidFieldError(GatewayError):
+    """A field that the gateway itself reads is missing or has the wrong type."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_field"
+
+
+class InvalidApiKeyError(GatewayError):
+    """No key, or one that nobody knows."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class ModelNotFoundError(GatewayError):
+    """No engine serves the model, not even one that is down."""
+
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+
+class RouteNotFoundError(GatewayError):
+    """The gateway relays an allow-list of routes; this is not one."""
+
+    status, type, code = 404, "invalid_request_error", "route_not_found"
+
+
+class MethodNotAllowedError(GatewayError):
+    """The route exists, with another method."""
+
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class RequestTimeoutError(GatewayError):
+    """The client did not send its whole request in time."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+
+class BodyTooLargeError(GatewayError):
+    """The body is larger than `--max-body-bytes`."""
+
+    status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class BodyTooComplexError(GatewayError):
+    """The body has more values, or more members in one object, than the gateway parses."""
+
+    status, type, code = 413, "invalid_request_error", "body_too_complex"
+
+
+class ConnectionsFullError(GatewayError):
+    """As many clients are connected as may be (`--max-connections`)."""
+
+    status, code, refusal = 503, "connections_full", "connections"
+
+
+class BodiesFullError(GatewayError):
+    """The bodies of requests under way take as much memory as they may (`--max-bodies-bytes`)."""
+
+    status, code, refusal = 503, "bodies_full", "bodies_full"
+
+
+class RateLimitError(GatewayError):
+    """The API key has asked for as much as it may in a minute. `kind`, requests or tokens, is the type, as OpenAI's."""
+
+    status, code = 429, "rate_limit_exceeded"
+
+    def __init__(self, message: str, kind: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.type = self.refusal = kind
+
+
+class QueueFullError(GatewayError):
+    """Every engine is busy and as many requests of the class wait as may."""
+
+    status, code, refusal = 429, "queue_full", "queue_full"
+
+
+class HeadTooLargeError(GatewayError):
+    """The request's headers are larger than the gateway reads."""
+
+    status, type, code = 431, "invalid_request_error", "head_too_large"
+
+
+class InternalError(GatewayError):
+    """A fault of the gateway itself."""
+
+
+class BadEngineResponseError(GatewayError):
+    """An engine answered with something that is not HTTP, or closed before its answer."""
+
+    status, code = 502, "bad_engine_response"
+
+
+class EngineUnavailableError(GatewayError):
+    """No engine of the model can be reached now."""
+
+    status, code = 503, "engine_unavailable"
+
+
+class KeysUnknownError(GatewayError):
+    """Redis, which holds API keys, was not read since the start, so nobody knows whether the request may pass."""
+
+    status, code = 503, "api_keys_unknown"
+
+
+class QueueTimeoutError(GatewayError):
+    """Every engine was busy for as long as the request could wait."""
+
+    status, code, refusal = 503, "queue_timeout", "queue_timeout"
+
+
+class DrainingError(GatewayError):
+    """This gateway is shutting down; another replica will answer."""
+
+    status, code = 503, "draining"
+
+
+class EngineTimeoutError(GatewayError):
+    """An engine took longer than one of the time-outs; the message names which."""
+
+    status, code = 504, "engine_timeout"
+
+
+class StreamBrokenError(GatewayError):
+    """An engine's stream ended before its end. Sent as an event, since the status is out already."""
+
+    status, code = 502, "stream_broken"
+
+
+def envelope(message: str, kind: str, param: str | None, code: str | None) -> bytes:
+    """Return OpenAI's error body."""
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def body_of(error: GatewayError) -> bytes:
+    """Return the body that tells a client of `error`."""
+    return envelope(error.message, error.type, error.param, error.code)
+
+
+def event_of(error: GatewayError, path: str) -> bytes:
+    """Return `error` as one server-sent event of the route `path`, which its client raises.
+
+    Anthropic's client passes over events without a name; OpenAI's, and others', over events with an unknown one.
+    """
+    name = b"event: error\n" if path == "/v1/messages" else b""
+    return name + b"data: " + body_of(error) + b"\n\n"
+
+
+def all_errors() -> tuple[type[GatewayError], ...]:
+    """Every error a client can meet."""
+    return tuple(GatewayError.__subclasses__())
+
+
+def enveloped(status: int, body: bytes) -> bytes | None:
+    """Return an engine's error in the envelope; `None` if it is in one already.
+
+    `body` is the engine's whole error body. Plain text, FastAPI's `{"detail": ...}` and vLLM's older
+    `{"object": "error", "message": ...}` are understood.
+    """
+    found: Any = None
+    with contextlib.suppress(orjson.JSONDecodeError):
+        found = orjson.loads(body)
+    if isinstance(found, dict):
+        if isinstance(found.get("error"), dict):
+            return None
+        said = found.get("message") or found.get("detail") or found.get("error")
+    else:
+        said = body.decode(errors="replace").strip()
+    if not said:
+        said = f"the engine answered {status} without a reason"
+    elif not isinstance(said, str):
+        said = orjson.dumps(said).decode()
+    kind = "invalid_request_error" if status < 500 else "api_error"  # noqa: PLR2004 - HTTP's border
+    return envelope(said[:4096], kind, None, "engine_error")

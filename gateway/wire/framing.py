@@ -1,0 +1,289 @@
+"""An engine's HTTP/1.1 response: its head, and where its body ends.
+
+Strict, because an end of a message that one side sees and the other does not is how responses get smuggled.
+
+`parse_head` checks the whole head before it believes any of it. A framer then follows the body: `feed` returns how
+many of the given bytes belong to this message, and leaves the body itself, without chunk framing, in `payload`. So the
+relay can pass the engine's bytes on as they are and still know the end, the content and whether it stands between two
+chunks (only there can an event of the gateway's own be added to a broken stream). Pure.
+"""
+
+import re
+from abc import ABC, abstractmethod
+
+HEAD_BYTES = 65_536
+LENGTH_DIGITS = 15
+
+_USUAL_NAMES = frozenset(
+    (b"connection", b"content-length", b"content-type", b"date", b"server", b"transfer-encoding", b"x-request-id")
+)
+"""Names that need no look at each of their characters."""
+
+_USUAL_STATUS_LINE = b"HTTP/1.1 200 OK"
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?")
+_NAME = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_TEXT = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r\n")
+_TRAILERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
+_SIZE_SO_FAR = re.compile(rb"[0-9a-fA-F]{1,12}(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r?")
+_TRAILERS_SO_FAR = re.compile(
+    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*"
+    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+(?::[^\x00-\x08\x0a-\x1f\x7f]*\r?)?|\r)?"
+)
+"""These two must hold of a line that has not ended, because what came of it is passed on: a client that takes a lone LF
+for the end of a line would see an end of the message where there is none."""
+
+_DIGIT = bytes(b"0123456789abcdef".find(bytes((octet,)).lower()) & 0xFF for octet in range(256))
+"""The value of each octet as a hexadecimal digit, 255 where it is none."""
+
+_USUAL_SIZE_DIGITS = 8
+_LINE_BYTES = 4096
+_TRAILER_BYTES = 16_384
+_BODILESS = (204, 304)
+_PER_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"proxy-authenticate")
+)
+
+
+class FramingError(ValueError):
+    """The engine's bytes are not a response as HTTP/1.1 has it."""
+
+
+class Framer(ABC):
+    """Follows one body. `is_done`: it is whole. `is_between_chunks`: something could be added here."""
+
+    __slots__ = ("is_between_chunks", "is_done", "payload")
+
+    def __init__(self, *, is_done: bool = False, is_between_chunks: bool = False) -> None:
+        self.payload: list[bytes] = []
+        self.is_done = is_done
+        self.is_between_chunks = is_between_chunks
+
+    @abstractmethod
+    def feed(self, data: bytes) -> int:
+        """Read `data`; return how many of its bytes belong to the body. Raises `FramingError`."""
+
+
+class ResponseHead:
+    """Status and end-to-end headers as they came (names in lower case), and how the body is delimited.
+
+    `length` is `None` when the body is chunked or ends with the connection; the two length headers themselves are not
+    in `headers`.
+    """
+
+    __slots__ = ("content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
+
+    def __init__(  # noqa: PLR0913 - a head says that much
+        self,
+        status: int,
+        headers: tuple[tuple[bytes, bytes], ...],
+        *,
+        length: int | None,
+        is_chunked: bool,
+        is_kept_alive: bool,
+        content_type: bytes,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.length = length
+        self.is_chunked = is_chunked
+        self.is_kept_alive = is_kept_alive
+        self.content_type = content_type
+
+    def framer(self) -> "Framer":
+        """Return what follows this response's body."""
+        if self.is_chunked:
+            return ChunkedFramer()
+        if self.length is not None:
+            return LengthFramer(self.length)
+        return OpenFramer()
+
+
+def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
+    """Return what a response's head says; `text` runs from the status line to the last header's CRLF.
+
+    Raises `FramingError` for anything that HTTP/1.1 does not allow, for both length headers at once and for a
+    coding other than chunked.
+    """
+    lines = text.split(b"\r\n")
+    if lines.pop() or not lines or text.translate(None, _TEXT) != b"\r\n" * len(lines):
+        raise FramingError("the head is not HTTP/1.1")
+    status, is_modern = _read_status(lines[0])
+    is_kept_alive = is_modern
+    stated: bytes | None = None
+    is_chunked = False
+    content_type = b""
+    dropped: frozenset[bytes] = _PER_HOP
+    headers: list[tuple[bytes, bytes]] = []
+    for field in lines[1:]:
+        name, colon, value = field.partition(b":")
+        name = name.lower()
+        if not colon or (name not in _USUAL_NAMES and (not name or name.translate(None, _NAME))):
+            raise FramingError("the head is not HTTP/1.1")
+        value = value.strip(b" \t")
+        if name == b"content-length":
+            if not value.isdigit() or len(value) > LENGTH_DIGITS or stated not in (None, value):
+                raise FramingError("content-length is not one number")
+            stated = value
+        elif name == b"transfer-encoding":
+            if is_chunked or not is_modern or value.lower() != b"chunked":
+                raise FramingError("transfer-encoding is not chunked, once, in HTTP/1.1")
+            is_chunked = True
+        elif name == b"connection":
+            tokens = {token.strip().lower() for token in value.split(b",")}
+            is_kept_alive = (is_kept_alive or b"keep-alive" in tokens) and b"close" not in tokens
+            dropped |= tokens - {b"close"}
+        else:
+            if name == b"content-type":
+                content_type = value.lower()
+            headers.append((name, value))
+    length = None if stated is None else int(stated)
+    if is_chunked and length is not None:
+        raise FramingError("both content-length and transfer-encoding")
+    if status in _BODILESS:
+        is_chunked, length = False, 0
+    kept = tuple(header for header in headers if header[0] not in dropped)
+    return ResponseHead(
+        status,
+        kept,
+        length=length,
+        is_chunked=is_chunked,
+        is_kept_alive=is_kept_alive,
+        content_type=content_type,
+    )
+
+
+def _read_status(line: bytes) -> tuple[int, bool]:
+    """Return the status, and whether the engine speaks HTTP/1.1 rather than 1.0."""
+    if line == _USUAL_STATUS_LINE:
+        return 200, True
+    found = _STATUS_LINE.fullmatch(line)
+    if found is None:
+        raise FramingError("the head is not HTTP/1.1")
+    return int(found[2]), found[1] == b"1"
+
+
+class LengthFramer(Framer):
+    """A body of a stated length."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, length: int) -> None:
+        """`length` is in bytes."""
+        super().__init__(is_done=length == 0)
+        self.left = length
+
+    def feed(self, data: bytes) -> int:
+        """Take what is left of the stated length."""
+        taken = min(len(data), self.left)
+        self.left -= taken
+        self.is_done = self.left == 0
+        self.payload = [data if taken == len(data) else data[:taken]] if taken else []
+        return taken
+
+
+class OpenFramer(Framer):
+    """A body that ends with its connection. Whether it was whole, nobody can tell."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes) -> int:
+        """Take everything."""
+        self.payload = [data] if data else []
+        return len(data)
+
+
+class ChunkedFramer(Framer):
+    """A chunked body."""
+
+    __slots__ = ("_left", "_line", "_state")
+
+    SIZE = 0
+    DATA = 1
+    AFTER = 2
+    TRAILERS = 3
+
+    def __init__(self) -> None:
+        super().__init__(is_between_chunks=True)
+        self._state = self.SIZE
+        self._left = 0
+        self._line = b""  # the part of a size line, of a chunk's closing CRLF or of trailers read so far
+
+    def feed(self, data: bytes) -> int:
+        """Take chunks, up to the end of the trailers. Raises `FramingError`."""
+        payload = self.payload = []
+        position, end = 0, len(data)
+        while position < end and not self.is_done:
+            if self._state == self.SIZE:
+                position = self._size(data, position)
+            elif self._state == self.DATA:
+                taken = min(self._left, end - position)
+                payload.append(data[position : position + taken])
+                position += taken
+                self._left -= taken
+                if self._left == 0:
+                    self._state = self.AFTER
+            elif self._state == self.AFTER:
+                position = self._after(data, position)
+            else:
+                position = self._trailers(data, position)
+        self.is_between_chunks = self._state == self.SIZE and not self._line
+        return position
+
+    def _size(self, data: bytes, position: int) -> int:
+        at, size = position, 0
+        while at < len(data) and at - position < _USUAL_SIZE_DIGITS and _DIGIT[data[at]] < 16:  # noqa: PLR2004 - hexadecimal
+            size = 16 * size + _DIGIT[data[at]]
+            at += 1
+        if at > position and not self._line and data.startswith(b"\r\n", at):
+            self._left = size
+            self._state = self.DATA if size else self.TRAILERS
+            return at + 2
+        held = len(self._line)
+        text = self._line + data[position : position + _LINE_BYTES]
+        found = _CHUNK_SIZE.match(text)
+        if found is None:
+            if len(text) >= _LINE_BYTES:
+                raise FramingError("a chunk's size line is too long")
+            if _SIZE_SO_FAR.fullmatch(text) is None:
+                raise FramingError("a chunk's size is not a hexadecimal number")
+            self._line = text
+            return len(data)
+        self._line = b""
+        self._left = int(found[1], 16)
+        self._state = self.DATA if self._left else self.TRAILERS
+        return position + found.end() - held
+
+    def _after(self, data: bytes, position: int) -> int:
+        wanted = b"\r\n"[len(self._line) :]
+        found = data[position : position + len(wanted)]
+        if not wanted.startswith(found):
+            raise FramingError("a chunk is longer than its size says")
+        if len(found) == len(wanted):
+            self._line = b""
+            self._state = self.SIZE
+        else:
+            self._line += found
+        return position + len(found)
+
+    def _trailers(self, data: bytes, position: int) -> int:
+        if not self._line and data.startswith(b"\r\n", position):
+            self.is_done = True
+            return position + 2
+        held = len(self._line)
+        text = self._line + data[position : position + _TRAILER_BYTES]
+        is_empty = text.startswith(b"\r\n")
+        found = 0 if is_empty else text.find(b"\r\n\r\n")
+        end = found + (2 if is_empty else 4)
+        if found < 0:
+            if len(text) >= _TRAILER_BYTES:
+                raise FramingError("the trailers are too long")
+            if _TRAILERS_SO_FAR.fullmatch(text, self._line.rfind(b"\n") + 1) is None:  # earlier lines have passed
+                raise FramingError("the trailers are not headers")
+            self._line = text
+            return len(data)
+        if _TRAILERS.fullmatch(text, 0, end) is None:
+            raise FramingError("the trailers are not headers")
+        self._line = b""
+        self.is_done = True
+        return position + end - held

@@ -1,0 +1,189 @@
+"""Heads that the gateway writes: the request to an engine, the response to a client.
+
+What a client sends reaches the engine header by header, but for what concerns only this hop, what would let a client
+in (`Authorization`, `x-api-key`, cookies), what the gateway decides itself (host, length, class, request id) and
+`accept-encoding`: the tap reads along, so engines answer uncompressed. What an engine answers reaches the client the
+same way, with the gateway's `x-` headers in place of any of that name. Pure.
+"""
+
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from math import ceil
+
+from specpilot.gateway.wire.errors import BadHeadError, GatewayError, body_of
+from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead
+
+_READ = frozenset(
+    (
+        b"host",
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"http2-settings",
+        b"expect",
+        b"authorization",
+        b"x-api-key",
+        b"api-key",
+        b"cookie",
+        b"accept-encoding",
+        b"x-request-id",
+        b"x-traffic-class",
+        b"x-session-id",
+        b"x-data-parallel-rank",  # vLLM would let the client choose, past the balance
+    )
+)
+_OWN = frozenset(
+    (
+        b"x-request-id",
+        b"x-specpilot-class",
+        b"x-specpilot-engine",
+        b"x-specpilot-policy-version",
+        b"x-specpilot-overhead-ms",
+        b"x-specpilot-queue-ms",
+        # An engine's limits are on the gateway's key there, not on the client's here.
+        b"x-ratelimit-limit-requests",
+        b"x-ratelimit-remaining-requests",
+        b"x-ratelimit-reset-requests",
+        b"x-ratelimit-limit-tokens",
+        b"x-ratelimit-remaining-tokens",
+        b"x-ratelimit-reset-tokens",
+    )
+)
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_STATUS = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in HTTPStatus
+    if status >= 200  # noqa: PLR2004
+}
+
+
+class RequestHead:
+    """What the gateway reads of a request's headers. `forwarded` are those for the engine, as bytes.
+
+    `is_modern`: the client speaks HTTP/1.1, and so understands chunks and keeps its connection.
+    """
+
+    __slots__ = (
+        "api_key", "forwarded", "is_chunked", "is_expecting", "is_modern", "length", "request_id", "session",
+        "traffic_class",
+    )  # fmt: skip
+
+    def __init__(self, *, is_modern: bool) -> None:
+        self.forwarded = b""
+        self.api_key: bytes | None = None
+        self.traffic_class: str | None = None
+        self.request_id: bytes | None = None
+        self.session: str | None = None
+        self.length: int | None = None
+        self.is_chunked = False
+        self.is_expecting = False
+        self.is_modern = is_modern
+
+
+def read_request_head(  # noqa: C901, PLR0912 - one branch a header
+    headers: Iterable[tuple[bytes, bytes]], *, is_modern: bool = True
+) -> RequestHead:
+    """Return what `headers` (names in lower case) say; `is_modern` when they are those of HTTP/1.1.
+
+    The HTTP parser has checked characters and that there is one length. Raises `BadHeadError` for what it lets pass
+    and another server on the way might read otherwise: a coding besides chunked, chunks in HTTP/1.0, two hosts.
+    """
+    head = RequestHead(is_modern=is_modern)
+    kept: list[bytes] = []
+    dropped: set[bytes] | None = None
+    has_host = False
+    for name, value in headers:
+        if name not in _READ:
+            kept += (name, b": ", value, b"\r\n")
+        elif name == b"authorization":
+            scheme, _, secret = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                head.api_key = secret.strip()
+        elif name == b"host":
+            if has_host:
+                raise BadHeadError("there are two Host headers; send one")
+            has_host = True
+        elif name == b"content-length":
+            if len(value) > LENGTH_DIGITS:
+                raise BadHeadError(f"content-length has more than {LENGTH_DIGITS} digits")
+            head.length = int(value)
+        elif name == b"x-request-id":
+            head.request_id = value if _REQUEST_ID.fullmatch(value) else None
+        elif name == b"x-traffic-class":
+            head.traffic_class = value.decode("latin-1").strip() or None
+        elif name == b"x-session-id":
+            head.session = value.decode("latin-1") or None
+            kept += (name, b": ", value, b"\r\n")
+        elif name == b"connection":
+            tokens = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
+            dropped = (dropped or set()) | tokens
+        elif name in (b"x-api-key", b"api-key"):
+            head.api_key = head.api_key or value
+        elif name == b"transfer-encoding":
+            if not is_modern or head.is_chunked or value.lower() != b"chunked":
+                raise BadHeadError("transfer-encoding may only be chunked, once, and in HTTP/1.1")
+            head.is_chunked = True
+        elif name == b"expect":
+            head.is_expecting = value.lower() == b"100-continue"
+    if dropped:
+        kept = [part for at in range(0, len(kept), 4) if kept[at] not in dropped for part in kept[at : at + 4]]
+    head.forwarded = b"".join(kept)
+    return head
+
+
+def client_head(head: ResponseHead, own: bytes, *, is_chunked: bool, length: int | None, keep_alive: bool) -> bytes:
+    """Return the head of the response to a client; `own` are the gateway's header lines."""
+    parts = [_STATUS.get(head.status) or b"HTTP/1.1 %d \r\n" % head.status]
+    for name, value in head.headers:
+        if name not in _OWN:
+            parts += (name, b": ", value, b"\r\n")
+    parts.append(own)
+    if is_chunked:
+        parts.append(b"transfer-encoding: chunked\r\n")
+    elif length is not None and head.status not in (204, 304):
+        parts.append(b"content-length: %d\r\n" % length)
+    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    return b"".join(parts)
+
+
+def rate_lines(kind: bytes, limit: int, remaining: int, reset_s: float) -> bytes:
+    """Return the header lines that tell a client of one limit of its key, as OpenAI has them.
+
+    `kind` is `requests` or `tokens`; `remaining` would pass now, and in `reset_s` seconds the most again.
+    """
+    return b"x-ratelimit-limit-%s: %d\r\nx-ratelimit-remaining-%s: %d\r\nx-ratelimit-reset-%s: %s\r\n" % (
+        *(kind, limit, kind, remaining),
+        *(kind, duration(reset_s).encode()),
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return `seconds` as OpenAI writes them: `120ms`, `8.64s`, `6m0s`."""
+    milliseconds = ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:  # noqa: PLR2004 - a second
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
+
+
+def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False) -> bytes:
+    """Return a whole response that tells of `error`; without its body when `is_head`."""
+    body = body_of(error)
+    parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), own]
+    if error.retry_after_s is not None:
+        parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
+    if error.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        parts.append(b"allow: POST\r\n")
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        parts.append(b"www-authenticate: Bearer\r\n")
+    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    if not is_head:
+        parts.append(body)
+    return b"".join(parts)

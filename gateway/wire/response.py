@@ -1,0 +1,205 @@
+"""From an engine's response to what the client gets: which bytes, when, and what was learnt on the way.
+
+Bytes of a body go on as they came, chunk framing included; only a client of HTTP/1.0 gets them without, and the event
+with usage that the gateway asked for is taken out (`gateway.wire.usage_filter`). The head is
+held back until the first byte of body (see `gateway.relay.relay`); of a stream until its first frame is whole, because
+an engine may answer 200 and then nothing but an error event. Error answers (status 400 and up) are held until
+they are whole, then sent in OpenAI's envelope, unless they are in one already or too long to hold.
+
+When the engine's stream breaks, `reset` returns what may still be added: an error event, if this is an event stream
+standing between two chunks. Otherwise `None`: only cutting the connection tells the client. Does no I/O and reads
+no clock: `now` is monotonic seconds.
+"""
+
+from specpilot.gateway.wire.errors import enveloped
+from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, ResponseHead
+from specpilot.gateway.wire.heads import client_head
+from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault
+from specpilot.gateway.wire.usage_filter import UsageFilter
+
+ERROR_BODY_BYTES = 262_144
+FIRST_FRAME_BYTES = 65_536
+"""A first frame longer than that is no error event, so it is held back no longer."""
+_ERROR_BODY = (b'{"error"', b'{"object":"error"')
+_ERROR_BORDER = 400
+_WANT_RETRY_AFTER = (429, 503)
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Delivery:
+    """One response on its way to a client.
+
+    `own` are the gateway's header lines, `is_modern` whether the client speaks HTTP/1.1, `keep_alive` whether its
+    connection may serve another request after this; it is `False` afterwards if the body can only end with the
+    connection. `strips_usage`: the client did not ask for the usage that the stream states. `has_failed_first`: the
+    body begins with an error that is the engine's failure. After each `take`, `gaps` is how many gaps between events
+    it ended, each of `gap_s` seconds.
+    """
+
+    __slots__ = (
+        "_at", "_filter", "_first", "_framer", "_head", "_held", "_is_raw", "_own", "_tap", "_usage_frames",
+        "first_at", "gap_s", "gaps", "has_begun", "has_failed_first", "keep_alive", "usage",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - what the client speaks and asked for
+        self,
+        head: ResponseHead,
+        framer: Framer,
+        own: bytes,
+        *,
+        is_modern: bool,
+        keep_alive: bool,
+        strips_usage: bool = False,
+    ) -> None:
+        self._head = head
+        self._framer = framer
+        self._own = own
+        self._is_raw = is_modern or not head.is_chunked
+        self._held: list[tuple[bytes, list[bytes]]] | None = [] if head.status >= _ERROR_BORDER else None
+        self._tap: SseTap | JsonTap = SseTap() if head.content_type.startswith(b"text/event-stream") else JsonTap()
+        self._filter: UsageFilter | None = None
+        self._usage_frames = 0
+        if strips_usage and head.is_chunked and self._held is None and isinstance(self._tap, SseTap):
+            self._filter = UsageFilter(is_chunked=self._is_raw)
+        self._first: list[bytes] = []  # what is held back of a stream's first frame
+        self._at = 0.0
+        self.has_failed_first = False
+        self.keep_alive = keep_alive and self._is_raw and (head.is_chunked or head.length is not None)
+        self.has_begun = False
+        self.first_at: float | None = None
+        self.gap_s = 0.0
+        self.gaps = 0
+        self.usage = Usage()
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body is a stream of events."""
+        return type(self._tap) is SseTap
+
+    @property
+    def events(self) -> int:
+        """How many events with data have passed."""
+        return self._tap.deltas if isinstance(self._tap, SseTap) else 0
+
+    @property
+    def has_error(self) -> bool:
+        """Whether the engine put an error event into its stream."""
+        return isinstance(self._tap, SseTap) and self._tap.has_error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error within the stream was the engine's failure."""
+        return isinstance(self._tap, SseTap) and self._tap.has_failed
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a body that has ended may be taken for whole: framed, or at least a stream that said `[DONE]`."""
+        return not isinstance(self._framer, OpenFramer) or not isinstance(self._tap, SseTap) or self._tap.is_done
+
+    def take(self, raw: bytes, payload: list[bytes], now: float) -> bytes:
+        """Take over a part of the body; return what goes to the client now."""
+        self.gaps = 0
+        if self._held is not None:
+            self._held.append((raw, payload))
+            if sum(len(part) for part, _ in self._held) <= ERROR_BODY_BYTES:
+                return b""
+            held, self._held = self._held, None
+            return self._begin(now) + b"".join(self._passed(*parts) for parts in held)
+        count = 0
+        for part in payload:
+            count += self._tap.feed(part)
+        if count:
+            if self._at:
+                self.gap_s, self.gaps = (now - self._at) / count, count
+            self._at = now
+        if self._filter is None or self._can_pass(self._filter):
+            passed = raw if self._is_raw else b"".join(payload)
+        else:
+            passed = self._filter.take(raw, payload, self._framer)
+        if self.has_begun:
+            return passed
+        return self._judge(passed, payload, now)
+
+    def _can_pass(self, usage_filter: UsageFilter) -> bool:
+        """Whether what was read holds whole chunks of whole events without usage, by what the tap saw of it."""
+        tap, framer = self._tap, self._framer
+        assert isinstance(tap, SseTap)
+        had, self._usage_frames = self._usage_frames, tap.usage_frames
+        if usage_filter.is_reframing or tap.has_rest or tap.usage_frames != had:
+            return False
+        return framer.is_between_chunks or framer.is_done
+
+    def _judge(self, passed: bytes, payload: list[bytes], now: float) -> bytes:
+        """Look at the first part of a body; return what goes to the client of it now."""
+        tap = self._tap
+        if not isinstance(tap, SseTap):
+            is_error = len(payload) > 0 and payload[0].startswith(_ERROR_BODY)
+            self.has_failed_first = is_error and is_engines_fault(payload[0])
+            return self._begin(now) + passed
+        self._first.append(passed)
+        is_open = tap.deltas == 0 and not tap.is_between_events and not tap.is_done
+        if is_open and sum(map(len, self._first)) <= FIRST_FRAME_BYTES:
+            return b""
+        self.has_failed_first = tap.has_failed_first
+        return self._begin(now)
+
+    def complete(self, now: float) -> bytes:
+        """The response is whole; return what of it has not gone out."""
+        self._tap.finish(self.usage)
+        if self._held is not None:
+            return self._error_reply(now)
+        return b"" if self.has_begun else self._begin(now)
+
+    def reset(self, event: bytes) -> bytes | None:
+        """The response will never be whole; return what tells the client so (by `event`), `None` if nothing can."""
+        if not self.has_begun:
+            return None
+        self._tap.finish(self.usage)
+        if not isinstance(self._tap, SseTap) or isinstance(self._framer, LengthFramer):
+            return None
+        if not self._tap.is_between_events:
+            event = b"\n\n" + event
+        if not self._head.is_chunked:
+            return event
+        if not self._is_raw:
+            return event
+        can_add = self._framer.is_between_chunks or (self._filter is not None and self._filter.is_reframing)
+        return b"%x\r\n%s\r\n%s" % (len(event), event, _LAST_CHUNK) if can_add else None
+
+    def _passed(self, raw: bytes, payload: list[bytes]) -> bytes:
+        return raw if self._is_raw else b"".join(payload)
+
+    def _begin(self, now: float) -> bytes:
+        self.has_begun = True
+        self.first_at = now
+        head = self._head
+        lines = client_head(
+            head,
+            self._own,
+            is_chunked=head.is_chunked and self._is_raw,
+            length=head.length,
+            keep_alive=self.keep_alive,
+        )
+        if not self._first:
+            return lines
+        first = b"".join(self._first)
+        self._first.clear()
+        return lines + first
+
+    def _error_reply(self, now: float) -> bytes:
+        self.has_begun = True
+        self.first_at = now
+        head = self._head
+        body = b"".join(part for _, payload in self._held or () for part in payload)
+        own = self._own
+        if head.status in _WANT_RETRY_AFTER and not any(name == b"retry-after" for name, _ in head.headers):
+            own += b"retry-after: 1\r\n"
+        wrapped = enveloped(head.status, body)
+        if wrapped is not None:
+            body = wrapped
+            headers = tuple(item for item in head.headers if item[0] not in (b"content-type", b"content-encoding"))
+            head = ResponseHead(
+                head.status, headers, length=None, is_chunked=False, is_kept_alive=True, content_type=b""
+            )
+            own += b"content-type: application/json\r\n"
+        return client_head(head, own, is_chunked=False, length=len(body), keep_alive=self.keep_alive) + body

@@ -1,0 +1,250 @@
+"""The side tap: reads along with a response to count and to learn, and never touches its bytes.
+
+Events: a stream of server-sent events, split anywhere. Lines end in LF or CRLF, comments do not count, `[DONE]` ends
+the stream, an error event is noticed by its name or its data. Nothing is decoded: UTF-8 that is split in the middle
+stays bytes. Of each frame only these things are looked for, by plain byte search: JSON keys cannot be imitated by text
+in a JSON string, because there a quote is escaped.
+
+Usage: the last frame that holds `usage`, or a JSON body, is parsed, and its own `usage` gives the number of input and
+output tokens, its `metrics.speculative_decoding` the mean acceptance length: an object of that name elsewhere, which a
+client may have had echoed, counts for nothing. Only of what was too long to keep, the last `usage` is looked for. Each
+is `None` when the engine did not say.
+Memory is bounded: of a frame longer than `FRAME_BYTES` only the end is kept; of a JSON body the end, `TAIL_BYTES` or
+more, and where its last `usage` stands before that, `USAGE_BYTES` from there. Pure.
+"""
+
+import re
+from math import inf, isfinite
+from typing import Any
+
+import orjson
+
+TAIL_BYTES = 16_384
+USAGE_BYTES = 4_096
+FRAME_BYTES = 65_536
+
+_TOKENS = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
+_SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR_DATA = (b'data: {"error"', b'data:{"error"')
+_ERROR_CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
+_CLIENTS_FAULT = range(400, 500)
+_OPERATORS_FAULT = (401, 403)
+_ERROR_NAME = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
+_BREAK = re.compile(rb"\r?\n\r?\n")
+
+
+class Usage:
+    """What a response said of itself: its tokens and mean acceptance length (bonus token included)."""
+
+    __slots__ = ("acceptance_length", "input_tokens", "output_tokens")
+
+    def __init__(self) -> None:
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.acceptance_length: float | None = None
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Input and output tokens together; `None` when the response did not say."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
+    def read_document(self, text: bytes) -> bool:
+        """Learn from one whole JSON document, where usage belongs; return whether it is one.
+
+        That is the document's own `usage`, or that of its `response` (OpenAI's Responses) or `message` (Anthropic's).
+        """
+        try:
+            found = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return False
+        if type(found) is not dict:
+            return True
+        for holder in (found, found.get("response"), found.get("message")):
+            usage = holder.get("usage") if type(holder) is dict else None
+            if type(usage) is dict:
+                self.input_tokens = _count(usage, "prompt_tokens", "input_tokens", self.input_tokens)
+                self.output_tokens = _count(usage, "completion_tokens", "output_tokens", self.output_tokens)
+        metrics = found.get("metrics")
+        speculation = metrics.get("speculative_decoding") if type(metrics) is dict else None
+        length = speculation.get("mean_acceptance_length") if type(speculation) is dict else None
+        if isinstance(length, (int, float)):
+            self.acceptance_length = float(length) if isfinite(length) else None
+        return True
+
+    def read(self, text: bytes) -> None:
+        """Learn from a part of JSON that may hold usage; later sayings replace earlier ones."""
+        has_input = False
+        for is_input, count in _TOKENS.findall(text):
+            if not is_input:
+                self.output_tokens = int(count)
+            elif not has_input:
+                self.input_tokens = int(count)
+                has_input = True
+        speculation = _SPECULATION.search(text)
+        if speculation is not None:
+            try:
+                length = float(speculation[1])
+            except ValueError:
+                length = inf
+            self.acceptance_length = length if isfinite(length) else None
+
+
+def is_engines_fault(error: bytes) -> bool:
+    """Whether an error that an engine sent with status 200 is its own failure, by the code that it states.
+
+    Only 4xx is the client's fault, and of these not 401 and 403: the credentials are the gateway's.
+    """
+    found = _ERROR_CODE.search(error)
+    return found is None or int(found[1]) not in _CLIENTS_FAULT or int(found[1]) in _OPERATORS_FAULT
+
+
+def _count(usage: dict[str, Any], name: str, other: str, default: int | None) -> int | None:
+    for key in (name, other):
+        value = usage.get(key)
+        if type(value) is int and value >= 0:
+            return value
+    return default
+
+
+class SseTap:
+    """Reads along with a stream of server-sent events.
+
+    `deltas` counts events that carry data, the end marker excluded; `is_done` tells whether that was seen,
+    `has_error` whether an error event was, `is_between_events` whether the stream stands at a frame's border.
+    `usage_frames` counts those
+    that hold the word. `has_failed` tells whether an error event was the engine's failure, `has_failed_first` whether
+    nothing but comments came before that.
+    """
+
+    __slots__ = (
+        "_rest",
+        "_usage_frame",
+        "deltas",
+        "has_error",
+        "has_failed",
+        "has_failed_first",
+        "is_done",
+        "usage_frames",
+    )
+
+    def __init__(self) -> None:
+        self.deltas = 0
+        self.is_done = False
+        self.has_error = False
+        self.has_failed = False
+        self.has_failed_first = False
+        self._rest = b""
+        self._usage_frame = b""
+        self.usage_frames = 0
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether part of a frame, or a blank line too many, waits for more."""
+        return len(self._rest) > 0
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether no part of a frame is waiting for its end."""
+        return not self._rest.strip(b"\r\n")
+
+    def feed(self, data: bytes) -> int:
+        """Read `data`; return how many events with data ended in it."""
+        before = self.deltas
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        if b"\r" in data:
+            *frames, rest = _BREAK.split(data)
+        elif data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
+            self._frame(data)
+            return self.deltas - before
+        else:
+            *frames, rest = data.split(b"\n\n")
+        for frame in frames:
+            self._frame(frame)
+        self._rest = rest if len(rest) <= FRAME_BYTES else _shortened(rest)
+        return self.deltas - before
+
+    def _frame(self, frame: bytes) -> None:
+        is_error = False
+        if not frame.startswith(b"data:"):
+            # A blank line or comment or another field first: look for a line of data further down.
+            at = frame.find(b"\ndata:") + 1
+            if at == 0:
+                return
+            if _ERROR_NAME.search(frame, 0, at) is not None:
+                is_error = True
+            frame = frame[at:]
+        if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
+            self.is_done = True
+            return
+        self.deltas += 1
+        if b'"usage"' in frame:
+            self.usage_frames += 1
+            if _USAGE.search(frame) is not None:
+                self._usage_frame = frame
+        if is_error or frame.startswith(_ERROR_DATA):
+            self.has_error = True
+            if is_engines_fault(frame):
+                self.has_failed = True
+                self.has_failed_first = self.has_failed_first or self.deltas == 1
+
+    def finish(self, usage: Usage) -> None:
+        """The stream is over: put what it said of itself into `usage`."""
+        frame = self._usage_frame
+        if frame and not usage.read_document(frame[5:].split(b"\n", 1)[0]):
+            usage.read(frame)
+
+
+def _shortened(frame: bytes) -> bytes:
+    """Return the beginning of a frame's first line of data, and the frame's end; no break may arise where they meet."""
+    at = 0 if frame.startswith(b"data:") else frame.find(b"\ndata:") + 1
+    return frame[at : at + 16] + b" " + frame[17 - FRAME_BYTES :]
+
+
+class JsonTap:
+    """Reads along with a JSON body; keeps its end, where usage mostly stands, and usage that stands before that."""
+
+    __slots__ = ("_is_shortened", "_length", "_parts", "_usage")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._length = 0
+        self._is_shortened = False
+        self._usage = b""
+
+    def feed(self, data: bytes) -> int:
+        """Keep the end of what has come; return 0, since a body has no events."""
+        self._parts.append(data)
+        self._length += len(data)
+        if self._length > 2 * TAIL_BYTES:
+            text = b"".join(self._parts)
+            at = _last_usage(text)
+            if 0 <= at < len(text) - TAIL_BYTES:
+                self._usage = text[at : at + USAGE_BYTES]
+            self._is_shortened = True
+            self._parts = [text[-TAIL_BYTES:]]
+            self._length = TAIL_BYTES
+        return 0
+
+    def finish(self, usage: Usage) -> None:
+        """The body is whole: put what it said of itself into `usage`."""
+        text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        if not self._is_shortened and usage.read_document(text):
+            return
+        at = _last_usage(text)
+        if at >= 0:
+            usage.read(text[at:])
+        elif self._usage:
+            usage.read(self._usage + b" " + text)  # the acceptance length may stand at the end
+
+
+def _last_usage(text: bytes) -> int:
+    """Return where the last `usage` object in `text` begins; -1 when there is none."""
+    at = text.rfind(b'"usage"')
+    while at >= 0 and _USAGE.match(text, at) is None:
+        at = text.rfind(b'"usage"', 0, at)
+    return at

@@ -1,0 +1,73 @@
+"""Takes the event with usage out of a stream whose client did not ask for it: the gateway did. Pure.
+
+As long as every read holds whole chunks of whole events without the word `usage`, it goes on as it came. Else the
+events are framed anew: those that are whole go out as one chunk, and what is left waits for its end.
+"""
+
+import orjson
+
+from specpilot.gateway.wire.framing import Framer
+
+HELD_BYTES = 65_536
+"""An event longer than that is no event with usage, so it waits no longer."""
+_WORD = b'"usage"'
+
+
+class UsageFilter:
+    """Filters one chunked stream; without chunks for a client that does not know them (`is_chunked`).
+
+    `is_reframing`: what went out so far ends with a whole chunk, whatever the engine's own chunks do.
+    """
+
+    __slots__ = ("_held", "_is_chunked", "is_reframing")
+
+    def __init__(self, *, is_chunked: bool) -> None:
+        self._held = b""
+        self._is_chunked = is_chunked
+        self.is_reframing = False
+
+    def take(self, raw: bytes, payload: list[bytes], framer: Framer) -> bytes:
+        """Return what goes on of a read: `raw` as it came, `payload` without chunk framing."""
+        is_border = framer.is_between_chunks or framer.is_done
+        if not self.is_reframing and not self._held and is_border and _WORD not in raw and _are_whole(payload):
+            return raw if self._is_chunked else b"".join(payload)
+        self.is_reframing = not is_border
+        text = self._held + b"".join(payload)
+        end = len(text)
+        if not framer.is_done:
+            end = max(text.rfind(b"\n\n") + 2, text.rfind(b"\r\n\r\n") + 4)
+            end = end if end >= 4 or text.startswith(b"\n\n") else 0  # noqa: PLR2004 - nothing was found
+            if len(text) - end > HELD_BYTES:
+                end = len(text)
+        self._held = text[end:]
+        self.is_reframing = self.is_reframing or bool(self._held)
+        out = _without_usage(text[:end]) if _WORD in text else text[:end]
+        if not self._is_chunked:
+            return out
+        chunk = b"%x\r\n%s\r\n" % (len(out), out) if out else b""
+        return chunk + b"0\r\n\r\n" if framer.is_done else chunk
+
+
+def _are_whole(payload: list[bytes]) -> bool:
+    for part in payload:  # noqa: SIM110 - `all` makes a generator, for every event
+        if not part.endswith((b"\n\n", b"\r\n\r\n")):
+            return False
+    return True
+
+
+def _without_usage(text: bytes) -> bytes:
+    """Return whole events without those that hold nothing but usage."""
+    border = b"\r\n\r\n" if b"\r\n\r\n" in text else b"\n\n"
+    return b"".join(
+        frame for frame in (part + border for part in text.split(border)) if not _is_usage(frame)
+    ).removesuffix(border)
+
+
+def _is_usage(frame: bytes) -> bool:
+    if _WORD not in frame or not frame.startswith(b"data:"):
+        return False
+    try:
+        found = orjson.loads(frame[5:])
+    except orjson.JSONDecodeError:
+        return False
+    return type(found) is dict and found.get("choices") == [] and type(found.get("usage")) is dict

@@ -1,0 +1,25 @@
+"""`python -m gateway.as_worker NUMBER LISTENER CHANNEL FOLDER [FLAG ...]`: a worker, as the supervisor starts it.
+
+`LISTENER` and `CHANNEL` are inherited file descriptors; the flags are those of `specpilot gateway`.
+"""
+
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specpilot.gateway.app import run
+from specpilot.gateway.process.worker import Worker
+from specpilot.gateway.settings import PROGRAM, GatewaySettings
+from specpilot.policy.settings import load
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until told to stop."""
+    number, listener, channel, folder, *flags = arguments
+    place = Worker(int(number), socket.socket(fileno=int(listener)), socket.socket(fileno=int(channel)), Path(folder))
+    run(load(GatewaySettings, PROGRAM, flags), place)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,82 @@
+"""Who may use the admin API: roles, and tokens as they are stored.
+
+A token reads `spt_<id>_<secret>`; the id finds the record, the secret has 256 random bits, so that a plain SHA-256 of
+the whole is enough to keep.
+"""
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+TOKEN_NAME_LIMIT = 64
+"""Characters of a token's name."""
+
+_TOKEN = re.compile(r"spt_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
+
+
+class Role(StrEnum):
+    """What somebody may do. Each role may all that the ones before it may."""
+
+    VIEWER = "viewer"  # read
+    OPERATOR = "operator"  # change how K is steered: policies, canaries, freezes
+    ADMIN = "admin"  # say who gets in: tokens and client keys
+
+    def includes(self, other: "Role") -> bool:
+        """Whether this role may all that `other` may."""
+        order = tuple(Role)
+        return order.index(self) >= order.index(other)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminToken:
+    """A named token as it is stored: only its SHA-256, never the token. Times are Unix seconds.
+
+    `expires_at` is `None` for a token that does not expire. `rotated_at` is when its secret was made anew.
+    """
+
+    token_id: str
+    name: str
+    role: Role
+    sha256: str
+    created_at: float
+    created_by: str = ""
+    expires_at: float | None = None
+    rotated_at: float | None = None
+
+    def has_expired(self, now: float) -> bool:
+        """Whether its time is over at `now`."""
+        return self.expires_at is not None and now >= self.expires_at
+
+    def is_token(self, text: str) -> bool:
+        """Whether `text` is this token; takes the same time for every wrong one."""
+        return hmac.compare_digest(sha256_of(text), self.sha256)
+
+
+def roles_in(text: str) -> dict[str, Role]:
+    """Return the roles that `text` such as `sre=operator,platform=admin` gives; `ValueError` where it gives none."""
+    found = {}
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        value, equals, role = part.rpartition("=")
+        if not equals or not value or role not in tuple(Role):
+            raise ValueError(f"{part!r} must be VALUE=ROLE, the role one of {', '.join(Role)}")
+        found[value] = Role(role)
+    return found
+
+
+def sha256_of(text: str) -> str:
+    """Return what is kept of a token."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def id_of(token: str) -> str | None:
+    """Return the id in `token`; `None` when it cannot be a named token."""
+    found = _TOKEN.fullmatch(token)
+    return found[1] if found else None
+
+
+def is_token_name(name: str) -> bool:
+    """Whether `name` may name a token: 1 to 64 letters, digits, spaces and `._@+-`, the first a letter or digit."""
+    return _NAME.fullmatch(name) is not None

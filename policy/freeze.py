@@ -1,0 +1,42 @@
+"""A freeze: K of a model, or of everything, stays as it is until it is lifted or its time is over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+EVERYTHING = "*"
+"""Stands for every model. A model of this name cannot be frozen by itself."""
+
+
+class Hold(StrEnum):
+    """What the engines get while frozen."""
+
+    CURRENT = "current"  # the schedule in force, unchanged
+    STATIC = "static"  # the static K
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """One freeze. `since` and `until` are Unix seconds; `until` is `None` where only lifting ends it."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    model: str
+    hold: Hold
+    since: float
+    until: float | None = None
+    author: str = ""
+    comment: str = ""
+
+    def holds(self, at: float) -> bool:
+        """Whether it is in force at `at`."""
+        return self.until is None or at < self.until
+
+
+def freeze_of(freezes: Mapping[str, Freeze], model: str, at: float) -> Freeze | None:
+    """Return the freeze that holds for `model` at `at`: its own, else the one for everything; `None` without one."""
+    for name in (model, EVERYTHING):
+        found = freezes.get(name)
+        if found is not None and found.holds(at):
+            return found
+    return None

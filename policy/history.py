@@ -1,0 +1,73 @@
+"""What became of a policy: each version with its author, and what differs between two of them.
+
+Frozen and checked at birth, as in `types`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from specpilot.policy.types import Policy
+
+VERSIONS_KEPT = 300
+"""Versions that are kept of each policy; with the largest policy allowed they take some 20 MB of Redis."""
+
+COMMENT_LIMIT = 500
+"""Characters of a comment."""
+
+
+class Cause(StrEnum):
+    """How a version came about."""
+
+    PUT = "put"  # written whole
+    PATCH = "patch"  # single fields changed
+    ROLLBACK = "rollback"  # an older version again, by an operator
+    CANARY = "canary"  # a canary was promoted
+    DELETE = "delete"  # from then on the defaults hold
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Who writes a version, how, and what for. An empty `author` is one that is not known."""
+
+    author: str = ""
+    cause: Cause = Cause.PUT
+    comment: str = ""
+
+
+WRITTEN = Change()
+DELETED = Change(cause=Cause.DELETE)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One version of a policy; `policy` is `None` where it was deleted, `updated_at` Unix seconds."""
+
+    version: int
+    updated_at: float
+    policy: Policy | None
+    author: str = ""
+    cause: Cause = Cause.PUT
+    comment: str = ""
+
+
+class Difference(NamedTuple):
+    """One field that differs, by its dotted path; `None` where there is none on that side."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[Difference]:
+    """Return the fields in which two JSON-like values differ, in order of field; a list differs as a whole."""
+    if before == after and type(before) is type(after):
+        return []
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return [Difference(path, before, after)]
+    return [
+        found
+        for name in sorted({*before, *after})
+        for found in differences(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+    ]

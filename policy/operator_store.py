@@ -1,0 +1,52 @@
+"""What operators' tools ask of the shared state besides policies: histories, tokens, freezes and the audit.
+
+Part of `Store`; every call may raise `StoreUnavailableError`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from specpilot.policy.access import AdminToken
+from specpilot.policy.audit import AuditEntry
+from specpilot.policy.freeze import Freeze
+from specpilot.policy.history import PolicyVersion
+
+
+class OperatorStore(Protocol):
+    """The shared state of operators."""
+
+    def policy_versions(self, model: str, limit: int, before: int | None = None) -> Sequence[PolicyVersion]:
+        """Return the latest `limit` versions of a policy, newest first; with `before`, those below that version."""
+
+    def policy_version(self, model: str, version: int) -> PolicyVersion | None:
+        """Return one version; `None` when there is none, or no more."""
+
+    def admin_tokens(self) -> Sequence[AdminToken]:
+        """Return every named token, in order of id."""
+
+    def admin_token(self, token_id: str) -> AdminToken | None:
+        """Return one named token; `None` when there is none of that id."""
+
+    def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
+        """Write a token over `before` (`None`: there is none); `False`, and nothing is written, if that is not so."""
+
+    def delete_admin_token(self, token_id: str) -> bool:
+        """Revoke a token; `False` when there is none of that id."""
+
+    def freezes(self) -> Mapping[str, Freeze]:
+        """Return every freeze by its model, those included whose time is over."""
+
+    def put_freeze(self, freeze: Freeze) -> None:
+        """Begin a freeze, or replace the one of the same model."""
+
+    def delete_freeze(self, model: str) -> bool:
+        """Lift a freeze; `False` when there is none."""
+
+    def append_audit(self, entry: AuditEntry) -> int:
+        """Add an entry, under the next number, which is returned; the oldest ones are dropped."""
+
+    def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
+        """Return `limit` entries with numbers below `before` and above `after`.
+
+        Newest first; with `after` the oldest of them, oldest first.
+        """

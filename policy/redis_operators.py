@@ -1,0 +1,140 @@
+"""The part of the store on Redis that keeps what operators' tools need. `redis_store` builds upon it.
+
+Imports no `redis`: it is given a connection, and how its errors are translated.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from typing_extensions import override
+
+from specpilot.policy import audit, keys
+from specpilot.policy.access import AdminToken
+from specpilot.policy.audit import AuditEntry, Result
+from specpilot.policy.codec import decode, encode
+from specpilot.policy.freeze import Freeze
+from specpilot.policy.history import PolicyVersion
+from specpilot.policy.operator_store import OperatorStore
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PUT_IF_SAME = """
+local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if found ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1
+"""
+
+_APPEND_AUDIT = """
+local number = redis.call('INCR', KEYS[2])
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], number .. '-0', 'entry', ARGV[2])
+return number
+"""
+
+
+def _guarded(method: F) -> F:
+    @wraps(method)
+    def call(self: "OperatorRecords", *args: Any, **kwargs: Any) -> Any:
+        with self.translated():
+            return method(self, *args, **kwargs)
+
+    return cast("F", call)
+
+
+class OperatorRecords(OperatorStore):
+    """`policy.operator_store.OperatorStore` over a connection to Redis."""
+
+    def __init__(self, connection: Any) -> None:
+        self._redis = connection
+        self._put_token = connection.register_script(_PUT_IF_SAME)
+        self._append_audit = connection.register_script(_APPEND_AUDIT)
+
+    def translated(self) -> AbstractContextManager[None]:
+        """Return a context that turns the server's failures into `StoreUnavailableError`."""
+        raise NotImplementedError
+
+    @override
+    @_guarded
+    def policy_versions(self, model: str, limit: int, before: int | None = None) -> Sequence[PolicyVersion]:
+        key = keys.policy_versions(model)
+        numbers = sorted((int(name) for name in self._redis.hkeys(key)), reverse=True)
+        wanted = [number for number in numbers if before is None or number < before][:limit]
+        texts = self._redis.hmget(key, wanted) if wanted else []
+        return [decode(PolicyVersion, text) for text in texts if text is not None]
+
+    @override
+    @_guarded
+    def policy_version(self, model: str, version: int) -> PolicyVersion | None:
+        text = self._redis.hget(keys.policy_versions(model), version)
+        return None if text is None else decode(PolicyVersion, text)
+
+    @override
+    @_guarded
+    def admin_tokens(self) -> Sequence[AdminToken]:
+        return [decode(AdminToken, text) for _, text in sorted(self._redis.hgetall(keys.ADMIN_TOKENS).items())]
+
+    @override
+    @_guarded
+    def admin_token(self, token_id: str) -> AdminToken | None:
+        text = self._redis.hget(keys.ADMIN_TOKENS, token_id)
+        return None if text is None else decode(AdminToken, text)
+
+    @override
+    @_guarded
+    def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
+        found = self._redis.hget(keys.ADMIN_TOKENS, token.token_id)
+        if (None if found is None else decode(AdminToken, found)) != before:
+            return False
+        return bool(self._put_token(keys=[keys.ADMIN_TOKENS], args=[token.token_id, found or "", encode(token)]))
+
+    @override
+    @_guarded
+    def delete_admin_token(self, token_id: str) -> bool:
+        return bool(self._redis.hdel(keys.ADMIN_TOKENS, token_id))
+
+    @override
+    @_guarded
+    def freezes(self) -> Mapping[str, Freeze]:
+        found = [decode(Freeze, text) for _, text in sorted(self._redis.hgetall(keys.FREEZES).items())]
+        return {item.model: item for item in found}
+
+    @override
+    @_guarded
+    def put_freeze(self, freeze: Freeze) -> None:
+        self._redis.hset(keys.FREEZES, freeze.model, encode(freeze))
+        self._redis.publish(keys.CHANGES, keys.FREEZES)
+
+    @override
+    @_guarded
+    def delete_freeze(self, model: str) -> bool:
+        removed = bool(self._redis.hdel(keys.FREEZES, model))
+        self._redis.publish(keys.CHANGES, keys.FREEZES)
+        return removed
+
+    @override
+    @_guarded
+    def append_audit(self, entry: AuditEntry) -> int:
+        is_refused = entry.result is Result.REFUSED
+        key, kept = (keys.AUDIT_REFUSED, audit.REFUSED_KEPT) if is_refused else (keys.AUDIT, audit.DONE_KEPT)
+        return int(self._append_audit(keys=[key, keys.AUDIT_NUMBER], args=[kept, encode(entry)]))
+
+    @override
+    @_guarded
+    def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
+        newest = "+" if before is None else f"{max(0, before - 1)}-0"
+        oldest = "-" if after is None else f"{after + 1}-0"
+        found: list[AuditEntry] = []
+        for key in (keys.AUDIT, keys.AUDIT_REFUSED):
+            if after is None:
+                rows = self._redis.xrevrange(key, max=newest, min=oldest, count=limit)
+            else:
+                rows = self._redis.xrange(key, min=oldest, max=newest, count=limit)
+            found += [replace(decode(AuditEntry, fields[b"entry"]), number=_number(at)) for at, fields in rows]
+        return sorted(found, key=lambda entry: entry.number, reverse=after is None)[:limit]
+
+
+def _number(stream_id: bytes) -> int:
+    return int(stream_id.partition(b"-")[0])

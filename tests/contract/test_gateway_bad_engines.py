@@ -1,0 +1,174 @@
+"""Engines that fail without saying so in the status: they draw no traffic, and clients see none of it."""
+
+import asyncio
+
+import pytest
+
+from specpilot.gateway.engines import probe
+from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, call, request
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.scripted_engine import (
+    DONE,
+    LAST_CHUNK,
+    SSE_HEAD,
+    Script,
+    ScriptedEngine,
+    chunk,
+    event,
+    reply,
+    stream,
+)
+
+ERROR = b'data: {"error": {"message": "engine core died", "type": "InternalServerError", "code": 500}}\n\n'
+NAMED_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}\n\n'
+CLIENTS_ERROR = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
+REFUSED = b'{"error":{"message":"bad key","type":"auth","param":null,"code":401}}'
+
+
+def detection(gateway: GatewayThread, engine: ScriptedEngine) -> object:
+    return gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
+
+
+def failing(*frames: bytes) -> Script:
+    return [SSE_HEAD, *map(chunk, frames), LAST_CHUNK]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        failing(ERROR, DONE),
+        failing(NAMED_ERROR),
+        failing(ERROR[:20], ERROR[20:], DONE),
+        [reply(REFUSED, "401 Unauthorized")],
+        [reply(REFUSED, "403 Forbidden")],
+        [reply(b'{"error":{"message":"dead","type":"x","param":null,"code":500}}')],
+    ],
+    ids=["error event", "named error event", "in two parts", "401", "403", "200 with an error for a body"],
+)
+async def test_an_error_in_place_of_an_answer_is_tried_elsewhere_and_ejects(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script
+) -> None:
+    engine.script, other_engine.script = script, stream("ok")
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(2 * FAILURES_ALLOWED + 2):
+        answer = await call(gateway.port, request(STREAM))
+        assert (answer.status, answer.body) == (200, b"".join([event("ok"), event("", finish="stop"), DONE]))
+    assert len(engine.seen) == FAILURES_ALLOWED
+    assert detection(gateway, engine).is_ejected  # type: ignore[attr-defined]
+
+
+async def test_an_error_event_alone_passes_as_it_came(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = failing(ERROR, DONE)
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(STREAM))).body == ERROR + DONE
+    assert gateway.context.metrics.upstream_errors == {"error_event": 1}
+
+
+async def test_an_error_event_that_is_the_clients_fault_is_not_tried_elsewhere(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = failing(CLIENTS_ERROR, DONE)
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(10):
+        assert (await call(gateway.port, request(STREAM))).body == CLIENTS_ERROR + DONE
+    assert len(engine.seen) + len(other_engine.seen) == 10
+    assert gateway.context.fleet.is_serving
+
+
+async def test_the_engines_refusal_of_credentials_is_never_the_clients(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [reply(REFUSED, "401 Unauthorized", extra="www-authenticate: Bearer\r\n")]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (502, "bad_engine_response")
+    assert "--engine-api-key" in answer.json["error"]["message"]
+    assert "www-authenticate" not in answer.headers
+
+
+async def test_errors_after_the_first_token_eject_as_many_in_a_row_do(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script, other_engine.script = failing(event("a"), ERROR), stream("ok")
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(3 * FAILURES_ALLOWED):
+        await call(gateway.port, request(STREAM))
+    assert len(engine.seen) == FAILURES_ALLOWED
+    assert detection(gateway, engine).is_ejected  # type: ignore[attr-defined]
+
+
+async def test_an_engine_that_answers_no_probe_is_ejected_and_who_waits_on_it_is_served_elsewhere(
+    engine: ScriptedEngine, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("PROBE_S", 0.05), ("PROBE_UNKNOWN_S", 0.05), ("PROBE_CHECK_S", 0.02)):
+        monkeypatch.setattr(probe, name, seconds)
+    monkeypatch.setattr(probe.Probe.__init__, "__defaults__", (0.2,))
+    hung = _HungEngine()
+    server = await asyncio.get_running_loop().create_server(hung.connection, "127.0.0.1", 0)
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
+    await eventually(lambda: gateway.context.fleet.by_model)
+    first = next(iter(gateway.context.fleet.engines.values()))
+    calls = [asyncio.create_task(call(gateway.port, request(STREAM))) for _ in range(3)]
+    await eventually(lambda: first.outstanding_requests == 3)
+    engine.script = stream("ok")
+    hung.is_hung = True
+    context = gateway.context
+    context._loop.call_soon_threadsafe(context.fleet.resolve, "dns+http://more:1", (engine.url,))
+    for answer in await asyncio.wait_for(asyncio.gather(*calls), 5):
+        assert (answer.status, answer.body.endswith(DONE)) == (200, True)
+    assert first.outlier_detection.is_ejected
+    server.close()
+
+
+class _HungEngine:
+    """Says what it serves until it hangs, and never answers anything else."""
+
+    def __init__(self) -> None:
+        self.is_hung = False
+
+    def connection(self) -> asyncio.Protocol:
+        hung = self
+
+        class Connection(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.Transport)
+                self.transport = transport
+
+            def data_received(self, data: bytes) -> None:
+                if data.startswith(b"GET") and not hung.is_hung:
+                    self.transport.write(reply(b'{"data":[{"id":"tiny"}]}'))
+
+        return Connection()
+
+
+async def test_a_dead_engine_is_ejected_before_a_request_finds_out(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "PROBE_S", 0.05)
+    gateway = await start_gateway(engine, other_engine)
+    await engine.stop()
+    await eventually(lambda: detection(gateway, engine).is_ejected)  # type: ignore[attr-defined]
+    assert (await call(gateway.port)).status == 200
+    assert gateway.context.metrics.retries == 0
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "x..y"])
+async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway, host: str
+) -> None:
+    gateway = await start_gateway(engine=(engine.url, f"http://{host}:8000"))
+    [bad] = [one for one in gateway.context.fleet.engines.values() if host in one.url]
+    context = gateway.context
+
+    def serve_from_the_bad_one_alone() -> None:
+        bad.registered_model = "odd"
+        context.fleet.index()
+
+    context._loop.call_soon_threadsafe(serve_from_the_bad_one_alone)
+    await eventually(lambda: "odd" in context.fleet.by_model)
+    answer = await asyncio.wait_for(call(gateway.port, request({**STREAM, "model": "odd"})), 3)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    await eventually(lambda: bad.outstanding_requests == 0)
+    assert (await call(gateway.port)).status == 200

@@ -1,0 +1,139 @@
+"""Clients that mean no good, or behave as if: what they get, and what it costs the gateway."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from specpilot.gateway.engines.upstream import Address
+from specpilot.gateway.telemetry.access_log import AccessLog
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Client, call, request
+from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+
+
+async def test_a_body_behind_another_request_is_not_kept_without_a_key(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1"}]))
+    engine.scripts = [[HANG]]
+    gateway = await start_gateway(engine, api_keys_file=str(keys))
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(headers="authorization: Bearer sk-1\r\n"))
+        await engine.wait_seen(1)
+        held = gateway.context.body_bytes
+        client.send(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 900000\r\n\r\n" + b"x" * 800_000)
+        await asyncio.sleep(0.2)
+        assert gateway.context.body_bytes == held
+
+
+@pytest.mark.parametrize(("count", "status"), [(100, 200), (140, 431), (9000, 431)])
+async def test_headers_are_bounded_in_number(
+    engine: ScriptedEngine, start_gateway: StartGateway, count: int, status: int
+) -> None:
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(headers="a: b\r\n" * count))
+    assert answer.status == status
+
+
+async def test_connections_are_bounded_in_number(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, max_connections=2)
+    async with await Client.connect(gateway.port) as first, await Client.connect(gateway.port) as second:
+        for client in (first, second):
+            client.send(request())
+            assert (await client.answer()).status == 200
+        async with await Client.connect(gateway.port) as third:
+            answer = await third.answer()
+        assert (answer.status, answer.code, answer.headers["connection"]) == (503, "connections_full", "close")
+        first.send(request())
+        assert (await first.answer()).status == 200
+
+
+async def test_a_body_of_a_byte_at_a_time_ends(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, body_timeout_s=0.4)
+    async with await Client.connect(gateway.port) as client:
+        client.send(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 900000\r\n\r\n")
+
+        async def drip() -> None:
+            while True:
+                client.send(b" ")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        answer = await client.answer()
+        dripping.cancel()
+    assert (answer.status, answer.code) == (408, "request_timeout")
+    assert "--body-timeout-s" in answer.json["error"]["message"]
+
+
+async def test_a_tenant_learns_no_engines_name_and_the_log_knows_the_client(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, show_engine=False)
+    answer = await call(gateway.port)
+    assert str(engine.port) not in str(answer.headers)
+    [line] = await eventually(gateway.log_lines)
+    assert line["client"] == "127.0.0.1"
+
+
+async def test_pages_for_operators_can_have_a_listener_of_their_own(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    gateway = await start_gateway(engine, admin_port=port, admin_token="t")
+    for path, headers in (("/metrics", ""), ("/admin/config", "authorization: Bearer t\r\n")):
+        asked = request(path=path, method="GET", headers=headers)
+        assert (await call(gateway.port, asked)).status == 404
+        answer = await call(port, asked)
+        assert answer.status == 200
+        assert str(engine.port) in answer.body.decode()
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 200
+
+
+class _FullDisk(io.BytesIO):
+    is_full = False
+
+    def write(self, data: object) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        return super().write(data)  # type: ignore[arg-type]
+
+
+async def test_the_access_log_goes_on_after_a_write_that_failed() -> None:
+    stream = _FullDisk()
+    log = AccessLog(stream)
+    for at, stream.is_full in enumerate((False, True, False)):
+        log.add({"at": at})
+        log.flush()
+        await eventually(log._batches.empty)
+        done = threading.Event()
+        done.wait(0.05)
+    log.close()
+    assert stream.getvalue() == b'{"at":0}\n{"at":2}\n'
+    assert log.dropped == 1
+
+
+async def test_a_hangup_signal_ends_no_gateway(engine: ScriptedEngine) -> None:
+    program = await GatewayProgram(("--engine", engine.url)).started()
+    try:
+        os.kill(program.process.pid, signal.SIGHUP)
+        await eventually(lambda: any("SIGHUP" in line for line in program.errors))
+        engine.script = [reply(completion())]
+        assert (await call(program.port)).status == 200
+        program.process.terminate()
+        assert await program.end() == 0
+    finally:
+        program.close()
+
+
+def test_the_authorities_of_engines_certificates_are_loaded_once() -> None:
+    assert Address("https://a:1").tls is Address("https://b:1").tls

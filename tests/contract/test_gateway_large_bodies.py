@@ -1,0 +1,69 @@
+"""Bodies that are large, or many at once: what they cost others, and when they are refused."""
+
+import asyncio
+import json
+
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Client, call, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: %d\r\n\r\n"
+
+
+async def test_a_body_of_millions_of_values_is_refused_before_it_is_whole(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(HEAD % 15_000_000 + b'{"model":"tiny","x":[' + b"[]," * 300_000)
+        answer = await client.answer()
+    assert (answer.status, answer.code) == (413, "body_too_complex")
+    assert engine.seen == []
+    await eventually(lambda: gateway.context.body_bytes == 0)
+
+
+async def test_a_large_body_arrives_as_it_was_sent_with_its_class(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    body = {
+        "image": "A" * 5_000_000,
+        "vllm_xargs": {"k": [1], "traffic_class": "mine"},
+        "messages": [{"role": "user", "content": "é" * 100_000 + '\n"'}],
+        "model": "tiny",
+    }
+    answer = await call(gateway.port, request(json.dumps(body, ensure_ascii=False).encode()))
+    assert answer.status == 200
+    assert engine.seen[0].json == {**body, "vllm_xargs": {"k": [1], "traffic_class": "default"}}
+    await eventually(lambda: gateway.context.body_bytes == 0)
+
+
+async def test_bodies_have_a_budget(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.scripts = [[HANG]]
+    engine.script = [reply(completion())]
+    gateway = await start_gateway(engine, max_bodies_bytes=100_000)
+    big = request({"model": "tiny", "prompt": "x" * 60_000})
+    async with await Client.connect(gateway.port) as first:
+        first.send(big)
+        await engine.wait_seen(1)
+        answer = await call(gateway.port, big)
+        assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "bodies_full", "1")
+        assert gateway.context.metrics.refusals == {"bodies_full": 1}
+        assert (await call(gateway.port)).status == 200
+    await eventually(lambda: gateway.context.body_bytes == 0)
+    assert (await call(gateway.port, big)).status == 200
+
+
+async def test_a_body_is_no_longer_counted_once_its_answer_has_begun(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
+    go_on = asyncio.Event()
+    engine.script = [head, go_on, b'"a": 123}']
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request({"model": "tiny", "prompt": "x" * 60_000}))
+        await client.reader.readuntil(b"\r\n\r\n")
+        await eventually(lambda: gateway.context.body_bytes == 0)
+        go_on.set()

@@ -1,0 +1,122 @@
+"""A batch cut down to the requests that the drafter runs over, and their drafts put back to their places."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
+
+
+@dataclass
+class Sampling:
+    temperature: torch.Tensor | None
+
+
+LENGTHS, SEQUENCES = [1, 4, 1, 3], [40, 60, 20, 33]
+"""Positions in the step, and lengths of the sequences, of four requests."""
+
+
+def arguments(device: str = "cpu") -> dict[str, Any]:
+    """What vLLM hands to `propose`: each number tells whose it is and where it stood."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: PLC0415 - takes seconds
+
+    starts = torch.tensor([0, 1, 5, 6, 9], dtype=torch.int32)
+    tokens = torch.tensor([10 * request + at for request, length in enumerate(LENGTHS) for at in range(length)])
+    lengths = torch.tensor(SEQUENCES, dtype=torch.int32)
+    metadata = CommonAttentionMetadata(
+        query_start_loc=starts.to(device),
+        query_start_loc_cpu=starts,
+        seq_lens=lengths.to(device),
+        seq_lens_cpu_upper_bound=lengths + 2,
+        num_reqs=4,
+        num_actual_tokens=9,
+        max_query_len=4,
+        max_seq_len=62,
+        block_table_tensor=torch.arange(8, dtype=torch.int32).view(4, 2).to(device),
+        slot_mapping=(tokens + 100).to(device),
+        causal=True,
+    )
+    return {
+        "target_token_ids": tokens.to(device),
+        "target_positions": (tokens + 200).to(device),
+        "target_hidden_states": tokens.float().unsqueeze(1).expand(9, 3).to(device),
+        "next_token_ids": torch.tensor([5, 6, 7, 8], dtype=torch.int32).to(device),
+        "token_indices_to_sample": torch.tensor([0, 2, 5, 8], dtype=torch.int32).to(device),
+        "num_rejected_tokens_gpu": torch.tensor([0, 2, 0, 0], dtype=torch.int32).to(device),
+        "sampling_metadata": Sampling(torch.tensor([0.0, 0.1, 0.2, 0.3]).to(device)),
+        "common_attn_metadata": metadata,
+        "mm_embed_inputs": None,
+        "slot_mappings": None,
+    }
+
+
+def chosen(places: list[int], device: str = "cpu", **other: Any) -> dict[str, Any]:
+    from specpilot.engine_adapter.vllm.subset import chosen as cut  # noqa: PLC0415 - imports vLLM
+
+    return cut(arguments(device) | other, places, torch.device(device))
+
+
+def test_what_is_left_is_the_batch_of_these_requests_alone() -> None:
+    found = chosen([1, 3])
+    assert found["target_token_ids"].tolist() == [10, 11, 12, 13, 30, 31, 32]
+    assert found["target_positions"].tolist() == [210, 211, 212, 213, 230, 231, 232]
+    assert found["target_hidden_states"][:, 0].tolist() == [10, 11, 12, 13, 30, 31, 32]
+    assert found["next_token_ids"].tolist() == [6, 8]
+    assert found["token_indices_to_sample"].tolist() == [1, 6]  # the second token of one, the last of the other
+    assert found["num_rejected_tokens_gpu"].tolist() == [2, 0]
+    assert found["sampling_metadata"].temperature.tolist() == pytest.approx([0.1, 0.3])
+    metadata = found["common_attn_metadata"]
+    assert metadata.query_start_loc.tolist() == metadata.query_start_loc_cpu.tolist() == [0, 4, 7]
+    assert (metadata.seq_lens.tolist(), metadata.seq_lens_cpu_upper_bound.tolist()) == ([60, 33], [62, 35])
+    assert (metadata.num_reqs, metadata.num_actual_tokens, metadata.batch_size()) == (2, 7, 2)
+    assert (metadata.max_query_len, metadata.max_seq_len) == (4, 62)
+    assert metadata.block_table_tensor.tolist() == [[2, 3], [6, 7]]
+    assert metadata.slot_mapping.tolist() == [110, 111, 112, 113, 130, 131, 132]
+
+
+def test_what_vllm_gives_is_left_as_it_is() -> None:
+    """Sequential drafting writes into the lengths that it is given."""
+    given = arguments()
+    found = chosen([0, 2], **given)
+    found["common_attn_metadata"].seq_lens -= 1
+    found["common_attn_metadata"].seq_lens_cpu_upper_bound += 1
+    assert given["common_attn_metadata"].seq_lens.tolist() == SEQUENCES
+    assert given["common_attn_metadata"].seq_lens_cpu_upper_bound.tolist() == [42, 62, 22, 35]
+
+
+def test_a_step_that_verifies_nothing_and_greedy_or_multimodal_batches_are_cut_too() -> None:
+    positions = torch.arange(27).view(3, 9)
+    mask = torch.tensor([False, True, True, False, False, False, True, False, False])
+    found = chosen(
+        [1],
+        token_indices_to_sample=None,
+        num_rejected_tokens_gpu=None,
+        sampling_metadata=Sampling(None),
+        target_positions=positions,
+        mm_embed_inputs=(["embeddings"], mask),
+    )
+    assert (found["token_indices_to_sample"], found["num_rejected_tokens_gpu"]) == (None, None)
+    assert found["target_positions"].tolist() == positions[:, 1:5].tolist()
+    embeddings, where = found["mm_embed_inputs"]
+    assert (embeddings, where.tolist()) == (["embeddings"], [True, True, False, False])
+
+
+def test_drafts_go_back_to_the_places_of_their_requests() -> None:
+    from specpilot.engine_adapter.vllm.subset import places_of, spread  # noqa: PLC0415 - as above
+
+    assert places_of(["d", "b", "a", "c"], ("b", "c")) == [0, 2]
+    drafts = torch.tensor([[1, 2], [3, 4]])
+    assert spread(drafts, [0, 2], 4).tolist() == [[1, 2], [0, 0], [3, 4], [0, 0]]
+    assert spread(torch.ones(1, 2, 3), [1], 2).sum(dim=(1, 2)).tolist() == [0, 6]
+
+
+def test_nothing_waits_for_the_accelerator() -> None:
+    """On the meta device tensors have no values, so whoever asks for one fails."""
+    from specpilot.engine_adapter.vllm.subset import spread  # noqa: PLC0415 - as above
+
+    found = chosen([1, 3], device="meta")
+    assert found["target_hidden_states"].shape == (7, 3)
+    assert found["common_attn_metadata"].seq_lens.device.type == "meta"
+    assert spread(torch.zeros(2, 7, device="meta"), [1, 3], 4).shape == (4, 7)

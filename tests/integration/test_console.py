@@ -1,0 +1,229 @@
+"""The console in a real browser, on a real controller that steers real HTTP engines: an operator's whole day."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specpilot.policy.redis_store import RedisStore
+from tests.closed_loop.plant import MODEL
+from tests.support.browser import CHROMIUM, DRIVER, Browser, running_browser
+from tests.support.controller_engine import HttpEngine
+from tests.support.controller_program import TOKEN, Controller, running_controller
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (Debian: chromium-driver)"),
+]
+CONSOLE = Path(__file__).parents[2] / "controller" / "admin" / "console"
+_RIGHT_EDGE = (
+    "return Math.max(...[...document.querySelectorAll('section')].map((s) => s.getBoundingClientRect().right))"
+)
+PAGES = ("fleet", "policies", "canaries", "audit", "access")
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    with running_controller() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def engine(controller: Controller) -> Iterator[None]:
+    """An engine with traffic."""
+    store, is_over = RedisStore(controller.redis.url), threading.Event()
+
+    async def live() -> None:
+        async with HttpEngine(store) as found:
+            found.load = {"code": 6, "chat": 4}
+            await asyncio.to_thread(is_over.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    yield
+    is_over.set()
+    thread.join(10)
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Browser]:
+    with running_browser() as found:
+        yield found
+
+
+@pytest.fixture
+def browser(started: Browser, controller: Controller) -> Browser:
+    """A tab that shows the console, let in as the first admin."""
+    started.look(1800, 1000)
+    started.open(f"{controller.url}/console/style.css")  # of the same origin: what the tab keeps is emptied
+    started.run("sessionStorage.clear(); sessionStorage.setItem('token', arguments[0])", TOKEN)
+    started.complaints()
+    return started
+
+
+def show(browser: Browser, controller: Controller, page: str) -> None:
+    browser.open("about:blank")
+    browser.open(f"{controller.url}/#{page}")
+    browser.sees("live,")
+
+
+def test_the_token_is_typed_once_and_a_wrong_one_is_asked_for_again(browser: Browser, controller: Controller) -> None:
+    browser.run("sessionStorage.clear()")
+    browser.open(f"{controller.url}/")
+    for token in ("wrong", TOKEN):
+        browser.until("return document.getElementById('ask').open")
+        browser.fill("Token", token)
+        browser.press("Use it")
+    browser.sees("--admin-token, admin")
+    browser.open(f"{controller.url}/#audit")
+    browser.sees("live,")
+    assert not browser.run("return document.getElementById('ask').open")
+
+
+def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
+    browser: Browser, controller: Controller, engine: None
+) -> None:
+    show(browser, controller, "fleet")
+    browser.sees(f"{MODEL} · cpu")
+    browser.until("return document.querySelectorAll('.heat td').length > 1")
+    browser.until("return document.querySelectorAll('polygon.interval').length > 0")
+    browser.sees("too few")  # windows of the hold-out
+    heads = browser.run("return [...document.querySelectorAll('.heat tbody th')].map((one) => one.textContent)")
+    assert heads == [f"band {band}" for band in range(8)]  # all classes share the rows of `default`
+    show(browser, controller, "policies")
+    browser.sees(f"Policy of {MODEL}: none yet")
+    browser.fill("static k", "1")
+    browser.fill("hold out ratio", "0.05")
+    browser.fill("name of a new class", "code")
+    browser.press("Add class")
+    browser.fill("k_max of code", "4")
+    browser.sees("Would be version 1.")
+    browser.sees("classes.code")
+    browser.sees("tokens/s and engine")
+    assert controller.call(f"/admin/policies/{MODEL}")[0] == 404
+    browser.press("Write it")
+    browser.fill("Comment", "first")
+    browser.press("Do it")
+    browser.sees(f"Policy of {MODEL}, version 1")
+    found = controller.call(f"/admin/policies/{MODEL}")[1]["policy"]
+    assert (found["static_k"], found["hold_out_ratio"], found["classes"]["code"]["k_max"]) == (1, 0.05, 4)
+    browser.fill("k max", "900")
+    browser.sees("must be between 0 and 64")
+    assert browser.run(
+        "return [...document.querySelectorAll('button')].find((b) => b.textContent === 'Write it').disabled"
+    )
+    browser.fill("k max", "3")
+    browser.sees("Would be version 2.")
+    browser.press("Write it")
+    browser.press("Do it")
+    browser.sees(f"Policy of {MODEL}, version 2")
+    browser.press("Go back to it")
+    browser.press("Do it")
+    browser.sees("back to version 1")
+    assert controller.call(f"/admin/policies/{MODEL}")[1]["policy"]["k_max"] is None
+    browser.fill("k max", "2")
+    browser.press("Try as canary")
+    browser.press("Do it")
+    browser.sees(f"{MODEL}: runs")
+    browser.press("Abort")
+    browser.press("Do it")
+    browser.sees(f"{MODEL}: ended, aborted")
+    show(browser, controller, "audit")
+    for words in ("put policy", "rollback policy", "start canary", "abort canary", "“first”"):
+        browser.sees(words)
+    assert browser.complaints() == []
+
+
+def test_a_second_operator_is_told_what_changed(browser: Browser, controller: Controller) -> None:
+    assert controller.call("/admin/policies/both", "PUT", {"k_max": 5})[0] == 201
+    show(browser, controller, "policies")
+    browser.press("both")
+    browser.sees("Policy of both, version 1")
+    assert controller.call("/admin/policies/both", "PATCH", {"k_max": 4})[0] == 200
+    browser.fill("k max", "6")
+    browser.sees("Since then --admin-token changed k_max from 5 to 4")
+    assert controller.call("/admin/policies/both")[1]["policy"]["k_max"] == 4
+
+
+def test_what_is_frozen_is_shown_on_every_page_and_lifted(
+    browser: Browser, controller: Controller, engine: None
+) -> None:
+    show(browser, controller, "fleet")
+    browser.press("Freeze…")
+    browser.fill("of", MODEL)
+    browser.fill("minutes", "30")
+    browser.press("Do it")
+    for page in PAGES:
+        show(browser, controller, page)
+        browser.sees(f"{MODEL} is frozen on the schedule in force, by --admin-token")
+    show(browser, controller, "fleet")
+    browser.sees("an operator froze the model")
+    browser.press("Lift")
+    browser.press("Do it")
+    browser.until("return !document.getElementById('freezes').textContent")
+    assert controller.call("/admin/freezes")[1]["freezes"] == []
+
+
+def test_keys_and_tokens_are_made_and_shown_once(browser: Browser, controller: Controller) -> None:
+    show(browser, controller, "access")
+    browser.fill("traffic class", "code")
+    browser.press("Make a client key")
+    browser.sees("shown only this once: sk-")
+    browser.fill("name", "night shift")
+    browser.press("Make a token")
+    browser.sees("Token night shift (viewer), shown only this once: spt_")
+    browser.press("Revoke")
+    browser.press("Do it")
+    deadline = time.monotonic() + 10
+    while controller.call("/admin/keys")[1]["keys"]:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("width", [400, 1800])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_fits_its_screen_and_shows_no_nan(
+    browser: Browser, controller: Controller, engine: None, width: int, dark: bool
+) -> None:
+    browser.look(width, 900, dark=dark)
+    for page in PAGES:
+        show(browser, controller, page)
+        assert browser.run("return document.documentElement.scrollWidth") <= width, page
+        text = browser.text()
+        assert "NaN" not in text, page
+        assert "undefined" not in text, page
+        unlabelled = browser.run(
+            "return [...document.querySelectorAll('input, select, textarea')].filter((one) => one.checkVisibility() && "
+            "!one.ariaLabel && !one.labels.length).map((one) => one.outerHTML)"
+        )
+        assert unlabelled == [], page
+        if width == 1800 and page != "canaries":
+            widest = browser.run(_RIGHT_EDGE)
+            assert widest > 0.95 * width, page
+    assert browser.complaints() == []
+
+
+def test_an_idle_fleet_without_engines_is_shown_without_faults(browser: Browser) -> None:
+    with running_controller() as idle:
+        browser.open(f"{idle.url}/console/style.css")
+        browser.run("sessionStorage.setItem('token', arguments[0])", TOKEN)
+        for page in PAGES:
+            show(browser, idle, page)
+            assert "NaN" not in browser.text()
+        assert browser.complaints() == []
+
+
+def test_the_console_loads_nothing_from_elsewhere_and_runs_no_inline_script(controller: Controller) -> None:
+    for name in ("", *(f"console/{file.name}" for file in CONSOLE.iterdir())):
+        status, text, headers = controller.call(f"/{name}", token=None)
+        assert status == 200, name
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "https://" not in text
+        assert "innerHTML =" not in text
+    assert controller.call("/console/../access.py", token=None)[0] == 404
+    assert controller.call("/console/none.js", token=None)[0] == 404

@@ -1,0 +1,132 @@
+"""What operators do from the command line, on a real controller with a real Redis."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.controller_program import TOKEN, Controller, running_controller
+from tests.support.stack import until
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    with running_controller() as found:
+        yield found
+
+
+def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controller, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text('{"model": "cli", "k_max": 5}')
+    tried = controller.command("policy", "put", str(file), "--dry-run")
+    assert tried.returncode == 0, tried.stderr
+    assert "dry run, nothing was written. It would change cli, as version 1:\n  k_max: none -> 5\n" in tried.stdout
+    assert "no engine of this model runs" in tried.stdout
+    assert controller.command("policy", "get", "cli").returncode == 1
+    assert controller.command("policy", "put", str(file), "--comment", "first").returncode == 0
+    file.write_text('{"model": "cli", "k_max": 3, "classes": {"code": {"pin": 2}}}')
+    assert controller.command("policy", "put", str(file)).returncode == 0
+    history = controller.command("policy", "history", "cli").stdout.splitlines()
+    assert [line.split()[0] for line in history] == ["2", "1"]
+    assert history[1].endswith("put       --admin-token  # first")
+    diff = controller.command("policy", "diff", "cli", "1")
+    assert "cli, version 1 -> 2\n  classes.code: none -> " in diff.stdout
+    assert "  k_max: 5 -> 3\n" in diff.stdout
+    assert controller.command("policy", "diff", "cli", "0", "1").stdout == "cli, version 0 -> 1\n  k_max: none -> 5\n"
+    assert "as version 3" in controller.command("policy", "rollback", "cli", "1", "--dry-run").stdout
+    assert json.loads(controller.command("policy", "rollback", "cli", "1").stdout)["policy"]["k_max"] == 5
+    assert controller.command("policy", "rollback", "cli", "one").returncode == 2
+    assert controller.command("policy", "history", "nobody").returncode == 1
+    assert "as version 4" in controller.command("policy", "delete", "cli", "--dry-run").stdout
+
+
+def test_a_policy_is_edited_in_the_operators_editor(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nsed -i \'s/"k_max": null/"k_max": 4/\' "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("EDITOR", str(editor))
+    monkeypatch.delenv("VISUAL", raising=False)
+    assert controller.call("/admin/policies/edited", "PUT", {"static_k": 1})[0] == 201
+    no = controller.command("policy", "edit", "edited", text="n\n")
+    assert "k_max: none -> 4" in no.stdout
+    assert "not written" in no.stdout
+    yes = controller.command("policy", "edit", "edited", "--yes", "--comment", "narrower")
+    assert yes.stdout.endswith("edited is at version 2\n"), yes.stderr
+    assert controller.command("policy", "edit", "edited", "--yes").stdout == "nothing changed\n"
+    monkeypatch.setenv("EDITOR", "false")
+    assert "set EDITOR" in controller.command("policy", "edit", "edited").stderr
+
+
+def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> None:
+    made = controller.command("token", "create", "night shift", "--role", "viewer", "--expires-in", "2h")
+    assert made.returncode == 0, made.stderr
+    token, token_id = made.stdout.strip(), made.stderr.split(":")[0]
+    assert controller.call("/admin/policies", token=token)[0] == 200
+    assert f"{token_id}  viewer    night shift  expires 20" in controller.command("token", "list").stdout
+    rotated = controller.command("token", "rotate", token_id).stdout.strip()
+    assert controller.call("/admin/policies", token=token)[0] == 401
+    assert controller.call("/admin/policies", token=rotated)[0] == 200
+    assert controller.command("token", "revoke", token_id).returncode == 0
+    assert controller.command("token", "revoke", token_id).returncode == 1
+    assert controller.command("token", "create", "x").returncode == 2
+    assert controller.command("token", "create", "x", "--role", "viewer", "--expires-in", "soon").returncode == 2
+    key = controller.command(
+        "key", "create", "--traffic-class", "code", "--allowed-classes", "code,chat", "--tokens-per-minute", "9000"
+    )
+    key_id = key.stderr.split(":")[0]
+    assert key.stdout.startswith("sk-")
+    assert f"{key_id}  traffic_class code, allowed_classes ['code', 'chat'], tokens_per_minute 9000" in (
+        controller.command("key", "list").stdout
+    )
+    changed = json.loads(
+        controller.command("key", "change", key_id, "--tokens-per-minute", "none", "--expires-in", "90d").stdout
+    )
+    assert (changed["tokens_per_minute"], changed["expires_at"] is None) == (None, False)
+    assert controller.command("key", "rotate", key_id, "--grace", "1h").stdout != key.stdout
+    assert "tokens_per_minute" in controller.command("key", "change", key_id, "--tokens-per-minute", "many").stderr
+    assert controller.command("key", "revoke", key_id).returncode == 0
+
+
+def test_a_freeze_from_the_command_line(controller: Controller) -> None:
+    begun = controller.command("freeze", "demo", "--hold", "static", "--for", "2h", "--comment", "launch")
+    assert begun.stdout.startswith("demo is frozen: the static K, until 20"), begun.stderr
+    assert controller.command("freeze", "--all").stdout.startswith("everything is frozen: the schedule in force")
+    listed = controller.command("freeze", "--list").stdout
+    assert "everything: the schedule in force, until it is lifted, by --admin-token" in listed
+    assert "demo: the static K" in listed
+    assert listed.rstrip().endswith("# launch")
+    assert controller.command("freeze", "--all", "--lift").returncode == 0
+    assert controller.command("freeze", "demo", "--lift").stdout == "demo is not frozen any more\n"
+    assert controller.command("freeze", "--list").stdout == "nothing is frozen\n"
+    assert controller.command("freeze", "demo", "--dry-run").stdout.startswith("dry run")
+    assert controller.command("freeze").returncode == 2
+    assert controller.command("freeze", "demo", "--for", "long").returncode == 2
+
+
+def test_the_audit_is_shown_and_followed(controller: Controller, tmp_path: Path) -> None:
+    assert controller.call("/admin/policies/watched", "PUT", {"k_max": 5})[0] == 201
+    shown = controller.command("audit", "--limit", "1").stdout
+    assert "done    put_policy watched  by --admin-token (admin) from 127.0.0.1  [k_max None -> 5]" in shown.replace(
+        "none ->", "None ->"
+    )
+    assert json.loads(controller.command("audit", "--limit", "1", "--json").stdout)["subject"] == "watched"
+    out = tmp_path / "out"
+    with out.open("w") as file:
+        follower = subprocess.Popen(
+            [sys.executable, "-m", "specpilot.cli", "audit", "--follow", "--limit", "1", "--admin-url", controller.url],
+            stdout=file,
+            env={**os.environ, "SPECPILOT_ADMIN_TOKEN": TOKEN},
+        )
+    try:
+        until(lambda: "watched" in out.read_text(), 15.0)
+        assert controller.call("/admin/policies/watched", "PATCH", {"k_max": 500})[0] == 422
+        until(lambda: "refused patch_policy watched" in out.read_text(), 10.0)
+    finally:
+        follower.terminate()
+        follower.wait(10)

@@ -1,0 +1,142 @@
+"""Tokens of an identity provider: a real issuer over HTTP, with discovery and keys, and a real controller."""
+
+import json
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
+
+from specpilot.controller.admin.oidc import OidcProvider, OidcRules
+from specpilot.controller.settings import ControllerSettings
+from specpilot.policy.access import Role
+from tests.support.controller_program import Controller, running_controller
+
+
+class Issuer:
+    """Signs tokens, and serves its discovery document and its keys."""
+
+    def __init__(self) -> None:
+        self.keys = {"first": rsa.generate_private_key(public_exponent=65537, key_size=2048)}
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                pages = {
+                    "/.well-known/openid-configuration": {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys"},
+                    "/keys": {"keys": [issuer.public(kid) for kid in issuer.keys]},
+                }
+                body = json.dumps(pages[self.path]).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def public(self, kid: str) -> dict[str, Any]:
+        return {**json.loads(RSAAlgorithm.to_jwk(self.keys[kid].public_key())), "kid": kid, "use": "sig"}
+
+    def token(self, kid: str = "first", key: Any = None, **claims: Any) -> str:
+        stated = {
+            "iss": self.url, "aud": "specpilot", "sub": "u1", "email": "ada@example.com", "groups": ["sre"],
+            "exp": time.time() + 600, **claims,
+        }  # fmt: skip
+        present = {name: value for name, value in stated.items() if value is not None}
+        return jwt.encode(present, key or self.keys[kid], algorithm="RS256", headers={"kid": kid})
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    made = Issuer()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def controller(issuer: Issuer) -> Iterator[Controller]:
+    wanted = ("--oidc-issuer", issuer.url, "--oidc-audience", "specpilot", "--oidc-roles", "sre=operator,boss=admin")
+    with running_controller(token=None, arguments=wanted) as found:
+        yield found
+
+
+def test_the_claim_says_the_role_and_the_audit_the_name(controller: Controller, issuer: Issuer) -> None:
+    assert controller.call("/admin/whoami", token=issuer.token())[1]["role"] == "operator"
+    assert controller.call("/admin/whoami", token=issuer.token(groups=["sre", "boss", 7]))[1]["role"] == "admin"
+    assert controller.call("/admin/whoami", token=issuer.token(groups="boss"))[1]["role"] == "admin"
+    assert controller.call("/admin/policies/m", "PUT", {}, issuer.token())[0] == 201
+    entry = controller.call("/admin/audit?limit=1", token=issuer.token())[1]["entries"][0]
+    assert (entry["who"], entry["role"]) == ("ada@example.com", "operator")
+    assert controller.call("/admin/keys", "POST", {}, issuer.token())[1]["error"]["code"] == "role_too_low"
+
+
+def test_this_machine_is_not_trusted_besides(controller: Controller) -> None:
+    assert controller.call("/admin/policies", token=None)[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("claims", "status", "code"),
+    [
+        ({"exp": -600}, 401, "token_expired"),
+        ({"aud": "another"}, 401, "invalid_admin_token"),
+        ({"iss": "http://another.example"}, 401, "invalid_admin_token"),
+        ({"exp": None}, 401, "invalid_admin_token"),
+        ({"nbf": 600}, 401, "invalid_admin_token"),
+        ({"groups": ["guests"]}, 403, "role_too_low"),
+        ({"groups": None}, 403, "role_too_low"),
+    ],
+)
+def test_a_token_that_is_not_good_is_refused(
+    controller: Controller, issuer: Issuer, claims: dict[str, Any], status: int, code: str
+) -> None:
+    # Times are offsets from now in seconds: a parameter is made when tests are collected, long before this one runs.
+    moments = {name: time.time() + value for name, value in claims.items() if name in ("exp", "nbf") and value}
+    found, body, _ = controller.call("/admin/policies", token=issuer.token(**claims | moments))
+    assert (found, body.get("error", {}).get("code")) == (status, code)
+
+
+def test_a_forged_or_unsigned_token_is_refused(controller: Controller, issuer: Issuer) -> None:
+    forged = issuer.token(key=rsa.generate_private_key(public_exponent=65537, key_size=2048))
+    unsigned = jwt.encode({"iss": issuer.url, "aud": "specpilot", "sub": "u"}, "", algorithm="none")
+    shared = jwt.encode({"iss": issuer.url}, "x" * 32, algorithm="HS256", headers={"kid": "first"})
+    for token in (forged, unsigned, shared, "a.b.c"):
+        assert controller.call("/admin/policies", token=token)[0] == 401
+
+
+def test_a_new_key_of_the_issuer_is_found_without_a_restart(issuer: Issuer) -> None:
+    provider = OidcProvider(OidcRules(issuer.url, "specpilot", "groups", {"sre": Role.OPERATOR}))
+    assert provider.caller(issuer.token()) is not None
+    issuer.keys["second"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    assert provider._keys is not None
+    provider._keys.cooldown_duration = 0  # the library waits half a minute, lest made-up keys make it ask all the time
+    found = provider.caller(issuer.token("second"))
+    assert found is not None
+    assert (found.name, found.role) == ("ada@example.com", Role.OPERATOR)
+    assert provider.caller("no token of such a kind") is None
+
+
+def test_settings_that_are_not_whole_end_the_start() -> None:
+    with pytest.raises(ValueError, match="needs --oidc-audience and --oidc-roles"):
+        ControllerSettings(redis_url="redis://x", oidc_issuer="https://login.example.com")
+    with pytest.raises(ValueError, match="'sre=king' must be VALUE=ROLE"):
+        ControllerSettings(redis_url="redis://x", oidc_roles="sre=king")
+
+
+def test_an_issuer_that_does_not_answer_is_503_and_named_tokens_go_on(issuer: Issuer) -> None:
+    wanted = ("--oidc-issuer", "http://127.0.0.1:9", "--oidc-audience", "specpilot", "--oidc-roles", "sre=operator")
+    with running_controller(arguments=wanted) as alone:
+        status, body, headers = alone.call("/admin/policies", token=issuer.token())
+        assert (status, body["error"]["code"]) == (503, "identity_provider_unavailable")
+        assert headers["retry-after"]
+        assert alone.call("/admin/policies")[0] == 200

@@ -1,0 +1,75 @@
+"""A freeze is on every engine within two seconds of the call; a dry run forecasts from live estimates."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from specpilot.policy.redis_store import RedisStore
+from tests.closed_loop.plant import MODEL, POOL
+from tests.support.controller_engine import HttpEngine
+from tests.support.controller_program import Controller, running_controller
+from tests.support.stack import until
+
+
+@pytest.fixture
+def engines(controller: Controller) -> Iterator[list[HttpEngine]]:
+    """Two engines with traffic, in a thread of their own."""
+    store, is_over, found = RedisStore(controller.redis.url), threading.Event(), list[HttpEngine]()
+
+    async def live() -> None:
+        async with HttpEngine(store, "one") as first, HttpEngine(store, "two", 1) as second:
+            found.extend((first, second))
+            await asyncio.to_thread(is_over.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    yield found
+    is_over.set()
+    thread.join(10)
+    store.close()
+
+
+@pytest.fixture
+def controller() -> Iterator[Controller]:
+    with running_controller() as made:
+        yield made
+
+
+def deepest(engine: HttpEngine) -> int:
+    return engine.applied[-1].deepest_k if engine.applied else -1
+
+
+def test_a_freeze_holds_on_every_engine_within_two_seconds_and_a_forecast_is_there(
+    controller: Controller, engines: list[HttpEngine]
+) -> None:
+    path = f"/admin/policies/{MODEL}"
+    assert controller.call(path, "PUT", {"static_k": 1})[0] == 201
+    until(lambda: len(engines) == 2 and all(deepest(engine) > 1 for engine in engines), 20.0)
+    began = time.monotonic()
+    assert controller.call(f"/admin/freezes/{MODEL}", "PUT", {"hold": "static", "for_s": 600})[0] == 200
+    until(lambda: all(deepest(engine) == 1 for engine in engines), 2.0, every=0.02)
+    assert time.monotonic() - began < 2.0
+    found = controller.call(f"/admin/explain?model={MODEL}&pool={POOL}")[1]
+    assert (found["reason"], found["mode"], found["evidence"]["freeze"]["author"]) == ("frozen", "act", "--admin-token")
+    assert "an operator froze the model" in controller.command("explain", "--model", MODEL, "--pool", POOL).stdout
+    assert controller.call(f"/admin/freezes/{MODEL}", "DELETE")[0] == 204
+    until(lambda: all(deepest(engine) > 1 for engine in engines), 10.0)
+    until(lambda: _forecast(controller)["then"]["goodput"] is not None, 20.0)
+    said = _forecast(controller)
+    assert (said["pool"], said["unknown"]) == (POOL, "")
+    assert set(said["then"]["k"].values()) == {0}
+    assert said["gain_ratio"] < 0
+    printed = controller.command("policy", "rollback", MODEL, "1", "--dry-run").stdout
+    assert f"pool {POOL}:" in printed
+    assert "tokens/s and engine" in printed
+
+
+def _forecast(controller: Controller) -> dict[str, object]:
+    body = {"static_k": 1, "k_max": 0}
+    status, said, _ = controller.call(f"/admin/policies/{MODEL}?validate_only=true", "PATCH", body)
+    assert status == 200
+    [pool] = said["forecast"]
+    return dict(pool)

@@ -1,0 +1,168 @@
+"""What operators' tools keep in Redis: versions, tokens, freezes and the audit, on a real server."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import redis
+
+from specpilot.policy import audit, keys
+from specpilot.policy.access import AdminToken, Role
+from specpilot.policy.audit import AuditEntry, Result
+from specpilot.policy.canary import Canary, Experiment, Outcome
+from specpilot.policy.errors import StoreUnavailableError, VersionConflictError
+from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
+from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import ApiKey, Policy
+from tests.support.redis_server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    running = RedisServer()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def raw(server: RedisServer) -> Iterator["redis.Redis[bytes]"]:
+    with redis.Redis.from_url(server.url) as connection:
+        connection.flushall()
+        yield connection
+
+
+@pytest.fixture
+def store(server: RedisServer, raw: object) -> Iterator[RedisStore]:
+    subject = RedisStore(server.url)
+    yield subject
+    subject.close()
+
+
+def test_every_version_is_kept_with_who_wrote_it_and_why(store: RedisStore) -> None:
+    store.put_policy(Policy("m"), 0, 1.0, Change("ada", Cause.PUT, 'first, with "quotes"'))
+    store.put_policy(Policy("m", k_min=1), 1, 2.0, Change("bob", Cause.PATCH))
+    store.delete_policy("m", 2, 3.0, Change("ada", Cause.DELETE, "over"))
+    store.put_policy(Policy("m", k_max=2), 0, 4.0, Change("ada", Cause.ROLLBACK))
+    found = store.policy_versions("m", 10)
+    assert [(item.version, item.updated_at, item.author, item.cause, item.comment) for item in found] == [
+        (4, 4.0, "ada", Cause.ROLLBACK, ""),
+        (3, 3.0, "ada", Cause.DELETE, "over"),
+        (2, 2.0, "bob", Cause.PATCH, ""),
+        (1, 1.0, "ada", Cause.PUT, 'first, with "quotes"'),
+    ]
+    assert [item.policy for item in found] == [Policy("m", k_max=2), None, Policy("m", k_min=1), Policy("m")]
+    assert [item.version for item in store.policy_versions("m", 2, before=4)] == [3, 2]
+    assert store.policy_version("m", 2) == found[2]
+    assert store.policy_version("m", 5) is None
+    assert store.policy_versions("other", 5) == []
+
+
+def test_a_refused_write_leaves_no_version(store: RedisStore) -> None:
+    store.put_policy(Policy("m"), 0, 1.0)
+    with pytest.raises(VersionConflictError):
+        store.put_policy(Policy("m", k_min=1), 0, 2.0)
+    assert [item.version for item in store.policy_versions("m", 10)] == [1]
+
+
+def test_the_last_300_versions_are_kept(store: RedisStore) -> None:
+    for version in range(VERSIONS_KEPT + 5):
+        store.put_policy(Policy("m", k_min=version % 7), version, float(version))
+    found = store.policy_versions("m", 1000)
+    assert len(found) == VERSIONS_KEPT == 300
+    assert (found[0].version, found[-1].version) == (305, 6)
+
+
+def test_a_version_written_before_there_was_a_history_is_kept_with_the_next(
+    store: RedisStore, raw: "redis.Redis[bytes]"
+) -> None:
+    store.put_policy(Policy("m", k_min=1), 0, 1.0)
+    raw.delete(keys.policy_versions("m"))
+    store.put_policy(Policy("m", k_min=2), 1, 2.0, Change("ada"))
+    assert [(item.version, item.author) for item in store.policy_versions("m", 10)] == [(2, "ada"), (1, "")]
+
+
+@pytest.mark.parametrize("change", [None, Change("ada", Cause.CANARY, "now")])
+def test_a_promotion_is_a_version(store: RedisStore, change: Change | None) -> None:
+    store.put_policy(Policy("m"), 0, 1.0)
+    canary = Experiment(1, "id", Canary(Policy("m", static_k=4)), 1, 5.0, outcome=Outcome.BETTER)
+    store.put_canary(canary, None, 7.0, change)
+    newest = store.policy_versions("m", 1)[0]
+    assert (newest.version, newest.cause, newest.updated_at) == (2, Cause.CANARY, 7.0)
+    assert (newest.author, newest.comment) == (("ada", "now") if change else ("controller", "canary id was better"))
+    assert newest.policy == Policy("m", static_k=4)
+
+
+TOKEN = AdminToken("a" * 12, "ada", Role.OPERATOR, "0" * 64, 1.0, expires_at=9.0)
+
+
+def test_a_token_is_written_only_over_what_was_read(store: RedisStore) -> None:
+    assert store.put_admin_token(TOKEN, None)
+    assert not store.put_admin_token(TOKEN, None)
+    rotated = replace(TOKEN, sha256="1" * 64, rotated_at=2.0)
+    assert store.put_admin_token(rotated, TOKEN)
+    assert not store.put_admin_token(TOKEN, TOKEN)
+    assert store.admin_token(TOKEN.token_id) == rotated
+    assert list(store.admin_tokens()) == [rotated]
+    assert store.delete_admin_token(TOKEN.token_id)
+    assert not store.delete_admin_token(TOKEN.token_id)
+    assert store.admin_token(TOKEN.token_id) is None
+
+
+def test_a_freeze_of_a_model_comes_before_the_one_of_everything(store: RedisStore) -> None:
+    whole = Freeze(EVERYTHING, Hold.STATIC, 1.0)
+    own = Freeze("m", Hold.CURRENT, 1.0, until=5.0, author="ada", comment="launch")
+    store.put_freeze(whole)
+    store.put_freeze(own)
+    found = store.freezes()
+    assert freeze_of(found, "m", 4.9) == own
+    assert freeze_of(found, "m", 5.0) == whole
+    assert freeze_of(found, "other", 4.9) == whole
+    assert store.delete_freeze(EVERYTHING)
+    assert not store.delete_freeze(EVERYTHING)
+    assert freeze_of(store.freezes(), "m", 5.0) is None
+
+
+def entry(what: str, result: Result = Result.DONE) -> AuditEntry:
+    return AuditEntry(1.0, "ada", what, "m", result, changes=(Difference("k_min", 0, 1),))
+
+
+def test_the_audit_numbers_what_was_done_and_refused_in_one_order(store: RedisStore) -> None:
+    for number in range(1, 9):
+        assert store.append_audit(entry(str(number), Result.REFUSED if number % 3 == 0 else Result.DONE)) == number
+    newest = store.audit(5)
+    assert [item.number for item in newest] == [8, 7, 6, 5, 4]
+    assert newest[0] == replace(entry("8"), number=8)
+    assert [item.number for item in store.audit(5, before=4)] == [3, 2, 1]
+    assert [item.number for item in store.audit(3, after=2)] == [3, 4, 5]
+    assert [item.number for item in store.audit(9, before=6, after=3)] == [4, 5]
+    assert store.audit(3, after=8) == []
+
+
+def test_refusals_cannot_push_out_what_was_done(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "REFUSED_KEPT", 100)
+    store.append_audit(entry("done"))
+    for _ in range(600):
+        store.append_audit(entry("refused", Result.REFUSED))
+    found = store.audit(1000)
+    assert found[-1].action == "done"
+    assert len(found) < 400  # Redis drops whole nodes of a stream, so that some more are kept than asked for
+    assert all(newer.number > older.number for newer, older in pairwise(found))
+
+
+def test_a_key_that_an_older_version_wrote_can_be_changed(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
+    raw.hset(keys.API_KEYS, "k", '{"key_id":"k","sha256":"00","traffic_class":null,"allowed_classes":null}')
+    [found] = store.api_keys()
+    assert found == ApiKey("k", "00")
+    assert store.change_api_key(found, replace(found, requests_per_minute=5))
+    assert not store.change_api_key(found, replace(found, requests_per_minute=6))
+
+
+def test_a_lost_server_is_one_named_error() -> None:
+    server = RedisServer()
+    store = RedisStore(server.url)
+    server.close()
+    for call in (store.freezes, store.admin_tokens, lambda: store.audit(1), lambda: store.append_audit(entry("x"))):
+        with pytest.raises(StoreUnavailableError, match="Redis does not answer"):
+            call()

@@ -1,0 +1,132 @@
+"""A real Chromium, driven by its own driver over the W3C protocol: the few calls here need no client library."""
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from tests.support.controller_program import free_port
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+_FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+
+_PRESS = """
+const one = [...document.querySelectorAll("button, a, summary")].find((item) =>
+  item.textContent.trim() === arguments[0] && item.checkVisibility() && !item.disabled);
+if (one) one.click();
+return Boolean(one);
+"""
+_FILL = """
+const wanted = arguments[0];
+const isWanted = (item) => item.ariaLabel === wanted || item.labels?.[0]?.childNodes[0].textContent.trim() === wanted;
+const one = [...document.querySelectorAll("input, select, textarea")].find((item) =>
+  item.checkVisibility() && isWanted(item));
+if (!one) return false;
+one.focus();
+one.value = arguments[1];
+for (const event of ["input", "change"]) one.dispatchEvent(new Event(event, { bubbles: true }));
+return true;
+"""
+
+
+class Browser:
+    """One tab."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        options = {"binary": CHROMIUM, "args": _FLAGS}
+        wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}
+        self._session = f"{url}/session/{self._post(url + '/session', {'capabilities': wanted})['sessionId']}"
+
+    def _post(self, url: str, body: dict[str, Any]) -> Any:
+        request = Request(url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=60) as response:
+                return json.loads(response.read())["value"]
+        except HTTPError as error:
+            with error:
+                raise AssertionError(json.loads(error.read())["value"]["message"]) from error
+
+    def close(self) -> None:
+        with urlopen(Request(self._session, method="DELETE"), timeout=20):
+            pass
+
+    def cdp(self, command: str, **parameters: Any) -> Any:
+        return self._post(f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def look(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Be a screen of this size, and like light or dark."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.cdp("Emulation.setDeviceMetricsOverride", **size)
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.cdp("Emulation.setEmulatedMedia", features=[feature])
+
+    def open(self, url: str) -> None:
+        self._post(f"{self._session}/url", {"url": url})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Run the body of a function; its `arguments` are there by this name."""
+        return self._post(f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
+
+    def until(self, script: str, *arguments: Any, seconds: float = 15.0) -> Any:
+        """Wait until the script returns something true; return that."""
+        deadline = time.monotonic() + seconds
+        while not (found := self.run(script, *arguments)):
+            assert time.monotonic() < deadline, f"not within {seconds} s: {script} {arguments}; {self.text()[:2000]}"
+            time.sleep(0.05)
+        return found
+
+    def text(self) -> str:
+        return str(self.run("return document.body.innerText"))
+
+    def sees(self, text: str, seconds: float = 15.0) -> None:
+        """Wait until the page shows `text`."""
+        self.until("return document.body.innerText.includes(arguments[0])", text, seconds=seconds)
+
+    def press(self, label: str) -> None:
+        """Press the visible button or link of this label."""
+        self.until(_PRESS, label)
+
+    def fill(self, label: str, value: str) -> None:
+        """Type into the field of this label, as a person: what listens to input or change is told."""
+        self.until(_FILL, label, value)
+
+    def screenshot(self, file: Path, *, whole: bool = True) -> None:
+        found = self.cdp("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        file.write_bytes(base64.b64decode(found["data"]))
+
+    def complaints(self) -> list[str]:
+        """What the browser's console logged: faults of scripts, and what the security policy refused, not calls."""
+        found = self._post(f"{self._session}/se/log", {"type": "browser"})
+        return [item["message"] for item in found if item["level"] == "SEVERE" and item["source"] != "network"]
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    assert DRIVER is not None
+    port = free_port()
+    process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            try:
+                browser = Browser(f"http://127.0.0.1:{port}")
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            raise AssertionError("chromedriver did not start")
+        try:
+            yield browser
+        finally:
+            browser.close()
+    finally:
+        process.terminate()
+        process.wait(10)

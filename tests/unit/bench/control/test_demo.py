@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from specpilot.bench.control.demo import summary, table
+from specpilot.bench.load.trace import TRACES, Phase, Trace, read_prompts, read_trace
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.errors import InvalidDocumentError
+
+TRACE = Trace((Phase("calm", 10.0, {"code": 1}), Phase("crowd", 30.0, {"chat": 24})))
+RATES = {"adaptive": [98.0, 200.0], "K=0": [50.0, 200.0], "K=7": [100.0, 120.0]}
+
+
+def test_the_summary_weighs_phases_by_their_length() -> None:
+    found = summary(TRACE, RATES)
+    assert found["best_single_k"] == "K=0"
+    assert found["adaptive_vs_best_single_k"] == round((980 + 6000) / (500 + 6000), 3)
+    assert found["adaptive_vs_oracle"] == round((980 + 6000) / (1000 + 6000), 3)
+    assert found["phases"] == {"calm": 0.98, "crowd": 1.0}
+
+
+def test_the_table_names_each_phase_and_where_adaptive_loses() -> None:
+    rows = table(TRACE, RATES).splitlines()
+    assert rows[-2].startswith("calm")
+    assert rows[-2].endswith("0.98 (K=7)")
+    assert rows[-1].endswith("1.00 (K=0)")
+
+
+def test_the_shipped_trace_and_prompts_fit_together() -> None:
+    trace = read_trace(TRACES / "demo.json")
+    prompts = read_prompts(DEMO_MODEL / "prompts", trace.prompts)
+    assert set(prompts) == {"code", "chat", "json"}
+    assert all(len(items) >= 100 for items in prompts.values())
+    assert all(item["messages"][-1]["role"] == "user" for items in prompts.values() for item in items)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('{"phases": []}', "must not be empty"),
+        ('{"phases": [{"name": "x", "seconds": 0, "demand": {"code": 1}}]}', "seconds is 0"),
+        ('{"phases": [{"name": "x", "seconds": 1, "demand": {"code": 0}}]}', "at least 1 request"),
+        ('{"phases": [{"name": "x", "seconds": 1, "demand": {"Code!": 1}}]}', "not a class name"),
+    ],
+)
+def test_a_wrong_trace_says_what_is_wrong(text: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(InvalidDocumentError, match=word):
+        read_trace(path)

@@ -1,0 +1,109 @@
+"""The search for the rate at which an SLO breaks: against known thresholds, and over real sockets."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from specpilot.bench.sweep import rate_command
+from specpilot.bench.sweep.rate_search import Bounds, Trial, bounds, next_rate
+from specpilot.bench.sweep.settings import SharedSettings
+from tests.support.scripted_engine import (
+    DONE,
+    LAST_CHUNK,
+    SSE_HEAD,
+    Script,
+    ScriptedEngine,
+    Seen,
+    chunk,
+    event,
+    reply,
+    usage_event,
+)
+from tests.support.stack import ROOT
+
+
+def search(threshold: float, start: float = 1.0, precision: float = 0.1) -> list[Trial]:
+    trials: list[Trial] = []
+    while (rate := next_rate(trials, start, precision, start / 64, 1000.0)) is not None:
+        trials.append(Trial(rate, rate <= threshold))
+        assert len(trials) < 30
+    return trials
+
+
+@pytest.mark.parametrize("threshold", [0.02, 0.7, 1.0, 3.3, 77.0, 900.0])
+def test_the_threshold_is_found_within_the_precision_in_few_trials(threshold: float) -> None:
+    trials = search(threshold)
+    holds_at, breaks_at = bounds(trials)
+    assert holds_at is not None
+    assert breaks_at is not None
+    assert holds_at <= threshold < breaks_at <= holds_at * 1.1
+    assert len(trials) <= 16
+
+
+def test_beyond_the_highest_and_below_the_lowest_rate_it_says_what_it_knows() -> None:
+    assert bounds(search(1e9)) == Bounds(1000.0, None)
+    assert bounds(search(0.0)) == Bounds(None, 1.0 / 64)
+
+
+def test_a_lower_rate_that_broke_counts_more_than_a_higher_one_that_held() -> None:
+    trials = [Trial(1.0, True), Trial(2.0, False), Trial(4.0, True)]
+    assert bounds(trials) == Bounds(1.0, 2.0)
+
+
+PACE_S = 0.02
+
+
+@pytest.fixture
+async def one_at_a_time() -> AsyncIterator[ScriptedEngine]:
+    """A server with one slot: each request takes 20 ms, so it keeps up with 50 a second."""
+    engine = ScriptedEngine()
+    slot = asyncio.Lock()
+    served: list[asyncio.Task[None]] = []
+
+    def play(seen: Seen) -> Script:
+        if seen.path != "/v1/chat/completions":
+            return [reply(b"", "404 Not Found")]
+        turn = asyncio.Event()
+
+        async def serve() -> None:
+            async with slot:
+                await asyncio.sleep(PACE_S)
+                turn.set()
+
+        served.append(asyncio.create_task(serve()))
+        return [turn, SSE_HEAD, chunk(event("hi")), chunk(usage_event(1)), chunk(DONE), LAST_CHUNK]
+
+    engine.choose = play
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def test_the_rate_that_a_server_keeps_up_with_is_found_and_kept(
+    one_at_a_time: ScriptedEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--endpoints", f"none={one_at_a_time.url}", "--out", str(tmp_path), "--data", "adversarial"]
+    flags += ["--goodput", "ttft:150", "--start-rate", "10", "--precision", "0.9", "--trial-s", "0.5"]
+    await asyncio.to_thread(rate_command.main, flags)
+    found = [json.loads(path.read_text()) for path in (tmp_path / "cells").iterdir()]
+    holds_at, breaks_at = bounds([Trial(cell["request_rate"], rate_command._attained(cell) >= 0.95) for cell in found])
+    assert holds_at is not None
+    assert breaks_at is not None
+    assert 10 <= holds_at <= 60
+    assert breaks_at <= 120
+    assert f"| adversarial | none | {holds_at:.2f} | {breaks_at:.2f} |" in (tmp_path / "report.md").read_text()
+    asked = len(one_at_a_time.seen)
+    await asyncio.to_thread(rate_command.main, flags)  # all trials are there: nothing is asked again
+    assert sum(item.path == "/v1/chat/completions" for item in one_at_a_time.seen[asked:]) == 0
+
+
+def test_every_setting_of_its_own_is_documented() -> None:
+    page = (ROOT / "docs" / "bench.md").read_text().split("## `specpilot bench rate`")[1].split("\n## ")[0]
+    rows = re.findall(r"^\|([^|]*)\|", page, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    own = rate_command.RateSettings.model_fields.keys() - SharedSettings.model_fields.keys()
+    assert documented == own | {"goodput"}

@@ -1,0 +1,68 @@
+"""What the command line says of numbers that are not known, of bands and of times."""
+
+import pytest
+
+from specpilot.controller.cli.text import dry_run, duration_s, forecast, k_by_class, moment, row_name
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5d", 129_600), ("soon", None), ("", None)],
+)
+def test_a_duration_has_a_unit_or_is_seconds(given: str, seconds: float | None) -> None:
+    assert duration_s(given) == seconds
+
+
+def test_a_time_is_in_utc() -> None:
+    assert (moment(0.0), moment(None)) == ("1970-01-01 00:00:00Z", "never")
+
+
+def test_a_row_of_a_band_names_class_and_band() -> None:
+    assert (row_name("code"), row_name("code:7")) == ("code", "code, band 7")
+
+
+def test_k_of_a_class_with_bands_is_a_range_without_the_row_that_serves_nobody() -> None:
+    banded = {"default": 9, **{f"default:{band}": band for band in range(8)}}
+    assert k_by_class({**banded, "code": 2}) == "code=2 default=0..7"
+    assert k_by_class({"default": 3}) == "default=3"
+
+
+def outlook(k: int, goodput: float | None, itl_ms: float | None) -> dict[str, object]:
+    return {
+        "reason": "gain",
+        "meaning": "changed",
+        "k": {"code:7": k},
+        "goodput": goodput,
+        "itl_ms": {"code:7": itl_ms},
+    }
+
+
+def test_a_forecast_is_told_for_a_person() -> None:
+    pool = {
+        "pool": "h200", "today": outlook(3, 1000.0, 12.5), "then": outlook(5, 1200.4, 11.25),
+        "gain_ratio": 0.2, "unknown": "",
+    }  # fmt: skip
+    answer = {"subject": "demo", "version": 4, "changes": [["k_max", 3, None]], "forecast": [pool]}
+    assert dry_run(answer) == (
+        "dry run, nothing was written. It would change demo, as version 4:\n"
+        "  k_max: 3 -> none\n"
+        "pool h200:\n"
+        "  code, band 7: K 3 -> 5, inter-token latency 12.50 ms -> 11.25 ms\n"
+        "  goodput: 1000 -> 1200 tokens/s and engine (+20.0%, predicted)\n"
+        "  why: gain: changed\n"
+    )
+
+
+def test_what_is_unknown_is_said() -> None:
+    pool = {
+        "pool": "p",
+        "today": outlook(3, None, None),
+        "then": outlook(3, None, None),
+        "gain_ratio": None,
+        "unknown": "idle",
+    }
+    told = forecast([pool])
+    assert "no prediction: idle" in told
+    assert "goodput: unknown -> unknown tokens/s" in told
+    assert forecast(None) == ""
+    assert "no engine" in forecast([])

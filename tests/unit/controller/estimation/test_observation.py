@@ -1,0 +1,108 @@
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.controller.estimation.observation import (
+    Cell,
+    CellSums,
+    Observation,
+    Series,
+    changes,
+    evidence_of,
+    remembered,
+)
+from specpilot.controller.telemetry.exposition import parse
+from specpilot.policy import engine_metrics as names
+
+TRIAL = Series(names.TRIALS, ("4", "1"))
+RUNNING = Series(names.RUNNING_DECODES, ("code",))
+STEP = Series(names.STEPS, ("8", "16", "8", "0"))
+PAGE = f"""# HELP {names.TRIALS} text
+# TYPE {names.TRIALS} counter
+{names.TRIALS}{{model_name="demo",band="4",position="1"}} 12.0
+{names.DRAFTS}{{k="2",traffic_class="a \\"b\\"}} c",band="4",model_name="demo"}} 3 1712345678
+{names.TRIALS}{{model_name="demo",position="3"}} 5.0
+{names.ACCEPTS}{{model_name="demo",band="4",position="1"}} NaN
+{names.PROBES}{{model_name="demo",traffic_class="code"}} 7.0
+{names.PROBES}{{model_name="demo",traffic_class="code",pid="2"}} 1.0
+{names.PREFIX}trials_created{{model_name="demo",band="4",position="1"}} 1.7e9
+{names.STEPS}{{model_name="demo",decodes="8",verified="16",slots="8",prefill="0"}} 4.0
+{names.STEPS}{{model_name="demo",decodes="8"
+{names.RUNNING_DECODES}{{model_name="demo",traffic_class="code"}} -1
+vllm:num_requests_running 3
+"""
+
+
+def seen(values: dict[Series, float], at: float = 0.0) -> Observation:
+    return Observation("one", "demo", "cpu", at, 5.0, values)
+
+
+def test_only_our_lines_with_all_labels_and_a_number_are_read() -> None:
+    assert parse(PAGE) == {
+        TRIAL: 12.0,
+        Series(names.DRAFTS, ('a "b"} c', "4", "2")): 3.0,
+        Series(names.PROBES, ("code",)): 8.0,
+        STEP: 4.0,
+    }
+
+
+@given(st.text())
+def test_any_text_is_survived(text: str) -> None:
+    parse(text)
+    parse(names.TRIALS + text)
+
+
+def test_the_first_scrape_is_a_starting_line_but_for_step_times() -> None:
+    assert changes(None, seen({TRIAL: 100.0, STEP: 7.0})) == {STEP: 7.0}
+
+
+def test_counters_give_differences_and_gauges_their_value() -> None:
+    before = seen({TRIAL: 10.0, RUNNING: 5.0})
+    assert changes(before, seen({TRIAL: 15.0, RUNNING: 2.0, STEP: 3.0}, 1.0)) == {TRIAL: 5.0, RUNNING: 2.0, STEP: 3.0}
+
+
+def test_a_repeated_scrape_gives_nothing() -> None:
+    assert changes(seen({TRIAL: 10.0}), seen({TRIAL: 10.0}, 1.0)) == {}
+
+
+def test_a_fallen_counter_or_a_new_start_is_a_restart() -> None:
+    before = seen({TRIAL: 10.0, STEP: 50.0})
+    assert changes(before, seen({TRIAL: 60.0, STEP: 4.0}, 1.0)) == {TRIAL: 60.0, STEP: 4.0}
+    again = replace(seen({TRIAL: 60.0, STEP: 60.0}, 1.0), started_at=6.0)
+    assert changes(before, again) == {TRIAL: 60.0, STEP: 60.0}
+
+
+def test_a_series_that_vanished_and_is_back_brings_only_what_it_gained() -> None:
+    before, without = seen({TRIAL: 10.0, STEP: 50.0}), seen({TRIAL: 12.0}, 1.0)
+    assert changes(before, without) == {TRIAL: 2.0}
+    kept = remembered(before, without)
+    assert changes(kept, seen({TRIAL: 12.0, STEP: 53.0}, 2.0)) == {STEP: 3.0}
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
+def test_no_difference_is_negative(values: list[float]) -> None:
+    for at, (one, two) in enumerate(pairwise(values)):
+        assert all(gain >= 0 for gain in changes(seen({TRIAL: one}), seen({TRIAL: two}, float(at + 1))).values())
+
+
+def test_engines_are_added_up_and_cells_are_whole() -> None:
+    cell = {
+        Series(names.STEPS, ("8", "16", "8", "0")): 2.0,
+        Series(names.STEP_SECONDS, ("8", "16", "8", "0")): 0.02,
+        Series(names.STEP_DECODES, ("8", "16", "8", "0")): 17.0,
+        Series(names.STEP_VERIFIED, ("8", "16", "8", "0")): 34.0,
+        Series(names.STEP_SLOTS, ("8", "16", "8", "0")): 17.0,
+        Series(names.STEP_CONTEXT, ("8", "16", "8", "0")): 500.0,
+    }
+    found = evidence_of([{TRIAL: 3.0, RUNNING: 1.0, **cell}, {TRIAL: 4.0, RUNNING: 2.0, **cell}])
+    assert found.trials == {(4, 1): 7.0}
+    assert sum(found.running.values()) == 3.0
+    assert found.cells == {Cell(8, 16, 8, 0): CellSums(4.0, 0.04, 34.0, 68.0, 34.0, 1000.0)}
+
+
+def test_malformed_label_values_are_skipped() -> None:
+    found = evidence_of([{Series(names.TRIALS, ("4", "x")): 1.0, Series(names.STEPS, ("8", "", "1", "0")): 1.0}])
+    assert found.trials == {}
+    assert found.cells == {}

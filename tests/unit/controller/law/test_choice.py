@@ -1,0 +1,140 @@
+"""The choice against every table there is."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specpilot.controller.estimation.acceptance import ModelAcceptance
+from specpilot.controller.estimation.step_cost import KNOTS, StepCost
+from specpilot.controller.law.choice import Choice, Group, Setting, Stream
+from specpilot.policy.types import Objective
+
+K_MAX = 3
+
+
+def linear(
+    base: float = 2e-3, token: float = 1e-4, slot: float = 5e-5, drafter: float = 3e-4, left: float = 0.0
+) -> StepCost:
+    heights = token * np.append(KNOTS, 1e7)
+    return StepCost(base, 0.0, drafter, slot, 0.0, 0.0, 0.0, 0.0, heights, left_s=left)
+
+
+def setting(work: dict[int, float], cost: StepCost | None = None, groups: list[Group] | None = None) -> Setting:
+    streams = [Stream(row, band, row if groups else 0, share, None) for row, (band, share) in enumerate(work.items())]
+    return Setting(
+        streams=streams,
+        groups=groups or [Group()],
+        lengths=ModelAcceptance().lengths(K_MAX),
+        low=np.zeros(len(work), dtype=np.int64),
+        high=np.full(len(work), K_MAX),
+        bands=np.array(list(work)),
+        cost=cost or linear(),
+    )
+
+
+def every(rows: int) -> list[tuple[int, ...]]:
+    return list(product(range(K_MAX + 1), repeat=rows))
+
+
+def best_score(choice: Choice, n: np.ndarray, rows: int) -> np.ndarray:
+    return np.max([choice.evaluate(n, np.tile(k, (len(n), 1))).score for k in every(rows)], axis=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0.05, 1.0), min_size=3, max_size=3),
+    st.floats(0, 5e-3),
+    st.floats(0, 5e-4),
+    st.floats(0, 3e-4),
+    st.floats(0, 2e-3),
+)
+def test_it_is_close_to_the_best_of_all_tables(
+    shares: list[float], base: float, token: float, slot: float, drafter: float
+) -> None:
+    whole = sum(shares)
+    work = {band: share / whole for band, share in zip((1, 4, 7), shares, strict=True)}
+    choice = Choice(setting(work, linear(base + 1e-5, token + 1e-6, slot, drafter)))
+    n = np.array([1.0, 2.0, 8.0, 32.0])
+    found = choice.evaluate(n, choice.best(n, np.zeros((4, 3), dtype=np.int64))).score
+    assert (found >= 0.97 * best_score(choice, n, 3)).all()
+
+
+def test_a_band_is_solved_alone_where_work_is_given_and_t_is_linear() -> None:
+    """K_b = argmin (base / n + verification + slots) / AL_b(K), whatever the mix."""
+    cost, n = linear(drafter=0.0), 8.0
+    lengths = ModelAcceptance().lengths(K_MAX)
+    k = np.arange(K_MAX + 1)
+    for shares in ((0.8, 0.2), (0.2, 0.8)):
+        choice = Choice(setting({2: shares[0], 7: shares[1]}, cost))
+        found = choice.best(np.array([n]), np.zeros((1, 2), dtype=np.int64))[0]
+        width = found.max()
+        for row, band in enumerate((2, 7)):
+            per_token = (2e-3 / n + 1e-4 * (1 + k) + 5e-5 * np.where(k > 0, np.maximum(k, width), 0)) / lengths[band]
+            assert found[row] == per_token.argmin()
+
+
+def test_slots_are_those_of_the_steps_width_for_those_drafted_for_only() -> None:
+    """Against steps that are drawn one by one."""
+    work = {1: 0.3, 4: 0.4, 7: 0.3}
+    choice = Choice(setting(work, linear(base=0.0, token=0.0, slot=1.0, drafter=0.0)))
+    k, n = np.array([0, 1, 3]), 5
+    lengths = ModelAcceptance().lengths(K_MAX)
+    effort = np.array([share / lengths[band, depth] for (band, share), depth in zip(work.items(), k, strict=True)])
+    drawn = k[np.random.default_rng(1).choice(3, (200_000, n), p=effort / effort.sum())]
+    slots = ((drawn > 0).sum(axis=1) * drawn.max(axis=1)).mean()
+    assert float(choice.evaluate(np.array([float(n)]), k[None]).step_s[0]) == pytest.approx(slots, rel=0.02)
+
+
+def test_bounds_hold_and_what_is_not_better_stays() -> None:
+    bounded = replace(setting({1: 0.5, 7: 0.5}), low=np.array([1, 0]), high=np.array([2, 1]))
+    found = Choice(bounded).best(np.array([4.0]), np.array([[0, 3]]))
+    assert (found >= bounded.low).all()
+    assert (found <= bounded.high).all()
+    flat = setting({1: 0.5, 7: 0.5}, linear(base=1e-3, token=0.0, slot=0.0, drafter=0.0))
+    assert Choice(flat).best(np.array([4.0]), np.array([[3, 3]])).tolist() == [[3, 3]]
+
+
+def test_a_bound_on_latency_holds_for_the_low_band() -> None:
+    free = setting({1: 0.5, 7: 0.5})
+    n = np.array([16.0])
+    wide = Choice(free).best(n, np.zeros((1, 2), dtype=np.int64))
+    slow = Choice(free).evaluate(n, wide).step_s[0] / ModelAcceptance().lengths(K_MAX)[1, wide[0, 0]]
+    streams = [replace(stream, itl_slo_s=float(slow) * 0.9) for stream in free.streams]
+    bounded = Choice(replace(free, streams=streams))
+    found = bounded.best(n, wide)
+    assert bounded.evaluate(n, found).score[0] > 0
+    assert bounded.evaluate(n, wide).score[0] < 0
+
+
+def test_weights_and_given_concurrency_favour_what_they_name() -> None:
+    n, start = np.array([32.0]), np.zeros((1, 2), dtype=np.int64)
+    cost = linear(base=1e-3, slot=2e-4)
+    plain = [Group(0.5, 1.0), Group(0.5, 1.0)]
+    heavy = [Group(0.5, 1.0), Group(0.5, 20.0)]
+    one = {5: 1.0, 6: 1.0}
+    assert (
+        Choice(setting(one, cost, heavy)).best(n, start)[0, 1] >= Choice(setting(one, cost, plain)).best(n, start)[0, 1]
+    )
+
+
+def test_what_prefilling_alone_takes_is_no_matter_of_k() -> None:
+    n = np.array([8.0])
+    plain = setting({4: 0.5, 7: 0.5})
+    prefilling = replace(plain, prefill=((0.5, 0.0), (0.5, 400.0)))
+    k = np.array([[1, 3]])
+    alone, beside = (float(Choice(item).evaluate(n, k).step_s[0]) for item in (plain, prefilling))
+    assert beside == pytest.approx(alone, rel=1e-6)  # verification is linear here
+
+
+def test_latency_is_the_mean_time_of_a_token() -> None:
+    groups = [Group(0.5), Group(0.5)]
+    latency = replace(setting({1: 1.0, 7: 1.0}, groups=groups), objective=Objective.LATENCY)
+    n, k = np.array([8.0]), np.array([[1, 3]])
+    found = Choice(latency).evaluate(n, k)
+    lengths = ModelAcceptance().lengths(K_MAX)
+    mean = float(found.step_s[0]) * (0.5 / lengths[1, 1] + 0.5 / lengths[7, 3])
+    assert float(found.score[0]) == pytest.approx(1 / mean)

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from specpilot.controller.estimation.observation import Cell, CellSums, Evidence
+from specpilot.controller.law.load import Load
+from specpilot.controller.tuning import Tuning
+
+TUNING = Tuning()
+
+
+def look(running: dict[str, float], tokens: dict[tuple[str, int], float], prefill: float = 0.0) -> Evidence:
+    n = sum(running.values())
+    cells = {Cell(int(n), int(n), 0, 0): CellSums(10.0, 0.1, 10 * n, 10 * n, 0.0, 10 * n * 50)}
+    if prefill:
+        cells[Cell(int(n), int(n), 0, 64)] = CellSums(10.0, 0.3, 10 * n, 10 * n, 0.0, 0.0, 10 * prefill)
+    drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
+    return Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running=running)
+
+
+def test_work_is_the_share_of_tokens_and_follows_traffic() -> None:
+    load = Load()
+    load.take(look({"a": 4}, {("a", 3): 30.0, ("a", 7): 70.0}), 1.0, TUNING)
+    assert load.work == {("a", 3): pytest.approx(0.3), ("a", 7): pytest.approx(0.7)}
+    for _ in range(30):
+        load.take(look({"a": 4}, {("a", 0): 1.0}), 1.0, TUNING)
+    assert load.work[("a", 0)] > 0.99
+    assert sum(load.work.values()) == pytest.approx(1.0)
+
+
+def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
+    load = Load()
+    load.take(look({"a": 4}, {("a", 3): 30.0}, prefill=60.0), 1.0, TUNING)
+    assert load.prefill == ((0.5, 0.0), (0.5, pytest.approx(60.0)))
+    assert load.context_tokens == pytest.approx(50.0)
+    assert load.decodes == 4
+
+
+@pytest.mark.parametrize(("kind", "is_given"), [("clients", True), ("queue", False), ("arrivals", False)])
+def test_given_concurrency_is_told_from_given_work(kind: str, is_given: bool) -> None:
+    rng, load = np.random.default_rng(1), Load()
+    for _ in range(60):
+        first = {"clients": 8, "queue": int(rng.binomial(16, 0.5)), "arrivals": int(rng.poisson(8))}[kind]
+        second = 16 - first if kind == "queue" else (8 if kind == "clients" else int(rng.poisson(8)))
+        load.take(look({"a": first, "b": second}, {("a", 3): 1.0, ("b", 7): 1.0}), 1.0, TUNING)
+    assert load.is_concurrency_given(TUNING) is is_given
+
+
+def test_it_is_not_given_before_it_is_known() -> None:
+    load = Load()
+    load.take(look({"a": 8}, {("a", 3): 1.0}), 1.0, TUNING)
+    assert not load.is_concurrency_given(TUNING)

@@ -1,0 +1,37 @@
+import pytest
+
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.pool_memory import PoolMemory
+from specpilot.controller.pools import in_turn
+from specpilot.controller.tuning import Tuning
+from specpilot.policy.canary import Arm, Canary, Experiment, Outcome
+from specpilot.policy.types import KRange, Policy, Schedule
+
+
+def schedule(k: int) -> Schedule:
+    return Schedule("m", "p", 1, 0.0, 60.0, 0.0, {"default": (KRange(1, 64, k),)})
+
+
+PRESENTS, CANARYS = schedule(1), schedule(4)
+
+
+@pytest.mark.parametrize("last", Arm)
+@pytest.mark.parametrize("heir", Arm)
+def test_when_a_canary_ends_the_pool_goes_on_as_the_arm_whose_policy_stays(last: Arm, heir: Arm) -> None:
+    pool = PoolMemory.new(Tuning())
+    assert pool.begin(Arm.PRESENT, Arm.PRESENT, PRESENTS) == PRESENTS
+    assert pool.begin(Arm.CANARY, Arm.PRESENT, PRESENTS) == PRESENTS
+    own = {Arm.PRESENT: PRESENTS, Arm.CANARY: CANARYS}
+    if last is Arm.PRESENT:
+        assert pool.begin(last, Arm.PRESENT, CANARYS) == PRESENTS
+    assert pool.begin(None, heir, own[last]) == own[heir]
+    assert pool.begin(None, heir, own[heir]) == own[heir]
+    assert (pool.arm, pool.parked) == (Arm.PRESENT, {})
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_the_heir_is_the_canary_after_a_promotion_only(outcome: Outcome) -> None:
+    context = PoolContext("m", "p", Policy("m"), 7, 3, 64, None)
+    ended = Experiment(2, "id", Canary(Policy("m")), 1, 0.0, ended_at=1.0, outcome=outcome)
+    found = in_turn(context, ended, 5.0)
+    assert (found.heir, found.arm) == (Arm.CANARY if outcome.is_promotion else Arm.PRESENT, None)

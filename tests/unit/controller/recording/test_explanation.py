@@ -1,0 +1,67 @@
+"""What `explain` says of rows by band, of intervals and of the hold-out."""
+
+from typing import Any
+
+import pytest
+
+from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.survival_interval import with_intervals
+from specpilot.policy.bands import BANDS
+from specpilot.policy.types import Decision, KRange, Mode, Schedule
+
+K = {"default": 3, **{f"default:{band}": band for band in range(BANDS)}, "batch": 0}
+BAND = {"acceptance": [0.8, 0.5], "survival": [0.8, 0.4], "trials": [400.0, 0.0], "share": 0.25}
+
+
+def decision(reason: str, **evidence: Any) -> Decision:
+    rows = {name: (KRange(1, 64, k),) for name, k in K.items()}
+    schedule = Schedule("demo", "cpu", 7, 0.0, 60.0, 0.005, rows)
+    return Decision(100.0, "demo", "cpu", Mode.ACT, reason, True, 7, schedule, None, evidence, k=K)
+
+
+def test_the_bands_of_a_class_stand_side_by_side_without_the_row_that_serves_nobody() -> None:
+    told = text(explain([decision("optimal", decodes=8.0)]))
+    assert "  K of default, bands 0 to 7: 0 1 2 3 4 5 6 7\n" in told
+    assert "  K of batch: 0\n" in told
+
+
+def test_k_that_is_advised_and_not_in_force_stands_beside_it() -> None:
+    held = explain([decision("frozen")]) | {"k": {**K, "default:0": 3}}
+    assert "bands 0 to 7: 3 1 2 3 4 5 6 7 (advised: 0 1 2 3 4 5 6 7)" in text(held)
+
+
+def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed() -> None:
+    told = text(explain([decision("optimal", bands={"5": BAND, "7": {"share": 0.75}})]))
+    assert "band 5: 25% of the running decodes, S = 0.80 (0.76..0.83) 0.40 (assumed)" in told
+    assert "band 7: 75% of the running decodes, no draft yet" in told
+
+
+@pytest.mark.parametrize(
+    ("hold_out", "said"),
+    [
+        (
+            {"windows": 1, "is_stepped_back": False, "gain_ratio": None},
+            "hold-out: 1 windows, too few for an interval\n",
+        ),
+        (
+            {"windows": 0, "is_stepped_back": True, "gain_ratio": None},
+            "hold-out: 0 windows, too few for an interval; the static K is in force\n",
+        ),
+        (
+            {"windows": 30, "is_stepped_back": False, "gain_ratio": {"low": -0.01, "mean": 0.04, "high": 0.09}},
+            "hold-out: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n",
+        ),
+    ],
+)
+def test_the_hold_out_says_what_adaptive_k_gains_and_how_sure_that_is(hold_out: dict[str, Any], said: str) -> None:
+    assert said in text(explain([decision("static_better", hold_out=hold_out)]))
+
+
+def test_the_interval_is_greenwoods_and_holds_the_survival() -> None:
+    found = with_intervals({"3": {"acceptance": [0.5, 0.5, 0.5], "trials": [100.0, 50.0, 0.4], "share": 1.0}})["3"]
+    # ln S = -0.693, variance 0.5 / (0.5 * 100) = 0.01: 0.5 ** exp(+-1.645 * 0.1 / 0.693)
+    assert found["survival_low"][0] == pytest.approx(0.4153, abs=2e-4)
+    assert found["survival_high"][0] == pytest.approx(0.5790, abs=2e-4)
+    assert found["survival_low"][1] < 0.25 < found["survival_high"][1]
+    assert (found["survival_low"][2], found["survival_high"][2]) == (None, None)
+    assert with_intervals({"0": {"share": 0.5}})["0"] == {"share": 0.5, "survival_low": [], "survival_high": []}

@@ -1,0 +1,38 @@
+"""What the controller does by itself is in the audit, once."""
+
+import asyncio
+
+from specpilot.policy.audit import CONTROLLER, Result
+from specpilot.policy.canary import Canary, Experiment
+from specpilot.policy.types import Policy
+from tests.closed_loop.plant import MODEL, POOL
+from tests.support.loop_rig import Rig
+
+
+def test_a_step_back_to_the_static_k_is_an_entry() -> None:
+    """What makes the hold-out say so is tested in the closed loop; here it has said so."""
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
+    asyncio.run(rig.tick(40))
+    before = rig.store.published[MODEL, POOL].classes
+    rig.loop.view().law._pools[MODEL, POOL].hold_out.is_stepped_back = True
+    asyncio.run(rig.tick(3))
+    [entry] = rig.store.audited
+    assert (entry.who, entry.action, entry.result) == (CONTROLLER, "step_back_to_static", Result.DONE)
+    assert (entry.subject, rig.store.log[-1].reason) == (f"{MODEL} {POOL}", "static_better")
+    now = rig.store.published[MODEL, POOL].classes
+    assert now == {"default": ((1, 64, 1),)} != before
+    changed = {item.field for item in entry.changes}
+    assert changed == {name for name in {*before, *now} if before.get(name) != now.get(name)}
+
+
+def test_a_canary_that_the_law_ends_is_an_entry() -> None:
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, k_max=3), 0, 0.0)
+    rig.store.put_canary(Experiment(1, "id", Canary(Policy(MODEL, k_max=5)), 1, rig.clock.now()), None, 0.0)
+    asyncio.run(rig.tick(3))
+    rig.store.put_policy(Policy(MODEL, k_max=2), 1, 0.0)
+    asyncio.run(rig.tick(5))
+    [entry] = rig.store.audited
+    assert (entry.who, entry.action, entry.subject) == (CONTROLLER, "end_canary", MODEL)
+    assert (entry.code, entry.message) == ("policy_changed", "the canary ended: policy_changed, after 0 blocks")

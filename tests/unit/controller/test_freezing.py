@@ -1,0 +1,88 @@
+"""A freeze holds K, current or static, until it is lifted or its time is over; the law learns on."""
+
+import asyncio
+
+import pytest
+
+from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.law.k_table import k_at
+from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
+from specpilot.policy.types import ClassPolicy, Mode, Policy
+from tests.closed_loop.plant import MODEL, POOL
+from tests.support.loop_rig import Rig, k_of
+
+
+def settled() -> Rig:
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
+    asyncio.run(rig.tick(40))
+    return rig
+
+
+def test_k_stays_while_frozen_and_moves_again_when_lifted() -> None:
+    rig = settled()
+    before = rig.store.published[MODEL, POOL]
+    assert k_of(before.classes) == 7
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0, author="ada")
+    rig.store.put_policy(Policy(MODEL, static_k=1, k_max=2), None, 0.0)
+    asyncio.run(rig.tick(10))
+    now = rig.store.published[MODEL, POOL]
+    assert (now.classes, now.probe_ratio) == (before.classes, before.probe_ratio)
+    assert now.version > before.version  # renewed, so that it does not lapse
+    newest = rig.store.decisions(MODEL, POOL, 1)[0]
+    assert (newest.reason, newest.k) == ("frozen", {name: k_at(ranges, 8) for name, ranges in before.classes.items()})
+    assert newest.evidence["freeze"]["author"] == "ada"
+    assert newest.mode is Mode.ACT
+    goodput = newest.evidence["goodput"]  # what is predicted of the schedule in force is of the one that is held
+    assert goodput["predicted_in_force"] == pytest.approx(goodput["measured"], rel=0.1)
+    assert goodput["predicted_in_force"] > 1.2 * goodput["predicted_static"]
+    assert 'reason="frozen"} 10.0' in rig.page()
+    del rig.store.frozen[MODEL]
+    asyncio.run(rig.tick(2))
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 2
+
+
+def test_a_freeze_on_the_static_k_holds_in_the_next_tick_and_until_its_time() -> None:
+    rig = settled()
+    rig.store.frozen[EVERYTHING] = Freeze(EVERYTHING, Hold.STATIC, 0.0, until=rig.clock.now() + 5.5)
+    asyncio.run(rig.tick())
+    frozen = rig.store.published[MODEL, POOL]
+    assert ({item.k for ranges in frozen.classes.values() for item in ranges}, frozen.probe_ratio) == ({1}, 0.0)
+    asyncio.run(rig.tick(5))
+    assert rig.store.decisions(MODEL, POOL, 1)[0].reason == "frozen"
+    asyncio.run(rig.tick(30))
+    assert rig.store.decisions(MODEL, POOL, 1)[0].reason != "frozen"
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 7
+
+
+def test_the_law_goes_on_as_if_nothing_was_published_after_a_freeze() -> None:
+    """A comparison of what was never in force with what was measured would pause the law for nothing."""
+    rig = settled()
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0)
+    asyncio.run(rig.tick(20))
+    del rig.store.frozen[MODEL]
+    asyncio.run(rig.tick(12))
+    reasons = [item.reason for item in rig.store.decisions(MODEL, POOL, 12)]
+    assert not {"static_better", "bounds"} & set(reasons)
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 7
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.ADVISE])
+def test_other_modes_stay(mode: Mode) -> None:
+    rig = settled()
+    [context] = rig.loop.view().pools
+    quiet = Policy(MODEL, mode=mode, classes={"code": ClassPolicy()})
+    context = type(context)(MODEL, POOL, quiet, 7, 3, 8, None)
+    assert as_frozen(context, Freeze(MODEL, Hold.CURRENT, 0.0)) is context
+
+
+def test_with_nothing_in_force_the_static_k_is_held_and_never_more_than_the_engines_can() -> None:
+    rig = settled()
+    [context] = rig.loop.view().pools
+    result = rig.loop.view().law.decide(context, rig.clock.monotonic(), rig.clock.now())
+    freeze = Freeze(MODEL, Hold.CURRENT, 0.0)
+    assert held(context, result, None) is result
+    blank = type(context)(MODEL, POOL, context.policy, 7, 3, 8, None)
+    assert held(blank, result, freeze).publish == {"default": ((1, 8, 1),)}
+    small = type(context)(MODEL, POOL, context.policy, 2, 1, 64, context.in_force)
+    assert {item.k for ranges in held(small, result, freeze).publish.values() for item in ranges} <= {0, 1, 2}

@@ -1,0 +1,214 @@
+"""The chart: rendered in every shape, valid for Kubernetes, wrong values named, its arguments read by the programs."""
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from specpilot.controller.settings import ControllerSettings
+from specpilot.engine_adapter.__main__ import _parser
+from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy import redis_url
+from specpilot.policy.settings import load
+from tests.support.helm_template import CHART, render, values
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+PAGE = (CHART.parents[2] / "docs" / "deploy" / "kubernetes.md").read_text()
+POOL = {"name": "h200", "model": "openai/gpt-oss-20b", "drafter": "amazon/GPT-OSS-20B-P-EAGLE"}
+FULL: dict[str, Any] = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "gateway": {
+        "args": ["--engine-capacity=64"],
+        "autoscaling": {"enabled": True},
+        "ingress": {"enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecret": "tls"},
+        "httpRoute": {
+            "enabled": True,
+            "gatewayName": "public",
+            "gatewayNamespace": "infra",
+            "hostnames": ["a.example"],
+        },
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+    },
+    "controller": {"args": ["--interval-s=1"], "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": [{}]},
+    "engineControlToken": {"secretName": "engine"},
+    "pools": [
+        POOL,
+        {
+            **POOL,
+            "name": "b200",
+            "replicas": 3,
+            "gpus": 2,
+            "kMax": 5,
+            "servedModelName": "gpt",
+            "args": ["--gpu-memory-utilization=0.9"],
+            "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+            "modelsClaim": "models",
+            "nodeSelector": {"gpu": "b200"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "resources": {"limits": {"nvidia.com/gpu": 2, "memory": "100Gi"}},
+            "maxSurge": 0,
+            "maxUnavailable": "25%",
+            "drainSeconds": 60,
+        },
+    ],
+    "redis": {"enabled": False, "urlSecret": "redis-url", "caSecret": "redis-ca"},
+    "monitoring": {
+        "serviceMonitor": True,
+        "prometheusRule": True,
+        "dashboards": True,
+        "labels": {"release": "prometheus"},
+    },
+}
+SHAPES: dict[str, dict[str, Any]] = {"defaults": {}, "one pool": {"pools": [POOL]}, "full": FULL}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_manifest_is_valid_for_kubernetes(shape: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="the extra `dev` brings it")
+    given = values(SHAPES[shape])
+    jsonschema.validate(given, SCHEMA)
+    manifests = render(given)
+    assert len(manifests) > 8
+    for manifest in manifests:
+        if "." in manifest["apiVersion"].partition("/")[0] and "k8s.io" not in manifest["apiVersion"]:
+            continue  # of the Prometheus operator: Kubernetes has no schema of it
+        if manifest["kind"] != "HTTPRoute":
+            validate.validate(manifest, "1.32", strict=True)
+
+
+def test_everything_that_can_be_asked_for_is_there() -> None:
+    kinds = [item["kind"] for item in render(values(FULL))]
+    assert {"HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "HTTPRoute", "NetworkPolicy"} <= set(kinds)
+    assert {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"} <= set(kinds)
+    assert kinds.count("Deployment") == 4
+    assert "StatefulSet" not in kinds
+    names = [(item["kind"], item["metadata"]["name"]) for item in render(values(FULL))]
+    assert len(names) == len(set(names))
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("gatway", {"gatway": {}}),
+    ("replicas", {"gateway": {"replicas": 0}}),
+    ("replica", {"controller": {"replica": 2}}),
+    ("drafter", {"pools": [{"name": "a", "model": "m"}]}),
+    ("name", {"pools": [{**POOL, "name": "H 200"}]}),
+    ("kMax", {"pools": [{**POOL, "kMax": 65}]}),
+    ("urlSecret", {"redis": {"enabled": False}}),
+    ("maxmemory", {"redis": {"maxmemory": "1 GB"}}),
+    ("host", {"gateway": {"ingress": {"enabled": True}}}),
+    ("gatewayName", {"gateway": {"httpRoute": {"enabled": True}}}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), WRONG, ids=[name for name, _ in WRONG])
+def test_a_wrong_value_is_refused_with_its_name(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError) as caught:
+        jsonschema.validate(values(changes), SCHEMA)
+    said = ".".join(str(part) for part in caught.value.absolute_path) + " " + caught.value.message
+    assert name in said
+
+
+def leaves(found: Any, path: str = "") -> list[str]:
+    if isinstance(found, Mapping) and found:
+        return [leaf for key, item in found.items() for leaf in leaves(item, f"{path}.{key}".lstrip("."))]
+    return [path]
+
+
+def test_every_value_is_documented_and_in_the_schema_and_the_other_way_round() -> None:
+    documented = set(re.findall(r"^\| `([\w.\[\]]+)` \|", PAGE, re.MULTILINE))
+    stated = {path for path in leaves(values()) if path != "pools" and ".resources." not in path}
+    stated |= {path.partition(".resources")[0] + ".resources" for path in leaves(values()) if ".resources." in path}
+    stated |= {f"pools[].{name}" for name in SCHEMA["properties"]["pools"]["items"]["properties"]}
+    assert documented == stated
+    without = copy.deepcopy(values())
+    jsonschema.validate(without, SCHEMA)
+
+
+def containers(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    pods = [item["spec"]["template"]["spec"] for item in manifests if item["kind"] in ("Deployment", "StatefulSet")]
+    return [container for pod in pods for container in pod["containers"]]
+
+
+def test_the_programs_read_their_arguments_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for container in containers(render(values(FULL))):
+        monkeypatch.setenv("REDIS_URL", "redis://r")
+        for item in container["env"]:
+            monkeypatch.setenv(item["name"], item.get("value", "x"))
+        monkeypatch.setenv("REDIS_URL", "redis://r")
+        kind, arguments = container["name"], container["args"]
+        if kind == "gateway":
+            found = load(GatewaySettings, "gateway", arguments[1:])
+            assert (found.host, found.engine_capacity, found.drain_timeout_s) == ("0.0.0.0", 64, 120.0)
+        elif kind == "controller":
+            assert load(ControllerSettings, "controller", arguments[1:]).interval_s == 1.0
+        else:
+            ours, passed = _parser().parse_known_args(arguments)
+            assert ours.advertise_url == "http://$(POD_IP):8000"
+            assert any(flag.startswith("--shutdown-timeout=") for flag in passed)
+
+
+def test_pods_run_as_nobody_on_a_read_only_root_and_outlive_their_drain() -> None:
+    for manifest in render(values(FULL)):
+        if manifest["kind"] != "Deployment":
+            continue
+        pod = manifest["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            if container["name"] != "engine":  # vLLM compiles into its home
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            drains = [re.search(r"(?:drain-timeout-s|shutdown-timeout)=(\d+)", flag) for flag in container["args"]]
+            assert all(pod["terminationGracePeriodSeconds"] > int(found[1]) for found in drains if found)
+
+
+def test_engines_are_asked_by_gateways_controllers_and_monitoring_alone() -> None:
+    manifests = render(values({"pools": [POOL]}))
+    policy = next(
+        item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == "rel-engine"
+    )
+    engine = next(item for item in manifests if item["metadata"]["name"] == "rel-engine-h200")
+    labels = engine["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    [rule] = policy["spec"]["ingress"]
+    components = {
+        source["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for source in rule["from"]
+        if "podSelector" in source
+    }
+    assert components == {"gateway", "controller"}
+    assert rule["ports"] == [{"port": 8000, "protocol": "TCP"}]
+
+
+def test_secrets_come_by_reference_alone() -> None:
+    for container in containers(render(values({"pools": [POOL]}))):
+        for item in container.get("env", []):
+            if "TOKEN" in item["name"] or "PASSWORD" in item["name"]:
+                assert "secretKeyRef" in item["valueFrom"]
+            elif item["name"] == "REDIS_URL":
+                redis_url.parse(item["value"].replace("$(REDIS_PASSWORD)", "p"))
+
+
+def test_the_plain_base_is_the_chart_with_its_defaults() -> None:
+    """So that there is one truth: `deploy/kustomize/base` is made of the chart, see its kustomization."""
+    folder = CHART.parents[1] / "kustomize" / "base"
+    found = list(yaml.safe_load_all((folder / "specpilot.yaml").read_text()))
+    assert found == render(values({"pools": [POOL]}), release="specpilot")
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert kustomization["resources"] == ["specpilot.yaml"]
+
+
+def test_rules_and_dashboards_are_those_of_the_repository() -> None:
+    for name in ("rules", "dashboards"):
+        assert (CHART / "files" / name).resolve().is_dir()
+    boards = [item for item in render(values(FULL)) if item["kind"] == "ConfigMap"]
+    for board in boards:
+        [(name, text)] = board["data"].items()
+        assert json.loads(text) == json.loads((Path(CHART / "files" / "dashboards") / name).read_text())

@@ -1,0 +1,82 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Beginnings, Kind, kind_of, trials
+from specpilot.engine_adapter.evidence.tuning import KINDS, START_ACCEPTANCE
+from specpilot.policy.bands import BANDS, band_of
+
+
+def kind(name: str = "chat", temperature: float = 0.0, *, is_structured: bool = False) -> Kind:
+    return kind_of(name, temperature, is_structured=is_structured)
+
+
+@given(st.floats(0, 1), st.lists(st.tuples(st.integers(1, 7), st.integers(0, 7)), max_size=50))
+def test_the_estimate_is_the_weighted_share_of_accepted_trials(begin: float, drafts: list[tuple[int, int]]) -> None:
+    own, accepts, tried = Acceptance(begin), 3 * begin, 3.0
+    for k, hits in drafts:
+        accepted = min(k, hits)
+        own.note(accepted, trials(k, accepted, is_refused=False))
+        accepts, tried = 0.9 * accepts + accepted, 0.9 * tried + min(accepted + 1, k)
+    assert own.accepts / own.trials == pytest.approx(accepts / tried)
+    assert own.band == band_of(own.accepts / own.trials)
+    assert own.drafts == len(drafts)
+
+
+def test_a_refused_token_was_tried_and_one_after_the_cut_was_not() -> None:
+    assert [trials(3, accepted, is_refused=False) for accepted in range(4)] == [1, 2, 3, 3]
+    assert [trials(3, accepted, is_refused=True) for accepted in range(4)] == [1, 2, 3, 4]
+    assert trials(0, 0, is_refused=True) == 1
+
+
+@pytest.mark.parametrize("p", [0.1, 0.4, 0.7, 0.95])
+def test_how_deep_k_lets_drafts_go_does_not_bias_the_estimate(p: float) -> None:
+    rng, means = random.Random(2), []
+    for k in (1, 3, 7):
+        own, seen = Acceptance(p), []
+        for _ in range(20_000):
+            accepted = next((i for i in range(k) if rng.random() > p), k)
+            own.note(accepted, trials(k, accepted, is_refused=False))
+            seen.append(own.accepts / own.trials)
+        means.append(sum(seen) / len(seen))
+    assert means == pytest.approx([p] * 3, abs=0.02)
+
+
+def test_a_turn_in_the_text_shows_within_a_dozen_drafts() -> None:
+    own = Acceptance(0.05)
+    for _ in range(40):
+        own.note(0, 1)
+    drafts = 0
+    while own.band < BANDS - 1:
+        own.note(7, 7)
+        drafts += 1
+    assert 1 < drafts < 12
+
+
+def test_a_kind_begins_where_its_first_drafts_lay_and_one_never_seen_where_all_did() -> None:
+    begins = Beginnings()
+    assert begins.of(kind("chat")) == pytest.approx(START_ACCEPTANCE)
+    for _ in range(200):
+        begins.note(kind("chat", 1.0), 0, 1)
+        begins.note(kind("chat", 0.0), 1, 2)
+    assert begins.of(kind("chat", 1.0)) < 0.02
+    assert begins.of(kind("chat", 0.0)) == pytest.approx(0.5, abs=0.01)
+    assert 0.3 < begins.of(kind("code")) < 0.4
+    assert begins.of(kind("code")) == begins.of(kind("chat", is_structured=True))
+    assert begins.of_class("chat") == begins.of(kind("chat", 0.0))
+
+
+def test_temperatures_are_told_apart_by_range() -> None:
+    assert [kind_of("a", t, is_structured=False).temperature for t in (0.0, 0.01, 0.2, 0.5, 0.7, 0.9, 1.0, 2.0)] == [
+        0, 0, 1, 1, 2, 2, 3, 3,
+    ]  # fmt: skip
+
+
+def test_only_so_many_kinds_are_remembered() -> None:
+    begins = Beginnings()
+    for number in range(5 * KINDS):
+        begins.note(kind(f"class-{number}"), 1, 2)
+    assert len(begins.known()) == KINDS
+    assert kind(f"class-{5 * KINDS - 1}") in begins.known()

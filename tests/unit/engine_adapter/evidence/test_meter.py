@@ -1,0 +1,149 @@
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.engine_adapter.evidence.meter import (
+    CatchUpCell,
+    Cell,
+    CellSums,
+    Draft,
+    Group,
+    Meter,
+    Outcome,
+    StepShape,
+    rounded,
+)
+
+NAMES = st.builds(Group, st.sampled_from(["code", "chat"]), st.integers(0, 2))
+DRAFTS = st.builds(
+    lambda group, k, share, probe, refused: Draft(*group, k, round(share * k), probe, refused),
+    NAMES,
+    st.integers(1, 7),
+    st.floats(0, 1),
+    st.booleans(),
+    st.booleans(),
+)
+PLAIN = st.dictionaries(NAMES, st.integers(1, 9))
+
+
+@given(st.lists(st.tuples(st.lists(DRAFTS, max_size=5), PLAIN, st.lists(st.integers(0, 2), max_size=3)), max_size=20))
+def test_counts_equal_a_brute_force_reading_of_every_draft(
+    steps: list[tuple[list[Draft], dict[Group, int], list[int]]],
+) -> None:
+    meter = Meter()
+    trials: Counter[tuple[int, int]] = Counter()
+    accepts: Counter[tuple[int, int]] = Counter()
+    plain: Counter[Group] = Counter()
+    delivered: Counter[Group] = Counter()
+    for drafts, undrafted, refused in steps:
+        tokens = Counter(undrafted) + Counter(
+            {Group(draft.traffic_class, draft.band): draft.accepted + 1 for draft in drafts}
+        )
+        outcome = Outcome(drafts, Counter(undrafted), refused, tokens)
+        meter.commit(StepShape(len(drafts), 0, 7), 0.01, 5, outcome)
+        plain.update(undrafted)
+        delivered.update(tokens)
+        trials.update((band, 1) for band in refused)
+        for draft in drafts:
+            words = ["accepted"] * draft.accepted + ["rejected"] * (draft.k > draft.accepted)
+            words += ["refused"] * (draft.k == draft.accepted and draft.is_refused)
+            for position, word in enumerate(words, start=1):
+                trials[draft.band, position] += 1
+                accepts[draft.band, position] += word == "accepted"
+    evidence = meter.take()
+    every = [draft for drafts, _, _ in steps for draft in drafts]
+    assert {group: evidence.drafts[*group, 0] for group in plain} == plain
+    assert evidence.trials == trials
+    assert evidence.accepts == +accepts
+    assert sum(evidence.drafts.values()) == len(every) + plain.total()
+    assert evidence.tokens == delivered
+    assert sum(evidence.probes.values()) == sum(draft.is_probe for draft in every)
+
+
+def test_a_cut_draft_says_nothing_about_the_position_after_the_cut() -> None:
+    meter = Meter()
+    meter.commit(StepShape(1, 4, 3), 0.01, 5, Outcome([Draft("code", 5, 3, 3)]))
+    assert dict(meter.take().trials) == {(5, 1): 1, (5, 2): 1, (5, 3): 1}
+
+
+def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
+    """Over drafts of which a grammar refuses every third token, the acceptance at position 3 is 0 and not unknown."""
+    meter = Meter()
+    shape = StepShape(1, 3, 7)
+    meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 2, is_refused=True)]))
+    meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 1, is_refused=True)]))
+    meter.commit(shape, 0.01, 5, Outcome(plain={Group("json", 6): 1}, refused=[6]))
+    evidence = meter.take()
+    assert evidence.trials == {(6, 1): 3, (6, 2): 2, (6, 3): 1}
+    assert evidence.accepts == {(6, 1): 2, (6, 2): 1}
+    assert evidence.drafts == {("json", 6, 2): 2, ("json", 6, 0): 1}
+
+
+def test_steps_in_which_the_drafter_caught_up_are_kept_apart() -> None:
+    meter = Meter()
+    meter.commit(StepShape(8, 8, 40, read=40), 0.030, 900, Outcome())
+    meter.commit(StepShape(9, 70, 0, read=56), 0.020, 1000, Outcome())
+    meter.commit(StepShape(8, 8, 40, prefill=100, read=9), 0.040, 1100, Outcome())
+    evidence = meter.take()
+    assert evidence.catch_ups == {
+        CatchUpCell(8, 8, 32): CellSums(1, 0.030, 8, 8, 40, 0, 900, 40),
+        CatchUpCell(8, 64, 0): CellSums(1, 0.020, 9, 70, 0, 0, 1000, 56),
+    }
+    assert evidence.cells == {Cell(8, 8, 32, 64): CellSums(1, 0.040, 8, 8, 40, 100, 1100, 9)}
+
+
+def test_decode_only_steps_are_kept_apart_from_steps_with_prefill() -> None:
+    meter = Meter()
+    meter.commit(StepShape(8, 32, 24), 0.010, 400, Outcome())
+    meter.commit(StepShape(8, 30, 31), 0.008, 408, Outcome())
+    meter.commit(StepShape(8, 90, 24, prefill=40), 0.050, 500, Outcome())
+    meter.commit(StepShape(0, 0, 0, prefill=50), 0.050, 50, Outcome())
+    evidence = meter.take()
+    assert evidence.cells == {
+        Cell(8, 32, 16, 0): CellSums(1, 0.010, 8, 32, 24, 0, 400),
+        Cell(8, 28, 16, 0): CellSums(1, 0.008, 8, 30, 31, 0, 408),
+        Cell(8, 64, 16, 32): CellSums(1, 0.050, 8, 90, 24, 40, 500),
+        Cell(0, 0, 0, 32): CellSums(1, 0.050, 0, 0, 0, 50, 50),
+    }
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(DRAFTS, max_size=3), PLAIN, st.lists(st.integers(0, 2), max_size=2), st.integers(1, 4)),
+        max_size=90,
+    ),
+    st.integers(1, 90),
+)
+def test_a_step_that_comes_to_the_very_same_counts_as_any_other(
+    steps: list[tuple[list[Draft], dict[Group, int], list[int], int]], taken_after: int
+) -> None:
+    in_runs, one_by_one = Meter(), Meter()
+    for number, (drafts, plain, refused, count) in enumerate(steps, start=1):
+        shape = StepShape(1 + len(drafts), 9, number % 3, prefill=number % 4 // 3, read=number % 2)
+        outcome = Outcome(drafts, plain, refused, plain)
+        for _ in range(count):
+            in_runs.commit(shape, 0.25, number, outcome)
+            one_by_one.commit(shape, 0.25, number, replace(outcome))
+            if number % taken_after == 0:
+                assert in_runs.take() == one_by_one.take()
+    assert in_runs.take() == one_by_one.take()
+
+
+def test_taking_empties_the_meter() -> None:
+    meter = Meter()
+    meter.commit(StepShape(1, 1, 0), 0.01, 5, Outcome(plain={Group("code", 0): 1}))
+    assert sum(meter.take().drafts.values()) == 1
+    assert sum(meter.take().drafts.values()) == 0
+
+
+@given(st.integers(0, 100_000))
+def test_the_grid_rounds_down_by_less_than_a_fifth(count: int) -> None:
+    assert rounded(count) <= count
+    assert count - rounded(count) <= count / 5
+    assert rounded(rounded(count)) == rounded(count)
+
+
+def test_the_grid_bounds_the_number_of_series() -> None:
+    assert len({rounded(count) for count in range(1, 4097)}) <= 45

@@ -1,0 +1,371 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.engine_adapter.evidence.acceptance import kind_of
+from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
+from specpilot.engine_adapter.plan.tuning import PROBE_AFTER, PROBE_POSITIONS, SHARED_AFTER
+from specpilot.policy.bands import BANDS, band_of
+from tests.support.k_tables import table
+
+K_MAX = 7
+ROWS = 4096
+
+
+def decoding(*classes: str) -> list[DraftState]:
+    return [state(str(number), name) for number, name in enumerate(classes)]
+
+
+def state(name: str, traffic_class: str) -> DraftState:
+    return DraftState(name, kind_of(traffic_class, 0.0, is_structured=False))
+
+
+def run_dark(planner: Planner, states: list[DraftState], steps: int) -> StepPlan:
+    plan = StepPlan(0)
+    for _ in range(steps):
+        plan = planner.plan(states, table(default=0))
+    return plan
+
+
+def backlogs(states: list[DraftState]) -> list[int]:
+    return [state.backlog for state in states]
+
+
+def test_two_classes_in_one_batch_get_their_own_k_and_the_drafter_the_larger_width() -> None:
+    states = decoding("code", "chat")
+    plan = Planner(K_MAX, ROWS).plan(states, table(default=0, code=5, chat=2))
+    assert [state.k for state in states] == [5, 2]
+    assert plan == StepPlan(5, slots=10)
+
+
+def test_a_request_at_k_0_takes_no_slots_where_others_are_drafted_for() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("code", "chat", "chat")
+    for step in range(1, 6):
+        assert planner.plan(states, table(default=0, code=5)) == StepPlan(5, 5, left_out=("1", "2"))
+        assert backlogs(states) == [0, step, step]
+    assert planner.plan(states, table(default=2, code=5)) == StepPlan(5, 15, ("1", "2"), read=10)
+    assert backlogs(states) == [0, 0, 0]
+
+
+def test_a_request_that_comes_with_several_positions_is_in_the_drafters_batch_whatever_its_k() -> None:
+    """A prompt, what it has left to prefill, and verified drafts."""
+    planner, states, chunk = Planner(K_MAX, ROWS), decoding("code", "chat", "chat"), state("chunk", "chat")
+    states[1].positions, chunk.positions = 8, 30
+    k = table(default=0, code=3)
+    assert planner.plan(states, k, prefilling=[chunk]) == StepPlan(3, 9, left_out=("2",))
+    assert backlogs([*states, chunk]) == [0, 0, 1, 0]
+    chunk.positions = 1
+    assert planner.plan(states[:1], k, prefilling=[chunk]) == StepPlan(3, 3, left_out=("chunk",))
+
+
+def test_who_waits_to_catch_up_does_not_make_the_step_wider() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=4), decoding("code", "chat")
+    run_dark(planner, states[:1], 3)
+    run_dark(planner, states, 1)
+    assert planner.plan(states, table(default=2, code=7)) == StepPlan(2, 2, ("1",), ("0",), read=1)
+
+
+def test_rows_of_those_left_out_stay_within_their_bounds_too() -> None:
+    planner, states = Planner(K_MAX, rows=10, rows_per_step=4), decoding("code", "chat", "chat")
+    k = table(default=0, code=3)
+    plans = [planner.plan(states, k) for _ in range(6)]
+    assert [plan.catch_up for plan in plans] == [(), (), (), (), ("1",), ("2",)]
+    assert [plan.left_out for plan in plans] == [("1", "2")] * 6
+    assert backlogs(states) == [0, 2, 1]
+
+
+def test_the_drafter_stops_at_once_and_catches_up_when_k_rises() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    assert run_dark(planner, states, 20) == StepPlan(width=0)
+    assert backlogs(states) == [20, 20]
+    assert planner.plan(states, table(default=4)) == StepPlan(4, 8, ("0", "1"), read=40)
+    assert [(state.k, state.backlog) for state in states] == [(4, 0), (4, 0)]
+    assert planner.plan(states, table(default=4)) == StepPlan(4, 8)
+
+
+def test_prompts_and_verified_drafts_are_read_at_k_0_but_for_their_last_position() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    run_dark(planner, states[:1], 5)
+    states[1].positions = 9
+    assert planner.plan(states, table(default=0)) == StepPlan(0, read=8)
+    assert backlogs(states) == [6, 1]
+
+
+def test_a_prompt_in_chunks_reads_what_the_chunk_before_left_first() -> None:
+    planner, (state,) = Planner(K_MAX, ROWS), decoding("chat")
+    state.positions = 30
+    assert planner.plan([], table(default=0), prefilling=[state]) == StepPlan(0, read=29)
+    assert planner.plan([], table(default=0), prefilling=[state]) == StepPlan(0, 0, ("0",), read=30)
+    assert planner.plan([state], table(default=3)) == StepPlan(3, 3, ("0",), read=1)
+
+
+def test_those_with_most_rows_catch_up_before_more_wait_than_may() -> None:
+    planner, states = Planner(K_MAX, rows=10, rows_per_step=4), decoding("chat", "chat", "chat")
+    run_dark(planner, states[:1], 2)
+    assert run_dark(planner, states, 2) == StepPlan(0)
+    assert backlogs(states) == [4, 2, 2]
+    assert run_dark(planner, states, 1) == StepPlan(0, 0, ("0",), read=4)
+    assert backlogs(states) == [1, 3, 3]
+
+
+def test_no_request_leaves_more_than_one_step_can_catch_up_with() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=8), decoding("chat", "chat")
+    run_dark(planner, states[:1], 5)
+    assert run_dark(planner, states, 3) == StepPlan(0)
+    assert run_dark(planner, states, 1) == StepPlan(0, 0, ("0",), read=8)
+    assert backlogs(states) == [1, 4]
+
+
+def test_of_requests_that_leave_as_many_one_a_step_catches_up_while_the_others_rows_grow() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=8), decoding("chat", "chat", "chat")
+    run_dark(planner, states, 8)
+    assert [run_dark(planner, states, 1) for _ in states] == [
+        StepPlan(0, 0, ("0",), read=8),
+        StepPlan(0, 0, ("1",), read=9),
+        StepPlan(0, 0, ("2",), read=10),
+    ]
+    run_dark(planner, states, 5)
+    assert backlogs(states) == [8, 7, 6]
+    assert [planner.plan(states, table(default=4)) for _ in states] == [
+        StepPlan(4, 4, ("2",), ("0", "1"), read=6),
+        StepPlan(4, 8, ("1",), ("0",), read=8),
+        StepPlan(4, 12, ("0",), read=10),
+    ]
+
+
+def test_a_long_backlog_is_spread_over_steps_and_who_waits_is_not_drafted_for() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=10), decoding("chat", "chat", "chat")
+    run_dark(planner, states[:1], 2)
+    run_dark(planner, states[:2], 1)
+    run_dark(planner, states, 5)
+    assert backlogs(states) == [8, 6, 5]
+    assert planner.plan(states, table(default=4)) == StepPlan(4, 4, ("2",), ("0", "1"), read=5)
+    assert [(state.k, state.due, state.backlog) for state in states] == [(0, 4, 9), (0, 4, 7), (4, 4, 0)]
+    assert planner.plan(states, table(default=4)) == StepPlan(4, 8, ("1",), ("0",), read=7)
+    assert planner.plan(states, table(default=4)) == StepPlan(4, 12, ("0",), read=10)
+    assert [(state.k, state.backlog) for state in states] == [(4, 0)] * 3
+
+
+def test_the_rows_of_requests_that_ended_count_no_more() -> None:
+    planner = Planner(K_MAX, rows=10)
+    run_dark(planner, decoding("chat"), 9)
+    assert run_dark(planner, decoding("chat"), 10) == StepPlan(0)
+
+
+def test_a_drafter_that_may_not_fall_behind_runs_in_every_step() -> None:
+    planner, states = Planner(K_MAX, rows=0, least_width=1), decoding("chat")
+    assert run_dark(planner, states, 5) == StepPlan(1, 1)
+    assert planner.plan(states, table(default=5)) == StepPlan(5, 5)
+    assert planner.plan(states, table(default=5), can_draft=False) == StepPlan(0)
+    assert planner.plan(states, table(default=5), can_draft=False) == StepPlan(0, 0, ("0",), read=1)
+    assert run_dark(planner, states, 1) == StepPlan(1, 1, ("0",), read=1)
+
+
+def test_where_vllm_cannot_draft_everyone_leaves_a_position() -> None:
+    planner, states, chunk = Planner(K_MAX, ROWS), decoding("chat"), [state("chunk", "chat")]
+    seven = table(probe_ratio=0.5, default=7)
+    assert planner.plan(states, seven, can_draft=False) == StepPlan(0)
+    assert (states[0].k, states[0].backlog) == (0, 1)
+    states[0].positions = chunk[0].positions = 8
+    assert planner.plan(states, seven, can_draft=False, prefilling=chunk) == StepPlan(0, 0, ("0",), read=15)
+    assert backlogs([*states, *chunk]) == [1, 1]
+    assert planner.plan(states, seven) == StepPlan(7, 7, ("0",), read=1)
+
+
+def test_a_preempted_request_starts_anew() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("chat")
+    run_dark(planner, states, 3)
+    states[0].restart()
+    assert states[0].backlog == 0
+
+
+def test_an_engine_that_cannot_speculate_never_drafts() -> None:
+    planner, states = Planner(0, ROWS), decoding("chat")
+    assert planner.plan(states, table(default=0)) == StepPlan(0)
+
+
+UP = [0, 0, 0, 0, 0, 3, 5, 7]
+"""K by band: only who is accepted often is drafted for."""
+
+
+def lying(states: list[DraftState], *acceptances: float) -> None:
+    """Let the requests' own acceptance be so."""
+    for one, acceptance in zip(states, acceptances, strict=True):
+        own = one.acceptance
+        own.accepts, own.trials, own.band = 10 * acceptance, 10.0, band_of(acceptance)
+
+
+def test_k_goes_by_the_band_and_the_band_by_what_was_accepted() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    lying(states, 0.95, 0.1)
+    assert planner.plan(states, table(default=UP)) == StepPlan(7, 7, left_out=("1",))
+    assert [(one.k, one.band) for one in states] == [(7, 7), (0, 1)]
+    for _ in range(3):
+        states[0].note(7, 0, is_probe=False, is_refused=False)
+    for _ in range(4):
+        states[1].note(3, 3, is_probe=False, is_refused=False)
+    planner.plan(states, table(default=UP))
+    assert [(one.k, one.band) for one in states] == [(3, 5), (3, 5)]
+
+
+def probes(states: list[DraftState]) -> list[int]:
+    return [one.k for one in states if one.k > one.due]
+
+
+def test_who_was_not_verified_for_some_steps_verifies_a_token_where_others_are_drafted_for() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
+    lying(states, 0.95, 0.05)
+    k, found = table(1.0, default=UP), []
+    for _ in range(3 * PROBE_AFTER):
+        planner.plan(states, k)
+        found.append(states[1].k)
+        if states[1].k:
+            states[1].note(1, 0, is_probe=True, is_refused=False)
+    assert [step for step, depth in enumerate(found) if depth] == [
+        found.index(1) + PROBE_AFTER * number for number in range(sum(found))
+    ]
+    assert sum(found) >= 2
+    assert {depth for depth in found if depth} == {1}
+
+
+def test_while_probes_are_accepted_whole_the_next_is_twice_as_deep_and_at_once() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
+    lying(states, 0.95, 0.0)
+    nothing_helps = table(1.0, default=[0] * 7 + [7])
+    found = []
+    for _ in range(PROBE_AFTER + 8):
+        planner.plan(states, nothing_helps)
+        one = states[1]
+        found.append(one.k)
+        if one.k:
+            one.note(one.k, one.k, is_probe=True, is_refused=False)
+            lying(states, 0.95, 0.0)
+    begin = found.index(1)
+    assert found[begin : begin + 8] == [1, 2, 4, 7, 0, 0, 0, 0]  # K_max was accepted too: nothing more to learn
+
+
+def test_an_accepted_probe_of_a_request_that_became_predictable_ends_in_its_own_k() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
+    lying(states, 0.95, 0.05)
+    steps = 0
+    while states[1].due == 0:
+        planner.plan(states, table(1.0, default=UP))
+        if states[1].k:
+            states[1].note(states[1].k, states[1].k, is_probe=True, is_refused=False)
+        steps += 1
+    assert steps < 10
+
+
+def test_a_probe_that_is_rejected_or_refused_is_not_followed() -> None:
+    for accepted, is_refused in ((0, False), (1, True)):
+        (one,) = decoding("chat")
+        one.note(1, accepted, is_probe=True, is_refused=is_refused)
+        assert (one.is_followed, one.probe_k) == (False, 1)
+
+
+def test_where_nothing_drafts_those_who_are_due_share_a_step() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat", "chat")
+    lying(states, 0.0, 0.0, 0.0)
+    plans = [planner.plan(states, table(1.0, default=UP)) for _ in range(3 * SHARED_AFTER)]
+    drafting = [step for step, plan in enumerate(plans, start=1) if plan.width]
+    assert drafting == [SHARED_AFTER, 2 * SHARED_AFTER, 3 * SHARED_AFTER]
+    assert plans[SHARED_AFTER - 1] == StepPlan(1, 3, ("0", "1", "2"), read=3 * (SHARED_AFTER - 1))
+
+
+def test_probes_take_their_share_of_positions_and_whom_they_cost_least_first() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("json", *["chat"] * 7)
+    ratio, steps, taken = 0.02, 2000, 0
+    lying(states, 0.95, *[0.05] * 7)
+    probed: set[str] = set()
+    for _ in range(steps):
+        before = {one.request_id: one.backlog for one in states}
+        plan = planner.plan(states, table(ratio, default=UP))
+        for one in states[1:]:
+            if one.k:
+                probed.add(one.request_id)
+                taken += before[one.request_id] + 1 + 2 * plan.width
+                one.note(1, 0, is_probe=True, is_refused=False)
+    earned = ratio * PROBE_POSITIONS * len(states) * steps
+    assert 0.8 * earned < taken <= earned
+    assert probed
+
+
+def test_a_probe_at_k_0_reads_no_more_rows_than_a_step_takes() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=100), decoding(*["chat"] * 8)
+    lying(states, *[0.0] * 8)
+    plans = [planner.plan(states, table(1.0, default=UP)) for _ in range(2 * SHARED_AFTER)]
+    assert max(plan.read for plan in plans) <= 100
+    assert any(plan.width for plan in plans)
+
+
+def test_a_class_with_one_row_for_all_bands_is_pinned_and_a_ratio_of_0_switches_probes_off() -> None:
+    for k in (table(1.0, default=0, json=7), table(1.0, default=UP, json=7, chat=0), table(0.0, default=UP, json=7)):
+        planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
+        lying(states, 0.95, 0.05)
+        for _ in range(4 * SHARED_AFTER):
+            planner.plan(states, k)
+            assert [one.k for one in states] == [7, 0]
+
+
+def test_probes_do_not_pile_up_where_there_is_nothing_to_probe() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=64), decoding("chat", "chat")
+    lying(states, 0.95, 0.95)
+    for _ in range(500):
+        planner.plan(states, table(0.5, default=UP))
+    lying(states, 0.95, 0.0)
+    found = 0
+    for _ in range(4 * PROBE_AFTER):
+        planner.plan(states, table(0.001, default=UP))
+        found += states[1].k
+    assert 1 <= found <= 64 // (1 + 2 * 7)
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(1, 20),
+    st.lists(
+        st.tuples(
+            st.integers(1, 6), st.booleans(), st.integers(0, 2), st.integers(0, 7), st.booleans(), st.integers(0, 7)
+        ),
+        max_size=60,
+    ),
+    st.floats(0, 1),
+)
+def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
+    limit: int, per_step: int, steps: list[tuple[int, bool, int, int, bool, int]], probe_ratio: float
+) -> None:
+    """Replay what the worker would hold, and what it would have to do for every draft to see all before it."""
+    planner, states = Planner(K_MAX, limit, per_step), decoding(*["chat", "code"] * 3)
+    rows = {state.request_id: 0 for state in states}
+    for running, has_prefill, code, chat, can_draft, accepted in steps:
+        batch, prefilling = states[:running], states[running:] if has_prefill else []
+        for state in prefilling:
+            if state.decoding:  # preempted
+                state.restart()
+                rows[state.request_id] = 0
+        for state in (*batch, *prefilling):
+            state.decoding = state in batch
+            state.positions = 9 if state in prefilling else 1 + state.k
+        k = table(probe_ratio, default=0, code=code, chat=[chat * (band > 4) for band in range(BANDS)])
+        plan = planner.plan(batch, k, can_draft=can_draft, prefilling=prefilling)
+        assert can_draft or plan.width == 0
+        assert set(plan.catch_up) <= {name for name, count in rows.items() if count}
+        rows.update(dict.fromkeys(plan.catch_up, 0))
+        for state in (*batch, *prefilling):
+            name = state.request_id
+            assert not (state.positions > 1 and rows[name]), "its new positions would be read before what waits"
+            assert state.k <= plan.width
+            assert not (state.k and rows[name])
+            if plan.width == 0 or name in plan.left_out:
+                assert plan.width == 0 or state.positions == 1
+                rows[name] += 1
+            else:
+                assert not rows[name], "the drafter would run over what comes after a hole"
+        drafted = [state for state in (*batch, *prefilling) if state.request_id not in plan.left_out]
+        assert plan.slots == plan.width * len(drafted)
+        assert plan.width == max((state.k for state in batch), default=0)
+        here = sum(rows[state.request_id] for state in (*batch, *prefilling))
+        assert here <= max(limit, len(states))
+        assert [state.backlog for state in states] == list(rows.values())
+        for state in batch:
+            if state.k:
+                state.note(state.k, min(state.k, accepted), is_probe=state.k > state.due, is_refused=False)

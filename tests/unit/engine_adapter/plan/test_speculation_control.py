@@ -1,0 +1,123 @@
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
+from specpilot.engine_adapter.plan import speculation_control as apply
+from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, table_of
+from specpilot.policy.bands import BANDS
+from specpilot.policy.types import KRange, Schedule
+
+
+def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[int, int, int]]) -> Schedule:
+    ranges = {name: tuple(KRange(*item) for item in items) for name, items in classes.items()}
+    return Schedule("m", "p", version, 0.0, valid_for_s, 0.0, ranges or {"default": (KRange(1, 1, 2),)})
+
+
+def control(k_max: int = 7, static_k: int = 3) -> SpeculationControl:
+    return SpeculationControl("m", "p", k_max, static_k, max_running=32)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    items, lo = [], 1
+    for _ in range(draw(st.integers(1, 6))):
+        hi = lo + draw(st.integers(0, 12))
+        items.append((lo, hi, draw(st.integers(0, 7))))
+        lo = hi + 1
+    return items
+
+
+@given(ranges(), st.integers(1, 100))
+def test_the_table_says_what_the_ranges_say(items: list[tuple[int, int, int]], running: int) -> None:
+    expected = next((k for lo, hi, k in items if lo <= running <= hi), items[-1][2])
+    assert table_of(schedule(default=items), max_running=200).k("default", 4, running) == expected
+
+
+def test_a_class_that_the_schedule_does_not_name_uses_default() -> None:
+    table = table_of(schedule(default=[(1, 4, 2)], code=[(1, 4, 5)]), 32)
+    assert table.k("code", 4, 3) == 5
+    assert table.k("poetry", 4, 3) == 2
+
+
+def test_a_row_for_a_band_goes_before_that_of_its_class_and_only_such_classes_are_probed() -> None:
+    rows = {"default": [(1, 4, 2)], "default:7": [(1, 4, 6)], "code": [(1, 4, 3)], "chat:0": [(1, 2, 0), (3, 4, 1)]}
+    table = table_of(schedule(**rows), 32)
+    assert [table.k("default", band, 3) for band in range(BANDS)] == [2] * 7 + [6]
+    assert [table.k("poetry", band, 3) for band in range(BANDS)] == [2] * 7 + [6]
+    assert [table.k("code", band, 3) for band in range(BANDS)] == [3] * 8
+    assert [table.k("chat", band, 3) for band in range(BANDS)] == [1] + [2] * 6 + [6]
+    assert [table.k("chat", 0, running) for running in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 1]
+    assert table.probed == {"default", "chat"}
+
+
+def test_without_a_schedule_the_static_k_holds() -> None:
+    table = control(static_k=3).table(now=0.0)
+    assert (table.source, table.k("code", 4, 9), table.probe_ratio) == (Source.STATIC, 3, 0.0)
+
+
+def test_a_stale_schedule_expires_to_the_static_k_and_a_newer_one_revives_it() -> None:
+    subject = control(static_k=3)
+    subject.offer(schedule(valid_for_s=10.0, default=[(1, 1, 6)]), now=100.0)
+    assert subject.table(110.0).k("default", 4, 1) == 6
+    assert subject.table(110.1).source is Source.EXPIRED
+    assert subject.table(110.1).k("default", 4, 1) == 3
+    subject.offer(schedule(version=2, default=[(1, 1, 5)]), now=111.0)
+    assert subject.table(111.0).k("default", 4, 1) == 5
+
+
+@pytest.mark.parametrize("version", [0, 4, 5])
+def test_a_version_that_is_not_newer_is_refused_even_after_expiry(version: int) -> None:
+    subject = control()
+    subject.offer(schedule(version=5, valid_for_s=1.0, default=[(1, 1, 6)]), now=0.0)
+    with pytest.raises(StaleScheduleError, match="version 5 is in force"):
+        subject.offer(schedule(version=version), now=50.0)
+
+
+@pytest.mark.parametrize(
+    ("offered", "field"),
+    [
+        (schedule(version=9, default=[(1, 1, 2)], code=[(1, 4, 8)]), "classes.code"),
+        (Schedule("other", "p", 9, 0.0, 1.0, 0.0, {"default": (KRange(1, 1, 1),)}), "model"),
+        (Schedule("m", "other", 9, 0.0, 1.0, 0.0, {"default": (KRange(1, 1, 1),)}), "pool"),
+    ],
+)
+def test_a_refused_schedule_names_its_field_and_leaves_the_running_one(offered: Schedule, field: str) -> None:
+    subject = control()
+    subject.offer(schedule(version=1, default=[(1, 1, 6)]), now=0.0)
+    with pytest.raises(ScheduleRefusedError) as caught:
+        subject.offer(offered, now=0.0)
+    assert caught.value.field == field
+    assert subject.version == 1
+    assert subject.table(0.0).k("default", 4, 1) == 6
+
+
+def test_a_static_k_above_k_max_is_refused_at_birth() -> None:
+    with pytest.raises(ScheduleRefusedError, match="K_max is 7"):
+        control(k_max=7, static_k=8)
+
+
+def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, began, may_go_on = control(), threading.Event(), threading.Event()
+
+    def slowly(offered: Schedule, max_running: int) -> apply.KTable:
+        if offered.version == 5:
+            began.set()
+            assert may_go_on.wait(10.0)
+        return table_of(offered, max_running)
+
+    monkeypatch.setattr(apply, "table_of", slowly)
+    older, newer = (
+        threading.Thread(target=subject.offer, args=(schedule(version, default=[(1, 32, version)]), 0.0))
+        for version in (5, 6)
+    )
+    older.start()
+    assert began.wait(10.0)
+    newer.start()
+    newer.join(0.2)
+    may_go_on.set()
+    for thread in (older, newer):
+        thread.join(10.0)
+    assert (subject.version, subject.table(0.0).k("default", 4, 1)) == (6, 6)

@@ -1,0 +1,545 @@
+from collections import Counter
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.engine_adapter.evidence.meter import Cell, CellSums, Evidence, Meter
+from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
+from specpilot.engine_adapter.plan.speculation_control import KTable
+from specpilot.engine_adapter.plan.steps import Steps
+from specpilot.policy.bands import BANDS, band_of
+from tests.support.k_tables import table
+
+K_MAX = 7
+
+
+class Engine:
+    """Hands `Steps` what vLLM's scheduler would, step by step."""
+
+    def __init__(self, in_force: KTable, longest_to_draft: int = 1000, planner: Planner | None = None) -> None:
+        self.meter = Meter()
+        self.table = in_force
+        self.steps = Steps(planner or Planner(K_MAX, rows=4096), self.meter, in_force, longest_to_draft)
+        self.requests: dict[str, Any] = {}
+        self.plan = StepPlan(0)
+
+    def begin(
+        self,
+        now: float = 0.0,
+        drafted: Mapping[str, int] | None = None,
+        finished: Collection[str] = (),
+        prefilling: Collection[str] = (),
+        continued: Collection[str] = (),
+        **tokens: int,
+    ) -> Any:
+        """Schedule `tokens` of each request, after `drafted` of them; `prefilling` have more of their prompt to go.
+
+        `continued` are sessions that were given more input.
+        """
+        output = SimpleNamespace(
+            num_scheduled_tokens=tokens,
+            scheduled_spec_decode_tokens={name: [-1] * count for name, count in (drafted or {}).items()},
+            finished_req_ids=set(finished),
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=name) for name in tokens if name in continued or name not in self.requests
+            ],
+        )
+        for name, count in tokens.items():
+            request = self.requests.setdefault(name, named(name))
+            request.num_computed_tokens += count
+            request.is_prefill_chunk = name in prefilling
+        self.plan = self.steps.begin(output, self.requests, self.table, now)
+        return output
+
+    def end(self, output: Any, now: float = 0.0, *, goes_on: bool = True, **delivered: int) -> None:
+        items = [
+            SimpleNamespace(request_id=name, new_token_ids=[0] * count) for name, count in delivered.items() if count
+        ]
+        self.steps.end(output, {0: SimpleNamespace(outputs=items)}, now, goes_on=goes_on)
+
+    def prefill(self, *names: str) -> None:
+        """Take in the requests' prompts, and forget what that counted."""
+        self.end(self.begin(**dict.fromkeys(names, 9)), **dict.fromkeys(names, 1))
+        self.meter.take()
+
+
+def named(name: str) -> Any:
+    """Return a request whose class is the part of its name before the underscore."""
+    traffic_class, _, rest = name.partition("_")
+    extra = {"traffic_class": traffic_class} if rest else None
+    return SimpleNamespace(
+        num_computed_tokens=0,
+        sampling_params=SimpleNamespace(extra_args=extra, temperature=0.0),
+        use_structured_output=False,
+    )
+
+
+def prefill_steps(evidence: Evidence) -> int:
+    return sum(sums.steps for cell, sums in evidence.cells.items() if cell.prefill)
+
+
+def drafts(evidence: Evidence) -> dict[tuple[str, int], int]:
+    """By class and K, whatever the band."""
+    found: Counter[tuple[str, int]] = Counter()
+    for (name, _, k), count in evidence.drafts.items():
+        found[name, k] += count
+    return dict(+found)
+
+
+def tokens(evidence: Evidence) -> dict[str, int]:
+    """By class, whatever the band."""
+    found: Counter[str] = Counter()
+    for group, count in evidence.tokens.items():
+        found[group.traffic_class] += count
+    return dict(found)
+
+
+def by_position(counts: Mapping[tuple[int, int], int]) -> dict[int, int]:
+    """By position, whatever the band."""
+    found: Counter[int] = Counter()
+    for (_, position), count in counts.items():
+        found[position] += count
+    return dict(found)
+
+
+def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
+    engine = Engine(table(default=3))
+    first = engine.begin(a=5, prefilling=["a"])
+    assert (engine.plan, engine.steps.decoding) == (StepPlan(0, read=4), [])
+    engine.end(first)
+    second = engine.begin(a=5)
+    assert engine.plan == StepPlan(3, 3, ("a",), read=1)
+    engine.end(second, a=1)
+    third = engine.begin(drafted={"a": 3}, a=4)
+    engine.steps.verified("a", drafted=3, accepted=2, invalid=0)
+    engine.end(third, a=3)
+    evidence = engine.meter.take()
+    assert evidence.cells == {
+        Cell(0, 0, 0, 4): CellSums(1, 0.0, prefill=5, context=5, read=4),
+        Cell(0, 0, 2, 4): CellSums(1, 0.0, prefill=5, slots=3, context=10, read=1),
+        Cell(1, 4, 2, 0): CellSums(1, 0.0, 1, 4, 3, 0, 14),
+    }
+    assert drafts(evidence) == {("default", 3): 1}
+    assert tokens(evidence) == {"default": 3}
+
+
+def test_each_draft_counts_for_its_class_and_as_a_probe_where_it_is_deeper_than_the_schedule() -> None:
+    engine = Engine(table(default=1, code=5))
+    engine.prefill("code_1", "chat_1")
+    step = engine.begin(drafted={"code_1": 5, "chat_1": 7}, code_1=6, chat_1=8)
+    engine.steps.verified("code_1", drafted=5, accepted=5, invalid=0)
+    engine.steps.verified("chat_1", drafted=7, accepted=0, invalid=0)
+    engine.end(step, code_1=6, chat_1=1)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("code", 5): 1, ("default", 7): 1}
+    assert +evidence.probes == {"default": 1}
+    assert tokens(evidence) == {"code": 6, "default": 1}
+
+
+def test_a_draft_is_held_against_the_schedule_under_which_it_was_made() -> None:
+    """The asynchronous scheduler plans the next step before it hears how the last one ended."""
+    engine = Engine(table(default=5))
+    engine.prefill("a")
+    step = engine.begin(drafted={"a": 5}, a=6)
+    engine.table = table(default=2)
+    following = engine.begin(drafted={"a": 5}, a=6)
+    for output in (step, following):
+        engine.steps.verified("a", drafted=5, accepted=5, invalid=0)
+        engine.end(output, a=6)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 5): 2}
+    assert not +evidence.probes
+
+
+def test_placeholders_that_nobody_drafted_are_no_drafts() -> None:
+    engine = Engine(table(default=7))
+    engine.prefill("a")
+    step = engine.begin(drafted={"a": 7, "joins": 7}, a=8, joins=8)
+    engine.steps.verified("a", drafted=7, accepted=1, invalid=0)
+    engine.steps.verified("joins", drafted=7, accepted=0, invalid=0)
+    engine.end(step, a=2, joins=1)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 7): 1}
+    assert tokens(evidence) == {"default": 2}
+
+
+def test_a_request_that_ended_meanwhile_counts_for_nothing_and_is_forgotten() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "b")
+    engine.end(engine.begin(a=1, b=1), a=1)
+    assert tokens(engine.meter.take()) == {"default": 1}
+    engine.begin(a=1, finished=["b"])
+    assert set(engine.steps.states) == {"a"}
+
+
+def test_a_token_that_the_grammar_refuses_was_tried_and_not_accepted() -> None:
+    engine = Engine(table(default=5))
+    engine.prefill("cut", "empty")
+    engine.steps.states["cut"].allowed = 2
+    engine.steps.states["empty"].allowed = 0
+    step = engine.begin(drafted={"cut": 2}, cut=3, empty=1)
+    engine.steps.verified("cut", drafted=2, accepted=2, invalid=0)
+    engine.end(step, cut=3, empty=1)
+    step = engine.begin(drafted={"cut": 5}, cut=6, empty=1)
+    engine.steps.verified("cut", drafted=5, accepted=3, invalid=2)
+    engine.end(step, cut=4, empty=1)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 0): 2, ("default", 2): 1, ("default", 3): 1}
+    assert by_position(evidence.trials) == {1: 3, 2: 2, 3: 2, 4: 1}
+    assert by_position(evidence.accepts) == {1: 2, 2: 2, 3: 1}
+
+
+def test_a_new_schedule_may_know_the_class_of_a_running_request() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("code_1", "no class_1")
+    engine.end(engine.begin(code_1=1, **{"no class_1": 1}), code_1=1, **{"no class_1": 1})
+    assert drafts(engine.meter.take()) == {("default", 0): 2}
+    engine.table = table(default=0, code=0)
+    engine.end(engine.begin(code_1=1, **{"no class_1": 1}), code_1=1, **{"no class_1": 1})
+    assert drafts(engine.meter.take()) == {("code", 0): 1, ("default", 0): 1}
+
+
+def test_who_is_preempted_prefills_anew() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "b")
+    engine.end(engine.begin(a=1, b=1), a=1, b=1)
+    engine.steps.restart("b")
+    engine.steps.restart("nobody")
+    engine.end(engine.begin(a=1, b=12), a=1, b=1)
+    evidence = engine.meter.take()
+    assert (prefill_steps(evidence), tokens(evidence)) == (1, {"default": 3})
+    assert [state.backlog for state in engine.steps.decoding] == [3, 1]
+
+
+def test_nobody_is_drafted_for_beside_a_request_that_is_too_long() -> None:
+    engine = Engine(table(default=5), longest_to_draft=20)
+    engine.prefill("a", "b")
+    engine.begin(a=1, b=11)
+    assert engine.plan.width == 5
+    engine.begin(a=1, b=1)
+    assert engine.plan.width == 0
+
+
+def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_beginning_after_idleness() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    engine.end(engine.begin(10.0, a=1), 10.5, a=1)
+    engine.meter.take()
+    engine.end(engine.begin(10.6, a=1), 11.0, goes_on=False, a=1)
+    assert seconds(engine) == pytest.approx(0.5)
+    engine.end(engine.begin(20.0, a=1), 20.3, a=1)
+    assert seconds(engine) == pytest.approx(0.3)
+    engine.steps.pause()
+    engine.end(engine.begin(30.0, a=1), 30.2, a=1)
+    assert seconds(engine) == pytest.approx(0.2)
+
+
+def seconds(engine: Engine) -> float:
+    (sums,) = engine.meter.take().cells.values()
+    return sums.seconds
+
+
+def test_a_step_that_delivers_nothing_after_the_last_one_takes_from_that_ones_end() -> None:
+    """The asynchronous scheduler has scheduled it before it hears that the last request has ended."""
+    engine = Engine(table(default=3))
+    engine.prefill("a")
+    engine.meter.take()
+    last = engine.begin(now=0.0, drafted={"a": 3}, a=4)
+    beyond = engine.begin(now=0.5, drafted={"a": 3}, a=4)
+    engine.end(last, now=1.0, goes_on=False, a=4)
+    engine.end(beyond, now=1.25, goes_on=False)
+    (sums,) = engine.meter.take().cells.values()
+    assert (sums.steps, sums.seconds) == (2, pytest.approx(1.25))
+    engine.end(engine.begin(now=7.0, b=9), now=7.5, b=1)
+    assert seconds(engine) == pytest.approx(0.5)
+
+
+def test_more_input_to_a_session_is_prefilled() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    for _ in range(3):
+        engine.end(engine.begin(a=1), a=1)
+    assert engine.steps.backlog("a") == 4
+    engine.meter.take()
+    engine.table = table(default=3)
+    engine.end(engine.begin(continued=["a"], a=500), a=1)
+    evidence = engine.meter.take()
+    assert (prefill_steps(evidence), len(evidence.cells), evidence.catch_ups) == (1, 1, {})
+    assert engine.plan.catch_up == ()
+
+
+def test_one_more_token_of_input_does_not_repeat_the_step_before() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    for _ in range(3):
+        engine.end(engine.begin(a=1), a=1)
+    engine.meter.take()
+    engine.end(engine.begin(continued=["a"], a=1), a=1)
+    assert prefill_steps(engine.meter.take()) == 1
+
+
+def test_a_step_whose_outcome_vllm_dropped_is_not_counted() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    engine.begin(a=1)
+    step = engine.begin(a=1)
+    engine.steps.skip_to(step)
+    engine.end(step, a=1)
+    assert tokens(engine.meter.take()) == {"default": 1}
+
+
+def test_a_step_without_requests_changes_nothing() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    step = engine.begin(a=1)
+    empty = engine.begin()
+    engine.steps.skip_to(empty)
+    engine.end(empty)
+    assert [state.request_id for state in engine.steps.decoding] == ["a"]
+    engine.end(step, a=1)
+    assert tokens(engine.meter.take()) == {"default": 1}
+
+
+class CountingPlanner(Planner):
+    """Counts the steps that it plans."""
+
+    planned = 0
+
+    def plan(self, *args: Any, **kwargs: Any) -> StepPlan:
+        self.planned += 1
+        return super().plan(*args, **kwargs)
+
+
+class NeverRepeating(CountingPlanner):
+    """Plans every step."""
+
+    def repeats(self, *_: Any) -> int:
+        return 0
+
+
+SPELLS = st.one_of(
+    st.tuples(st.just("decode"), st.integers(1, 40)),
+    st.tuples(
+        st.sampled_from(["decode all but one", "decode, and one is not heard", "decode, and one is cut"]),
+        st.integers(1, 3),
+    ),
+    st.tuples(st.sampled_from(["join", "join in chunks", "end", "preempt", "idle", "ask", "take"]), st.just(1)),
+    st.tuples(st.sampled_from(["schedule", "schedule json"]), st.sampled_from([0, 0, 1, 3, K_MAX])),
+)
+
+
+@given(
+    st.lists(SPELLS, max_size=30),
+    st.sampled_from([0.0, 0.03, 1.0]),
+    st.sampled_from([12, 40, 4096]),
+    st.sampled_from([30, 1000]),
+    st.sampled_from([0, 0, 1, K_MAX]),
+)
+def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
+    spells: list[tuple[str, int]], probe_ratio: float, rows: int, longest: int, least_width: int
+) -> None:
+    quick, slow = (
+        Engine(
+            table(probe_ratio, default=[0] * BANDS),
+            longest,
+            planner(K_MAX, rows, rows_per_step=16, least_width=least_width),
+        )
+        for planner in (CountingPlanner, NeverRepeating)
+    )
+    for spell in [("join", 1), *spells]:
+        assert play(quick, *spell) == play(slow, *spell)
+        assert quick.steps.backlog_tokens == slow.steps.backlog_tokens
+    names = list(slow.steps.states)
+    assert [quick.steps.backlog(name) for name in names] == [slow.steps.backlog(name) for name in names]
+    assert quick.meter.take() == slow.meter.take()
+
+
+def play(engine: Engine, what: str, count: int) -> list[Any]:
+    """Let something happen, and return the plan of each step of it, or the evidence."""
+    states, drafted, plans = engine.steps.states, engine.steps.decoding, list[Any]()
+    if what.startswith("schedule"):
+        k: dict[str, Any] = {name: [row[0] for row in rows] for name, rows in engine.table.rows.items()}
+        by_band = [0] * (BANDS - 3) + [count] * 3
+        engine.table = table(engine.table.probe_ratio, **k | {"json" if what.endswith("json") else "default": by_band})
+    elif what == "preempt" and states:
+        engine.steps.restart(min(states))
+    elif what == "ask" and states:
+        plans.append(engine.steps.backlog(min(states)))
+    elif what == "end" and states:
+        engine.begin(finished=[min(states)])
+    elif what.startswith("join"):
+        name = f"{'json' if len(engine.requests) % 3 == 1 else 'chat'}_{len(engine.requests)}"
+        chunks = [name] if what.endswith("chunks") else []
+        plans.append(step(engine, {name: 5, **decodes(drafted)}, drafted, chunks))
+        drafted = engine.steps.decoding
+    elif what == "take":
+        plans.append(engine.meter.take())
+    for _ in range(count if what.startswith("decode") else 0):
+        some = engine.steps.decoding[1 if what.endswith("one") else 0 :]
+        gone = [state.request_id for state in some[:1]] if what.endswith("heard") else []
+        tokens = decodes(some)
+        for state in [state for state in some[:1] if what.endswith("cut") and state.k]:
+            state.allowed = min(state.due, state.k - 1)  # a probe is cut to what the schedule says
+            tokens[state.request_id] = 1 + state.allowed
+        plans.append(step(engine, tokens, some, gone=gone))
+    return plans
+
+
+def decodes(states: Collection[DraftState]) -> dict[str, int]:
+    return {state.request_id: 1 + state.k for state in states}
+
+
+def step(
+    engine: Engine,
+    tokens: dict[str, int],
+    drafted: Collection[DraftState],
+    prefilling: Collection[str] = (),
+    gone: Collection[str] = (),
+) -> StepPlan:
+    """Do a step in which all drafts but those of "chat" are accepted; who is `gone` before its end hears nothing."""
+    k = {state.request_id: tokens[state.request_id] - 1 for state in drafted if tokens[state.request_id] > 1}
+    output = engine.begin(drafted=k, prefilling=prefilling, **tokens)
+    accepted = {name: 0 if name.startswith("chat") else count for name, count in k.items()}
+    for name, count in k.items():
+        engine.steps.verified(name, count, accepted[name], 0)
+    heard = {name: count if name in prefilling else 1 + accepted.get(name, 0) for name, count in tokens.items()}
+    engine.end(output, **{name: count for name, count in heard.items() if name not in gone})
+    return engine.plan
+
+
+def test_who_ends_while_the_others_repeat_their_steps_is_forgotten() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "waits")
+    engine.steps.restart("waits")
+    for _ in range(3):
+        engine.end(engine.begin(a=1), a=1)
+    engine.end(engine.begin(a=1, finished=["waits"]), a=1)
+    assert set(engine.steps.states) == {"a"}
+
+
+def test_a_spell_at_k_0_is_planned_once() -> None:
+    planner = CountingPlanner(K_MAX, rows=4096)
+    engine = Engine(table(default=0), planner=planner)
+    engine.prefill("a", "b")
+    planned = planner.planned
+    for _ in range(500):
+        engine.end(engine.begin(a=1, b=1), a=1, b=1)
+    assert planner.planned == planned + 1
+    assert engine.steps.backlog_tokens == 2 * 501
+    assert tokens(engine.meter.take()) == {"default": 1000}
+
+
+def test_steps_that_draft_are_each_planned_because_an_outcome_may_change_k() -> None:
+    planner = CountingPlanner(K_MAX, rows=4096)
+    engine = Engine(table(default=3, json=0), longest_to_draft=100, planner=planner)
+    engine.prefill("a", "json_b")
+    widths = [step(engine, decodes(engine.steps.decoding), engine.steps.decoding).width for _ in range(30)]
+    # The prompt has 9 tokens, a step at most 4 more: after 22 steps 97, after 23 too many.
+    assert widths == [3] * 22 + [0] * 8
+    assert planner.planned == 1 + 22 + 2  # the prompt, those that draft, the first after drafts, the first without
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 3): 23, ("default", 0): 7, ("json", 0): 30}
+
+
+def test_steps_tell_how_long_their_sequences_are_whether_they_are_planned_or_repeat_the_one_before() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "b")
+    for _ in range(10):
+        engine.end(engine.begin(a=1, b=1), a=1, b=1)
+    (sums,) = engine.meter.take().cells.values()
+    assert (sums.steps, sums.context) == (10, sum(2 * (9 + step) for step in range(1, 11)))
+
+
+UP = [0, 0, 0, 0, 0, 3, 5, 7]
+"""K by band."""
+
+
+def test_evidence_counts_for_the_band_in_which_k_was_chosen() -> None:
+    """In the asynchronous loop one more step is planned before an outcome is heard, so bands lag by a step."""
+    engine = Engine(table(default=UP))
+    engine.prefill("a")
+    state = engine.steps.states["a"]
+    begins = state.band
+    first = engine.begin(drafted={"a": state.k}, a=1 + state.k)
+    second = engine.begin(drafted={"a": state.k}, a=1 + state.k)
+    for output in (first, second):
+        engine.steps.verified("a", drafted=3, accepted=0, invalid=0)
+        engine.end(output, a=1)
+    assert band_of(0.7) == begins
+    assert state.acceptance.band < begins
+    evidence = engine.meter.take()
+    assert dict(evidence.drafts) == {("default", begins, 3): 2}
+    assert dict(evidence.trials) == {(begins, 1): 2}
+    assert dict(evidence.tokens) == {("default", begins): 2}
+
+
+def test_k_never_depends_on_a_draft_whose_outcome_is_not_known() -> None:
+    engine, other = Engine(table(default=UP)), Engine(table(default=UP))
+    for one, accepted in ((engine, 3), (other, 0)):
+        one.prefill("a")
+        output = one.begin(drafted={"a": 3}, a=4)  # the next draft's K is planned here
+        one.steps.verified("a", drafted=3, accepted=accepted, invalid=0)
+        one.end(output, a=1 + accepted)
+    assert engine.steps.states["a"].k == other.steps.states["a"].k == 3
+    for one in (engine, other):
+        one.begin(drafted={"a": 3}, a=4)
+    assert engine.steps.states["a"].k > other.steps.states["a"].k
+
+
+def test_a_preempted_request_keeps_what_is_known_of_it() -> None:
+    engine = Engine(table(default=UP))
+    engine.prefill("a")
+    for _ in range(10):
+        output = engine.begin(drafted={"a": 3}, a=4)
+        engine.steps.verified("a", drafted=3, accepted=0, invalid=0)
+        engine.end(output, a=1)
+    engine.steps.restart("a")
+    assert engine.steps.states["a"].acceptance.band == 1
+
+
+def test_new_requests_begin_where_others_of_their_kind_did() -> None:
+    engine = Engine(table(default=UP))
+    for number in range(12):
+        name = f"chat_{number}"
+        engine.prefill(name)
+        for _ in range(6):
+            output = engine.begin(drafted={name: 3}, **{name: 4})
+            engine.steps.verified(name, drafted=3, accepted=0, invalid=0)
+            engine.end(output, **{name: 1})
+    engine.begin(chat_new=9, code_new=9)
+    states = engine.steps.states
+    assert (states["chat_new"].band, states["chat_new"].k) == (0, 0)
+    assert len(engine.steps.beginnings.known()) == 1
+    assert states["code_new"].band == 0  # of a class never seen: where all begin
+
+
+def test_a_spell_at_k_0_with_probes_is_planned_once_in_each_of_them() -> None:
+    planner = CountingPlanner(K_MAX, rows=4096)
+    engine = Engine(table(0.5, default=[0] * BANDS), planner=planner)
+    engine.prefill("a", "b")
+    planned = planner.planned
+    probes = 0
+    for _ in range(320):
+        states = engine.steps.decoding
+        probes += any(state.k for state in states)
+        k = {state.request_id: state.k for state in states if state.k}
+        output = engine.begin(drafted=k, **decodes(states))
+        for name, count in k.items():
+            engine.steps.verified(name, count, 0, 0)
+        engine.end(output, a=1, b=1)
+    assert probes == 10
+    assert planner.planned - planned <= 4 * probes + 1
+
+
+def test_as_many_tokens_as_before_may_be_another_s() -> None:
+    engine = Engine(table(default=0, json=3))
+    engine.prefill("a", "json_b")
+    for heard in ("json_b", "a"):
+        output = engine.begin(drafted={"json_b": 3}, a=1, json_b=4)
+        engine.steps.verified("json_b", 3, 3, 0)
+        engine.end(output, **{heard: 4 if heard == "json_b" else 1})
+    assert drafts(engine.meter.take()) == {("json", 3): 1, ("default", 0): 1}

@@ -1,0 +1,205 @@
+"""Presets: consistent with the adapter's rules, started without their weights, and what is given beside them wins."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter import __main__ as command
+from specpilot.engine_adapter import head_config, list_presets, presets
+from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.engine_adapter.model_files import missing_files_fault
+from specpilot.engine_adapter.presets import EAGLE_3, P_EAGLE, PRESETS, Preset, expanded, speculative_config
+from specpilot.engine_adapter.vllm import compat
+from tests.support.stack import DEMO_MODEL, ROOT
+
+BY_NAME = {item.name: item for item in PRESETS}
+
+
+@pytest.mark.parametrize("item", PRESETS, ids=lambda item: item.name)
+def test_a_preset_is_consistent_and_one_that_the_adapter_steers(item: Preset) -> None:
+    assert list(BY_NAME).count(item.name) == 1
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", item.target)
+    assert item.head is None or re.fullmatch(r"[\w.-]+/[\w.-]+", item.head)
+    assert item.method in (P_EAGLE, EAGLE_3)
+    config = speculative_config(item, item.head or "head", item.k or 1)
+    assert compat.drafter_faults(str(config["method"]), has_table=False) == []
+    assert ("parallel_drafting" in config) == (item.method == P_EAGLE)
+    assert item.k is None or item.k_trained is None or item.k <= item.k_trained
+    assert item.k is not None or item.limits
+    assert item.head is not None or item.limits
+    parsed, passed = command._parser().parse_known_args(["--model", item.target, *item.flags])
+    assert passed == list(item.flags)  # none of them is a flag of ours
+    command._check_steerable(config, passed)
+    assert parsed.model == item.target
+
+
+def test_the_names_are_told_apart() -> None:
+    assert len(BY_NAME) == len(PRESETS)
+
+
+def config_of(flags: list[str]) -> dict[str, Any]:
+    found = json.loads(flags[flags.index("--speculative-config") + 1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_preset_is_written_out() -> None:
+    flags = expanded(["--preset", "gpt-oss-20b-p-eagle", "--port", "8100"])
+    assert flags[:2] == ["--model", "openai/gpt-oss-20b"]
+    assert config_of(flags) == {
+        "method": "eagle3",
+        "model": "amazon/GPT-OSS-20B-P-EAGLE",
+        "num_speculative_tokens": 7,
+        "parallel_drafting": True,
+    }
+    assert flags[-2:] == ["--max-cudagraph-capture-size", "4096"]
+    assert "--port" in flags
+
+
+def test_what_is_given_beside_it_wins() -> None:
+    flags = expanded(
+        [
+            "--preset=gpt-oss-20b-p-eagle",
+            "--model",
+            "/m",
+            "--drafter=/h",
+            "--k-max",
+            "3",
+            "--max-cudagraph-capture-size=64",
+        ]
+    )
+    assert flags.count("--model") == 1
+    assert (config_of(flags)["model"], config_of(flags)["num_speculative_tokens"]) == ("/h", 3)
+    assert "4096" not in flags
+    own = expanded(["--preset", "gpt-oss-20b-p-eagle", "--speculative-config", "{}"])
+    assert own.count("--speculative-config") == 1
+
+
+def test_without_one_nothing_changes() -> None:
+    assert expanded(["--model", "m", "--k-max", "3"]) == ["--model", "m", "--k-max", "3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preset", "gpt-oss-20b"], "did you mean gpt-oss-20b"),
+        (["--preset", "zzz"], "`specpilot presets` lists them"),
+        (["--preset"], "--preset: needs a value"),
+        (
+            ["--preset", "gpt-oss-20b-p-eagle-long"],
+            "no K is published for gpt-oss-20b-p-eagle-long (it was trained for 10)",
+        ),
+        (["--preset", "gemma-4-31b-p-eagle", "--k-max", "5"], "name one with --drafter"),
+        (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "9"], "was trained for 8"),
+        (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "x"], "'x' is no whole number"),
+        (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "0"], "must be at least 1"),
+    ],
+)
+def test_what_a_preset_cannot_know_is_asked_for(arguments: list[str], said: str) -> None:
+    with pytest.raises(InvalidSettingsError) as caught:
+        expanded(arguments)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("item", PRESETS, ids=lambda item: item.name)
+def test_without_its_weights_a_start_says_what_is_missing_in_one_sentence(
+    item: Preset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    flags = ["--k-max", str(item.k or 5)] + ([] if item.head else ["--drafter", "some/head"])
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--preset", item.name, "--any-vllm", *flags])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"specpilot engine: --preset: {item.target}")
+    assert "hf download" in line
+
+
+def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 cannot be reached" in (missing_files_fault(["nobody/nothing"]) or "")
+    assert missing_files_fault([str(DEMO_MODEL / "target"), str(DEMO_MODEL / "peagle")]) is None
+
+
+SPECULATORS = {
+    "speculators_model_type": "peagle",
+    "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_parallel", "k"),
+    [
+        (SPECULATORS, True, 5),
+        (SPECULATORS | {"speculators_model_type": "eagle3"}, False, 5),
+        ({"speculators_model_type": "eagle3"}, False, None),
+        (json.loads((DEMO_MODEL / "peagle" / "config.json").read_text()), True, None),
+        (json.loads((DEMO_MODEL / "eagle3" / "config.json").read_text()), False, None),
+    ],
+)
+def test_a_heads_own_configuration_says_its_method(config: dict[str, Any], is_parallel: bool, k: int | None) -> None:
+    assert head_config.read(config, "head") == (is_parallel, k)
+
+
+def test_a_head_of_a_kind_that_is_not_steered_is_refused() -> None:
+    with pytest.raises(InvalidSettingsError, match="is a 'dflash' head; the adapter steers eagle3 and peagle heads"):
+        head_config.read({"speculators_model_type": "dflash"}, "/heads/x")
+
+
+def test_a_folder_in_the_speculators_format_needs_no_further_flags(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
+    assert command._speculative_config(None, str(tmp_path), None) == {
+        "method": "eagle3",
+        "model": str(tmp_path),
+        "num_speculative_tokens": 5,
+        "parallel_drafting": True,
+    }
+    sequential = command._speculative_config(None, str(DEMO_MODEL / "eagle3"), 3)
+    assert sequential is not None
+    assert "parallel_drafting" not in sequential
+
+
+def test_a_heads_configuration_that_is_no_json_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SystemExit):
+        command._speculative_config(None, str(tmp_path), None)
+    assert "config.json cannot be read" in capsys.readouterr().err
+
+
+def test_presets_are_listed_and_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    list_presets.main([])
+    listed = capsys.readouterr().out
+    assert all(item.name in listed and item.target in listed for item in PRESETS)
+    list_presets.main(["gpt-oss-20b-p-eagle-long"])
+    shown = capsys.readouterr().out
+    assert "specpilot engine --preset gpt-oss-20b-p-eagle-long --k-max K" in shown
+    assert "made for prompts above 10,000 tokens" in shown
+    with pytest.raises(SystemExit):
+        list_presets.main(["nothing"])
+    assert "there is no preset 'nothing'" in capsys.readouterr().err
+
+
+def test_the_command_lists_them_without_loading_vllm() -> None:
+    code = "import sys; from specpilot.engine_adapter.list_presets import main; main([]); print('vllm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.endswith("False\n")
+
+
+def test_every_preset_is_documented_as_it_is() -> None:
+    page = (ROOT / "docs" / "engine.md").read_text().split("## Presets")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.-]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", page, re.MULTILINE)
+    documented = {name: (target, head, method, k) for name, target, head, method, k in rows}
+    assert documented == {
+        item.name: (item.target, item.head or "-", item.method, str(item.k) if item.k else "-") for item in PRESETS
+    }
+
+
+def test_presets_are_pure() -> None:
+    assert {"os", "time", "vllm"} & set(vars(presets)) == set()

@@ -1,0 +1,252 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.vllm import compat
+
+
+def config(
+    method: str = "eagle3",
+    table: object = None,
+    data: int = 1,
+    rank: int = 0,
+    pipeline: int = 1,
+    context: tuple[int, int] = (1, 1),
+    runner_v2: int = 0,
+    ahead: int = 0,
+    connector: str | None = None,
+) -> Any:
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=data,
+            data_parallel_index=rank,
+            pipeline_parallel_size=pipeline,
+            decode_context_parallel_size=context[0],
+            prefill_context_parallel_size=context[1],
+        ),
+        scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
+        use_v2_model_runner=bool(runner_v2),
+        kv_transfer_config=SimpleNamespace(kv_connector=connector) if connector else None,
+    )
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_eagle_heads_are_steered(method: str, is_async: bool) -> None:
+    compat.check_config(config(method, ahead=is_async), is_async_scheduler=is_async)
+
+
+def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
+    compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
+
+
+METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark")
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        *((config(method), ("eagle and eagle3", repr(method), "without the adapter")) for method in METHODS),
+        (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
+        (config(data=2), ("data parallelism", "one engine per rank")),
+        (config(rank=1), ("data parallelism", "one engine per rank")),
+        (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
+        (config(context=(2, 1)), ("context parallelism", "tensor parallelism")),
+        (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
+        (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
+        (config(runner_v2=1), ("model runner V2", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_steered_is_refused_with_the_remedy(broken: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(UnsupportedEngineError) as refused:
+        compat.check_config(broken, is_async_scheduler=False)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
+    with pytest.raises(UnsupportedEngineError, match=r"synchronously here: .*\.SpecPilotScheduler$"):
+        compat.check_config(config(), is_async_scheduler=True)
+
+
+def test_every_reason_is_said_at_once() -> None:
+    broken = config("mtp", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading")
+    with pytest.raises(UnsupportedEngineError) as refused:
+        compat.check_config(broken, is_async_scheduler=False)
+    assert str(refused.value).count(";") == 7
+
+
+class PlansDrafts:
+    plans_drafts = True
+
+
+class Derived(PlansDrafts):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_steered"),
+    [(PlansDrafts, True), (Derived, True), (dict, False), ("collections.OrderedDict", False), (None, False)],
+)
+def test_only_an_engine_whose_scheduler_plans_its_drafts_is_steered(kind: object, is_steered: bool) -> None:
+    found = config()
+    found.scheduler_config.scheduler_cls = kind
+    assert compat.is_steered(found) is is_steered
+    found.speculative_config.method = "mtp"
+    assert not compat.is_steered(found)
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.32.1", "0.32.0+cpu"])
+def test_a_tested_version_that_lacks_nothing_passes(version: str) -> None:
+    assert compat.version_fault(version, ()) is None
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "0.33.0", "0.3.2", "0.320.0"])
+def test_an_untested_version_is_refused_with_an_override(version: str) -> None:
+    fault = compat.version_fault(version, ())
+    assert fault is not None
+    for word in (version, "no engine of it was tested", "0.32", "SPECPILOT_ENGINE_ANY_VLLM=1"):
+        assert word in fault
+
+
+def test_what_a_version_lacks_is_named() -> None:
+    fault = compat.version_fault("0.32.9", ("Scheduler.a(b)", "Request.c", "D", "E", "F"))
+    assert fault is not None
+    for word in ("0.32.9", "Scheduler.a(b), Request.c, D and 2 more", "SPECPILOT_ENGINE_ANY_VLLM=1"):
+        assert word in fault
+
+
+def test_an_unfit_vllm_starts_only_with_the_override(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compat, "TESTED_VERSIONS", ("0.1",))
+    with pytest.raises(UnsupportedEngineError, match="no engine of it was tested"):
+        compat.check_installed(any_version=False)
+    compat.logger.addHandler(caplog.handler)
+    try:
+        compat.check_installed(any_version=True)
+    finally:
+        compat.logger.removeHandler(caplog.handler)
+    assert "the engine starts all the same" in caplog.text
+
+
+def test_the_installed_version_fits() -> None:
+    compat.check_installed(any_version=False)
+
+
+def test_only_a_speculating_engine_is_put_on_model_runner_v1() -> None:
+    assert compat.server_environment(speculates=True) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert compat.server_environment(speculates=False) == {}
+
+
+class ModelConfig:
+    def __init__(self, window: int | None = None, head: dict[str, object] | None = None, **text: object) -> None:
+        self.window = window
+        self.hf_config = SimpleNamespace(**(head or {}))
+        self.hf_text_config = SimpleNamespace(**text)
+        self.dtype = SimpleNamespace(itemsize=2)
+
+    def get_sliding_window(self) -> int | None:
+        return self.window
+
+    def get_hidden_size(self) -> int:
+        return 4096
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rows"),
+    [
+        (ModelConfig(None), 8192),
+        (ModelConfig(128), 0),
+        (ModelConfig(128, use_sliding_window=True), 0),
+        (ModelConfig(128, use_sliding_window=False), 8192),
+    ],
+)
+def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfig, rows: int) -> None:
+    found = config()
+    found.speculative_config.draft_model_config = drafter
+    found.model_config = ModelConfig()
+    assert compat.backlog_rows(found) == rows
+
+
+@pytest.mark.parametrize(
+    ("window", "drafter_length", "said"),
+    [
+        (None, 4096, []),
+        (None, None, []),
+        (128, 4096, ["sliding window"]),
+        (None, 2048, ["reads 2048 tokens at most and the model 4096: while a request of more than 2041 runs"]),
+        (128, 2048, ["sliding window", "nobody speculates"]),
+    ],
+)
+def test_what_keeps_speculation_back_is_said_at_start(
+    window: int | None, drafter_length: int | None, said: list[str]
+) -> None:
+    found = config()
+    found.num_speculative_tokens = 7
+    found.speculative_config.draft_model_config = ModelConfig(window)
+    found.speculative_config.draft_model_config.max_model_len = drafter_length
+    found.model_config = ModelConfig()
+    found.model_config.max_model_len = 4096
+    notes = compat.notes(found)
+    assert len(notes) == len(said)
+    assert all(words in note for words, note in zip(said, notes, strict=True))
+    assert compat.notes(SimpleNamespace(speculative_config=None, model_config=None)) == []
+
+
+LAYERS = {"eagle_aux_hidden_state_layer_ids": [2, 4]}
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "states"),
+    [
+        ("eagle3", {}, 3),
+        ("eagle3", LAYERS, 2),
+        ("eagle3", {"eagle_config": LAYERS}, 2),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, 1),
+        ("eagle", {}, 1),
+    ],
+)
+def test_rows_take_the_memory_that_the_operator_gives(
+    method: str, head: dict[str, object], states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is what the head reads of the target at a position, each number of two bytes here."""
+    found = config(method)
+    found.speculative_config.draft_model_config = ModelConfig(head=head)
+    found.model_config = ModelConfig()
+    monkeypatch.setenv("SPECPILOT_ENGINE_BACKLOG_MIB", "6")
+    assert compat.row_size(found) == states * 4096
+    assert compat.backlog_rows(found) == 6 * 128 // states
+
+
+def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:
+    assert compat.backlog_rows(SimpleNamespace(speculative_config=None)) == 0
+
+
+@pytest.mark.parametrize(("own", "length"), [(512, 512), (None, 2048)])
+def test_a_drafter_reads_as_far_as_its_own_limit_or_the_models(own: int | None, length: int) -> None:
+    found = config()
+    found.speculative_config.draft_model_config = SimpleNamespace(max_model_len=own)
+    found.model_config = SimpleNamespace(max_model_len=2048)
+    assert compat.drafter_length(found) == length
+    assert compat.drafter_length(SimpleNamespace(speculative_config=None)) == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "is_multimodal", "embeds", "stay"),
+    [
+        ("cpu", False, False, True),
+        ("cuda", False, False, False),
+        ("cpu", True, False, False),
+        ("cpu", False, True, False),
+    ],
+)
+def test_states_stay_on_a_cpu_unless_vllm_feeds_the_model_embeddings(
+    device: str, is_multimodal: bool, embeds: bool, stay: bool
+) -> None:
+    model = SimpleNamespace(is_multimodal_model=is_multimodal, enable_prompt_embeds=embeds)
+    assert compat.states_stay(SimpleNamespace(model_config=model), device) is stay

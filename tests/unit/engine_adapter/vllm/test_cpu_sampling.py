@@ -1,0 +1,32 @@
+"""The repairs of vLLM on CPUs, each by itself; that the text is right is what the tests with real engines say."""
+
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+from specpilot.engine_adapter.vllm.cpu_sampling import expand_batch_to_tokens, reach_kernels
+
+
+def test_each_request_s_value_stands_once_for_each_of_its_tokens() -> None:
+    found = expand_batch_to_tokens(torch.tensor([0.5, 0.0, 2.0]), torch.tensor([2, 5, 6]), 6, 0, 1)
+    assert found.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0, 2.0]
+
+
+def test_only_launchers_of_plain_functions_are_given_a_stand_in() -> None:
+    def needs_triton() -> None: ...
+    def unknown() -> None: ...
+
+    ready = SimpleNamespace(__name__="needs_triton")
+    launchers, stand_ins = ModuleType("launchers"), ModuleType("stand_ins")
+    vars(stand_ins)["needs_triton"] = stand_in = object()
+    vars(launchers).update(
+        broken=SimpleNamespace(kernel=needs_triton),
+        fine=SimpleNamespace(kernel=ready),
+        other=SimpleNamespace(kernel=unknown),
+        number=3,
+    )
+    reach_kernels(launchers, stand_ins)
+    found = vars(launchers)
+    assert found["broken"].kernel is stand_in
+    assert found["fine"].kernel is ready
+    assert found["other"].kernel is unknown

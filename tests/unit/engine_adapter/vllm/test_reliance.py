@@ -1,0 +1,150 @@
+"""vLLM has what the adapter relies on: the installed one, and every wheel that `VLLM_WHEELS` brings.
+
+`make check-vllm-versions` downloads wheels for hardware that is not here and runs this file on them.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm.reliance import RELIANCE, Item, Method, Names, Record, lacking
+from specpilot.engine_adapter.vllm.source import Read, Use, VllmSource
+from tests.support.stack import ROOT
+from tests.support.vllm_wheel import installed_reader, minor, wheel_reader, wheels
+
+ADAPTER = ROOT / "engine_adapter"
+LACKS = {"0.24": {"EndpointPlugin"}, "0.25": {"EndpointPlugin"}}
+"""The classes that an old version lacks; every other version lacks nothing."""
+
+installed = cache(installed_reader())
+
+
+def test_the_installed_vllm_lacks_nothing() -> None:
+    assert lacking(VllmSource(installed)) == ()
+
+
+@pytest.mark.skipif(not wheels(), reason="VLLM_WHEELS names no folder of wheels: make check-vllm-versions")
+def test_the_wheels_lack_what_the_table_says_and_nothing_else() -> None:
+    for wheel in wheels():
+        found = lacking(VllmSource(wheel_reader(wheel)))
+        assert {words.split(".")[0].split("(")[0] for words in found} == LACKS.get(minor(wheel), set()), wheel.name
+
+
+def named() -> Iterator[tuple[Item, str]]:
+    for item in RELIANCE:
+        if isinstance(item, Method):
+            yield item, item.name
+        else:
+            yield from ((item, name) for name in (item.fields if isinstance(item, Record) else item.names))
+
+
+def renamed(pattern: str) -> Read:
+    """Return a reader of the installed vLLM in which what `pattern` matches has another name."""
+    find = re.compile(pattern)
+
+    def read(path: str) -> str | None:
+        text = installed(path)
+        return find.sub("something_else", text) if text is not None else None
+
+    return read
+
+
+@pytest.mark.parametrize(("item", "name"), [pytest.param(*case, id=case[1]) for case in named()])
+def test_a_name_that_vllm_no_longer_has_is_noticed(item: Item, name: str) -> None:
+    assert list(item.lacking(VllmSource(installed))) == []
+    assert any(name in words for words in item.lacking(VllmSource(renamed(rf"\b{name}\b"))))
+
+
+@pytest.mark.parametrize("item", [item for item in RELIANCE if isinstance(item, Method) and item.caller])
+def test_a_method_that_vllm_no_longer_calls_is_noticed(item: Method) -> None:
+    changed = VllmSource(renamed(rf"(?<!def )\b{item.name}\b"))
+    assert any("not called by" in words for words in item.lacking(changed))
+
+
+@pytest.mark.parametrize("item", [item for item in RELIANCE if isinstance(item, Method) and item.parameters])
+def test_a_parameter_of_another_name_is_noticed(item: Method) -> None:
+    changed = VllmSource(renamed(rf"\b{item.parameters[0]}\b"))
+    assert any("it takes something_else" in words for words in item.lacking(changed))
+
+
+def test_a_field_that_must_be_given_and_is_not_is_noticed() -> None:
+    for item in RELIANCE:
+        if isinstance(item, Record):
+            short = Record(item.file, item.owner, item.fields[1:])
+            assert list(short.lacking(VllmSource(installed))) == [f"{item.owner} without the field {item.fields[0]}"]
+
+
+def parsed(module: str) -> ast.Module:
+    [path] = ADAPTER.rglob(module)
+    return ast.parse(path.read_text())
+
+
+OVERRIDES = {item.name: item for item in RELIANCE if isinstance(item, Method) and item.use is not Use.CALL}
+KNOWN = {item.owner for item in RELIANCE if not isinstance(item, Names)} | {item.file for item in RELIANCE}
+KNOWN |= {name for item in RELIANCE if isinstance(item, Names) for name in item.names}
+INSTANCES = {"current_platform": "Platform"}
+
+
+def test_what_the_adapter_imports_from_vllm_is_on_the_list() -> None:
+    imported = [
+        (node.module or "", alias.name)
+        for path in ADAPTER.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm.")
+        for alias in node.names
+    ]
+    assert len(imported) > 6
+    for module, name in imported:
+        folder = module.removeprefix("vllm.").replace(".", "/")
+        assert {INSTANCES.get(name, name), f"{folder}/{name}.py", f"{folder}/__init__.py"} & KNOWN, (module, name)
+
+
+def test_what_the_schedulers_override_is_on_the_list_with_the_same_parameters() -> None:
+    found = set()
+    for node in ast.walk(parsed("scheduler.py")):
+        if not isinstance(node, ast.FunctionDef) or node.name == "__init__":
+            continue
+        if f"super().{node.name}(" in ast.unparse(node):
+            names = tuple(argument.arg for argument in node.args.args[1:])
+            assert OVERRIDES[node.name].parameters == names, node.name
+            found.add(node.name)
+    assert found == {name for name, item in OVERRIDES.items() if (item.owner or "").endswith("Scheduler")}
+
+
+def test_what_the_schedulers_take_from_their_base_is_on_the_list() -> None:
+    taken = set(
+        re.findall(
+            r"self\.(\w+)\b(?!.*self\.)[^\n]*# type: ignore\[attr-defined\]",
+            (ADAPTER / "vllm" / "scheduler.py").read_text(),
+        )
+    )
+    listed = {name for item, name in named() if getattr(item, "owner", None) == "Scheduler"}
+    assert taken
+    assert taken <= listed
+
+
+@pytest.mark.parametrize(
+    ("module", "owner"), [("installation.py", "GPUModelRunner"), ("installation.py", "SpecDecodeBaseProposer")]
+)
+def test_what_is_wrapped_is_on_the_list(module: str, owner: str) -> None:
+    touched = {
+        node.attr
+        for node in ast.walk(parsed(module))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == owner
+    }
+    assert touched
+    assert touched <= {name for item, name in named() if getattr(item, "owner", None) == owner}
+
+
+def test_the_page_says_how_each_version_was_tested() -> None:
+    page = (ROOT / "docs" / "engine.md").read_text()
+    rows = dict(re.findall(r"^\| (0\.\d+) \| (.*) \|$", page, re.MULTILINE))
+    for version in compat.TESTED_VERSIONS:
+        assert "runs" in rows[version]
+    for version in LACKS:
+        assert "refused" in rows[version]
+    assert {version for version, row in rows.items() if "| runs" in row} == set(compat.TESTED_VERSIONS)

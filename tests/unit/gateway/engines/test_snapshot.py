@@ -1,0 +1,79 @@
+import hashlib
+
+import pytest
+
+from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, hash_of, keys_of
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.types import ApiKey, ClassPolicy, EngineRecord, MatchRule, Policy, VersionedPolicy
+
+
+def engine(engine_id: str, url: str = "http://x") -> EngineRecord:
+    return EngineRecord(engine_id, url, "m", "p", 7, 3, 8, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
+
+
+def key(key_id: str, traffic_class: str | None = None) -> ApiKey:
+    return ApiKey(key_id, hash_of(key_id), traffic_class)
+
+
+POLICY = VersionedPolicy(3, 1.0, Policy("m", classes={"code": ClassPolicy()}, match=(MatchRule("code"),)))
+FULL = Snapshot((engine("a"), engine("b")), {"m": POLICY}, by_hash([key("k")]), needs_key=True, taken_at=1.0)
+
+
+def test_in_normal_times_what_is_found_holds() -> None:
+    found = Snapshot((engine("b"),), {}, {}, taken_at=2.0)
+    after = follow(FULL, found, is_settling=False)
+    assert (after.engines, after.policies, after.keys, after.taken_at) == ((engine("b"),), {}, {}, 2.0)
+
+
+def test_losing_the_keys_closes_the_gateway() -> None:
+    for is_settling in (False, True):
+        assert follow(FULL, Snapshot(), is_settling=is_settling).needs_key
+    assert not follow(Snapshot(), Snapshot(), is_settling=False).needs_key
+    assert follow(Snapshot(), Snapshot(keys=by_hash([key("k")])), is_settling=False).needs_key
+
+
+def test_once_redis_was_read_its_keys_are_known() -> None:
+    for is_settling in (False, True):
+        assert not follow(Snapshot(is_awaiting_keys=True), Snapshot(), is_settling=is_settling).is_awaiting_keys
+
+
+def test_after_redis_was_away_nothing_is_dropped_at_once() -> None:
+    found = Snapshot((engine("b", "http://new"), engine("c")), {}, by_hash([key("l")]), taken_at=2.0)
+    after = follow(FULL, found, is_settling=True)
+    assert [(item.engine_id, item.url) for item in after.engines] == [
+        ("b", "http://new"), ("c", "http://x"), ("a", "http://x"),
+    ]  # fmt: skip
+    assert after.policies == FULL.policies
+    assert {item.key_id for item in after.keys.values()} == {"k", "l"}
+    assert after.taken_at == 2.0
+
+
+def test_what_a_policy_says() -> None:
+    assert FULL.known_classes("m") == {"default", "code"}
+    assert FULL.rules("m") == (MatchRule("code"),)
+    assert FULL.policy_version("m") == 3
+
+
+def test_without_a_policy() -> None:
+    keys = by_hash([key("a", "code"), key("b"), key("c", "No Class")])
+    found = Snapshot(keys=keys)
+    assert found.known_classes("m") == {"default", "code"}
+    assert found.rules("m") == ()
+    assert found.policy_version("m") == 0
+
+
+def test_keys_are_kept_as_hashes() -> None:
+    [found] = keys_of([{"key_id": "a", "key": "sk-1", "traffic_class": "code", "allowed_classes": ["code", "chat"]}])
+    assert found == ApiKey("a", hashlib.sha256(b"sk-1").hexdigest(), "code", ("code", "chat"))
+    assert hash_of("sk-1") == hash_of(b"sk-1") == found.sha256
+    assert by_hash([ApiKey("a", found.sha256.upper())])[found.sha256].key_id == "a"
+
+
+def test_every_fault_of_a_keys_file_is_reported_and_no_key() -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
+        keys_of(
+            [{"key_id": "a"}, {"key_id": "b", "key": "sk-secret", "traffic_class": "A B"}, {"key": "", "key_id": "c"}]
+        )
+    fields = [fault.field for fault in caught.value.faults]
+    assert fields == ["[0].key", "[1]", "[2]"]
+    assert "sk-secret" not in str(caught.value)

@@ -1,0 +1,279 @@
+"""Limits of API keys: the bucket, the shares of replicas, and how far over its limit a key can get."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specpilot.gateway.limits.rate_limit import (
+    DEMAND_S,
+    EXCHANGE_S,
+    MINUTE_S,
+    PRIOR,
+    Denied,
+    Meter,
+    Rates,
+    Shares,
+    divide,
+)
+from specpilot.gateway.wire.heads import duration, rate_lines
+from specpilot.policy.types import ApiKey, GatewayUsage
+
+L = 600
+
+
+def key(requests: int | None = L, tokens: int | None = None) -> ApiKey:
+    return ApiKey("k", "ab" * 32, requests_per_minute=requests, tokens_per_minute=tokens)
+
+
+def test_a_minutes_requests_at_once_then_one_each_time_that_has_room() -> None:
+    meter = Meter(key(60), 1.0, 0.0)
+    assert [meter.admit(10, 0.0) for _ in range(60)] == [None] * 60
+    denied = meter.admit(10, 0.25)
+    assert denied == Denied("requests", 60, 0.75)
+    assert meter.admit(10, 0.999) is not None
+    assert meter.admit(10, 0.25 + denied.retry_after_s) is None
+
+
+@given(st.integers(1, 10_000), st.lists(st.tuples(st.floats(0, 20), st.integers(1, 20_000)), max_size=50))
+def test_retry_after_is_exact(tokens: int, asked: list[tuple[float, int]]) -> None:
+    meter = Meter(key(30, tokens), 1.0, 0.0)
+    now = 0.0
+    for pause_s, cost in asked:
+        now += pause_s
+        denied = meter.admit(cost, now)
+        if denied is None:
+            continue
+        if denied.retry_after_s > 0.01:
+            assert meter.admit(cost, now + denied.retry_after_s * 0.99 - 1e-6) is not None
+        now += denied.retry_after_s + 1e-6
+        assert meter.admit(cost, now) is None
+
+
+def test_a_request_over_one_limit_takes_from_neither() -> None:
+    meter = Meter(key(60, 100), 1.0, 0.0)
+    assert meter.admit(100, 0.0) is None
+    assert meter.admit(50, 0.0) == Denied("tokens", 100, 30.0)
+    assert meter.requests is not None
+    assert meter.requests.held == 59
+
+
+def test_more_than_a_minutes_tokens_pass_and_are_owed() -> None:
+    meter = Meter(key(None, 100), 1.0, 0.0)
+    assert meter.admit(250, 0.0) is None
+    denied = meter.admit(1, 0.0)
+    assert denied is not None
+    assert denied.retry_after_s == pytest.approx(151 / 100 * 60)
+
+
+def test_an_estimate_is_put_right() -> None:
+    meter = Meter(key(None, 1000), 1.0, 0.0)
+    assert meter.admit(800, 0.0) is None
+    assert meter.admit(300, 0.0) is not None
+    meter.settle(800, 100, 0.0)
+    assert meter.admit(300, 0.0) is None
+    meter.settle(300, 700, 0.0)
+    assert meter.tokens is not None
+    assert meter.tokens.held == 200
+
+
+def test_a_larger_share_gives_nothing_at_once_and_a_smaller_one_takes() -> None:
+    meter = Meter(key(60), 0.5, 0.0)
+    assert meter.requests is not None
+    meter.take_share(1.0, 0.0)
+    assert meter.requests.held == 30
+    meter.take_share(0.1, 0.0)
+    assert (meter.requests.held, meter.requests.reset_s) == (6, 0)
+
+
+def test_a_changed_limit_holds_at_once() -> None:
+    rates = Rates()
+    assert rates.meter(key(60), 1, 0.0).admit(1, 0.0) is None
+    found = rates.meter(key(2), 1, 0.0)
+    assert found.requests is not None
+    assert found.requests.held == 2
+    assert rates.meter(key(None, 5), 1, 0.0).requests is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 30)), max_size=60))
+def test_times_out_of_order_count_once(asked: list[tuple[float, int]]) -> None:
+    meter = Meter(key(60), 1.0, 0.0)
+    passed = sum(meter.admit(1, now) is None for now, count in asked for _ in range(count))
+    assert passed <= 60 + 100
+
+
+def test_what_a_request_of_several_minutes_used_is_owed() -> None:
+    rates = Rates()
+    assert rates.meter(key(None, 1000), 100, 0.0).admit(100, 0.0) is None
+    assert rates.meter(key(60, 1000), 100, 1.0).admit(100, 1.0) is None  # the limits change while both are under way
+    rates.settle("k", 100, 100, 2.0)
+    assert rates.demands(300.0) == {}
+    rates.settle("k", 100, 5000, 300.0)
+    denied = rates.meter(key(60, 1000), 100, 300.0).admit(100, 300.0)
+    assert denied == Denied("tokens", 1000, 4000 / 1000 * 60)
+    rates.demands(900.0)
+    assert rates._meters == {}
+
+
+def test_idle_keys_are_forgotten_and_their_demand_fades() -> None:
+    rates = Rates()
+    rates.meter(key(), 1, 0.0).admit(1, 0.0)
+    rates.settle("k", 1, 1, 0.0)
+    first = rates.demands(0.0)["k"]
+    assert first == pytest.approx(MINUTE_S / DEMAND_S / L)
+    assert rates.demands(DEMAND_S)["k"] == pytest.approx(first / math.e)
+    assert rates.demands(120.0) == {}
+    assert rates._meters == {}
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.dictionaries(st.sampled_from("kl"), st.floats(0, 2)), min_size=1))
+def test_the_shares_of_one_moment_add_up_to_one(demands: dict[str, dict[str, float]]) -> None:
+    statements = [GatewayUsage(name, demand) for name, demand in demands.items()]
+    shares = [divide(name, statements) for name in demands]
+    for key_id in "klm":
+        assert sum(item.of(key_id) for item in shares) == pytest.approx(1)
+        assert all(item.of(key_id) > 0 for item in shares)
+    for one, other in zip(demands, [*demands][1:], strict=False):
+        more = demands[one].get("k", 0) > demands[other].get("k", 0)
+        if more and "k" in demands[one]:
+            assert divide(one, statements).of("k") >= divide(other, statements).of("k")
+
+
+@dataclass
+class Fleet:
+    """Replicas that state and read every second, each at its own moment; and what they let through."""
+
+    count: int
+    stated: dict[str, dict[str, float]] = field(default_factory=dict)
+    is_store_up: bool = True
+    passed: list[float] = field(default_factory=list)
+    moved: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.replicas = [Rates() for _ in range(self.count)]
+        self.names = [f"r{index}" for index in range(self.count)]
+        self.stated = {name: {} for name in self.names}
+        for index in range(self.count):
+            self.replicas[index].adopt(self.shares(index), 0.0)
+
+    def shares(self, index: int) -> Shares:
+        return divide(self.names[index], [GatewayUsage(name, demand) for name, demand in self.stated.items()])
+
+    def exchange(self, index: int, now: float) -> None:
+        if not self.is_store_up:
+            return
+        before = [self.shares(other).of("k") for other in range(self.count)]
+        self.stated[self.names[index]] = self.replicas[index].demands(now)
+        after = [self.shares(other).of("k") for other in range(self.count)]
+        self.moved += sum(max(0.0, old - new) for old, new in zip(before, after, strict=True))
+        self.replicas[index].adopt(self.shares(index), now)
+
+    def ask(self, index: int, now: float) -> None:
+        if self.replicas[index].meter(key(), 1, now).admit(1, now) is None:
+            self.passed.append(now)
+
+    def run(self, seconds: list[int], per_s: int, start: float = 0.0) -> None:
+        """In each second `per_s` requests come to the replica that `seconds` names, evenly."""
+        for second, target in enumerate(seconds):
+            for step in range(per_s):
+                now = start + second + step / per_s
+                for index in range(self.count):
+                    if step == per_s * index // self.count:
+                        self.exchange(index, now)
+                self.ask(target % self.count, now)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), min_size=6, max_size=12))
+def test_a_fleet_keeps_to_the_bound_wherever_the_requests_go(count: int, visits: list[tuple[int, int]]) -> None:
+    seconds = [target for target, stay_s in visits for _ in range(stay_s)][:120]
+    fleet = Fleet(count)
+    fleet.run(seconds, per_s=40)  # four times the limit
+    lasted_s = len(seconds)
+    beginnings = (count - 1) * max(1.0, PRIOR * L)
+    bound = L + L * lasted_s / MINUTE_S + fleet.moved * L * EXCHANGE_S / MINUTE_S + beginnings + count
+    assert len(fleet.passed) <= bound
+    # And it is no less useful for it: what it did not serve was moving.
+    if count == 1:
+        assert len(fleet.passed) >= min(40 * lasted_s, L + L * (lasted_s - 1) / MINUTE_S)
+
+
+def test_a_fleet_gives_most_of_the_limit_to_a_client_that_stays_with_one_replica() -> None:
+    fleet = Fleet(4)
+    fleet.run([0] * 120, per_s=20)
+    late = sum(1 for at in fleet.passed if at >= 60)
+    assert 0.93 * L <= late <= L
+
+
+def test_a_fleet_serves_a_balanced_client_all_of_the_limit() -> None:
+    fleet = Fleet(4)
+    now = 0.0
+    for second in range(180):
+        for index in range(4):
+            fleet.exchange(index, now)
+        for step in range(20):  # twice the limit
+            now = second + step / 20
+            fleet.ask(step % 4, now)
+    late = sum(1 for at in fleet.passed if at >= 120)
+    assert 0.99 * L <= late <= L + 4
+
+
+def test_while_the_store_is_gone_the_last_shares_hold_and_add_up_to_one() -> None:
+    fleet = Fleet(3)
+    fleet.run([0, 1, 2] * 20, per_s=30)
+    fleet.is_store_up = False
+    before = len(fleet.passed)
+    fleet.run([0, 1, 1] * 40, per_s=30, start=60.0)
+    moving = L * EXCHANGE_S / MINUTE_S
+    assert len(fleet.passed) - before <= L * 2 + moving + 3
+    held = sum(replica._shares.of("k") for replica in fleet.replicas)
+    assert held == pytest.approx(1, abs=0.2)
+
+
+def test_replicas_that_never_met_multiply_the_limit() -> None:
+    fleet = Fleet(2)
+    fleet.is_store_up = False
+    for replica in fleet.replicas:
+        replica.adopt(Shares(), 0.0)
+    fleet.run([0, 1] * 30, per_s=60)
+    assert len(fleet.passed) <= 2 * 2 * L
+
+
+def test_a_key_that_others_use_begins_with_little() -> None:
+    rates = Rates()
+    rates.adopt(Shares({"k": 0.5}, 0.5), 0.0)
+    found = rates.meter(key(600, 6000), 500, 0.0)
+    assert found.requests is not None
+    assert found.tokens is not None
+    assert (found.requests.held, found.tokens.held) == (600 * PRIOR, 500)
+    assert found.admit(500, 0.0) is None
+    assert found.admit(500, 0.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0s"), (0.0001, "1ms"), (0.12, "120ms"), (1, "1s"), (8.64, "8.64s"), (59.9999, "1m0s"), (360, "6m0s")],
+)
+def test_durations_as_openai_writes_them(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_header_lines() -> None:
+    meter = Meter(key(60, 1000), 1.0, 0.0)
+    meter.admit(250, 0.0)
+    assert meter.requests is not None
+    assert meter.tokens is not None
+    lines = b"".join(
+        rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
+        for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens))
+    )
+    assert lines.decode().splitlines() == [
+        "x-ratelimit-limit-requests: 60",
+        "x-ratelimit-remaining-requests: 59",
+        "x-ratelimit-reset-requests: 1s",
+        "x-ratelimit-limit-tokens: 1000",
+        "x-ratelimit-remaining-tokens: 750",
+        "x-ratelimit-reset-tokens: 15s",
+    ]

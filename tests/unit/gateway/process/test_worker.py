@@ -1,0 +1,99 @@
+import socket
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from specpilot.gateway.process import worker
+from specpilot.gateway.process.start_error import StartError
+from specpilot.gateway.process.supervision import START_LIMIT_S
+from specpilot.gateway.process.worker import REDIS_WAIT_S, SKIP_REDIS, Worker
+from specpilot.policy.errors import StoreUnavailableError
+
+READ_S = 0.5
+
+
+@pytest.fixture
+def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The supervisor's end and the worker's."""
+    monkeypatch.setattr(worker, "RETRY_S", 0.0)
+    ends = socket.socketpair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+class Redis:
+    """Answers from the `answers_at`th read on."""
+
+    def __init__(self, answers_at: int | None) -> None:
+        self.answers_at = answers_at
+        self.reads = 0
+
+    def read(self) -> None:
+        self.reads += 1
+        if self.answers_at is None or self.reads < self.answers_at:
+            raise StoreUnavailableError("gone")
+
+
+def read_redis_first(theirs: socket.socket, redis: Redis) -> None:
+    """Each look at the clock is half a second later."""
+    ticks = count()
+    place = Worker(3, theirs, theirs, Path())
+    try:
+        place.read_redis_first(redis.read, lambda: next(ticks) * READ_S)
+    finally:
+        place.close()
+
+
+def test_a_worker_that_is_to_replace_another_tries_until_it_has_read_redis(
+    channel: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = Redis(answers_at=5)
+    read_redis_first(channel[1], redis)
+    assert redis.reads == 5
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # once, not at every try
+    assert "the old worker serves on" in caplog.text
+
+
+def test_when_redis_answers_nothing_is_waited_for_or_said(
+    channel: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = Redis(answers_at=1)
+    read_redis_first(channel[1], redis)
+    assert redis.reads == 1
+    assert not caplog.records
+
+
+def test_after_a_while_it_ends_and_says_what_happens_and_what_to_do(
+    channel: tuple[socket.socket, socket.socket],
+) -> None:
+    redis = Redis(answers_at=None)
+    with pytest.raises(StartError) as raised:
+        read_redis_first(channel[1], redis)
+    assert redis.reads == REDIS_WAIT_S / READ_S
+    (line,) = raised.value.lines
+    assert line == (
+        "--redis-url: gone; the old worker stays, as a new one would not know the API keys in Redis; "
+        "reload again when Redis answers"
+    )
+
+
+def test_it_says_so_before_the_supervisor_loses_patience() -> None:
+    assert REDIS_WAIT_S <= START_LIMIT_S - 20  # for the rest of the start, and the last read
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_nobody_waits_who_has_the_slot_to_himself_or_no_supervisor(
+    channel: tuple[socket.socket, socket.socket], *, is_gone: bool
+) -> None:
+    mine, theirs = channel
+    if is_gone:
+        mine.close()
+    else:
+        mine.send(SKIP_REDIS)
+    redis = Redis(answers_at=None)
+    with pytest.raises(StoreUnavailableError):
+        read_redis_first(theirs, redis)
+    assert redis.reads == 1

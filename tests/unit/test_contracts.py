@@ -1,0 +1,83 @@
+"""Every import contract of pyproject.toml is broken by a violation of it, planted in a copy of the tree."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import ROOT
+
+FOLDERS = ("specpilot", "policy", "gateway", "controller", "engine_adapter", "bench")
+PLANTS = {
+    "The three programs never import one another": ("gateway/wire/sse.py", "specpilot.controller.law.guard"),
+    "The contract knows none of the programs": ("policy/codec.py", "specpilot.bench.load.trace"),
+    "Redis is spoken in one module only": ("controller/lease.py", "redis"),
+    "What decides is pure: no clock, no input or output, no framework": ("gateway/routing/prefix.py", "time"),
+    "The gateway's folders import downwards": ("gateway/engines/fleet.py", "specpilot.gateway.relay.context"),
+    "The controller's folders import downwards": ("controller/estimation/nnls.py", "specpilot.controller.law.choice"),
+    "The commands start no server and speak to no Redis": ("controller/cli/text.py", "specpilot.policy.redis_store"),
+    "The law knows nothing but documents, estimates and its constants": ("controller/law/choice.py", "aiohttp"),
+    "The engine adapter's folders import downwards": (
+        "engine_adapter/plan/lag.py",
+        "specpilot.engine_adapter.agent.export",
+    ),
+    "The bench's folders import downwards": ("bench/load/trace.py", "specpilot.bench.control.report"),
+}
+
+
+def contracts() -> list[str]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return [contract["name"] for contract in settings["tool"]["importlinter"]["contracts"]]
+
+
+def verdicts(folder: Path) -> dict[str, str]:
+    """What the import linter says of the tree in `folder`, by contract: KEPT or BROKEN."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--cache-dir", str(folder / "cache")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    lines = {line.partition(" (")[0] for line in done.stdout.splitlines() if " KEPT" in line or " BROKEN" in line}
+    return dict(line.rsplit(" ", 1) for line in lines)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tree")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=lambda _, files: [
+            file for file in files if Path(file).suffix not in {"", ".py"} or file == "__pycache__"
+        ])  # fmt: skip
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def test_each_contract_is_kept_as_the_tree_is(tree: Path) -> None:
+    assert verdicts(tree) == dict.fromkeys(contracts(), "KEPT")
+
+
+@pytest.mark.parametrize("contract", contracts())
+def test_a_violation_breaks_it(tree: Path, contract: str) -> None:
+    name, imported = PLANTS[contract]
+    file = tree / name
+    text = file.read_text()
+    try:
+        file.write_text(f"{text}\n\nimport {imported}\n")
+        assert verdicts(tree)[contract] == "BROKEN"
+    finally:
+        file.write_text(text)
+
+
+def test_nobody_goes_round_the_package() -> None:
+    """From a checkout's root `import gateway` would give second copies of the modules of `specpilot.gateway`."""
+    plain = tuple(f"{word} {folder}" for word in ("import", "from") for folder in FOLDERS[1:])
+    files = [path for folder in (*FOLDERS[1:], "tests") for path in (ROOT / folder).rglob("*.py")]
+    files += [*(ROOT / "specpilot").glob("*.py")]
+    assert len(files) > 200
+    found = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if line.lstrip().startswith(plain) and line.split()[1].split(".")[0] in FOLDERS[1:]
+    ]
+    assert not found
