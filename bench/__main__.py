@@ -7,14 +7,35 @@ from importlib import import_module
 from types import FrameType
 
 MEASUREMENTS = {
-    "demo": ("bench.demo", "a shifting load against the running system: adaptive K beside every static K"),
-    "gateway": ("bench.gateway", "what the gateway costs, beside nothing, a plain proxy and others that you name"),
-    "gateway-faults": ("bench.gateway_faults", "what clients notice while engines, Redis, gateways or clients fail"),
-    "gateway-soak": ("bench.gateway_soak", "a gateway under everything at once, watched for wrong answers and leaks"),
-    "control": ("bench.control", "the control law beside static K and a table tuned by hand"),
-    "faults": ("bench.faults", "what users notice while a part of the running system fails"),
-    "adapter": ("bench.adapter", "what the adapter costs and gains inside the engine"),
-    "soak": ("bench.soak", "a real engine under everything at once, watched for errors and leaks"),
+    "sweep": (
+        "specpilot.bench.sweep.command",
+        "no speculation, EAGLE-3, P-EAGLE at each K and adaptive K, by load and text; also on endpoints by URL",
+    ),
+    "rate": ("specpilot.bench.sweep.rate_command", "up to which request rate each of those arms keeps an SLO"),
+    "demo": (
+        "specpilot.bench.control.demo",
+        "a shifting load against the running system: adaptive K beside every static K",
+    ),
+    "gateway": (
+        "specpilot.bench.gateway.command",
+        "what the gateway costs, beside nothing, a plain proxy and others that you name",
+    ),
+    "gateway-faults": (
+        "specpilot.bench.gateway.faults",
+        "what clients notice while engines, Redis, gateways or clients fail",
+    ),
+    "gateway-hostile": (
+        "specpilot.bench.gateway.hostile",
+        "how long hostile clients hold the gateway's loop up, and what memory they cost",
+    ),
+    "gateway-soak": (
+        "specpilot.bench.gateway.soak",
+        "a gateway under everything at once, watched for wrong answers and leaks",
+    ),
+    "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
+    "faults": ("specpilot.bench.control.faults", "what users notice while a part of the running system fails"),
+    "adapter": ("specpilot.bench.adapter.command", "what the adapter costs and gains inside the engine"),
+    "soak": ("specpilot.bench.adapter.soak", "a real engine under everything at once, watched for errors and leaks"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from policy.settings import fail
+from specpilot.policy.settings import fail
 
 
 def chosen(program: str, flag: str, text: str, known: Collection[str]) -> list[str]:

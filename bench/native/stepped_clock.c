@@ -1,4 +1,4 @@
-/* Adds to every reading of the wall clock the seconds that the file STEPPED_CLOCK holds. See bench/stepped_clock.py. */
+/* Adds to every reading of the wall clock the seconds that the file STEPPED_CLOCK holds. See bench/control/stepped_clock.py. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

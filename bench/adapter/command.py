@@ -1,0 +1,263 @@
+"""`specpilot bench adapter`: what the adapter costs and gains inside the engine, each arm paired with its alternative.
+
+Engines with and without the adapter run in processes of their own, one at a time, in turns A B A B of some steps each:
+the machine's pace changes within a second, by more than what is to be told apart. Every figure is the median of the
+ratios of neighbouring turns, with their middle half. All engines are launched several times, because a process is a
+little faster or slower than the next for as long as it lives; so beside the median stand those of the single launches.
+
+- `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
+- `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
+- `k0_floor_vs_no_spec`: the same with a scheduler that does nothing but not to ask for drafts
+  (`bench.adapter.bare_scheduler`): steps run as without speculation, no rows are kept, nothing is planned, nothing
+  counted. What is left when the adapter's own work takes no time.
+- `k0_own_share`: how much of a step at K = 0 goes to the adapter's keeping, planning and counting, from turns of one
+  engine with and without them (`bench.adapter.parts`); printed in microseconds, for each of them.
+- `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
+- `constant_k_own_share`: how much of a step at K_max goes to the adapter, in the same way.
+- `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max), in turns
+  of one engine as well.
+- `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
+- `lossless_mismatches`: replies that differ from an engine without speculation, while K changes at random.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker, prompt_texts
+from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.settings import ProgramSettings, load
+
+PROGRAM = "specpilot bench adapter"
+SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
+BARE_SCHEDULER = "specpilot.bench.adapter.bare_scheduler.BareScheduler"
+
+
+class AdapterBenchSettings(ProgramSettings):
+    """Measure the adapter in a real engine, on this machine."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ADAPTER_")
+
+    model: Path = Field(default=DEMO_MODEL / "target", description="target model")
+    drafter: Path = Field(default=DEMO_MODEL / "peagle", description="P-EAGLE head")
+    prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
+    k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
+    tokens: int = Field(default=128, ge=64, description="tokens a reply")
+    launches: int = Field(default=3, ge=1, description="how often the engines are launched anew")
+    rounds: int = Field(default=8, ge=2, description="how often each arm replies in a launch")
+    replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
+    wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A worker at K = `k` for all, `None` where nobody asks it."""
+
+    worker: str
+    k: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What to ask of the worker."""
+        return {"keep_nothing": True} if self.worker == "bare" else {} if self.k is None else {"k": self.k}
+
+    def __str__(self) -> str:
+        return self.worker if self.k is None else f"{self.worker} at K={self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two arms with so many requests running, and the ratios of their neighbouring turns in each launch."""
+
+    name: str
+    running: int
+    mine: Arm
+    other: Arm
+    launches: list[list[float]] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """The median of all ratios."""
+        return statistics.median(chain.from_iterable(self.launches))
+
+    def __str__(self) -> str:
+        return f"{self.running:2d} running, {f'{self.mine} / {self.other}':<44}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object."""
+    settings = load(AdapterBenchSettings, PROGRAM, arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        if settings.wider > 1:
+            from specpilot.bench.adapter.wider_pair import widen  # noqa: PLC0415 - torch, which only this needs
+
+            settings.model = widen(settings.model, settings.wider, Path(folder) / "target")
+            settings.drafter = widen(settings.drafter, settings.wider, Path(folder) / "drafter")
+        _measure(settings)
+
+
+def _measure(settings: AdapterBenchSettings) -> None:
+    texts = prompt_texts(settings.prompts, max(32, settings.replies))
+    cores = sorted(os.sched_getaffinity(0))
+    base = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(cores[0])}
+    speculative = {
+        "speculative_config": {
+            "method": "eagle3",
+            "model": str(settings.drafter),
+            "num_speculative_tokens": settings.k_max,
+            "parallel_drafting": True,
+        }
+    }
+    plain: dict[str, Any] = {"model": str(settings.model)}
+    adapter = plain | speculative | {"scheduler_cls": SCHEDULER}
+    engines = {
+        "no speculation": (plain, base),
+        "no speculation, synchronous": (plain | {"async_scheduling": False}, base),
+        "stock": (plain | speculative, base),
+        "adapter": (adapter, base),
+        "bare": (adapter | {"scheduler_cls": BARE_SCHEDULER}, base),
+    }
+    comparisons = _comparisons(settings.k_max)
+    found: dict[str, Any] = {}
+    for launch in range(1, settings.launches + 1):
+        workers = {name: EngineWorker(name, *options) for name, options in engines.items()}
+        try:
+            for comparison in comparisons:
+                _take_turns(settings, workers, texts, comparison)
+                _say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
+            if launch == settings.launches:
+                found |= _within_one_engine(settings, workers["adapter"], texts)
+        finally:
+            for worker in workers.values():
+                worker.close()
+    for comparison in comparisons:
+        _say(_summary(comparison))
+        found[comparison.name] = round(comparison.median, 3)
+    if settings.replies:
+        exact = {"dtype": "float32"}
+        found["lossless_mismatches"] = _mismatches(
+            EngineWorker("no speculation", plain | exact, base),
+            EngineWorker("adapter", adapter | exact, base),
+            texts[: settings.replies],
+        )
+    _say(json.dumps(found))
+
+
+def _comparisons(k_max: int) -> list[Comparison]:
+    return [
+        Comparison(f"{name}_{running}", running, mine, other)
+        for running in (1, 8, 32)
+        for name, mine, other in (
+            ("k0_vs_no_spec", Arm("adapter", k=0), Arm("no speculation")),
+            ("k0_floor_vs_no_spec", Arm("bare"), Arm("no speculation")),
+            ("k0_vs_no_spec_sync", Arm("adapter", k=0), Arm("no speculation, synchronous")),
+            ("constant_k_vs_stock", Arm("adapter", k=k_max), Arm("stock")),
+        )
+    ]
+
+
+def _take_turns(
+    settings: AdapterBenchSettings, workers: Mapping[str, EngineWorker], texts: Sequence[str], comparison: Comparison
+) -> None:
+    """Add a launch's turns of a comparison's two arms, which take turns at beginning; the first reply warms up."""
+    ratios: list[float] = []
+    for reply in range(settings.rounds + 1):
+        arms = (comparison.mine, comparison.other)[:: 1 if reply % 2 else -1]
+        pieces = (
+            workers[arm.worker].pieces(texts[: comparison.running], settings.tokens, **arm.options) for arm in arms
+        )
+        turns = [pair for pair in zip_longest(*pieces) if None not in pair]  # one may need more steps than the other
+        if reply:
+            ratios += [
+                (first.rate / second.rate) if reply % 2 else (second.rate / first.rate) for first, second in turns
+            ]
+    comparison.launches.append(ratios)
+
+
+def _summary(comparison: Comparison) -> str:
+    low, _, high = statistics.quantiles(chain.from_iterable(comparison.launches), method="inclusive")
+    single = " ".join(f"{statistics.median(ratios):.3f}" for ratios in comparison.launches)
+    return f"{comparison} median {comparison.median:.3f}   half {low:.3f} to {high:.3f}   by launch {single}"
+
+
+def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, float]:
+    """Measure what needs no other engine beside: shares of a step, draft width, how fast K changes."""
+    found: dict[str, float] = {}
+    for running in (1, 8, 32):
+        some = texts[:running]
+        costs = {part: _cost(settings, adapter, some, part, 0) for part in AT_K_0}
+        found[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
+        found[f"constant_k_own_share_{running}"] = _share(_cost(settings, adapter, some, AT_K_MAX, settings.k_max))
+    for k in (1, 3):
+        width = _cost(settings, adapter, texts[:32], WIDTH, k)
+        _say(
+            f"32 running, adapter at K={k} / always drafting {settings.k_max}: median {width.ratio.median:.3f} "
+            f"({width.ratio.low:.3f} to {width.ratio.high:.3f})"
+        )
+        found[f"width_gain_k{k}_32"] = round(width.ratio.median, 3)
+    found["switch_ms"] = _switch_ms(adapter, texts[:8])
+    return found
+
+
+def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str], part: str, k: int) -> Cost:
+    """Return what a part of the adapter takes of a step at K = `k` for all.
+
+    A step delivers up to 1 + K tokens, and only steps before the first request ends count: so replies are longer.
+    """
+    pairs: list[Pair] = []
+    most = 2 * settings.launches * settings.rounds
+    for turn in range(max(1, min(most, 2 * most // (1 + k)))):
+        answer = adapter.run(texts, min(LONGEST_REPLY, settings.tokens * (1 + k)), k=k, part=part, seed=turn)
+        pairs += [Pair(*pair) for pair in answer["pairs"]]
+    found = cost(pairs)
+    _say(
+        f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
+        f"{found.part.median:+5.0f} us ({found.part.low:+.0f} to {found.part.high:+.0f}), {found.pairs} pairs"
+    )
+    return found
+
+
+def _share(found: Cost) -> float:
+    return round(1.0 - found.ratio.median, 3)
+
+
+def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:
+    """Return the 99th percentile of the time that a change of K takes, in milliseconds."""
+    times = sorted(1e3 * item for item in adapter.run(texts, LONGEST_REPLY, switches=200)["switch_s"])
+    p99: float = round(times[int(0.99 * len(times))], 1)
+    _say(f"{len(times)} changes of K with {len(texts)} running: median {statistics.median(times):.1f} ms, p99 {p99} ms")
+    return p99
+
+
+def _mismatches(plain: EngineWorker, adapter: EngineWorker, texts: Sequence[str]) -> int:
+    """Return how many of the replies differ, 32 at a time, K changing at random every few steps in the second."""
+    count = 0
+    try:
+        for begin in range(0, len(texts), 32):
+            batch = texts[begin : begin + 32]
+            expected = plain.run(batch, 96, ids=True)["ids"]
+            got = adapter.run(batch, 96, ids=True, thrash_seed=begin)["ids"]
+            count += sum(a != b for a, b in zip(expected, got, strict=True))
+            if sys.stdout.isatty():
+                _say(f"\rlossless: {begin + len(batch)} replies compared, {count} differ", end="")
+    finally:
+        plain.close()
+        adapter.close()
+    _say(f"\rlossless: {len(texts)} replies compared, {count} differ")
+    return count
+
+
+def _say(text: str, end: str = "\n") -> None:
+    sys.stdout.write(text + end)
+    sys.stdout.flush()

@@ -1,0 +1,266 @@
+"""A vLLM engine in a process of its own, driven over a pipe: what the adapter's measurement compares.
+
+The parent sends one JSON object a line and reads one a line back. The engine's core runs in the worker's own process
+(no API server, no client), so that only the engine is timed.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out, runner_of
+
+MAX_RUNNING = 32
+LONGEST_REPLY = 1024
+"""In tokens: half of what the engine can serve, so that prompts have room."""
+
+ANSWER_WITHIN_S = 600.0
+"""An engine that says nothing for so long hangs: it starts in a minute or two, and a reply takes seconds."""
+
+
+class Piece(NamedTuple):
+    """Some steps that only decoded: how many tokens they delivered, and how long they took."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+class EngineWorker:
+    """The parent's end: an engine with the given speculation, with or without the adapter's scheduler."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the engine fails, gone with it
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "specpilot.bench.adapter.engine_worker", json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"} | dict(environment),
+        )
+        self._answer()
+
+    def run(self, prompts: Sequence[str], tokens: int, **options: Any) -> dict[str, Any]:
+        """Generate `tokens` tokens for each prompt, all at once.
+
+        Returns the `ids` if asked; with `part`, one of `bench.adapter.parts.PARTS`, the `pairs` of pieces with it and
+        without it.
+        """
+        self._ask({"prompts": list(prompts), "tokens": tokens} | options)
+        return self._answer()
+
+    def pieces(self, prompts: Sequence[str], tokens: int, **options: Any) -> Iterator[Piece]:
+        """Generate as `run` does, some steps at a time: the next ones when the next piece is asked for."""
+        self._ask({"prompts": list(prompts), "tokens": tokens, "in_pieces": True} | options)
+        while (piece := self._answer()) != {}:
+            yield Piece(**piece)
+            self._ask({})
+
+    def close(self) -> None:
+        """End the engine."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30.0)
+        self._process.stdout.close()
+        self._log.close()
+
+    def _ask(self, job: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        hangs = threading.Event()
+
+        def end() -> None:
+            hangs.set()
+            self._process.kill()
+
+        watch = threading.Timer(ANSWER_WITHIN_S, end)
+        watch.daemon = True
+        watch.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    return dict(json.loads(line))
+        finally:
+            watch.cancel()
+        status = self._process.wait()
+        what = f"gave no answer within {ANSWER_WITHIN_S:g} s" if hangs.is_set() else f"ended with status {status}"
+        self._log.seek(0)
+        said = self._log.read()[-3000:]
+        self.close()
+        raise RuntimeError(f"the engine {self.name!r} {what}:\n{said}")
+
+
+def main(options: dict[str, Any]) -> None:
+    """The worker's end."""
+    from vllm import LLM, SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
+
+    llm = LLM(
+        enforce_eager=True,
+        max_num_seqs=MAX_RUNNING,
+        max_model_len=2 * LONGEST_REPLY,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        seed=0,
+        **options,
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    _say({})
+    while line := sys.stdin.readline():
+        job = json.loads(line)
+        sampling = SamplingParams(temperature=job.get("temperature", 0.0), max_tokens=job["tokens"], ignore_eos=True)
+        done = threading.Event()
+        thread = None
+        if "k" in job:
+            _offer(scheduler.control, job["k"], 0.0)
+        if job.get("keep_nothing"):
+            _keep_nothing(llm)
+        switches: list[float] = []
+        if job.get("switches"):
+            thread = threading.Thread(target=_switch, args=(scheduler, job["switches"], switches))
+            thread.start()
+        if job.get("thrash_seed") is not None:
+            thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], done))
+            thread.start()
+        if job.get("in_pieces"):
+            _generate_in_pieces(llm, job["prompts"], sampling)
+            continue
+        with _leaving_out(llm, job) as pairs:
+            outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
+        done.set()
+        if thread is not None:
+            thread.join()
+        answer: dict[str, Any] = {"pairs": pairs, "switch_s": switches}
+        if job.get("ids"):
+            answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
+        _say(answer)
+
+
+def _leaving_out(llm: Any, job: Mapping[str, Any]) -> AbstractContextManager[list[Pair]]:
+    return leaving_out(llm, job["part"], job["seed"]) if "part" in job else nullcontext([])
+
+
+def _generate_in_pieces(llm: Any, prompts: Sequence[str], sampling: Any) -> None:
+    """Generate; after every few steps say what they were, and wait for a line. The prefill belongs to no piece."""
+    engine, delivered = llm.llm_engine, dict[str, int]()
+
+    def step() -> None:
+        for output in engine.step():
+            delivered[output.request_id] = len(output.outputs[0].token_ids)
+
+    for number, prompt in enumerate(prompts):
+        engine.add_request(f"piece-{number}", prompt, sampling)
+    while len(delivered) < len(prompts):
+        step()
+    while engine.has_unfinished_requests():
+        before, began = sum(delivered.values()), time.perf_counter()
+        for _ in range(STEPS_IN_A_PIECE):
+            step()
+            if not engine.has_unfinished_requests():
+                break
+        seconds = time.perf_counter() - began
+        _say({"tokens": sum(delivered.values()) - before, "seconds": seconds})
+        sys.stdin.readline()
+    _say({})
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _offer(control: Any, k: int, probe_ratio: float, by_band: Sequence[int] = ()) -> None:
+    from specpilot.policy.bands import row_name  # noqa: PLC0415 - beside vLLM's, at first use
+    from specpilot.policy.types import KRange, Schedule  # noqa: PLC0415 - beside vLLM's, at first use
+
+    schedule = Schedule(
+        control.model,
+        control.pool,
+        control.version + 1,
+        time.time(),
+        3600.0,
+        probe_ratio,
+        {
+            "default": (KRange(1, MAX_RUNNING, k),),
+            **{row_name("default", band): (KRange(1, MAX_RUNNING, deep),) for band, deep in enumerate(by_band)},
+        },
+    )
+    control.offer(schedule, time.monotonic())
+
+
+def _keep_nothing(llm: Any) -> None:
+    """Let the workers keep no rows for the drafter."""
+    from specpilot.engine_adapter.vllm.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
+
+    drafting = of_runner(runner_of(llm.llm_engine.engine_core.engine_core))
+    assert drafting is not None
+    for name in ("keep", "keep_plain"):
+        setattr(drafting.backlog, name, lambda *_: None)
+
+
+def _thrash(control: Any, seed: int, done: threading.Event) -> None:
+    rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
+    while not done.wait(rng.uniform(0.0, 0.01)):
+        depths = [0, 0, *range(control.k_max + 1)]
+        by_band = rng.choice([(), rng.choices(depths, k=8)])  # half the time requests of one batch differ in K
+        _offer(control, rng.choice(depths), rng.choice([0.0, 0.02, 1.0]), by_band)
+
+
+def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
+    """Switch K to and fro; append the time from each schedule's arrival to the first step that verified its K."""
+    meter, commit = scheduler.meter, scheduler.meter.commit
+    seen = threading.Condition()
+    latest: set[int] = set()
+
+    def watching(shape: Any, duration: float, context: int, outcome: Any) -> None:
+        commit(shape, duration, context, outcome)
+        with seen:
+            latest.clear()
+            latest.update(draft.k for draft in outcome.drafts)
+            seen.notify()
+
+    meter.commit = watching
+    try:
+        for number in range(count):
+            k = 2 if number % 2 else 5
+            began = time.perf_counter()
+            _offer(scheduler.control, k, 0.0)
+            with seen:
+                if not seen.wait_for(lambda k=k: latest == {k}, 2.0):  # type: ignore[misc]
+                    return  # the replies have ended
+            seconds.append(time.perf_counter() - began)
+            time.sleep(0.001 * (number % 7))
+    finally:
+        meter.commit = commit
+
+
+def prompt_texts(folder: Path, count: int) -> list[str]:
+    """Return `count` prompts of all classes, in turn."""
+    classes = [
+        [json.loads(line)["messages"][-1]["content"] for line in path.read_text().splitlines()]
+        for path in sorted(folder.glob("*.jsonl"))
+    ]
+    return [classes[i % len(classes)][(i // len(classes)) % len(classes[i % len(classes)])] for i in range(count)]
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,218 @@
+"""What a part of the adapter takes of a step: some steps with it and some without, in turns within the same replies.
+
+Two engines in turns differ by what the machine does meanwhile, and by where their memory happens to lie: by one or two
+percent here. Neighbouring steps of one engine share both. They come eight at a time, because what a step leaves in the
+processor's caches is paid for by the next; which of two neighbouring pieces has the part is drawn at random.
+
+Only what a step may leave out without its being missed by the next, and only while all requests run.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+EVERYTHING = "all three"
+"""What the adapter does in a step at K = 0."""
+
+AT_K_MAX = "planning, cutting and counting"
+"""What it does in a step at K_max."""
+
+WIDTH = "draft width"
+"""What it saves at a K below K_max."""
+
+STEPS_IN_A_PIECE = 8
+"""Some 20 to 120 ms: less than the machine's pace takes to change, more than a cold start of the caches."""
+
+AT_K_0 = ("keeping rows", "planning and counting", EVERYTHING, "steps run as without speculation")
+"""What may be left out at K = 0."""
+
+_DRAWS = 300
+_LEVEL = 0.95
+
+
+class Pair(NamedTuple):
+    """Two neighbouring pieces of a reply, with the part and without it: how long a step of each took, in seconds."""
+
+    with_it: float
+    without: float
+
+
+class Estimate(NamedTuple):
+    """A median with a bootstrap interval of 95 %."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Cost(NamedTuple):
+    """What a part takes of a step.
+
+    `step` is the median step with it, in microseconds, `part` the difference of the two of a pair, and `ratio` a step
+    without the part over one with it. From so many `pairs`.
+    """
+
+    step: float
+    part: Estimate
+    ratio: Estimate
+    pairs: int
+
+
+def cost(pairs: Sequence[Pair]) -> Cost:
+    """Return what the `pairs` say of the part that they were taken with; raises `StatisticsError` on none."""
+    return Cost(
+        1e6 * statistics.median(pair.with_it for pair in pairs),
+        _estimate([1e6 * (with_it - without) for with_it, without in pairs]),
+        _estimate([without / with_it for with_it, without in pairs]),
+        len(pairs),
+    )
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    rng = random.Random(0)  # noqa: S311 - a resampling
+    drawn = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(_DRAWS))
+    tail = round((1.0 - _LEVEL) / 2.0 * _DRAWS)
+    return Estimate(statistics.median(values), drawn[tail], drawn[-1 - tail])
+
+
+@contextmanager
+def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
+    """Leave `part` out of every other piece of the steps of `llm`; yields the pairs as they end.
+
+    `part` is a key of `PARTS`. Without the first pair, which has the prefill, and those in which a request ends or
+    fewer run than began.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a reproducible order
+    engine, pairs = llm.llm_engine, list[Pair]()
+    step, done, most, is_out, begins_without = engine.step, 0, 0, False, False
+    seconds = [0.0, 0.0]  # of the pair's steps: with the part, without it
+
+    def timed() -> Any:
+        nonlocal done, most, is_out, begins_without
+        most = max(most, engine.get_num_unfinished_requests())
+        place = done % (2 * STEPS_IN_A_PIECE)
+        if place == 0:
+            begins_without = rng.random() < 0.5  # noqa: PLR2004 - half
+            seconds[:] = 0.0, 0.0
+        is_out = begins_without == (place < STEPS_IN_A_PIECE)
+        began = time.perf_counter()
+        outputs = step()
+        seconds[is_out] += time.perf_counter() - began
+        done += 1
+        is_whole = done % (2 * STEPS_IN_A_PIECE) == 0 and done > 2 * STEPS_IN_A_PIECE
+        if is_whole and engine.get_num_unfinished_requests() == most:
+            pairs.append(Pair(*(total / STEPS_IN_A_PIECE for total in seconds)))
+        return outputs
+
+    replaced = [
+        (owner, name, _either(getattr(owner, name), other, lambda: is_out))
+        for owner, name, other in PARTS[part](engine.engine_core.engine_core)
+    ]
+    for owner, name, method in (*replaced, (engine, "step", timed)):
+        setattr(owner, name, method)
+    try:
+        yield pairs
+    finally:
+        for owner, name, _ in (*replaced, (engine, "step", timed)):
+            delattr(owner, name)  # the class's own shows again
+
+
+def _either(method: Callable[..., Any], other: Callable[..., Any], is_out: Callable[[], bool]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (other if is_out() else method)(*args, **kwargs)
+
+    return call
+
+
+_STOCK_AT_K_MAX = "_update_after_schedule", "update_draft_token_ids", "make_spec_decoding_stats", "update_from_output"
+
+_Replacement = tuple[Any, str, Callable[..., Any]]  # object, name of its method, what to call instead
+
+
+def _keeping(core: Any) -> list[_Replacement]:
+    """The rows that wait for the drafter."""
+    backlog = _drafting(core).backlog
+    return [(backlog, name, lambda *_: None) for name in ("keep", "keep_plain")]
+
+
+def _planning_and_counting(core: Any) -> list[_Replacement]:
+    """K of each request, and the evidence of each step; a step that was not planned is not counted."""
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as above
+
+    from specpilot.engine_adapter.plan.planner import PLAN, StepPlan  # noqa: PLC0415 - as above
+
+    scheduler = core.scheduler
+
+    def without(output: Any) -> None:
+        Scheduler._update_after_schedule(scheduler, output)  # noqa: SLF001 - vLLM's, without the adapter's
+        output.num_spec_tokens_to_schedule = 0
+        setattr(output, PLAN, StepPlan(0))
+
+    return [(scheduler, "_update_after_schedule", without)]
+
+
+def _at_k_max(core: Any) -> list[_Replacement]:
+    """K of each request, its draft cut to that, who catches up, and the evidence of each step."""
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as above
+
+    scheduler, backlog = core.scheduler, _drafting(core).backlog
+    stock = [(scheduler, name, getattr(Scheduler, name).__get__(scheduler)) for name in _STOCK_AT_K_MAX]
+    return [*stock, *((backlog, name, lambda *_: None) for name in ("catch_up", "keep_of"))]
+
+
+def _everything(core: Any) -> list[_Replacement]:
+    return [*_keeping(core), *_planning_and_counting(core)]
+
+
+def _plainness(core: Any) -> list[_Replacement]:
+    """Steps run as without speculation: without it, vLLM runs them as any step of an engine that speculates."""
+    from specpilot.engine_adapter.vllm.drafting import plan_of  # noqa: PLC0415 - beside vLLM's, at first use
+    from specpilot.engine_adapter.vllm.undrafted import forget_useless  # noqa: PLC0415 - as above
+
+    runner, drafting = runner_of(core), _drafting(core)
+    execute_model = type(runner).execute_model.__wrapped__
+
+    def not_plainly(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        forget_useless(drafting.backlog.rows, scheduler_output)
+        drafting.plan, drafting.is_plain = plan_of(scheduler_output), False
+        return execute_model(runner, scheduler_output, *args, **kwargs)
+
+    return [(runner, "execute_model", not_plainly)]
+
+
+def _width(core: Any) -> list[_Replacement]:
+    """The drafter lays out the step's largest K; without that, K_max in every step."""
+    steps, k_max = core.scheduler.steps, core.scheduler.control.k_max
+    begin = steps.begin
+
+    def at_full_width(*args: Any) -> Any:
+        return replace(begin(*args), width=k_max)
+
+    return [(steps, "begin", at_full_width)]
+
+
+def _drafting(core: Any) -> Any:
+    """What the adapter keeps of the drafter of an engine's `core` in this process."""
+    from specpilot.engine_adapter.vllm.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
+
+    return of_runner(runner_of(core))
+
+
+def runner_of(core: Any) -> Any:
+    """Return the model runner of an engine's `core` in this process."""
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+PARTS: dict[str, Callable[[Any], list[_Replacement]]] = {
+    "keeping rows": _keeping,
+    "planning and counting": _planning_and_counting,
+    EVERYTHING: _everything,
+    "steps run as without speculation": _plainness,
+    AT_K_MAX: _at_k_max,
+    WIDTH: _width,
+}
+"""What may be left out, by name: `AT_K_0` at K = 0 for all, `AT_K_MAX` at K_max, `WIDTH` at any K."""

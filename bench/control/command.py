@@ -1,0 +1,248 @@
+"""`specpilot bench control`: the control law on a real engine, beside everything that a user could do without it.
+
+Starts systems of its own. Arms, each playing the same unannounced trace, several times:
+
+- `K=k`: every request verifies k draft tokens, K = 0 being no speculation;
+- `table`: K by batch size, tuned by hand on this very trace (by a play of the static arms of its own): what a diligent
+  user would have if vLLM's dynamic speculation worked with P-EAGLE;
+- `adaptive`: a fresh controller, and requests that name no class, as real ones do not;
+- `with labels`: the same, and every request names its class;
+- `without ...`: as `adaptive` with one idea switched off: bands, probes, or drafting only for those whom it pays
+  (`without subset`: requests with K = 0 take slots too).
+
+The arms take turns phase by phase, in an order that turns round, because a shared machine is now faster and now slower
+by a tenth or more for minutes: what is compared was measured within a minute, and the report takes out what is left.
+While it is not its turn an arm has no traffic, keeps what it knows and learns nothing; pauses by the clock (10 s after
+a roll-back) run on. Each steered arm has an engine, a gateway, a Redis and a controller of its own; the fixed arms
+share a system that no controller steers.
+
+The report has a table, plots, and one JSON object as its last line. Beside it are the rates of every play
+(`rates.json`, tokens per second by arm, play and phase) and what each controller saw, to be looked into with
+`specpilot replay`.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot import embedded_redis
+from specpilot.bench.chosen import chosen
+from specpilot.bench.control import report
+from specpilot.bench.load.play import Played, Player
+from specpilot.bench.load.system import System, start_own, stop_own, wait_for
+from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench control"
+MAX_RUNNING = 32
+"""Requests that an engine runs at once (`--max-num-seqs`)."""
+START_WITHIN_S = 300.0
+"""Seconds that a system may take to start: several engines load at once."""
+SETTLES_S = 0.5
+"""Seconds without load between two arms, so that what one left in flight is gone."""
+TUNING_STRETCH = 0.5
+"""How long the plays are, relative to the measured ones, from which the table is tuned."""
+PORTS = 10
+"""Ports kept for each system."""
+OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
+WHOLE_BATCH = "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler"
+_CHANGES = ("gain", "explore", "rollback", "bounds")
+
+
+class ControlBenchSettings(ProgramSettings):
+    """Measure the controller on a real engine, beside static K and a table tuned by hand."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_CONTROL_")
+
+    trace: Path = Field(default=TRACES / "control.json", description="phases to play")
+    prompts: Path = Field(
+        default=DEMO_MODEL / "prompts",
+        description="folder with <class>.jsonl",
+    )
+    repeats: int = Field(default=3, ge=1, description="plays of each arm")
+    static: str = Field(default="0,1,2,3,5,7", description="static K to compare with, comma separated")
+    arms: str = Field(
+        default=",".join(OTHER_ARMS),
+        description="steered arms beside the adaptive one, comma separated; none for none",
+    )
+    stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
+    interval_s: float = Field(default=0.5, ge=0.1, le=5, description="seconds between two decisions of the controllers")
+    out: Path = Field(default=Path(".specpilot/bench-control"), description="folder for report.md and plot.svg")
+    port: int = Field(default=8480, ge=1, le=65000, description="first of the ports to use, ten for each system")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object."""
+    settings = load(ControlBenchSettings, PROGRAM, arguments)
+    try:
+        trace = read_trace(settings.trace).stretched(settings.stretch)
+        prompts = read_prompts(settings.prompts, trace.prompts)
+        statics = sorted({int(item) for item in settings.static.split(",") if item})
+    except InvalidDocumentError as error:
+        fail(PROGRAM, f"--trace: {error}")
+    except OSError as error:
+        fail(PROGRAM, f"{error.filename}: {error.strerror}")
+    except ValueError:
+        fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
+    others = [] if settings.arms == "none" else chosen(PROGRAM, "--arms", settings.arms, OTHER_ARMS)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    fixed = {f"K={k}": [[1, MAX_RUNNING, k]] for k in statics}
+    steered = [report.ADAPTIVE, *others]
+    with ExitStack() as stack:
+        systems = [
+            stack.enter_context(_system(settings.out / arm.replace(" ", "-"), settings.port + PORTS * at, arm))
+            for at, arm in enumerate(["fixed", *steered])
+        ]
+        bench = _Bench(settings, trace, prompts, systems[0], dict(zip(steered, systems[1:], strict=True)))
+        result, table = asyncio.run(bench.run(fixed))
+    text = report.markdown(result, table)
+    figures = json.dumps(report.summary(result))
+    (settings.out / "report.md").write_text(f"{text}\n![plot](plot.svg)\n\n```json\n{figures}\n```\n")
+    rates = {arm: [played.rates for played in plays] for arm, plays in result.plays.items()}
+    (settings.out / "rates.json").write_text(json.dumps(rates, indent=1) + "\n")
+    report.plot(result, settings.out / "plot.svg")
+    _say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A running system; `folder` has its logs, `port` is its first."""
+
+    system: System
+    redis_url: str
+    folder: Path
+    port: int
+
+
+class _Bench:
+    """Plays the arms, in turns."""
+
+    def __init__(
+        self,
+        settings: ControlBenchSettings,
+        trace: Trace,
+        prompts: dict[str, Any],
+        fixed: _Stage,
+        steered: dict[str, _Stage],
+    ) -> None:
+        self._settings = settings
+        self._trace = trace
+        self._prompts = prompts
+        self._fixed = fixed
+        self._steered = steered
+        self._switches = 0
+        self._adaptive_s = 0.0
+
+    async def run(self, fixed: dict[str, list[list[int]]]) -> tuple[report.Result, list[list[int]]]:
+        """Return the result, and the table tuned by hand."""
+        _say("the static arms play once, for the table to be tuned")
+        short = self._trace.stretched(TUNING_STRETCH)
+        tuning = await self._take_turns(short, {arm: self._player(arm) for arm in fixed}, fixed, 0)
+        rates = {int(arm[2:]): played.rates for arm, played in tuning.items()}
+        table = report.hand_tuned(short, rates, MAX_RUNNING)
+        ranges = {**fixed, report.TABLE: table}
+        plays: dict[str, list[Played]] = {arm: [] for arm in [*ranges, *self._steered]}
+        for repetition in range(self._settings.repeats):
+            _say(f"\nplay {repetition + 1} of {self._settings.repeats}")
+            with ExitStack() as stack:
+                for arm, stage in self._steered.items():
+                    stack.enter_context(self._controller(arm, stage, repetition))
+                began = time.time()
+                played = await self._take_turns(
+                    self._trace, {arm: self._player(arm) for arm in plays}, ranges, repetition
+                )
+                await self._count_switches(began)
+            for arm, item in played.items():
+                plays[arm].append(item)
+        return report.Result(self._trace, plays, self._switches, self._adaptive_s), table
+
+    def _player(self, arm: str) -> Player:
+        stage = self._steered.get(arm, self._fixed)
+        return Player(stage.system, "demo", self._prompts, names_classes=arm == report.LABELLED)
+
+    async def _take_turns(
+        self, trace: Trace, players: dict[str, Player], ranges: dict[str, list[list[int]]], repetition: int
+    ) -> dict[str, Played]:
+        arms = list(players)
+        for index, phase in enumerate(trace.phases):
+            first = (index + repetition * len(arms) // self._settings.repeats) % len(arms)
+            for arm in arms[first:] + arms[:first]:
+                if arm in ranges:
+                    document = {"classes": {"default": ranges[arm]}}
+                    await asyncio.to_thread(self._fixed.system.put_speculation, document)
+                _say(await players[arm].phase(phase, f"{phase.name:<20}{arm}"[:44].ljust(44)))
+                await players[arm].pause()
+                await asyncio.sleep(SETTLES_S)
+        return {arm: await player.close() for arm, player in players.items()}
+
+    async def _count_switches(self, since: float) -> None:
+        decisions = await asyncio.to_thread(self._steered[report.ADAPTIVE].system.decisions, "demo", since)
+        self._switches += sum(item["reason"] in _CHANGES for item in decisions)
+        self._adaptive_s += sum(phase.seconds for phase in self._trace.phases)
+
+    @contextmanager
+    def _controller(self, arm: str, stage: _Stage, repetition: int) -> Iterator[None]:
+        """Run a controller that knows nothing of acceptance."""
+        record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
+        record.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", stage.redis_url]
+        command += ["--trust-this-machine"]
+        command += [
+            "--record",
+            str(record),
+            "--port",
+            str(stage.port + 1),
+            "--interval-s",
+            str(self._settings.interval_s),
+        ]
+        command += ["--without", "bands"] if arm == report.NO_BANDS else []
+        with (stage.folder / "controller.log").open("ab") as log:
+            controller = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            wait_for(PROGRAM, f"{stage.system.admin_url}/health", 30.0)
+            if arm == report.NO_PROBES:
+                stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": 0.0})
+            yield
+        finally:
+            controller.terminate()
+            controller.wait(30.0)
+
+
+@contextmanager
+def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
+    """Run Redis, an engine and a gateway for `arm`, without a controller."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command, redis_url = embedded_redis.server_command(folder / "redis")
+    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(folder)]
+    arguments += ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
+    arguments += ["--engine-args", WHOLE_BATCH] if arm == report.NO_SUBSET else []
+    _say(f"starting a system; its output goes to {folder / 'up.log'}")
+    with (folder / "up.log").open("wb") as output:
+        own = start_own([*arguments, "--max-num-seqs", str(MAX_RUNNING)], output)
+    try:
+        gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
+        wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S)
+        wait_for(PROGRAM, f"{gateway}/ready", START_WITHIN_S)
+        yield _Stage(System(gateway, admin, None, [engine]), redis_url, folder, port)
+    finally:
+        stop_own(own)
+        redis.terminate()
+        redis.wait(30.0)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(("\r\033[K" if sys.stdout.isatty() else "") + text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,147 @@
+"""`specpilot bench demo`: a shifting load against the running system, adaptive K beside every static K.
+
+Each arm plays the same trace, which nothing announces to the controller. Every arm plays twice in one run, in mirrored
+order (adaptive, 0, 1, 3, 7, then 7, 3, 1, 0, adaptive), so that a machine that grows slower or faster meanwhile treats
+all arms alike; the table has their means. A phase's rate counts from its begin, so what adaptive K loses while it
+adapts is in it; in its first play, on a new system, it knows nothing. The table says where it wins and where it does
+not.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.load.play import play
+from specpilot.bench.load.system import System, start_own, stop_own
+from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench demo"
+ADAPTIVE = "adaptive"
+START_WITHIN_S = 300.0
+"""Seconds that the system may take to start."""
+TAKES_EFFECT_S = 3.0
+"""Seconds from a changed policy to the engines' K: two ticks of the controller and the way there."""
+
+
+class DemoSettings(ProgramSettings):
+    """Drive a shifting load; start a system of its own when none is running."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_DEMO_")
+
+    gateway_url: str = Field(default="http://127.0.0.1:8080", description="the gateway")
+    admin_url: str = Field(default="http://127.0.0.1:8081", description="the controller's admin API")
+    admin_token: str | None = Field(default=None, description="the admin API's token")
+    model: str = Field(default="demo", description="model to ask for")
+    trace: Path = Field(default=TRACES / "demo.json", description="phases to play")
+    prompts: Path = Field(
+        default=DEMO_MODEL / "prompts",
+        description="folder with <class>.jsonl",
+    )
+    static: str = Field(default="0,1,3,7", description="static K to compare with, comma separated")
+    stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the demonstration and print its table; the last line is one JSON object."""
+    settings = load(DemoSettings, PROGRAM, arguments)
+    try:
+        trace = read_trace(settings.trace).stretched(settings.stretch)
+        prompts = read_prompts(settings.prompts, trace.prompts)
+        statics = [int(item) for item in settings.static.split(",") if item]
+    except InvalidDocumentError as error:
+        fail(PROGRAM, f"--trace: {error}")
+    except OSError as error:
+        fail(PROGRAM, f"{error.filename}: {error.strerror}")
+    except ValueError:
+        fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
+    system = System(settings.gateway_url, settings.admin_url, settings.admin_token)
+    own = None
+    if not system.is_up():
+        _say(f"nothing answers at {settings.gateway_url}: starting a system")
+        own = start_own([])
+    try:
+        deadline = time.monotonic() + START_WITHIN_S
+        while not system.is_up():
+            if time.monotonic() > deadline or (own is not None and own.poll() is not None):
+                fail(PROGRAM, "the system did not come up; its logs are in .specpilot/logs")
+            time.sleep(1.0)
+        asyncio.run(_compare(system, settings.model, trace, prompts, statics))
+    finally:
+        if own is not None:
+            stop_own(own)
+
+
+async def _compare(
+    system: System, model: str, trace: Trace, prompts: dict[str, list[dict[str, Any]]], statics: Sequence[int]
+) -> None:
+    before = await asyncio.to_thread(system.policy, model)
+    arms = [ADAPTIVE, *(f"K={k}" for k in statics)]
+    plays: dict[str, list[list[float]]] = {arm: [] for arm in arms}
+    try:
+        for number, arm in enumerate([*arms, *reversed(arms)], start=1):
+            changes = {"mode": "act"} if arm == ADAPTIVE else {"mode": "off", "static_k": int(arm[2:])}
+            await asyncio.to_thread(system.put_policy, before | changes)
+            await asyncio.sleep(TAKES_EFFECT_S)
+            _say(f"\n{arm}   ({number} of {2 * len(arms)})")
+            plays[arm].append((await play(system, model, trace, prompts, _say)).rates)
+    finally:
+        await asyncio.to_thread(system.put_policy, before)
+    rates = {arm: [fmean(pair) for pair in zip(*both, strict=True)] for arm, both in plays.items()}
+    _say(table(trace, rates))
+    _say(json.dumps(summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}))
+
+
+def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:
+    """Return the adaptive arm against the statics: over the trace, against the best single K, and phase by phase."""
+    weights = [phase.seconds for phase in trace.phases]
+    total = {arm: _tokens(trace, row) for arm, row in rates.items()}
+    static = [arm for arm in rates if arm != ADAPTIVE]
+    best_static = max(static, key=lambda arm: total[arm])
+    oracle = sum(max(rates[arm][i] for arm in static) * weight for i, weight in enumerate(weights))
+    return {
+        "best_single_k": best_static,
+        "adaptive_vs_best_single_k": round(total[ADAPTIVE] / total[best_static], 3),
+        "adaptive_vs_oracle": round(total[ADAPTIVE] / oracle, 3),
+        "oracle_vs_best_single_k": round(oracle / total[best_static], 3),
+        "phases": {
+            phase.name: round(rates[ADAPTIVE][i] / max(rates[arm][i] for arm in static), 3)
+            for i, phase in enumerate(trace.phases)
+        },
+    }
+
+
+def second_vs_first(trace: Trace, plays: Sequence[list[float]]) -> float:
+    """Return how the tokens of the second play compare with those of the first, which began knowing nothing."""
+    first, second = plays
+    return round(_tokens(trace, second) / _tokens(trace, first), 3)
+
+
+def _tokens(trace: Trace, rates: Sequence[float]) -> float:
+    return sum(rate * phase.seconds for rate, phase in zip(rates, trace.phases, strict=True))
+
+
+def table(trace: Trace, rates: dict[str, list[float]]) -> str:
+    """Return output tokens per second of each phase and arm, and adaptive over the best static of the phase."""
+    arms = list(rates)
+    rows = [f"\n{'output tok/s':<18}" + "".join(f"{arm:>10}" for arm in arms) + f"{'adaptive / best static':>26}"]
+    for i, phase in enumerate(trace.phases):
+        best = max((arm for arm in arms if arm != ADAPTIVE), key=lambda arm: rates[arm][i])
+        ratio = rates[ADAPTIVE][i] / rates[best][i]
+        rows.append(f"{phase.name:<18}" + "".join(f"{rates[arm][i]:10.0f}" for arm in arms) + f"{ratio:17.2f} ({best})")
+    return "\n".join(rows)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(("\r\033[K" if sys.stdout.isatty() else "") + text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,171 @@
+"""A system of two engines with a hand on each of its parts: freezes, kills, hides and restarts them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.request import urlopen
+
+from specpilot import embedded_redis
+from specpilot.bench.control.stepped_clock import SteppedClock
+from specpilot.bench.load.system import start_own, stop_own, wait_for
+from specpilot.policy.settings import fail
+
+
+class Stage:
+    """The running system, with a hand on each of its parts."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - everything that can be broken
+        self,
+        program: str,
+        out: Path,
+        port: int,
+        redis: subprocess.Popen[bytes],
+        redis_url: str,
+        clock: SteppedClock,
+    ) -> None:
+        """`program` is who speaks when something does not come up; `out` the folder for logs, `port` the first one."""
+        self._program = program
+        self._out = out
+        self._redis_url = redis_url
+        self._controllers: dict[int, subprocess.Popen[bytes]] = {}
+        self.redis = redis
+        self.port = port
+        self.clock = clock
+
+    @property
+    def gateway_url(self) -> str:
+        """Where clients go."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def controller_port(self, number: int) -> int:
+        """Return the admin port of controller `number`."""
+        return self.port + 1 + number
+
+    def engine_port(self, number: int) -> int:
+        """Return the port of engine `number`."""
+        return self.port + 5 + number
+
+    def start_controller(self, number: int = 0) -> None:
+        """Start controller `number`, on the clock that can be stepped, and wait until it answers."""
+        port = self.controller_port(number)
+        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", self._redis_url]
+        command += ["--trust-this-machine", "--record", str(self._out / f"controller-{number}.jsonl")]
+        with (self._out / f"controller-{number}.log").open("ab") as log:
+            self._controllers[number] = subprocess.Popen(
+                [*command, "--port", str(port)], env=os.environ | self.clock.environment, stdout=log, stderr=log
+            )
+        wait_for(self._program, f"http://127.0.0.1:{port}/health", 30.0)
+
+    def kill_controller(self, number: int = 0) -> None:
+        """Kill controller `number` without a chance to say good-bye."""
+        process = self._controllers.pop(number)
+        process.kill()
+        process.wait()
+
+    def stop_controllers(self) -> None:
+        """Stop every controller in order."""
+        for process in self._controllers.values():
+            process.terminate()
+        for process in self._controllers.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30.0)
+            process.kill()
+        self._controllers.clear()
+
+    def leads(self, number: int) -> bool:
+        """Whether controller `number` holds the lease."""
+        with urlopen(f"http://127.0.0.1:{self.controller_port(number)}/metrics", timeout=2.0) as reply:
+            return b"specpilot_controller_lease_held 1.0" in reply.read()
+
+    def kill_engine(self, number: int) -> None:
+        """Kill all processes of engine `number`; its supervisor restarts it.
+
+        Raises `ProcessLookupError` when there is none.
+        """
+        groups: set[int] = set()
+        wanted = ["--port", str(self.engine_port(number))]
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (folder / "cmdline").read_text().split("\0")
+            except OSError:
+                continue
+            if any(arguments[at : at + 2] == wanted for at in range(len(arguments))) and "--scheduler-cls" in arguments:
+                groups.add(os.getpgid(int(folder.name)))
+        if not groups:
+            raise ProcessLookupError(f"engine {number} does not run")
+        for group in groups:
+            os.killpg(group, signal.SIGKILL)
+
+    def hide_metrics(self, number: int) -> None:
+        """Take away the folder in which the processes of engine `number` keep their counters."""
+        shutil.rmtree(self._hidden(number), ignore_errors=True)  # of a run that was killed
+        shutil.move(self._metrics(number), self._hidden(number))
+
+    def show_metrics(self, number: int) -> None:
+        """Put the folder back where it was."""
+        shutil.move(self._hidden(number), self._metrics(number))
+
+    def _metrics(self, number: int) -> Path:
+        return Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{self.engine_port(number)}"
+
+    def _hidden(self, number: int) -> Path:
+        return self._out / f"hidden-metrics-{number}"
+
+    def await_engine(self, number: int) -> None:
+        """Return once engine `number` answers."""
+        wait_for(self._program, f"http://127.0.0.1:{self.engine_port(number)}/health", 300.0)
+
+    def k(self, classes: Iterable[str], running: int) -> dict[str, int] | None:
+        """Return the K that each of `classes` has on engine 0 while `running` requests decode there.
+
+        `None` when it does not answer in time.
+        """
+        try:
+            with urlopen(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
+                found = json.load(reply)
+        except OSError:
+            return None
+        ranges = found["schedule"]["classes"] if found["source"] == "schedule" else {}
+        return {
+            name: next(
+                (k for lo, hi, k in ranges.get(name, ranges.get("default", ())) if lo <= running <= hi),
+                found["static_k"],
+            )
+            for name in classes
+        }
+
+
+@contextmanager
+def two_engines(program: str, out: Path, port: int) -> Iterator[Stage]:
+    """Run Redis, two engines and a gateway, without a controller."""
+    try:
+        clock = SteppedClock(out)
+    except FileNotFoundError as error:
+        fail(program, str(error))
+    command, redis_url = embedded_redis.server_command(out / "redis")
+    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    stage = Stage(program, out, port, redis, redis_url, clock)
+    arguments = ["--controllers", "0", "--engines", "2", "--redis-url", redis_url, "--state-dir", str(out)]
+    arguments += ["--port", str(stage.port), "--engine-port", str(stage.engine_port(0))]
+    sys.stdout.write(f"starting a system with two engines; its output goes to {out / 'up.log'}\n")
+    sys.stdout.flush()
+    with (out / "up.log").open("wb") as output:
+        own = start_own(arguments, output)
+    try:
+        for number in range(2):
+            stage.await_engine(number)
+        wait_for(program, f"{stage.gateway_url}/ready", 60.0)
+        yield stage
+    finally:
+        redis.send_signal(signal.SIGCONT)
+        stage.stop_controllers()
+        stop_own(own)
+        redis.terminate()
+        redis.wait(30.0)

@@ -1,0 +1,68 @@
+"""Step times of GPUs, fitted to published figures: SIMULATION, to be marked as such wherever it is shown. Pure data.
+
+No GPU was measured. `gpu_plants.json` has each plant's parameters, the figures that they were fitted to with their
+sources, and what was assumed. A step with `n` running requests, `m` verified tokens and `w` slots a request takes
+
+    base + per_request n + experts (1 - exp(-m / experts_tokens)) + per_token m + [w > 0] (drafter + per_slot n w)
+
+milliseconds: a mixture of experts reads more of its experts the more tokens a step verifies, until it reads them all.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SIMULATION = "simulation, fitted to published figures; not measured"
+"""What has to stand beside every figure that comes from a plant."""
+
+_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlant:
+    """One plant: the parameters of its step time in ms, and where they come from."""
+
+    name: str
+    hardware: str
+    target: str
+    base: float
+    per_request: float
+    experts: float
+    per_token: float
+    drafter: float
+    per_slot: float
+    experts_tokens: float
+    scale: float = 1.0
+
+    def step_s(self, n: float, m: float, width: int) -> float:
+        """Return the seconds of a step of `n` requests with `m` verified tokens, `width` slots each (0: none)."""
+        drafter = self.drafter + self.per_slot * n * width if width else 0.0
+        read = self.experts * (1.0 - math.exp(-m / self.experts_tokens))
+        return self.scale * (self.base + self.per_request * n + read + self.per_token * m + drafter) / _MS
+
+    def tokens_per_s(self, n: int, k: int, acceptance_length: float) -> float:
+        """Return the output tokens per second of `n` requests at one K, which deliver `acceptance_length` a step."""
+        return n * acceptance_length / self.step_s(n, n * (1 + k), k)
+
+
+def plants() -> dict[str, GpuPlant]:
+    """Return the plants by name."""
+    document = json.loads((Path(__file__).resolve().parent / "gpu_plants.json").read_text())
+    found: dict[str, GpuPlant] = {}
+    for item in document["plants"]:
+        found[item["name"]] = _plant(item, document["plants"])
+    return found
+
+
+def _plant(item: dict[str, Any], every: list[dict[str, Any]]) -> GpuPlant:
+    origin = next((other for other in every if other["name"] == item.get("scaled_from")), item)
+    return GpuPlant(
+        item["name"],
+        item["hardware"],
+        item["target"],
+        **origin["parameters_ms"],
+        experts_tokens=origin["experts_tokens"],
+        scale=item.get("scale", 1.0),
+    )

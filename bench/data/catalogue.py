@@ -1,0 +1,81 @@
+"""Data sets by name: which there are, what each needs, how to get it and under which licence.
+
+Reads files that the user names; fetches nothing. A data set is written `NAME` for those that are here, `NAME=PATH` for
+a file in one of the field's forms, or `PATH` alone for JSONL of one's own.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from specpilot.bench.data.conversation import Conversation
+from specpilot.bench.data.forms import FORMS, BrokenDataError, parse
+from specpilot.bench.data.shipped import CONTEXT_WORDS, SHIPPED, conversations
+from specpilot.demo_model import DEMO_MODEL
+
+DEMO = ("code", "chat", "json")
+"""Prompts held out from the demo pair's training, by kind of text."""
+
+
+class Published(NamedTuple):
+    """A data set of others: where to get it, and its licence as its authors state it."""
+
+    where: str
+    licence: str
+
+
+PUBLISHED = {
+    "mt-bench": Published(
+        "question.jsonl in fastchat/llm_judge/data/mt_bench of github.com/lm-sys/FastChat", "Apache-2.0"
+    ),
+    "humaneval": Published("data/HumanEval.jsonl.gz of github.com/openai/human-eval, unpacked", "MIT"),
+    "speed-bench": Published(
+        "huggingface.co/datasets/nvidia/SPEED-Bench, prepared as JSONL by the script that its card names",
+        "NVIDIA Evaluation Dataset License; its sources have licences of their own",
+    ),
+    "sharegpt": Published(
+        "ShareGPT_V3_unfiltered_cleaned_split.json of anon8231489123/ShareGPT_Vicuna_unfiltered (Hugging Face)",
+        "stated as Apache-2.0; what users pasted there is theirs",
+    ),
+}
+
+
+class DataSet(NamedTuple):
+    """A data set, ready to be asked."""
+
+    name: str
+    conversations: tuple[Conversation, ...]
+
+
+def data_sets(items: list[str], context_words: int = CONTEXT_WORDS) -> list[DataSet]:
+    """Return the data sets that `items` name; raises `BrokenDataError` with what is wrong and what would do."""
+    found = [_data_set(item, context_words) for item in items]
+    for item in found:
+        if [other.name for other in found].count(item.name) > 1:
+            raise BrokenDataError(f"data set {item.name} is named twice")
+    return found
+
+
+def _data_set(item: str, context_words: int) -> DataSet:
+    name, _, path = item.partition("=")
+    if not path and name in SHIPPED:
+        return DataSet(name, tuple(conversations(name, context_words)))
+    if not path and name in DEMO:
+        return _from_file("custom", DEMO_MODEL / "prompts" / f"{name}.jsonl", name)
+    if not path and name in PUBLISHED:
+        raise BrokenDataError(f"{name} is not shipped: get {PUBLISHED[name].where}, and write {name}=PATH")
+    if path and name in FORMS:
+        return _from_file(name, Path(path), name)
+    if not path and (name.endswith(".jsonl") or "/" in name):
+        return _from_file("custom", Path(name), Path(name).stem)
+    known = ", ".join([*DEMO, *SHIPPED, *(f"{form}=PATH" for form in FORMS)])
+    raise BrokenDataError(f"there is no data set {item!r}; take a .jsonl file, or one of {known}")
+
+
+def _from_file(form: str, path: Path, name: str) -> DataSet:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BrokenDataError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BrokenDataError(f"{path}: is not UTF-8 text; unpack it first") from error
+    return DataSet(name, tuple(parse(form, text, str(path))))

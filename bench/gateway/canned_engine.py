@@ -1,0 +1,167 @@
+"""`python -m bench.canned_engine PORT`: an engine with canned answers that can be checked, counted and broken.
+
+An answer says whose it is: every part of it carries the request's `x-request-id`, and the events of a stream are
+numbered, so a reader sees what was lost, doubled or another's. How to answer stands in the request's header `x-canned`,
+a JSON object: `events` of a stream (none: one whole answer), `pause_s` between them, `padding` in bytes of each,
+`wait_s` before the first byte, `status` for an error, and `breaks`, after how many events to hang up (0: without an
+answer).
+
+`error_event` begins a stream with an error, or is the whole answer; `mute` never answers anything.
+
+`GET /slots` says how many requests it holds, as an engine holds a slot for each until it is answered or its client has
+gone. `PUT /mode` changes how all requests fare from now on: `{"status": 500}`, `{"wait_s": 2.0}`; `{}` mends it.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any, cast
+
+import httptools
+import uvloop
+from typing_extensions import override
+
+MODEL = "canned"
+_MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
+_REASONS = {
+    200: b"OK",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    500: b"Internal Server Error",
+    503: b"Service Unavailable",
+}
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+class CannedEngine:
+    """What all connections share: how requests fare, and who holds a slot."""
+
+    def __init__(self) -> None:
+        self.mode: dict[str, Any] = {}
+        self.held: set[CannedConnection] = set()
+        self.taken = 0
+
+
+class CannedConnection(asyncio.Protocol):
+    """One connection of a client; requests on it are answered one after the other."""
+
+    def __init__(self, engine: CannedEngine) -> None:
+        self._engine = engine
+        self._answering: asyncio.Task[None] | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is one in all but name
+        self._parser = httptools.HttpRequestParser(self)
+
+    @override
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._engine.held.discard(self)
+        if self._answering is not None:
+            self._answering.cancel()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._path = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request's target arrived."""
+        self._path += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header arrived."""
+        self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        """Part of the request's body arrived."""
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        engine = self._engine
+        if engine.mode.get("mute") and self._path not in (b"/slots", b"/mode"):
+            engine.held.add(self)
+        elif self._path == b"/v1/models":
+            self._write(200, _MODELS)
+        elif self._path == b"/slots":
+            self._write(200, json.dumps({"held": len(engine.held), "taken": engine.taken}).encode())
+        elif self._path == b"/mode":
+            engine.mode = json.loads(b"".join(self._body))
+            self._write(200, b"{}")
+        else:
+            engine.held.add(self)
+            engine.taken += 1
+            wanted = json.loads(self._headers.get(b"x-canned", b"{}")) | engine.mode
+            number = self._headers.get(b"x-request-id", b"").decode()
+            self._answering = asyncio.get_running_loop().create_task(self._answer(number, wanted))
+
+    def _write(self, status: int, body: bytes) -> None:
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self._transport.write(head % (status, _REASONS[status], len(body)) + body)
+
+    async def _answer(self, number: str, wanted: dict[str, Any]) -> None:
+        await asyncio.sleep(wanted.get("wait_s", 0.0))
+        events, breaks_after = wanted.get("events", 0), wanted.get("breaks")
+        if breaks_after == 0:
+            self._transport.close()
+        elif wanted.get("status", 200) != 200:  # noqa: PLR2004 - HTTP's own
+            error = {"message": "canned", "type": "api_error", "param": None, "code": f"canned_{wanted['status']}"}
+            self._over(wanted["status"], json.dumps({"error": error}).encode())
+        elif wanted.get("error_event"):
+            failure = {"message": "canned", "type": "InternalServerError", "param": None, "code": 500}
+            self._release()
+            frame = b"data: " + json.dumps({"error": failure}).encode() + b"\n\ndata: [DONE]\n\n"
+            self._transport.write(_STREAM_HEAD + _chunk(frame) + b"0\r\n\r\n")
+        elif events:
+            await self._stream(number, events, wanted, breaks_after)
+        else:
+            message = {"role": "assistant", "content": number}
+            usage = {"prompt_tokens": 12, "completion_tokens": 60, "total_tokens": 72}
+            choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            self._over(200, json.dumps({"id": number, "choices": choices, "usage": usage}).encode())
+
+    async def _stream(self, number: str, events: int, wanted: dict[str, Any], breaks_after: int | None) -> None:
+        pause_s, padding = wanted.get("pause_s", 0.0), "x" * wanted.get("padding", 0)
+        self._transport.write(_STREAM_HEAD)
+        for at in range(events):
+            if at == breaks_after:
+                self._transport.close()
+                return
+            choices = [{"index": 0, "delta": {"content": str(at)}, "finish_reason": None}]
+            event = {"id": number, "choices": choices, "padding": padding}
+            self._transport.write(_chunk(b"data: " + json.dumps(event).encode() + b"\n\n"))
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        self._release()
+        self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    def _over(self, status: int, body: bytes) -> None:
+        self._release()
+        self._write(status, body)
+
+    def _release(self) -> None:
+        """Free the slot before the last byte goes out: who has read it may ask for the count."""
+        self._engine.held.discard(self)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def _serve(port: int) -> None:
+    engine = CannedEngine()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: CannedConnection(engine), "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1])))

@@ -1,0 +1,353 @@
+"""`specpilot bench gateway`: what the gateway costs, beside nothing at all, a plain proxy, and others that you name.
+
+An origin answers at once with canned bytes (`bench.gateway.origin`), so that what is measured is the gateway. Every
+scenario runs against each target in turn, several rounds in one run; figures are medians over the rounds. CPU time is
+that of the target's whole process tree, from the kernel. Added latencies are the difference to the direct way,
+percentile by percentile, of the same round.
+
+Three floors stand beside it, none of which looks at, counts or decides anything. `bytes only` is a relay in C: what
+this machine's kernel takes for a request in between. `uvloop, bytes only` is the same on the gateway's event loop, and
+`uvloop + httptools` also knows where each message ends: the least that any gateway on this stack takes
+(`bench.gateway.uvloop_relay`). What the gateway takes above that is its own.
+
+Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like. They get no API key and are
+asked for the model `canned`. Two of them in Rust, from PyPI; their own metrics want a port each:
+
+    --peer 'vllm-router=vllm-router --host 127.0.0.1 --port {port} --worker-urls {engine} --policy round_robin
+    --prometheus-port 29201'
+    --peer 'sglang-router=sglang-router launch --host 127.0.0.1 --port {port} --worker-urls {engine}
+    --policy round_robin --prometheus-port 29202'
+
+LiteLLM, in an environment of its own (`pip install 'litellm[proxy]'`), must be told
+not to fetch prices, to do without a master key and not to break off a stream that repeats itself; it makes a round
+some four minutes longer:
+
+    --peer 'litellm=env LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true
+    REPEATED_STREAMING_CHUNK_LIMIT=1000000 OPENAI_API_KEY=none litellm --model openai/canned --alias canned
+    --api_base {engine}/v1 --host 127.0.0.1 --port {port}'
+"""
+
+import asyncio
+import json
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.gateway.origin import EVENTS
+from specpilot.bench.load.asker import Asker
+from specpilot.bench.native.build import build
+from specpilot.bench.report.process_tree import cpu_s_of, memory_of
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench gateway"
+DIRECT = "direct"
+OURS = "specpilot"
+PLAIN = "specpilot, not compiled"
+NAIVE = "fastapi+httpx"
+FLOOR = "bytes only"
+LOOP_FLOOR = "uvloop, bytes only"
+STACK_FLOOR = "uvloop + httptools"
+FLOORS = (FLOOR, LOOP_FLOOR, STACK_FLOOR)
+START_WITHIN_S = 120.0
+STAGGER_S = 0.005
+"""Between the begins of two paced streams, so that their first bytes are not those of a stampede."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`requests` requests over `connections` connections.
+
+    `kind` is as in `bench.gateway.origin`; `padding` is the bytes added to the prompt.
+    """
+
+    name: str
+    connections: int
+    requests: int
+    kind: str = "json"
+    padding: int = 100
+
+
+SCENARIOS = (
+    Scenario("json, 1 connection", 1, 1000),
+    Scenario("json, 32 connections", 32, 6000),
+    Scenario("json, 256 connections", 256, 6000),
+    Scenario("json, 32, 16 KB bodies", 32, 3000, padding=16_000),
+    Scenario("json, 8, 1 MB bodies", 8, 200, padding=1_000_000),
+    Scenario("streams in a burst, 32", 32, 600, "burst"),
+    Scenario("paced streams, 500", 500, 500, "paced"),
+)
+
+
+class GatewayBenchSettings(ProgramSettings):
+    """Measure the gateway's cost beside other ways to reach an engine."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_GATEWAY_")
+
+    shares_prefix = True
+
+    rounds: int = Field(default=3, ge=1, description="rounds; figures are medians over them")
+    peer: tuple[str, ...] = Field(default=(), description="another gateway: name=command with {port} and {engine}")
+    port: int = Field(default=8580, ge=1, le=65000, description="first of the ports to use")
+    compiled: Path | None = Field(
+        default=None, description="where `make compiled` put the gateway's hot path as C; measured beside the plain one"
+    )
+    workers: int = Field(default=1, ge=1, description="more than 1: measure the gateway with as many workers, too")
+    scale: float = Field(default=1.0, gt=0, description="make every scenario this many times as long")
+
+
+@dataclass(slots=True)
+class Sample:
+    """One scenario against one target, once. Times in seconds, memory in bytes."""
+
+    seconds: float
+    cpu_s: float
+    memory: int
+    failed: int
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object."""
+    settings = load(GatewayBenchSettings, PROGRAM, arguments)
+    engine = f"http://127.0.0.1:{settings.port}"
+    folder = Path(tempfile.mkdtemp(prefix="specpilot-bench-"))
+    commands = _commands(settings, engine, folder)
+    origin = subprocess.Popen([sys.executable, "-m", "specpilot.bench.gateway.origin", str(settings.port)])
+    ports = {DIRECT: settings.port} | {name: settings.port + 1 + at for at, name in enumerate(commands)}
+    targets = {DIRECT: origin}
+    samples: dict[tuple[str, str], list[Sample]] = {}
+    try:
+        for name, command in commands.items():
+            words = shlex.split(command.format(port=ports[name], engine=engine))
+            targets[name] = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name, port in ports.items():
+            _wait_for(name, port, targets[name])
+        for round_ in range(settings.rounds):
+            for scenario in SCENARIOS:
+                order = list(targets) if round_ % 2 == 0 else list(reversed(targets))
+                for name in order:
+                    _say_live(f"round {round_ + 1} of {settings.rounds}: {scenario.name}, {name}")
+                    found = uvloop.run(_run(scenario, settings.scale, ports[name], targets[name].pid))
+                    samples.setdefault((scenario.name, name), []).append(found)
+    finally:
+        for process in targets.values():
+            process.terminate()
+        for process in targets.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10.0)
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+    _say_live("")
+    print(markdown(samples, list(targets)))
+    print(json.dumps(summary(samples, list(targets))))
+
+
+def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict[str, str]:
+    """Return the command of each target; {port} and {engine} stand for what is not known yet."""
+    try:
+        relay = build("relay", folder / "relay")
+    except FileNotFoundError as error:
+        fail(PROGRAM, str(error))
+    flags = f"-m specpilot.cli gateway --engine {engine} --port {{port}}"
+    plain = f"{sys.executable} {flags}"
+    ours = plain if settings.compiled is None else _compiled(settings.compiled, flags)
+    commands = {
+        FLOOR: f"{relay} {{port}} {settings.port}",
+        LOOP_FLOOR: f"{sys.executable} -m specpilot.bench.gateway.uvloop_relay {{port}} {settings.port}",
+        STACK_FLOOR: f"{sys.executable} -m specpilot.bench.gateway.uvloop_relay {{port}} {settings.port} parsed",
+        OURS: ours,
+        **({} if settings.workers == 1 else {_with_workers(settings.workers): f"{ours} --workers {settings.workers}"}),
+        **({} if settings.compiled is None else {PLAIN: plain}),
+        NAIVE: f"{sys.executable} -m specpilot.bench.gateway.naive_proxy {{port}} {engine}",
+    }
+    for item in settings.peer:
+        name, _, command = item.partition("=")
+        if not command or "{port}" not in command:
+            fail(PROGRAM, f"--peer: {item!r} is not name=command with {{port}} and {{engine}}")
+        commands[name] = command
+    return commands
+
+
+def _with_workers(workers: int) -> str:
+    return f"{OURS}, {workers} workers"
+
+
+def _compiled(folder: Path, flags: str) -> str:
+    """Return the command of a gateway whose hot path is the one compiled in `folder`."""
+    start = ["env", f"PYTHONPATH={folder.resolve()}", sys.executable, "-P"]
+    found = subprocess.run(
+        [*start, "-c", "import specpilot.gateway.relay.relay as relay; print(relay.__file__)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not found.stdout.strip().endswith(".so"):
+        fail(PROGRAM, f"--compiled: nothing compiled in {folder}; run `make compiled`")
+    return f"{shlex.join(start)} {flags}"
+
+
+async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
+    total = max(scenario.connections, round(scenario.requests * (1.0 if scenario.kind == "paced" else scale)))
+    body = json.dumps({
+        "model": "canned",
+        "messages": [{"role": "user", "content": f"{scenario.kind} {'x' * scenario.padding}"}],
+        "stream": scenario.kind != "json",
+    }).encode()  # fmt: skip
+    request = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        b"x-traffic-class: default\r\ncontent-length: %d\r\n\r\n%b"
+    ) % (len(body), body)
+    before, cpu = memory_of(pid), cpu_s_of(pid)
+    left = iter(range(total))
+    sample = Sample(0.0, 0.0, 0, 0)
+    began = time.perf_counter()
+    watching = asyncio.create_task(_watch_memory(pid, before, sample))
+    pause_s = STAGGER_S if scenario.kind == "paced" else 0.0
+    clients = (_client(port, request, left, sample, pause_s * at) for at in range(scenario.connections))
+    await asyncio.gather(*clients)
+    sample.seconds = time.perf_counter() - began
+    watching.cancel()
+    sample.cpu_s = cpu_s_of(pid) - cpu
+    return sample
+
+
+async def _client(port: int, request: bytes, left: Iterator[int], sample: Sample, after_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(after_s)
+    connection: Asker | None = None
+    for _ in left:
+        if connection is None or connection.is_closed:
+            _, connection = await loop.create_connection(Asker, "127.0.0.1", port)
+        try:
+            first, between = await connection.ask(request)
+        except ConnectionError:
+            sample.failed += 1
+            connection = None
+            continue
+        sample.first.append(first)
+        sample.between += between
+    if connection is not None:
+        connection.close()
+
+
+async def _watch_memory(pid: int, before: int, sample: Sample) -> None:
+    """Keep in `sample` by how much the process tree grew at most."""
+    while True:
+        sample.memory = max(sample.memory, memory_of(pid) - before)
+        await asyncio.sleep(0.2)
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _units(scenario: Scenario, sample: Sample) -> int:
+    return len(sample.first) * (EVENTS if scenario.kind != "json" else 1)
+
+
+def figures(samples: dict[tuple[str, str], list[Sample]], scenario: Scenario, name: str) -> dict[str, float]:
+    """Return a target's medians in a scenario: CPU µs a request or event, added ms, requests a second, KB a stream."""
+    mine, direct = samples[scenario.name, name], samples[scenario.name, DIRECT]
+
+    def added_ms(part: str, share: float) -> float:
+        return statistics.median(
+            1e3 * (_percentile(getattr(a, part), share) - _percentile(getattr(b, part), share))
+            for a, b in zip(mine, direct, strict=True)
+        )
+
+    return {
+        "cpu_us": statistics.median(1e6 * item.cpu_s / max(_units(scenario, item), 1) for item in mine),
+        "per_s": statistics.median(len(item.first) / item.seconds for item in mine),
+        "ttft_p50": added_ms("first", 0.5),
+        "ttft_p99": added_ms("first", 0.99),
+        "itl_p50": added_ms("between", 0.5),
+        "itl_p99": added_ms("between", 0.99),
+        "kb": statistics.median(item.memory for item in mine) / scenario.connections / 1e3,
+        "failed": sum(item.failed for item in mine),
+    }
+
+
+def markdown(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) -> str:
+    """Return one table for each scenario."""
+    lines = ["Added milliseconds are p50 / p99."]
+    for scenario in SCENARIOS:
+        unit = "event" if scenario.kind != "json" else "request"
+        lines += [
+            f"\n{scenario.name}\n",
+            f"| | CPU µs a {unit} | requests/s | first byte, added | between events, added | KB a stream | failed |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for name in names:
+            found = figures(samples, scenario, name)
+            cells = [f"{found['cpu_us']:.1f}", f"{found['per_s']:.0f}"]
+            cells += [f"{found[f'{part}_p50']:.2f} / {found[f'{part}_p99']:.2f}" for part in ("ttft", "itl")]
+            lines.append(f"| {name} | {' | '.join(cells)} | {found['kb']:.1f} | {found['failed']:.0f} |")
+    return "\n".join(lines)
+
+
+def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) -> dict[str, Any]:
+    """Return the figures of the last line."""
+    json_32 = next(item for item in SCENARIOS if item.name.startswith("json, 32 conn"))
+    paced = next(item for item in SCENARIOS if item.kind == "paced")
+    peers = [name for name in names if name not in (DIRECT, *FLOORS) and not name.startswith(OURS)]
+
+    def against_best_peer(scenario: Scenario, name: str) -> float:
+        best = min(figures(samples, scenario, peer)["cpu_us"] for peer in peers)
+        return round(figures(samples, scenario, name)["cpu_us"] / best, 3)
+
+    mine = figures(samples, paced, OURS)
+    found: dict[str, Any] = {
+        "json_cpu_vs_best_peer": against_best_peer(json_32, OURS),
+        "sse_cpu_vs_best_peer": against_best_peer(paced, OURS),
+        "json_floor_vs_best_peer": against_best_peer(json_32, FLOOR),
+        "sse_floor_vs_best_peer": against_best_peer(paced, FLOOR),
+        "json_stack_floor_vs_best_peer": against_best_peer(json_32, STACK_FLOOR),
+        "sse_stack_floor_vs_best_peer": against_best_peer(paced, STACK_FLOOR),
+        "added_ttft_ms_p99": round(mine["ttft_p99"], 2),
+        "added_itl_ms_p99": round(mine["itl_p99"], 2),
+        "kb_per_stream": round(mine["kb"], 1),
+        "peers": peers,
+    }
+    if PLAIN in names:
+        found["json_cpu_vs_not_compiled"] = round(
+            figures(samples, json_32, OURS)["cpu_us"] / figures(samples, json_32, PLAIN)["cpu_us"], 3
+        )
+    return found
+
+
+def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a chat request through the target is answered."""
+    deadline = time.monotonic() + START_WITHIN_S
+    while True:
+        try:
+            found = uvloop.run(_run(Scenario("start", 1, 1), 1.0, port, process.pid))
+        except OSError:
+            found = Sample(0.0, 0.0, 0, 1)
+        if found.first:
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            fail(PROGRAM, f"{name} did not answer a request within {START_WITHIN_S:.0f} s")
+        time.sleep(0.5)
+
+
+def _say_live(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+    elif text:
+        sys.stderr.write(text + "\n")

@@ -1,0 +1,218 @@
+"""`specpilot bench gateway-hostile`: what clients that mean no good cost everybody else.
+
+One gateway with an API key and one canned engine. Each hostile client plays in turn, while a process of its own asks
+for `/health` all the time: its slowest answer is the longest time that the gateway's loop stood still, and a little
+more. Peak memory is what the kernel saw (`VmHWM`), over what the gateway had before. Figures of a machine that does
+something else meanwhile are too high.
+
+A table, then one JSON object as the last line; the exit status is 1 when a bound was broken.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.chosen import chosen
+from specpilot.bench.gateway.stage import stage
+from specpilot.policy.settings import ProgramSettings, load
+
+PROGRAM = "specpilot bench gateway-hostile"
+KEY = "bench-key"
+STALL_MS = 10.0
+"""What nothing that a client sends may exceed, on a machine of one's own: a token of a fast stream comes every 5 ms."""
+MEMORY_MIB = 64.0
+ANSWER_S = 20.0
+WATCHED_S = 0.5
+"""Seconds after the answer in which the gateway is still watched: what it does then is the hostile client's, too."""
+_BODY_BYTES = 15_000_000
+_MIB = 1024 * 1024
+
+
+class GatewayHostileSettings(ProgramSettings):
+    """Play hostile clients against a gateway, and measure its longest stall and its peak memory."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_GATEWAY_HOSTILE_")
+
+    only: str = Field(default="", description="hostile clients to play, comma separated; default: all")
+    stall_ms: float = Field(default=STALL_MS, gt=0, description="longest stall of the loop that is allowed")
+    memory_mib: float = Field(default=MEMORY_MIB, gt=0, description="peak memory that one hostile client may cost")
+    out: Path = Field(default=Path(".specpilot/bench-gateway-hostile"), description="folder for logs")
+    port: int = Field(default=8710, ge=1, le=65000, description="first of the ports to use")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one hostile client did: what it was answered (0: nothing), the longest stall, the memory it cost at most."""
+
+    says: str
+    status: int
+    stall_ms: float
+    memory_mib: float
+
+
+def broken_bounds(row: Row, statuses: frozenset[int], stall_ms: float, memory_mib: float) -> list[str]:
+    """Return what `row` did that it must not; `statuses` are the answers that are right."""
+    checks = (
+        (row.status not in statuses, f"answered {row.status}, not one of {sorted(statuses)}"),
+        (row.stall_ms > stall_ms, f"the loop stood still for {row.stall_ms:.1f} ms"),
+        (row.memory_mib > memory_mib, f"{row.memory_mib:.0f} MiB of memory"),
+    )
+    return [said for is_broken, said in checks if is_broken]
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """A hostile client: `play` returns the status it was answered with, of which `statuses` are right."""
+
+    says: str
+    play: Callable[[int], Awaitable[int]]
+    statuses: frozenset[int]
+
+
+def head(length: int, more: str = "", *, has_key: bool = True) -> bytes:
+    """Return the head of a request of `length` bytes of body."""
+    key = f"authorization: Bearer {KEY}\r\n" if has_key else ""
+    return f"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n{key}{more}content-length: {length}\r\n\r\n".encode()
+
+
+async def _say(port: int, *parts: bytes, pause_s: float = 0.0) -> int:
+    """Send `parts` and return the status of the last answer that comes; 0 when none does."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def send() -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            if pause_s:
+                await asyncio.sleep(pause_s)
+
+    sending = asyncio.ensure_future(send())
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            line = await reader.readline()
+            return int(line.split(b" ")[1]) if line else 0
+    except (TimeoutError, OSError):
+        return 0
+    finally:
+        sending.cancel()
+        writer.transport.abort()
+
+
+def _body(text: bytes) -> Callable[[int], Awaitable[int]]:
+    return lambda port: _say(port, head(len(text)), text)
+
+
+def _repeated(before: bytes, item: bytes, after: bytes) -> bytes:
+    return before + item * ((_BODY_BYTES - len(before) - len(after)) // len(item)) + after
+
+
+_START = b'{"model":"canned","x":'
+_OK, _TOO_COMPLEX, _TOO_MANY = frozenset((200,)), frozenset((413,)), frozenset((431,))
+_BOMB = zlib.compress(b"[" * _BODY_BYTES)
+_MEMBERS = b'{"model":"canned","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
+
+HOSTILE: Mapping[str, Hostile] = {
+    "lists": Hostile("15 MB of lists", _body(_repeated(_START + b"[", b"[],", b"1]}")), _TOO_COMPLEX),
+    "members": Hostile("800,000 members beside vllm_xargs", _body(_MEMBERS), _TOO_COMPLEX),
+    "depth": Hostile("a body 5 million lists deep", _body(_repeated(_START, b"[", b"1")), _TOO_COMPLEX),
+    "escapes": Hostile("15 MB of escaped quotes", _body(_repeated(_START + b'"', b'\\"', b'"}')), _TOO_COMPLEX),
+    "digits": Hostile("a number of 15 million digits", _body(_repeated(_START, b"1", b"}")), _TOO_COMPLEX),
+    "image": Hostile("a string of 15 MB", _body(_repeated(_START + b'"', b"A", b'"}')), _OK),
+    "headers": Hostile("16,000 headers", lambda port: _say(port, head(2, "a:b\r\n" * 16_000), b"{}"), _TOO_MANY),
+    "slow bytes": Hostile(
+        "a body of two bytes at a time", lambda port: _say(port, head(9_000_000), *[b"  "] * 40_000), frozenset((0,))
+    ),
+    "pipelined": Hostile(
+        "a body without a key, behind another request",
+        lambda port: _say(port, head(2) + b"{}" + head(900_000, has_key=False) + b"x" * 900_000),
+        frozenset((400,)),
+    ),
+    "bomb": Hostile(
+        "a compressed bomb", lambda port: _say(port, head(len(_BOMB), "content-encoding: deflate\r\n"), _BOMB),
+        frozenset((400,)),
+    ),
+}  # fmt: skip
+
+
+def watch_health(port: int, pipe: Connection) -> None:
+    """Ask for `/health` until the pipe says stop, then send the slowest answer's seconds. In a process of its own."""
+    longest_s = 0.0
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pipe.send(0.0)
+        while not pipe.poll():
+            began = time.perf_counter()
+            link.sendall(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
+            if not link.recv(65_536):
+                break
+            longest_s = max(longest_s, time.perf_counter() - began)
+            time.sleep(0.0005)
+    pipe.send(longest_s)
+
+
+def peak_mib(pid: int) -> float:
+    """Return the most memory that the process had since `reset_peak`."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+def reset_peak(pid: int) -> None:
+    """Begin to watch the peak of a process anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def play(hostile: Hostile, port: int, pid: int) -> Row:
+    """Play `hostile` against the gateway on `port`, process `pid`."""
+    mine, theirs = multiprocessing.Pipe()
+    watcher = multiprocessing.get_context("spawn").Process(target=watch_health, args=(port, theirs))
+    watcher.start()
+    mine.recv()
+    reset_peak(pid)
+    before = peak_mib(pid)
+    status = asyncio.run(_played(hostile, port))
+    mine.send(None)
+    stall_s: float = mine.recv()
+    watcher.join()
+    return Row(hostile.says, status, stall_s * 1000, max(0.0, peak_mib(pid) - before))
+
+
+async def _played(hostile: Hostile, port: int) -> int:
+    status = await hostile.play(port)
+    await asyncio.sleep(WATCHED_S)
+    return status
+
+
+def main(arguments: list[str]) -> None:
+    """Run it; the last line is one JSON object, and the exit status is 1 when a bound was broken."""
+    settings = load(GatewayHostileSettings, PROGRAM, arguments)
+    names = chosen(PROGRAM, "--only", settings.only, HOSTILE) or list(HOSTILE)
+    rows: dict[str, Row] = {}
+    broken: list[str] = []
+    with stage(PROGRAM, settings.out, settings.port, 1) as scene:
+        keys = scene.out / "keys.json"
+        keys.write_text(json.dumps([{"key_id": "bench", "key": KEY}]))
+        pid = scene.start_gateway(settings.port, ("--api-keys-file", str(keys), "--no-access-log"))
+        for name in names:
+            row = rows[name] = play(HOSTILE[name], settings.port, pid)
+            bounds = broken_bounds(row, HOSTILE[name].statuses, settings.stall_ms, settings.memory_mib)
+            broken += [f"{name}: {said}" for said in bounds]
+            _print(f"{row.says:<46} {row.status:>4} {row.stall_ms:8.1f} ms {row.memory_mib:7.1f} MiB")
+    for said in broken:
+        _print(said)
+    _print(json.dumps({"rows": {name: asdict(row) for name, row in rows.items()}, "broken_bounds": broken}))
+    sys.exit(1 if broken else 0)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,156 @@
+"""Gateways as a user starts them, a Redis server and canned engines: processes of their own, with a hand on each."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from specpilot import embedded_redis
+from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.process_tree import tree
+from specpilot.policy.settings import fail
+
+START_WITHIN_S = 60.0
+ENDS_WITHIN_S = 60.0
+_SERVES = re.compile(rb"worker \d+ serves")
+ADMIN_TOKEN = "bench"  # noqa: S105 - of a gateway that lives for one measurement
+
+
+class GatewayStage:
+    """Starts, asks, breaks and stops the parts. Gateways listen on `port` and on, engines from `port + 10` on."""
+
+    def __init__(self, program: str, out: Path, port: int, engines: int) -> None:
+        """`program` is who speaks when something does not come up; `out` the folder for logs."""
+        self._program = program
+        self.out = out
+        self.port = port
+        self.engine_ports = [port + 10 + at for at in range(engines)]
+        self.engines: dict[int, subprocess.Popen[bytes]] = {}
+        self.gateways: dict[int, subprocess.Popen[bytes]] = {}
+        self._redis_command, self._redis_url = embedded_redis.server_command(out / "redis")
+        self.start_redis()
+
+    def start_redis(self) -> None:
+        """Start the Redis server, with what it kept."""
+        self.redis = subprocess.Popen(self._redis_command, stdout=subprocess.DEVNULL)
+
+    def start_engine(self, port: int) -> None:
+        """Start the engine of `port` and wait until it answers."""
+        self.engines[port] = subprocess.Popen(
+            [sys.executable, "-m", "specpilot.bench.gateway.canned_engine", str(port)]
+        )
+        wait_for(self._program, f"http://127.0.0.1:{port}/v1/models", START_WITHIN_S)
+
+    def kill_engine(self, port: int) -> None:
+        """Kill the engine of `port`."""
+        _kill(self.engines[port])
+
+    def set_mode(self, port: int, mode: dict[str, Any]) -> None:
+        """Make the engine of `port` fare as `bench.gateway.canned_engine` says."""
+        request = Request(f"http://127.0.0.1:{port}/mode", method="PUT", data=json.dumps(mode).encode())
+        with urlopen(request, timeout=5.0):  # noqa: S310 - an engine that we started
+            pass
+
+    def slots(self) -> dict[int, dict[str, int]]:
+        """Return what each engine holds now and has taken so far."""
+        found = {}
+        for port in self.engine_ports:
+            with urlopen(f"http://127.0.0.1:{port}/slots", timeout=5.0) as reply:
+                found[port] = json.load(reply)
+        return found
+
+    def start_gateway(self, port: int, flags: Sequence[str] = (), workers: int = 1) -> int:
+        """Start a gateway before all engines; return its process id once all of its workers serve.
+
+        Clients that came while only the first one serves would all stay with that.
+        """
+        command = [sys.executable, "-m", "specpilot.cli", "gateway", "--port", str(port), "--workers", str(workers)]
+        command += ["--redis-url", self._redis_url, "--admin-token", ADMIN_TOKEN]
+        for engine in self.engine_ports:
+            command += ["--engine", f"http://127.0.0.1:{engine}"]
+        path = self.out / f"gateway-{port}.log"
+        with path.open("ab") as log:
+            begin = log.tell()
+            process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
+        self.gateways[port] = process
+        wait_for(self._program, f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
+        if workers > 1:
+            self._wait_for_workers(path, begin, workers)
+        return process.pid
+
+    def _wait_for_workers(self, log: Path, begin: int, workers: int) -> None:
+        end = time.monotonic() + START_WITHIN_S
+        while len(_SERVES.findall(log.read_bytes()[begin:])) < workers:
+            if time.monotonic() > end:
+                fail(self._program, f"{log} does not say that {workers} workers serve within {START_WITHIN_S:.0f} s")
+            time.sleep(0.1)
+
+    def metrics(self, port: int) -> dict[str, float]:
+        """Return the metrics of the gateway on `port`, each summed over its labels, without their common prefix."""
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as reply:
+            text = reply.read().decode()
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name.removeprefix("specpilot_gateway_")
+                found[name] = found.get(name, 0.0) + sample.value
+        return found
+
+    def workers(self, port: int) -> list[int]:
+        """Return the process ids of the workers of the gateway on `port`."""
+        return tree(self.gateways[port].pid)[1:]
+
+    def stop_gateway(self, port: int) -> None:
+        """Let the gateway on `port` drain, and wait until it has ended."""
+        process = self.gateways.pop(port)
+        process.terminate()
+        process.wait(ENDS_WITHIN_S)
+
+    def kill_gateway(self, port: int) -> None:
+        """Kill the gateway on `port`."""
+        _kill(self.gateways.pop(port))
+
+    def complaints(self, port: int) -> list[str]:
+        """Return the errors that the gateway on `port` has logged: their first lines."""
+        with (self.out / f"gateway-{port}.log").open(errors="replace") as log:
+            return [line.rstrip() for line in log if line.startswith(("ERROR", "CRITICAL", "Traceback"))]
+
+    def close(self) -> None:
+        """Stop everything."""
+        for process in (*self.gateways.values(), *self.engines.values(), self.redis):
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in (*self.gateways.values(), *self.engines.values(), self.redis):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDS_WITHIN_S)
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def stage(program: str, out: Path, port: int, engines: int) -> Iterator[GatewayStage]:
+    """Run Redis and the engines, without a gateway."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    found = GatewayStage(program, out, port, engines)
+    try:
+        for engine in found.engine_ports:
+            found.start_engine(engine)
+        yield found
+    finally:
+        found.close()

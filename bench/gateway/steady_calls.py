@@ -1,0 +1,116 @@
+"""Clients that keep a set number of requests in flight, whatever happens to them, and count what did.
+
+They go to one of several gateways, as behind a load balancer: to those whose `/ready` says so, and elsewhere at once
+when a connection is refused. On a gateway that is no longer ready they finish what they have, and then change.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from specpilot.bench.gateway.call_mix import Mix
+from specpilot.bench.gateway.judged_call import Caller, Verdict, connect
+
+LOOK_EVERY_S = 0.1
+REFUSED_PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of requests: `what` by verdict, `codes` of all not right; `lost_later`: see `SteadyCalls.cut_at`."""
+
+    sent: int = 0
+    what: Counter[str] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    lost_later: int = 0
+
+
+class SteadyCalls:
+    """Calls to the gateways on `ports`. `leaves`: the phase in which half of the clients leave while `is_leaving`.
+
+    `cut_at` is when connections were cut: of requests begun after it none may be lost (monotonic seconds).
+    """
+
+    def __init__(self, ports: Sequence[int], mix: Mix, clients: int, leaves: str = "") -> None:
+        self.counts = Counts()
+        self.cut_at = float("inf")
+        self.is_leaving = False
+        self._ports = list(ports)
+        self._ready = list(ports)
+        self._mix = mix
+        self._clients = clients
+        self._leaves = leaves
+        self._rng = random.Random(len(ports))  # noqa: S311 - a reproducible load
+        self._is_over = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the requests in flight; at the end let those under way come to theirs."""
+        self._is_over = False
+        async with asyncio.TaskGroup() as group:
+            for at in range(self._clients):
+                group.create_task(self._client(may_leave=at % 2 == 0))
+            looking = group.create_task(self._look())
+            try:
+                yield
+            finally:
+                self._is_over = True
+                looking.cancel()
+
+    async def _client(self, *, may_leave: bool) -> None:
+        caller: Caller | None = None
+        port = 0
+        while not self._is_over:
+            if caller is None or caller.is_closed or port not in self._ready:
+                if caller is not None:
+                    caller.close()
+                caller, port = await self._connect()
+            call = self._mix.leaving(self._leaves) if may_leave and self.is_leaving else self._mix.draw()
+            self.counts.sent += 1
+            began = time.monotonic()
+            verdict = await caller.ask(call)
+            if verdict not in call.expected:
+                self._note(verdict, began)
+                await asyncio.sleep(REFUSED_PAUSE_S)
+            self.counts.what[verdict.what] += 1
+        if caller is not None:
+            caller.close()
+
+    def _note(self, verdict: Verdict, began: float) -> None:
+        self.counts.codes[str(verdict)] += 1
+        if verdict.what == "lost" and began > self.cut_at:
+            self.counts.lost_later += 1
+
+    async def _connect(self) -> tuple[Caller, int]:
+        while True:
+            port = self._rng.choice(self._ready or self._ports)
+            try:
+                return await connect(port), port
+            except OSError:
+                if port in self._ready:
+                    self._ready.remove(port)
+                await asyncio.sleep(0.01)
+
+    async def _look(self) -> None:
+        if len(self._ports) == 1:
+            return
+        while True:
+            found = await asyncio.gather(*map(_is_ready, self._ports))
+            self._ready = [port for port, is_ready in zip(self._ports, found, strict=True) if is_ready]
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _is_ready(port: int) -> bool:
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /ready HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")
+            line = await reader.readline()
+            writer.close()
+    except OSError:
+        return False
+    return line.startswith(b"HTTP/1.1 200 ")

@@ -1,0 +1,181 @@
+"""The running system as a measurement sees it: its admin API, its engines' counters, and how to start one."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import IO, Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from specpilot.policy import engine_metrics as names
+from specpilot.policy.settings import fail
+
+GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no number here depends on our counters
+LATENCY = "vllm:inter_token_latency_seconds_bucket"
+"""vLLM's histogram of the seconds between two tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The engines' counters at one moment: generated tokens, K and acceptance counts by class, inter-token latency.
+
+    `active_k` is the mean K of a class's running decodes, absent where none runs. `drafts`, `verified_tokens` (the sum
+    of their K) and `delivered_tokens` count since the engines' starts. `latency` counts inter-token latencies up to
+    each of vLLM's bounds, in seconds.
+    """
+
+    at: float
+    tokens: float
+    active_k: Mapping[str, float]
+    drafts: Mapping[str, float]
+    verified_tokens: Mapping[str, float]
+    delivered_tokens: Mapping[str, float]
+    latency: Mapping[float, float]
+
+
+def reading(pages: Iterable[str], at: float) -> Reading:
+    """Return what the engines' `pages` of metrics say together."""
+    sums: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    latency: defaultdict[float, float] = defaultdict(float)
+    for page in pages:
+        gauges: dict[str, dict[str, float]] = {names.ACTIVE_K: {}, names.RUNNING_DECODES: {}}
+        for sample in (item for family in text_string_to_metric_families(page) for item in family.samples):
+            traffic_class = sample.labels.get(names.LABEL_CLASS, "")
+            if sample.name in gauges:
+                gauges[sample.name][traffic_class] = sample.value
+            elif sample.name == LATENCY:
+                latency[float(sample.labels["le"])] += sample.value
+            else:
+                sums[sample.name][traffic_class] += sample.value
+            if sample.name == names.DRAFTS:
+                sums["verified"][traffic_class] += sample.value * int(sample.labels[names.LABEL_K])
+        for name, decodes in gauges[names.RUNNING_DECODES].items():
+            if name in gauges[names.ACTIVE_K]:
+                sums["running"][name] += decodes
+                sums["running_k"][name] += decodes * gauges[names.ACTIVE_K][name]
+    return Reading(
+        at,
+        sum(sums[GENERATED].values()),
+        {name: sums["running_k"][name] / decodes for name, decodes in sums["running"].items() if decodes},
+        sums[names.DRAFTS],
+        sums["verified"],
+        sums[names.DECODE_TOKENS],
+        latency,
+    )
+
+
+class System:
+    """Speaks to the gateway, the controller and the engines of one running system.
+
+    `engine_urls` are asked of the controller if not given.
+    """
+
+    def __init__(
+        self, gateway_url: str, admin_url: str, admin_token: str | None, engine_urls: Sequence[str] | None = None
+    ) -> None:
+        self.gateway_url = gateway_url
+        self.admin_url = admin_url
+        self._token = admin_token
+        self._engine_urls = engine_urls
+
+    def is_up(self) -> bool:
+        """Whether gateway and controller answer."""
+        try:
+            with urlopen(f"{self.gateway_url}/ready", timeout=2.0), urlopen(f"{self.admin_url}/health", timeout=2.0):  # noqa: S310
+                return True
+        except (OSError, HTTPException):
+            return False
+
+    def engine_urls(self) -> Sequence[str]:
+        """Return where the engines are."""
+        if self._engine_urls is not None:
+            return self._engine_urls
+        return [str(engine["url"]) for engine in _items(self._admin("GET", "/admin/engines")[0])]
+
+    def policy(self, model: str) -> dict[str, Any]:
+        """Return the model's policy document."""
+        body, _ = self._admin("GET", f"/admin/policies/{model}")
+        return dict(body.get("policy", body))
+
+    def put_policy(self, policy: Mapping[str, Any]) -> None:
+        """Replace the model's policy."""
+        path = f"/admin/policies/{policy['model']}"
+        _, etag = self._admin("GET", path)
+        self._admin("PUT", path, policy, {"If-Match": etag})
+
+    def read(self) -> Reading:
+        """Return the sum of the engines' counters."""
+        pages = []
+        for url in self.engine_urls():
+            with urlopen(f"{url}/metrics", timeout=5.0) as reply:  # noqa: S310 - an engine of the system
+                pages.append(reply.read().decode())
+        return reading(pages, time.monotonic())
+
+    def decisions(self, model: str, since: float) -> list[dict[str, Any]]:
+        """Return the decisions made since `since` (Unix seconds), oldest first."""
+        found = _items(self._admin("GET", f"/admin/decisions?model={model}&limit=1000")[0])
+        return [item for item in reversed(found) if item["at"] >= since]
+
+    def put_speculation(self, document: Mapping[str, Any]) -> None:
+        """Give every engine this schedule, past the controller."""
+        for url in self.engine_urls():
+            request = Request(f"{url}/speculation", method="PUT", data=json.dumps(document).encode())  # noqa: S310
+            request.add_header("Content-Type", "application/json")
+            with urlopen(request, timeout=10.0):  # noqa: S310
+                pass
+
+    def _admin(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[Any, str]:
+        request = Request(  # noqa: S310 - the address that the user gave
+            self.admin_url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", **(headers or {})},
+        )
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            with urlopen(request, timeout=10.0) as reply:  # noqa: S310
+                return json.load(reply), reply.headers.get("ETag", "")
+        except HTTPError as error:
+            fail("specpilot bench", f"{method} {path}: {error.code} {error.read().decode(errors='replace')}")
+
+
+def start_own(arguments: list[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start `specpilot up` as a child, its output shown, or written to `output`; the caller stops it."""
+    return subprocess.Popen([sys.executable, "-m", "specpilot.cli", "up", *arguments], stdout=output, stderr=output)
+
+
+def stop_own(process: subprocess.Popen[bytes]) -> None:
+    """Stop what `start_own` started and wait for it."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(60.0)
+
+
+def wait_for(program: str, url: str, within_s: float) -> None:
+    """Return once a GET of `url` succeeds; end `program` with one line when it does not in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            with urlopen(url, timeout=2.0):  # noqa: S310 - a program that we started
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                fail(program, f"nothing answered at {url} within {within_s:.0f} s")
+            time.sleep(0.3)
+
+
+def _items(body: Any) -> list[dict[str, Any]]:
+    if isinstance(body, dict):
+        return list(next(value for value in body.values() if isinstance(value, list)))
+    return list(body)

@@ -1,0 +1,134 @@
+"""What a load looks like over time: phases, each of some streams of requests. A trace is a JSON file.
+
+Pure, but for reading the file. `demand` maps a stream's name to how many of its requests are kept in flight; where a
+stream is not simply of the class and the prompts that its name says, to a `Stream`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from specpilot.bench.data.shipped import SHIPPED, conversations
+from specpilot.policy.codec import decode, from_plain
+from specpilot.policy.types import is_class_name
+
+TRACES = Path(__file__).resolve().parent / "traces"
+
+STRICT: Mapping[str, Any] = {"extra": "forbid"}
+"""Unknown fields are faults, as in every document."""
+
+REPLY_TOKENS = (64, 192)
+"""Shortest and longest reply of a stream that does not say, in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests of one kind, `count` of them in flight.
+
+    `traffic_class` and `prompts` are the stream's name where they are not given, `temperature` is the phase's.
+    `prompts` names a file of prompts or a data set that is made here. A reply has `reply_tokens` tokens, from the
+    first number to the second.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    count: int
+    traffic_class: str | None = None
+    prompts: str | None = None
+    temperature: float | None = None
+    reply_tokens: tuple[int, int] = REPLY_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the requests of a stream have in common, every default filled in."""
+
+    traffic_class: str
+    prompts: str
+    temperature: float
+    reply_tokens: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of steady load."""
+
+    __pydantic_config__: ClassVar = STRICT
+    name: str
+    seconds: float
+    demand: Mapping[str, int | Stream]
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0:
+            raise ValueError(f"seconds is {self.seconds}; it must be above 0")
+        counts = [stream if isinstance(stream, int) else stream.count for stream in self.demand.values()]
+        if not counts or min(counts) < 1:
+            raise ValueError("demand must give at least one stream at least 1 request in flight")
+        for name, stream in self.demand.items():
+            given = None if isinstance(stream, int) else stream.traffic_class
+            if not is_class_name(given or name):
+                field = f"demand.{name}.traffic_class" if given else f"demand.{name}"
+                raise ValueError(f"{field} is not a class name; begin with a lower-case letter, or name the class")
+            if not isinstance(stream, int) and not 1 <= stream.reply_tokens[0] <= stream.reply_tokens[1]:
+                raise ValueError(f"demand.{name}.reply_tokens must be two numbers from 1, the larger one last")
+
+    @property
+    def streams(self) -> Mapping[Kind, int]:
+        """How many requests of each kind are in flight."""
+        found: dict[Kind, int] = {}
+        for name, given in self.demand.items():
+            stream = Stream(given) if isinstance(given, int) else given
+            kind = Kind(
+                stream.traffic_class or name,
+                stream.prompts or name,
+                self.temperature if stream.temperature is None else stream.temperature,
+                stream.reply_tokens,
+            )
+            found[kind] = found.get(kind, 0) + stream.count
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Phases in their order, played without a pause."""
+
+    __pydantic_config__: ClassVar = STRICT
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        if not self.phases:
+            raise ValueError("phases must not be empty")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Every class that the trace asks for."""
+        return tuple(sorted({kind.traffic_class for phase in self.phases for kind in phase.streams}))
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Every set of prompts that it takes."""
+        return tuple(sorted({kind.prompts for phase in self.phases for kind in phase.streams}))
+
+    def stretched(self, factor: float) -> "Trace":
+        """Return the same trace with every phase `factor` times as long."""
+        return Trace(
+            tuple(Phase(item.name, item.seconds * factor, item.demand, item.temperature) for item in self.phases)
+        )
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the trace that the file states; raises `OSError` or `InvalidDocumentError`."""
+    return from_plain(Trace, decode(dict, path.read_text()))
+
+
+def read_prompts(folder: Path, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+    """Return for each name the chat requests in `folder/<name>.jsonl`, or of the shipped data set; raises `OSError`."""
+    return {name: _requests(folder / f"{name}.jsonl", name) for name in names}
+
+
+def _requests(path: Path, name: str) -> list[dict[str, Any]]:
+    if name in SHIPPED and not path.exists():
+        return [{"messages": list(conversation.turns[0])} for conversation in conversations(name)]
+    return [json.loads(line) for line in path.read_text().splitlines() if line]

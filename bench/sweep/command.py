@@ -1,0 +1,160 @@
+"""`specpilot bench sweep`: does speculation pay here, at which K, at what load, for which text; what adaptive K adds.
+
+Every arm (no speculation, EAGLE-3 and P-EAGLE at each K, adaptive K) at every load with every data set, several
+times, against engines that it starts, or against endpoints given by URL. Arms take turns cell by cell. Each cell is a
+JSON file in the names of `vllm bench serve`; interrupted, the same command goes on where it stopped. The report is
+`report.md` and `report.html`.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.sweep import report
+from specpilot.bench.sweep.endpoint import EndpointError
+from specpilot.bench.sweep.measure import CellFailedError, measure
+from specpilot.bench.sweep.plan import Cell, Load, plan
+from specpilot.bench.sweep.settings import Question, SharedSettings, numbers, question
+from specpilot.bench.sweep.store import OtherSweepError, Store, cells_in, digest, place_of
+from specpilot.bench.sweep.systems import SystemFailedError, Systems
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench sweep"
+
+
+class SweepSettings(SharedSettings, ProgramSettings):
+    """Measure every arm at every load with every data set."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_SWEEP_")
+
+    out: Path = Field(default=Path(".specpilot/bench-sweep"), description="folder for the cells and the report")
+    concurrency: str = Field(default="1,4,8,32", description="conversations in flight, comma separated")
+    request_rate: str = Field(default="", description="conversations a second (open loop), in place of --concurrency")
+    repetitions: int = Field(default=3, ge=1, description="how often each cell is measured")
+    report_only: bool = Field(default=False, description="measure nothing; write the report of the cells in --out")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it. Exit status 1 when a server failed: what was measured is kept, with a report of it."""
+    settings = load(SweepSettings, PROGRAM, arguments)
+    if settings.report_only:
+        if not cells_in(settings.out):
+            fail(PROGRAM, f"--out: no cell was measured into {settings.out}")
+        _report(settings.out)
+        return
+    asked = question(PROGRAM, settings, settings.out)
+    loads = _loads(settings)
+    try:
+        store = Store(settings.out, _what_a_cell_is(settings, asked))
+    except OtherSweepError as error:
+        fail(PROGRAM, f"--out: {error}")
+    except OSError as error:
+        fail(PROGRAM, f"--out: {error.filename}: {error.strerror}")
+    names = [item.name for item in asked.data_sets]
+    cells = plan(asked.arms, names, loads, settings.repetitions, one_at_a_time=settings.one_at_a_time)
+    failure = _run(settings, asked, store, cells)
+    if store.cells():
+        _report(settings.out)
+    if failure is not None:
+        sys.stderr.write(f"{PROGRAM}: {failure}\n")
+        sys.exit(1)
+
+
+def _report(folder: Path) -> None:
+    _say(f"{report.write(cells_in(folder), folder)}\nreport: {folder / 'report.html'} and report.md beside it")
+
+
+def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence[Cell]) -> str | None:
+    """Measure what is missing; return what ended it early, if something did."""
+    missing = [cell for cell in cells if not store.has(cell)]
+    if len(missing) < len(cells):
+        _say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
+    conversations = {item.name: item.conversations for item in asked.data_sets}
+    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time)
+    kept = f"cells measured so far are kept in {store.folder}: the same command goes on from there"
+    place, spent_s = "", 0.0
+    warm: set[str] = set()
+    try:
+        if not settings.one_at_a_time:
+            _start(systems, asked, missing)
+        for number, cell in enumerate(missing, start=1):
+            place = f"cell {cell.name}: "
+            system = systems.use(cell.arm.system)
+            data = conversations[cell.data_set]
+            if system.url not in warm:  # the first requests of a server compile and fill caches
+                measure(system, cell._replace(load=Load(concurrency=2)), data, asked.conditions)
+                warm.add(system.url)
+            began = time.monotonic()
+            found = measure(system, cell, data, asked.conditions)
+            store.put(cell, place_of(cell) | found)
+            spent_s += time.monotonic() - began
+            _say(_progress(number, len(missing), cell, found, spent_s / number * (len(missing) - number)))
+    except (CellFailedError, EndpointError, SystemFailedError) as error:
+        return f"{place}{error}; {kept}"
+    except KeyboardInterrupt:
+        return f"interrupted; {kept}"
+    finally:
+        systems.stop()
+    return None
+
+
+def _start(systems: Systems, asked: Question, missing: Sequence[Cell]) -> None:
+    names = list(dict.fromkeys(cell.arm.system for cell in missing))
+    own = [name for name in names if name not in asked.endpoints]
+    if own:
+        _say(f"starting engines: {', '.join(own)}; their output is in {asked.own.folder / 'logs'}")
+    systems.start(names)
+
+
+def _what_a_cell_is(settings: SweepSettings, asked: Question) -> dict[str, Any]:
+    """Return the settings that all cells of a folder must share."""
+    given = asked.conditions
+    found: dict[str, Any] = {
+        "model": settings.served_model if asked.endpoints else asked.own.model,
+        "engine_args": settings.engine_args,
+        "num_prompts": settings.num_prompts,
+        "output_tokens": settings.output_tokens,
+        "output_spread": settings.output_spread,
+        "think_time_s": settings.think_time_s,
+        "sampling": asdict(given.sampling),
+        "burstiness": given.burstiness,
+        "goodput": dict(given.slo_ms),
+        "price_per_hour": given.price_per_hour,
+    }
+    found |= {f"data {item.name}": digest(item.conversations) for item in asked.data_sets}
+    return found | (
+        {f"endpoint {name}": url for name, url in asked.endpoints.items()}
+        or {f"head {name}": head for name, head in asked.own.heads.items()}
+    )
+
+
+def _loads(settings: SweepSettings) -> list[Load]:
+    if not settings.request_rate:
+        return [Load(concurrency=item) for item in numbers(PROGRAM, "--concurrency", settings.concurrency, least=1)]
+    try:
+        rates = [float(item) for item in settings.request_rate.split(",") if item]
+    except ValueError:
+        rates = []
+    if not rates or min(rates) <= 0:
+        fail(PROGRAM, f"--request-rate: {settings.request_rate!r} is not a list of rates like 0.5,2")
+    return [Load(request_rate=rate) for rate in rates]
+
+
+def _progress(number: int, count: int, cell: Cell, found: dict[str, Any], left_s: float) -> str:
+    length = found.get("spec_decode_acceptance_length")
+    accepted = f", acceptance length {length:.2f}" if length is not None else ""
+    failed = f", {found['failed']} failed" if found["failed"] else ""
+    where = f"{cell.arm.name:<14} {cell.data_set:<12} {cell.load.name:<5} #{cell.repetition}"
+    time_left = f"{left_s / 60:.0f} min left" if left_s >= 90 else f"{left_s:.0f} s left"  # noqa: PLR2004 - a minute and a half
+    return f"[{number}/{count}] {where} {found['output_throughput']:8.0f} tok/s{accepted}{failed}; {time_left}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,119 @@
+"""Measures one cell: sets K, plays the load, reads counters and processes before and after."""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specpilot.bench.data.conversation import Conversation
+from specpilot.bench.load.answer import Run
+from specpilot.bench.load.arrivals import arrival_times
+from specpilot.bench.load.chat_client import ChatClient, Sampling
+from specpilot.bench.load.conversations import Work, closed_loop, open_loop
+from specpilot.bench.report.gpu_use import GpuUse
+from specpilot.bench.report.process_tree import cpu_s_of, memory_of
+from specpilot.bench.sweep import endpoint
+from specpilot.bench.sweep.figures import Use, figures
+from specpilot.bench.sweep.plan import ADAPTIVE, Cell, Load
+from specpilot.bench.sweep.spec_decode import SpecDecode
+from specpilot.bench.sweep.systems import RunningSystem, has_gpu
+
+
+class CellFailedError(RuntimeError):
+    """A cell that cannot be kept: no request of it was answered, or its server is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What is alike in all cells. `settle_s` of load come before a cell of an arm whose K sets itself."""
+
+    work: Work
+    sampling: Sampling
+    slo_ms: Mapping[str, float]
+    model: str | None = None
+    api_key: str | None = None
+    burstiness: float = 1.0
+    settle_s: float = 5.0
+    price_per_hour: float | None = None
+    rounds: int = 3
+    """Requests of a cell for each one in flight, at least: else most of a cell is its beginning and end."""
+
+
+def measure(
+    system: RunningSystem,
+    cell: Cell,
+    conversations: tuple[Conversation, ...],
+    given: Conditions,
+) -> dict[str, Any]:
+    """Return the figures of one cell.
+
+    Raises `EndpointError` when the server is not there, `CellFailedError` when it was lost or answered nothing.
+    """
+    model = given.model or endpoint.model_of(system.url, given.api_key)
+    if cell.arm.k is not None:
+        endpoint.set_k(system.url, cell.arm.k)
+    requests = max(given.work.requests, given.rounds * (cell.load.concurrency or 1))
+    work = replace(given.work, conversations=conversations, requests=requests, first=(cell.repetition - 1) * requests)
+    before = cpu_s_of(system.pid) if system.pid is not None else 0.0
+    played = asyncio.run(_play(system, model, cell, work, given))
+    use = None
+    if system.pid is not None:
+        cores = (cpu_s_of(system.pid) - before) / played.seconds
+        use = Use(cores, memory_of(system.pid), played.gpu.utilization_ratio, played.gpu.memory_bytes)
+    errors = [answer.error for answer in played.run.answers if answer.error is not None]
+    if errors:
+        try:
+            endpoint.model_of(system.url, given.api_key)
+        except endpoint.EndpointError as error:
+            raise CellFailedError(f"{system.url} was lost midway: {error}") from error
+        if len(errors) == len(played.run.answers):
+            raise CellFailedError(f"{system.url} answered no request: {errors[0]}")
+    spec = played.after.since(played.before) if played.before is not None and played.after is not None else None
+    found = figures(played.run, slo_ms=given.slo_ms, spec_decode=spec, use=use, price_per_hour=given.price_per_hour)
+    return found | {"model_id": model, "num_prompts": len(played.run.answers), "errors": errors[:3]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A run, the server's counters around it, its GPUs' use, and the seconds with what came before it."""
+
+    run: Run
+    before: SpecDecode | None
+    after: SpecDecode | None
+    gpu: GpuUse
+    seconds: float
+
+
+async def _play(system: RunningSystem, model: str, cell: Cell, work: Work, given: Conditions) -> _Played:
+    async with ChatClient(system.url, model, given.sampling, given.api_key) as client:
+        began = time.perf_counter()
+        load = cell.load
+        if cell.arm.system == ADAPTIVE and given.settle_s > 0:
+            await _settle(client, load, work, given)
+        before = await asyncio.to_thread(endpoint.counters, system.url)
+        with GpuUse(has_gpu=system.pid is not None and has_gpu()) as gpu:
+            if load.concurrency is not None:
+                run = await closed_loop(client, work, load.concurrency)
+            else:
+                rate = load.request_rate or 1.0
+                arrivals = arrival_times(rate, given.burstiness, work.requests, random.Random(work.first))  # noqa: S311
+                run = await open_loop(client, work, arrivals)
+        after = await asyncio.to_thread(endpoint.counters, system.url)
+        return _Played(run, before, after, gpu, time.perf_counter() - began)
+
+
+async def _settle(client: ChatClient, load: Load, work: Work, given: Conditions) -> None:
+    """Play the cell's own load for some seconds, unmeasured: what learning costs is not what a cell asks."""
+    unmeasured = replace(work, requests=1_000_000, first=work.first + work.requests)
+    try:
+        async with asyncio.timeout(given.settle_s):
+            if load.concurrency is not None:
+                await closed_loop(client, unmeasured, load.concurrency)
+            else:
+                count = int((load.request_rate or 1.0) * given.settle_s) + 1
+                arrivals = arrival_times(load.request_rate or 1.0, given.burstiness, count, random.Random(0))  # noqa: S311
+                await open_loop(client, unmeasured, arrivals)
+    except TimeoutError:
+        return

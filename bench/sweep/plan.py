@@ -1,0 +1,96 @@
+"""What a sweep measures and in which order. Pure.
+
+A *system* is a server that runs: one of our own, or an endpoint. An *arm* is a system at a K. A *cell* is one arm at
+one load with one data set in one repetition. Cells that are compared stand beside one another in time: for each
+repetition, data set and load every arm has its turn, and each repetition begins with another arm, so that a machine
+that grows slower or faster treats all alike. Where only one engine fits on the machine, each has its turn with all of
+its cells instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+
+NO_SPECULATION = "none"
+EAGLE_3 = "eagle3"
+P_EAGLE = "p-eagle"
+ADAPTIVE = "adaptive"
+SYSTEMS = (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE)
+"""The systems that the sweep can start itself; endpoints that bear these names have their roles in the report."""
+
+STEPPED = (EAGLE_3, P_EAGLE)
+"""Systems that have an arm for each K, where the server lets K be set."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Arm:
+    """A system at K draft tokens; `k` is `None` where nobody sets it."""
+
+    system: str
+    k: int | None = None
+
+    @property
+    def name(self) -> str:
+        """`p-eagle-k7`, or the system's name alone."""
+        return self.system if self.k is None else f"{self.system}-k{self.k}"
+
+
+class Load(NamedTuple):
+    """How much is asked at once: conversations in flight (closed loop), or beginning each second (open loop)."""
+
+    concurrency: int | None = None
+    request_rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """`c8` or `r2.5`."""
+        return f"c{self.concurrency}" if self.concurrency is not None else f"r{self.request_rate:g}"
+
+
+class Cell(NamedTuple):
+    """One measurement; repetitions count from 1."""
+
+    arm: Arm
+    data_set: str
+    load: Load
+    repetition: int
+
+    @property
+    def name(self) -> str:
+        """What its file is called, without the suffix."""
+        return f"{self.arm.name}__{self.data_set}__{self.load.name}__{self.repetition}"
+
+
+def plan(
+    arms: Sequence[Arm],
+    data_sets: Sequence[str],
+    loads: Sequence[Load],
+    repetitions: int,
+    *,
+    one_at_a_time: bool = False,
+) -> list[Cell]:
+    """Return every cell in the order in which they are measured."""
+    cells = []
+    for repetition in range(repetitions):
+        if one_at_a_time:
+            groups = [list(group) for _, group in groupby(arms, key=lambda arm: arm.system)]
+            for group in _turned(groups, repetition, repetitions):
+                cells += [
+                    Cell(arm, data, load, repetition + 1) for data in data_sets for load in loads for arm in group
+                ]
+            continue
+        for index, (data, load) in enumerate((data, load) for data in data_sets for load in loads):
+            turned = _turned(arms, repetition, repetitions)
+            # every other block runs backwards, so that no arm always follows the same one
+            ordered = turned if (index + repetition) % 2 == 0 else list(reversed(turned))
+            cells += [Cell(arm, data, load, repetition + 1) for arm in ordered]
+    return cells
+
+
+def _turned(items: Sequence[T], repetition: int, repetitions: int) -> list[T]:
+    """Return the items, beginning with another one in each repetition."""
+    first = repetition * len(items) // repetitions
+    return [*items[first:], *items[:first]]

@@ -1,0 +1,172 @@
+"""`specpilot bench rate`: up to which request rate does each arm keep an SLO?
+
+An open-loop load (Poisson or bursty) at rates found by search: doubled until the SLO breaks, then bisected. The SLO
+holds where `--attainment` of the requests are whole and within every bound of `--goodput`. Arms take turns trial by
+trial. Each trial is a file like a cell of a sweep; interrupted, the same command goes on where it stopped.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.sweep.endpoint import EndpointError
+from specpilot.bench.sweep.measure import CellFailedError, measure
+from specpilot.bench.sweep.plan import Arm, Cell, Load
+from specpilot.bench.sweep.rate_search import Trial, bounds, next_rate
+from specpilot.bench.sweep.settings import Question, SharedSettings, question
+from specpilot.bench.sweep.store import OtherSweepError, Store, digest, place_of
+from specpilot.bench.sweep.systems import SystemFailedError, Systems
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench rate"
+LEAST_REQUESTS = 20
+"""Requests of a trial, at least: of fewer, one more or less would be more than the attainment asks."""
+
+
+class RateSettings(SharedSettings, ProgramSettings):
+    """Find the rate at which an SLO breaks, for each arm."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_RATE_")
+
+    out: Path = Field(default=Path(".specpilot/bench-rate"), description="folder for the trials and the report")
+    goodput: str = Field(default="ttft:1000,tpot:50", description="the SLO in ms, as ttft:500,tpot:50,e2el:5000")
+    attainment: float = Field(default=0.95, gt=0, le=1, description="share of requests that must keep the SLO")
+    start_rate: float = Field(default=1.0, gt=0, description="conversations a second of the first trial")
+    highest_rate: float = Field(default=1000.0, gt=0, description="highest rate to try")
+    precision: float = Field(default=0.1, gt=0, description="how near the two neighbouring rates must come, as a ratio")
+    trial_s: float = Field(default=20.0, gt=0, description="seconds in which the conversations of a trial begin")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it. Exit status 1 when a server failed: trials so far are kept."""
+    settings = load(RateSettings, PROGRAM, arguments)
+    asked = question(PROGRAM, settings, settings.out)
+    try:
+        store = Store(settings.out, _what_a_trial_is(settings, asked))
+    except OtherSweepError as error:
+        fail(PROGRAM, f"--out: {error}")
+    except OSError as error:
+        fail(PROGRAM, f"--out: {error.filename}: {error.strerror}")
+    failure = _search(settings, asked, store)
+    text = report(store.cells(), settings.goodput, settings.attainment)
+    (settings.out / "report.md").write_text(text)
+    _say(f"\n{text}\nreport: {settings.out / 'report.md'}")
+    if failure is not None:
+        sys.stderr.write(f"{PROGRAM}: {failure}\n")
+        sys.exit(1)
+
+
+def _search(settings: RateSettings, asked: Question, store: Store) -> str | None:
+    """Try rates for every arm and data set, in turns, until each is found; return what ended it early."""
+    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time)
+    open_searches = [(arm, item) for item in asked.data_sets for arm in asked.arms]
+    place = ""
+    try:
+        if not settings.one_at_a_time:
+            systems.start(list(dict.fromkeys(arm.system for arm in asked.arms)))
+        while open_searches:
+            for search in list(open_searches):
+                arm, item = search
+                rate = next_rate(
+                    trials(store.cells(), arm, item.name, settings.attainment),
+                    settings.start_rate,
+                    settings.precision,
+                    settings.start_rate / 64,
+                    settings.highest_rate,
+                )
+                if rate is None:
+                    open_searches.remove(search)
+                    continue
+                cell = Cell(arm, item.name, Load(request_rate=round(rate, 4)), 1)
+                place = f"trial {cell.name}: "
+                turns = fmean(len(conversation.turns) for conversation in item.conversations)
+                requests = max(LEAST_REQUESTS, round(rate * settings.trial_s * turns))
+                given = replace(asked.conditions, work=replace(asked.conditions.work, requests=requests))
+                found = measure(systems.use(arm.system), cell, item.conversations, given)
+                store.put(cell, place_of(cell) | found)
+                _say(_line(cell, found, settings.attainment))
+    except (CellFailedError, EndpointError, SystemFailedError) as error:
+        return f"{place}{error}; trials so far are kept in {store.folder}: the same command goes on from there"
+    except KeyboardInterrupt:
+        return f"interrupted; trials so far are kept in {store.folder}: the same command goes on from there"
+    finally:
+        systems.stop()
+    return None
+
+
+def trials(cells: Sequence[dict[str, Any]], arm: Arm, data_set: str, attainment: float) -> list[Trial]:
+    """Return the trials of one arm with one data set."""
+    return [
+        Trial(cell["request_rate"], _attained(cell) >= attainment)
+        for cell in cells
+        if cell["arm"] == arm.name and cell["dataset"] == data_set
+    ]
+
+
+def report(cells: Sequence[dict[str, Any]], goodput: str, attainment: float) -> str:
+    """Return, for each arm and data set, between which rates the SLO breaks, and what was seen at the lower one."""
+    lines = [
+        f"# Rates at which the SLO breaks\n\n{goodput} (ms) for {attainment:.0%} of the requests.\n",
+        "| data set | arm | holds at, a second | breaks at | TTFT p99, ms | TPOT p99, ms | output tokens/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for data_set in dict.fromkeys(cell["dataset"] for cell in cells):
+        for name, system, k in dict.fromkeys((cell["arm"], cell["system"], cell["k"]) for cell in cells):
+            holds_at, breaks_at = bounds(trials(cells, Arm(system, k), data_set, attainment))
+            if holds_at is None and breaks_at is None:
+                continue
+            at = next(
+                (
+                    cell
+                    for cell in cells
+                    if (cell["arm"], cell["dataset"], cell["request_rate"]) == (name, data_set, holds_at)
+                ),
+                None,
+            )
+            seen = [_shown(at, figure) for figure in ("p99_ttft_ms", "p99_tpot_ms", "output_throughput")]
+            rates = [f"{rate:.2f}" if rate is not None else "-" for rate in (holds_at, breaks_at)]
+            lines.append(f"| {data_set} | {name} | {' | '.join([*rates, *seen])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _attained(cell: dict[str, Any]) -> float:
+    """Share of the requests of a trial that kept the SLO; those that failed did not."""
+    return float(cell["request_goodput"] * cell["duration"] / cell["num_prompts"])
+
+
+def _shown(cell: dict[str, Any] | None, figure: str) -> str:
+    return "-" if cell is None or cell.get(figure) is None else f"{cell[figure]:.0f}"
+
+
+def _what_a_trial_is(settings: RateSettings, asked: Question) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model": settings.served_model if asked.endpoints else asked.own.model,
+        "engine_args": settings.engine_args,
+        "output_tokens": settings.output_tokens,
+        "output_spread": settings.output_spread,
+        "think_time_s": settings.think_time_s,
+        "sampling": asdict(asked.conditions.sampling),
+        "burstiness": settings.burstiness,
+        "goodput": dict(asked.conditions.slo_ms),
+        "trial_s": settings.trial_s,
+    }
+    found |= {f"data {item.name}": digest(item.conversations) for item in asked.data_sets}
+    return found | {f"endpoint {name}": url for name, url in asked.endpoints.items()}
+
+
+def _line(cell: Cell, found: dict[str, Any], attainment: float) -> str:
+    share = _attained(found)
+    verdict = "holds" if share >= attainment else "breaks"
+    where = f"{cell.arm.name:<14} {cell.data_set:<12} {cell.load.request_rate:8.2f}/s"
+    return f"{where}  {share:4.0%} in time: {verdict}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

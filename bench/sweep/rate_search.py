@@ -1,0 +1,46 @@
+"""Finds the highest request rate at which an SLO still holds. Pure: outcomes so far in, the next rate to try out.
+
+The rate is doubled until the SLO breaks, or halved until it holds, and then bisected (geometrically) until the two
+neighbours lie within `precision` of one another. One outcome may be chance: where a lower rate broke and a higher one
+held, the lower break counts, so the answer is cautious.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Trial(NamedTuple):
+    """One rate (conversations a second), and whether the SLO held at it."""
+
+    rate: float
+    holds: bool
+
+
+class Bounds(NamedTuple):
+    """The highest rate at which it held, the lowest at which it broke; `None` where none was tried."""
+
+    holds_at: float | None
+    breaks_at: float | None
+
+
+def bounds(trials: Sequence[Trial]) -> Bounds:
+    """Return what the trials say."""
+    breaks_at = min((trial.rate for trial in trials if not trial.holds), default=None)
+    held = [trial.rate for trial in trials if trial.holds and (breaks_at is None or trial.rate < breaks_at)]
+    return Bounds(max(held, default=None), breaks_at)
+
+
+def next_rate(trials: Sequence[Trial], start: float, precision: float, lowest: float, highest: float) -> float | None:
+    """Return the rate to try next; `None` when the search is over. `precision` is a ratio, as 0.1 for a tenth."""
+    holds_at, breaks_at = bounds(trials)
+    if holds_at is None and breaks_at is None:
+        return min(max(start, lowest), highest)
+    if breaks_at is None:
+        assert holds_at is not None
+        return None if holds_at >= highest else min(2 * holds_at, highest)
+    if holds_at is None:
+        return None if breaks_at <= lowest else max(breaks_at / 2, lowest)
+    if breaks_at <= holds_at * (1 + precision):
+        return None
+    return math.sqrt(holds_at * breaks_at)

@@ -1,0 +1,152 @@
+"""The settings that a sweep and a search for rates share, and what they become."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, Field, SecretStr
+
+from specpilot.bench.chosen import chosen
+from specpilot.bench.data.catalogue import DataSet, data_sets
+from specpilot.bench.data.forms import BrokenDataError
+from specpilot.bench.data.shipped import CONTEXT_WORDS
+from specpilot.bench.load.chat_client import Sampling
+from specpilot.bench.load.conversations import Work
+from specpilot.bench.sweep import endpoint
+from specpilot.bench.sweep.figures import GOODPUT_KEYS
+from specpilot.bench.sweep.measure import Conditions
+from specpilot.bench.sweep.plan import EAGLE_3, P_EAGLE, STEPPED, SYSTEMS, Arm
+from specpilot.bench.sweep.systems import Own
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.settings import fail
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+
+
+class SharedSettings(BaseModel):
+    """What is asked of which servers; fields that each command's own settings take over."""
+
+    arms: str = Field(default=",".join(SYSTEMS), description="systems to start, comma separated; none with --endpoints")
+    endpoints: str = Field(default="", description="servers that run, as NAME=URL, comma separated, in place of --arms")
+    k: str = Field(default="1,3,5,7", description="K of the EAGLE-3 and P-EAGLE arms, comma separated")
+    data: str = Field(default="code,chat,json", description="data sets, comma separated: NAME, NAME=PATH or PATH")
+    context_words: int = Field(default=CONTEXT_WORDS, ge=50, description="words of shipped long contexts")
+    model: str = Field(default=str(DEMO_MODEL / "target"), description="target of the engines that are started")
+    p_eagle: str = Field(default=str(DEMO_MODEL / "peagle"), description="P-EAGLE head: a folder or a name")
+    eagle3: str = Field(default=str(DEMO_MODEL / "eagle3"), description="EAGLE-3 head: a folder or a name")
+    engine_args: str = Field(default="", description="further flags for every vLLM, in one string")
+    max_num_seqs: int = Field(default=32, ge=1, description="largest number of running requests per engine")
+    one_at_a_time: bool = Field(default=False, description="run one engine at a time, where they do not fit together")
+    served_model: str | None = Field(default=None, description="model to ask endpoints for; default: their first")
+    api_key: SecretStr | None = Field(default=None, description="bearer token of the endpoints")
+    num_prompts: int = Field(default=24, ge=1, description="requests of a cell, at least")
+    output_tokens: int = Field(default=128, ge=2, description="tokens of a reply, in the mean")
+    output_spread: float = Field(default=0.5, ge=0, lt=1, description="how much a reply's length varies, 0 to 1")
+    ignore_eos: bool = Field(default=True, description="have replies run to their length (vLLM and SGLang)")
+    temperature: float = Field(default=0.0, ge=0, description="sampling temperature")
+    think_time_s: float = Field(default=0.0, ge=0, description="seconds between the turns of a conversation")
+    burstiness: float = Field(default=1.0, gt=0, description="of open-loop arrivals: 1 is Poisson, less is burstier")
+    goodput: str = Field(default="", description="SLOs in ms, as ttft:500,tpot:50,e2el:5000")
+    settle_s: float = Field(default=5.0, ge=0, description="seconds of load before a cell of the adaptive arm")
+    price_per_hour: float | None = Field(default=None, gt=0, description="dollars an hour, for tokens per dollar")
+    port: int = Field(default=8600, ge=1, le=65000, description="first of the ports of the engines")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the settings come to."""
+
+    arms: tuple[Arm, ...]
+    endpoints: dict[str, str]
+    data_sets: tuple[DataSet, ...]
+    conditions: Conditions
+    own: Own
+
+
+def question(program: str, settings: SharedSettings, out: Path) -> Question:
+    """Return what is to be measured; asks each endpoint whether it is there. Ends `program` when something is wrong."""
+    endpoints = _endpoints(program, settings.endpoints)
+    ks = numbers(program, "--k", settings.k, least=0)
+    try:
+        found = data_sets([item for item in settings.data.split(",") if item], settings.context_words)
+    except BrokenDataError as error:
+        fail(program, f"--data: {error}")
+    if not found:
+        fail(program, "--data: names no data set")
+    names = list(endpoints) if endpoints else chosen(program, "--arms", settings.arms, SYSTEMS)
+    if not names:
+        fail(program, f"--arms: names none of {', '.join(SYSTEMS)}")
+    if not endpoints:
+        _check_models(program, settings, names)
+    key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    arms: list[Arm] = []
+    for name in names:
+        if name in endpoints:
+            try:
+                endpoint.model_of(endpoints[name], key)
+            except endpoint.EndpointError as error:
+                fail(program, f"--endpoints: {name}: {error}")
+        is_stepped = name in STEPPED and (name not in endpoints or endpoint.can_set_k(endpoints[name]))
+        arms += [Arm(name, k) for k in ks] if is_stepped else [Arm(name)]
+    work = Work((), settings.num_prompts, 0, settings.output_tokens, settings.output_spread, settings.think_time_s)
+    conditions = Conditions(
+        work=work,
+        sampling=Sampling(settings.temperature, settings.ignore_eos),
+        slo_ms=slo(program, settings.goodput),
+        model=settings.served_model,
+        api_key=key,
+        burstiness=settings.burstiness,
+        settle_s=settings.settle_s,
+        price_per_hour=settings.price_per_hour,
+    )
+    heads = {P_EAGLE: settings.p_eagle, EAGLE_3: settings.eagle3}
+    own = Own(settings.model, heads, max(*ks, 1), settings.max_num_seqs, settings.engine_args, out, settings.port)
+    return Question(tuple(arms), endpoints, tuple(found), conditions, own)
+
+
+def numbers(program: str, flag: str, text: str, least: int) -> list[int]:
+    """Return the whole numbers of a setting, each at least `least`, without repeats."""
+    try:
+        found = list(dict.fromkeys(int(item) for item in text.split(",") if item))
+    except ValueError:
+        fail(program, f"{flag}: {text!r} is not a list of numbers like 1,3,7")
+    if not found or min(found) < least:
+        fail(program, f"{flag}: {text!r} must have at least one number, each at least {least}")
+    return found
+
+
+def slo(program: str, text: str) -> dict[str, float]:
+    """Return the bounds that `text` gives, in ms by name."""
+    found = {}
+    for item in filter(None, text.split(",")):
+        name, _, bound = item.partition(":")
+        try:
+            found[name] = float(bound)
+        except ValueError:
+            fail(program, f"--goodput: {item!r} is not NAME:MILLISECONDS, as ttft:500")
+        if name not in GOODPUT_KEYS or found[name] <= 0:
+            fail(program, f"--goodput: {item!r}: the name is one of {', '.join(GOODPUT_KEYS)}, the bound above 0")
+    return found
+
+
+def _endpoints(program: str, text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in filter(None, text.split(",")):
+        name, mark, url = item.partition("=")
+        if not mark or not _NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
+            fail(program, f"--endpoints: {item!r} is not NAME=URL, as none=http://127.0.0.1:8000")
+        if name in found:
+            fail(program, f"--endpoints: {name} is named twice")
+        found[name] = url.rstrip("/").removesuffix("/v1")
+    return found
+
+
+def _check_models(program: str, settings: SharedSettings, names: Sequence[str]) -> None:
+    """End the program when a path that is needed holds no model."""
+    needed = [("--model", settings.model)]
+    needed += [("--eagle3", settings.eagle3)] if EAGLE_3 in names else []
+    needed += [("--p-eagle", settings.p_eagle)] if {P_EAGLE, "adaptive"} & {*names} else []
+    for flag, name in needed:
+        if name.startswith(("/", ".", "~")) and not (Path(name).expanduser() / "config.json").is_file():
+            fail(program, f"{flag}: no model in {name} (there is no config.json); name a model folder")

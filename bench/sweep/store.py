@@ -1,0 +1,91 @@
+"""The folder of a sweep: what was asked (`sweep.json`) and one file for each measured cell, whole or not at all.
+
+A cell is written beside its place and renamed into it, so an interrupted sweep leaves only whole cells, and the same
+command goes on where it stopped. A folder that holds another question's cells is refused.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specpilot.bench.sweep.plan import Cell
+
+
+class OtherSweepError(ValueError):
+    """The folder holds cells of another question."""
+
+
+class Store:
+    """Cells on disk, in `folder`."""
+
+    def __init__(self, folder: Path, question: Mapping[str, Any]) -> None:
+        """Open or make the folder for a sweep that asks `question`; raises `OtherSweepError` or `OSError`."""
+        self.folder = folder
+        self._cells = folder / "cells"
+        self._cells.mkdir(parents=True, exist_ok=True)
+        question = dict(question)
+        path = folder / "sweep.json"
+        if path.exists():
+            known = json.loads(path.read_text())  # what only one of both names, another data set say, is no difference
+            differs = sorted(name for name in known.keys() & question.keys() if known[name] != question[name])
+            if differs and any(self._cells.glob("*.json")):
+                raise OtherSweepError(
+                    f"{folder} holds cells that were measured with other settings ({', '.join(differs)}); "
+                    "name another folder with --out, or remove this one"
+                )
+            question = known | question
+        _write(path, question)
+
+    def has(self, cell: Cell) -> bool:
+        """Whether the cell was measured."""
+        return self._path(cell).exists()
+
+    def put(self, cell: Cell, figures: Mapping[str, Any]) -> None:
+        """Keep a measured cell."""
+        _write(self._path(cell), figures)
+
+    def cells(self) -> list[dict[str, Any]]:
+        """Return the figures of every cell in the folder."""
+        return cells_in(self.folder)
+
+    def _path(self, cell: Cell) -> Path:
+        return self._cells / f"{cell.name}.json"
+
+
+def cells_in(folder: Path) -> list[dict[str, Any]]:
+    """Return the figures of every cell that was measured into `folder`."""
+    return [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
+
+
+def place_of(cell: Cell) -> dict[str, Any]:
+    """Return what a cell's file says of where it stands."""
+    return {
+        "label": cell.name,
+        "arm": cell.arm.name,
+        "system": cell.arm.system,
+        "k": cell.arm.k,
+        "dataset": cell.data_set,
+        "max_concurrency": cell.load.concurrency,
+        "request_rate": cell.load.request_rate if cell.load.request_rate is not None else "inf",
+        "repetition": cell.repetition,
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+    }
+
+
+def digest(conversations: object) -> str:
+    """Return a short text that differs when the conversations do."""
+    return hashlib.sha256(repr(conversations).encode()).hexdigest()[:16]
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    beside = path.with_name(path.name + ".part")
+    with beside.open("w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,199 @@
+"""The servers of a sweep: engines that it starts on this machine, or endpoints that run anywhere.
+
+Every system is asked at its engine, without a gateway, so that what differs between arms is speculation alone; what
+the gateway costs is measured by `specpilot bench gateway`. *No speculation* is vLLM without the adapter. The steered
+arms are vLLM with it, K set by `PUT /speculation`; *adaptive* is `specpilot up`, where the controller sets it.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from specpilot.bench.sweep.endpoint import EndpointError, check_health
+from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
+from specpilot.engine_adapter.vllm import compat
+from specpilot.ports import check_port
+
+START_WITHIN_S = 600.0
+"""Seconds that an engine may take to start: large models load for minutes."""
+STOP_WITHIN_S = 60.0
+PORTS = 3
+"""Ports kept for each system: its engine's, and for `specpilot up` the gateway's and the admin API's."""
+
+
+class SystemFailedError(RuntimeError):
+    """An engine that did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What engines are started from. `k_max` is the largest K of the sweep."""
+
+    model: str
+    heads: Mapping[str, str]
+    k_max: int
+    max_num_seqs: int
+    engine_args: str
+    folder: Path
+    port: int
+
+    @property
+    def served_name(self) -> str:
+        """What the engines call their model."""
+        return Path(self.model).name
+
+
+@dataclass(slots=True)
+class RunningSystem:
+    """A server that answers at `url`; `pid` is the root of its processes where they run on this machine."""
+
+    url: str
+    pid: int | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _log: IO[bytes] | None = None
+
+    def stop(self) -> None:
+        """End what was started for it and wait for that."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._log is not None:
+            self._log.close()
+
+
+@dataclass(slots=True)
+class Systems:
+    """Starts systems when they are first needed, and stops them. With `one_at_a_time` the one before makes room."""
+
+    own: Own
+    endpoints: Mapping[str, str]
+    one_at_a_time: bool = False
+    _running: dict[str, RunningSystem] = field(default_factory=dict)
+
+    def start(self, names: Sequence[str]) -> None:
+        """Start engines together; raises `SystemFailedError` with the log of one that does not come up."""
+        missing = [name for name in names if name not in self._running]
+        for name in missing:
+            if name in self.endpoints:
+                self._running[name] = RunningSystem(self.endpoints[name])
+            else:
+                self._running[name] = self._launch(name)
+        for name in missing:
+            self._wait(name)
+
+    def use(self, name: str) -> RunningSystem:
+        """Return the system `name`, running."""
+        if name not in self._running:
+            if self.one_at_a_time:
+                self.stop()
+            self.start([name])
+        return self._running[name]
+
+    def stop(self) -> None:
+        """Stop everything."""
+        while self._running:
+            _, system = self._running.popitem()
+            system.stop()
+
+    def _launch(self, name: str) -> RunningSystem:
+        port = self.own.port + PORTS * (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE).index(name)
+        if (fault := check_port("127.0.0.1", port)) is not None:
+            raise SystemFailedError(f"the engine of {name!r} did not start: {fault} with --port")
+        folder = self.own.folder / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        log = (folder / f"{name}.log").open("wb")
+        process = subprocess.Popen(
+            command_of(self.own, name, port, has_gpu=has_gpu()),
+            env=os.environ | environment(has_gpu=has_gpu(), is_local=Path(self.own.model).is_dir()),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        return RunningSystem(f"http://127.0.0.1:{port}", process.pid, process, log)
+
+    def _wait(self, name: str) -> None:
+        system = self._running[name]
+        process = system._process  # noqa: SLF001 - of this module
+        deadline = time.monotonic() + START_WITHIN_S
+        while process is not None:
+            with suppress(EndpointError):
+                check_health(system.url)
+                return
+            if process.poll() is not None or time.monotonic() > deadline:
+                log = self.own.folder / "logs" / f"{name}.log"
+                raise SystemFailedError(f"the engine of {name!r} did not start; its output is in {log}")
+            time.sleep(0.3)
+
+
+def has_gpu() -> bool:
+    """Whether vLLM will run on a GPU here."""
+    return shutil.which("nvidia-smi") is not None
+
+
+def environment(*, has_gpu: bool, is_local: bool) -> dict[str, str]:
+    """Return what an engine's environment needs; on a CPU cores of its own, as `specpilot up` gives them."""
+    found = {"HF_HUB_OFFLINE": "1"} if is_local else {}
+    if not has_gpu:
+        cores = sorted(os.sched_getaffinity(0))
+        mine = cores[:-1] or cores
+        found |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in mine),
+            "OMP_NUM_THREADS": str(len(mine)),
+        }
+    return found
+
+
+def command_of(own: Own, name: str, port: int, *, has_gpu: bool) -> list[str]:
+    """Return the command of one system; its engine listens on `port`."""
+    shared = ["--no-enable-prefix-caching", *shlex.split(own.engine_args)]
+    on_cpu = [] if has_gpu else [
+        *("--distributed-executor-backend", "uni", "--enforce-eager", "--max-model-len", "2048"),
+        "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    if name == ADAPTIVE:
+        return [
+            *(sys.executable, "-m", "specpilot.cli", "up", "--model", own.model, "--drafter", own.heads[P_EAGLE]),
+            *(
+                "--k-max",
+                str(own.k_max),
+                "--max-num-seqs",
+                str(own.max_num_seqs),
+                "--served-model-name",
+                own.served_name,
+            ),
+            *("--engine-port", str(port), "--port", str(port + 1), "--admin-port", str(port + 2)),
+            *("--state-dir", str(own.folder / "adaptive"), f"--engine-args={shlex.join(shared)}"),
+        ]
+    engine = [
+        *("--model", own.model, "--served-model-name", own.served_name, "--max-num-seqs", str(own.max_num_seqs)),
+        *("--host", "127.0.0.1", "--port", str(port), *on_cpu, *shared),
+    ]
+    if name == NO_SPECULATION:
+        return [sys.executable, *compat.server_command(), *engine]
+    return [
+        *(sys.executable, "-m", "specpilot.cli", "engine", *engine),
+        *("--speculative-config", speculative_config(name, own.heads[name], own.k_max)),
+    ]
+
+
+def speculative_config(name: str, head: str, k_max: int) -> str:
+    """Return vLLM's JSON for a head of EAGLE-3 or P-EAGLE."""
+    config: dict[str, object] = {"method": "eagle3", "model": head, "num_speculative_tokens": k_max}
+    if name == P_EAGLE:
+        config["parallel_drafting"] = True
+    return json.dumps(config)
