@@ -1,0 +1,91 @@
+"""Collects what a draft head learns from: the target's own replies to given prompts, through the gateway.
+
+Reads JSONL with `messages` a line. Writes JSONL with `input_ids` and `loss_mask` (0 over the prompt, 1 over the reply),
+the rows that `speculators prepare-data` takes. What is kept is the text of prompts and replies, as token ids: treat the
+file as you treat the traffic itself. Nothing is collected unless this is run; the gateway keeps no bodies.
+
+Goes on where it stopped: prompts whose rows are in the file are not asked again.
+
+    python deploy/train_head/collect.py --url http://127.0.0.1:8080 --prompts prompts.jsonl --out rows.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from openai import APIError, AsyncOpenAI
+
+
+async def reply_rows(
+    client: AsyncOpenAI, asked: argparse.Namespace, number: int, messages: list[Any]
+) -> list[dict[str, Any]]:
+    """The row of one prompt at each temperature; raises `APIError`."""
+    rows = []
+    for temperature in asked.temperature:
+        reply = await client.chat.completions.create(
+            model=asked.model,
+            messages=messages,
+            max_tokens=asked.max_tokens,
+            temperature=temperature,
+            seed=number,
+            extra_body={"return_token_ids": True},
+        )
+        prompt, made = getattr(reply, "prompt_token_ids", None), getattr(reply.choices[0], "token_ids", None)
+        if not prompt or not made:
+            raise SystemExit("the reply has no token ids: is this a vLLM that knows return_token_ids?")
+        rows.append({"input_ids": [*prompt, *made], "loss_mask": [0] * len(prompt) + [1] * len(made)})
+    return rows
+
+
+async def collect(asked: argparse.Namespace) -> int:
+    """Ask for what is missing; return how many prompts failed."""
+    prompts = [json.loads(line)["messages"] for line in asked.prompts.read_text().splitlines() if line.strip()]
+    done = set()
+    if asked.progress.exists():
+        done = {int(line) for line in asked.progress.read_text().split()}
+    waiting = iter([number for number in range(len(prompts)) if number not in done])
+    failed = 0
+    async with AsyncOpenAI(base_url=f"{asked.url}/v1", api_key=asked.api_key, max_retries=2) as client:
+
+        async def work() -> None:
+            nonlocal failed
+            for number in waiting:
+                try:
+                    rows = await reply_rows(client, asked, number, prompts[number])
+                except APIError as error:
+                    failed += 1
+                    print(f"prompt {number + 1}: {error}", file=sys.stderr)
+                    continue
+                with asked.out.open("a") as out, asked.progress.open("a") as progress:
+                    out.write("".join(json.dumps(row) + "\n" for row in rows))
+                    progress.write(f"{number}\n")
+
+        await asyncio.gather(*(work() for _ in range(asked.concurrency)))
+    return failed
+
+
+def main() -> None:
+    """Collect; exit status 1 when a prompt failed: run it again for those."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway")
+    parser.add_argument("--api-key", default="none")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--concurrency", type=int, default=16)
+    asked = parser.parse_args()
+    asked.progress = asked.out.with_suffix(".progress")
+    failed = asyncio.run(collect(asked))
+    print(f"{sum(1 for _ in asked.out.open())} rows in {asked.out}; {failed} prompts failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

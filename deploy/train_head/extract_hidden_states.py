@@ -1,0 +1,57 @@
+"""Runs the target over prepared rows and keeps the hidden states that a head learns from, where `speculators` looks.
+
+For targets that fit into `transformers` on this machine. For larger ones `speculators generate-offline-data` has vLLM
+do it. Writes `DATA/hidden_states/hs_<row>.safetensors` with `token_ids` [tokens] and `hidden_states` [tokens, layers
++ 1, hidden]: what enters each of `--layers`, then what enters the final norm. Rows that are there are left.
+
+    python deploy/train_head/extract_hidden_states.py --target TARGET --data DATA --layers 2 4 5
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from datasets import load_from_disk
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+
+@torch.inference_mode()
+def states_of(model: torch.nn.Module, token_ids: torch.Tensor, layers: list[int]) -> torch.Tensor:
+    """[tokens, layers + 1, hidden]: the target's states at each token. The last are taken before the final norm."""
+    before_norm: list[torch.Tensor] = []
+    hook = model.model.norm.register_forward_pre_hook(lambda _module, inputs: before_norm.append(inputs[0]))
+    try:
+        found = model(token_ids[None], output_hidden_states=True, use_cache=False).hidden_states
+    finally:
+        hook.remove()
+    return torch.stack([*(found[layer][0] for layer in layers), before_norm[0][0]], dim=1)
+
+
+def main() -> None:
+    """Extract every row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder that `speculators prepare-data` wrote")
+    parser.add_argument("--layers", type=int, nargs="+", required=True, help="as --target-layer-ids of the training")
+    asked = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained(asked.target, dtype=torch.bfloat16).eval()
+    if max(asked.layers) >= model.config.num_hidden_layers or min(asked.layers) < 1:
+        raise SystemExit(f"--layers: each must be at least 1 and below {model.config.num_hidden_layers}")
+    folder = asked.data / "hidden_states"
+    folder.mkdir(exist_ok=True)
+    rows = load_from_disk(str(asked.data)).with_format("torch")
+    for number, row in enumerate(rows):
+        path = folder / f"hs_{number}.safetensors"
+        if not path.exists():
+            states = states_of(model, row["input_ids"], asked.layers)
+            part = path.with_suffix(".part")
+            save_file({"token_ids": row["input_ids"], "hidden_states": states.contiguous()}, part)
+            part.replace(path)
+    print(f"{len(rows)} rows in {folder}")
+
+
+if __name__ == "__main__":
+    main()
