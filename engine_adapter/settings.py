@@ -24,7 +24,10 @@ class AdapterSettings(BaseSettings):
     url: str = Field(default="http://127.0.0.1:8000", description="where the gateway reaches this engine")
     id: str | None = Field(default=None, description="name of the engine; default: made from its URL")
     pool: str = Field(default="default", description="engines of one model, hardware and configuration")
-    static_k: int | None = Field(default=None, ge=0, description="K without a valid schedule; default: K_max")
+    static_k: int | None = Field(default=None, ge=0, description="K without a schedule; default: K_max")
+    hold_schedule_s: float = Field(
+        default=86_400.0, ge=0, description="seconds that a schedule's K stays when no controller renews it"
+    )
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")

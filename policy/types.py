@@ -10,7 +10,7 @@ the set of engines of one model on one kind of hardware in one configuration.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -141,7 +141,7 @@ def _row_faults(name: str) -> list[str]:
 class Trial:
     """Rows that one engine of the pool applies instead, to measure what they cost; for `valid_for_s` seconds at most.
 
-    The controller repeats a trial while it lasts; an engine that hears no more of it goes to its static K by itself.
+    The controller repeats a trial while it lasts; an engine that hears no more of it goes on with the schedule's rows.
     """
 
     engine_id: str
@@ -156,10 +156,10 @@ class Schedule:
     `classes` maps a class, or one band of a class (`code:7`, see `policy.bands`), to its ranges; above the last range
     its K holds. Which row holds for a request says `policy.bands.row_of`; `default` must be there. `version` grows with
     every publication and an engine never goes back. `issued_at` is Unix seconds; `valid_for_s` seconds after an engine
-    received it the schedule is stale and the engine falls back to its static K. `probe_ratio` (0..1) is about the
-    share of the engine's time that probes may take; 0 switches them off. `trial` is what one engine applies instead
-    (`for_engine`). `like_default` are classes that have no rows of their own; they are named so that an engine counts
-    their evidence apart.
+    received it the schedule is stale: the engine holds its rows for as long as it is set to, then falls back to its
+    static K. `probe_ratio` (0..1) is about the share of the engine's time that probes may take; 0 switches them off.
+    `trial` is what one engine applies instead. `like_default` are classes that have no rows of their own; they are
+    named so that an engine counts their evidence apart.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -201,15 +201,9 @@ class Schedule:
             faults.append(f"trial.valid_for_s is {self.trial.valid_for_s}; it must be above 0, at most valid_for_s")
         _raise(faults)
 
-    def for_engine(self, engine_id: str) -> "Schedule":
-        """Return what `engine_id` applies: this schedule, or the trial in its place if it is the trial's engine."""
-        if self.trial is None:
-            return self
-        if self.trial.engine_id != engine_id:
-            return replace(self, trial=None)
-        return replace(
-            self, classes=self.trial.classes, valid_for_s=self.trial.valid_for_s, probe_ratio=0.0, trial=None
-        )
+    def rows_of(self, engine_id: str) -> Mapping[str, tuple[KRange, ...]]:
+        """Return the rows that `engine_id` applies: the trial's, if it is the trial's engine, else `classes`."""
+        return self.trial.classes if self.trial and self.trial.engine_id == engine_id else self.classes
 
     @property
     def deepest_k(self) -> int:

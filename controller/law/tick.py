@@ -67,7 +67,7 @@ class Tick:
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
-            return self._answer(reason, chosen, None, gain)
+            return self._answer(reason, chosen, self._withdrawal(static), gain)
         if reason not in (Reason.STALE, Reason.IDLE) and self._is_static_due():
             reason = Reason.STATIC_BETTER if pool.hold_out.is_stepped_back else Reason.HOLD_OUT
             pool.trial = None
@@ -76,6 +76,11 @@ class Tick:
         if trial is None:
             pool.trial = None
         return self._answer(Reason.TRIAL if trial else reason, chosen, chosen.to_ranges(), gain, trial)
+
+    def _withdrawal(self, static: KTable) -> Ranges | None:
+        """Return what ends a schedule of before `advise`, which the engines would hold; `None` where there is none."""
+        in_force, rows = self._context.in_force, static.to_ranges()
+        return None if self._context.is_held or in_force is None or in_force.classes == rows else rows
 
     def _before(self, *, is_held_out: bool) -> KTable:
         """Return the table that the law goes on from."""

@@ -4,10 +4,10 @@ Two daemon threads in the EngineCore process, neither of which the model ever wa
 meter into Prometheus metrics. The *link* follows the store's announcements (a poll is the net), offers schedules
 to the control and renews the engine's record.
 
-A schedule is valid for `valid_for_s` from its receipt, so that clocks may differ. Only what lies in the store when the
-link connects goes by its date: whoever wrote it may be long gone.
+A schedule's age counts from its receipt, so that clocks may differ. Only what lies in the store when the link connects
+goes by its date: whoever wrote it may be long gone. It is held as one that was received then would be.
 
-Failures, by name: Redis gone or frozen -> the schedule in force stays until it expires, the link tries again every
+Failures, by name: Redis gone or frozen -> the schedule in force stays, then is held, the link tries again every
 `RETRY_S`; Redis back, also emptied -> the engine registers anew with its next heartbeat; a schedule that does not
 fit -> refused, logged once per version, the running one stays.
 """
@@ -63,7 +63,9 @@ class EngineLink:
                     self._say_connected()
             except StoreUnavailableError as error:
                 if self._is_connected:
-                    logger.warning("SpecPilot: %s; the schedule in force stays until it expires", error)
+                    logger.warning(
+                        "SpecPilot: %s; the schedule in force stays, for %.0f s at least", error, self._control.hold_s
+                    )
                 self._is_connected = False
                 self._stopped.wait(RETRY_S)
             except PolicyError:
@@ -98,18 +100,14 @@ class EngineLink:
         schedule = self._store.schedule(self._control.model, self._control.pool)
         if schedule is None or schedule.version <= max(self._control.version, self._left_over_version):
             return
-        schedule = schedule.for_engine(self._record.engine_id)
-        age_s = self._clock.now() - schedule.issued_at
-        if is_first_look and age_s > schedule.valid_for_s:
-            logger.info(
-                "SpecPilot: schedule %d expired %.0f s ago; K waits for a newer one",
-                schedule.version,
-                age_s - schedule.valid_for_s,
-            )
+        age_s = max(0.0, self._clock.now() - schedule.issued_at) if is_first_look else 0.0
+        over_s = age_s - schedule.valid_for_s - self._control.hold_s
+        if over_s > 0:
+            logger.info("SpecPilot: schedule %d expired %.0f s ago; K waits for a newer one", schedule.version, over_s)
             self._left_over_version = schedule.version
             return
         try:
-            self._control.offer(schedule, self._clock.monotonic())
+            self._control.offer(schedule, self._clock.monotonic() - age_s)
         except StaleScheduleError:
             return  # the control route applied a newer one in between
         except ScheduleRefusedError as error:

@@ -4,18 +4,20 @@ Pure: the time is an argument. A `SpeculationControl` belongs to one engine; the
 route offer schedules, one at a time, the scheduler's thread reads. The only shared state is one reference, replaced
 whole, so a step sees the old table or the new one and never a mixture.
 
-Regimes: no valid schedule -> the static K for every class; a schedule older than its `valid_for_s` -> the same,
-until a newer one comes. A version that is not newer than the one in force is refused, expired or not.
+Regimes, by a schedule's age: its trial, on the trial's engine, for the trial's `valid_for_s`; its rows, for its
+`valid_for_s`; then held: the same rows for `hold_s` more, because K by band and load stays right while the hardware
+does not change, whereas one K for everything is right at one load only; then expired, as before the first schedule: the
+static K for every class. A version that is not newer than the one in force is refused, expired or not.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from threading import Lock
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.policy.bands import BANDS, classes_in, row_name, row_of
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule
+from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule, Trial
 
 
 class Source(StrEnum):
@@ -23,7 +25,9 @@ class Source(StrEnum):
 
     STATIC = "static"  # nothing was ever applied
     SCHEDULE = "schedule"
-    EXPIRED = "expired"  # a schedule was applied and is stale now: static K
+    TRIAL = "trial"  # the rows that this engine alone tries
+    HELD = "held"  # no controller has renewed the schedule: its rows stay
+    EXPIRED = "expired"  # nor has one for `hold_s` more: static K
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,10 @@ def static_table(k: int, source: Source = Source.STATIC) -> KTable:
     return KTable(source=source, rows={DEFAULT_CLASS: ((k,),) * BANDS}, probe_ratio=0.0)
 
 
-def table_of(schedule: Schedule, max_running: int) -> KTable:
-    """Return `schedule` as a dense table for 1 to at most `max_running` running decodes."""
-    dense = {name: _dense(ranges, max_running) for name, ranges in schedule.classes.items()}
+def table_of(schedule: Schedule, max_running: int, trial: Trial | None = None) -> KTable:
+    """Return `schedule`, or the rows of its `trial`, as a dense table for 1 to `max_running` running decodes."""
+    classes = trial.classes if trial else schedule.classes
+    dense = {name: _dense(ranges, max_running) for name, ranges in classes.items()}
     rows = {
         name: tuple(row_of(dense, name, band) for band in range(BANDS))
         for name in classes_in(dense) | {DEFAULT_CLASS, *schedule.like_default}
@@ -64,9 +69,9 @@ def table_of(schedule: Schedule, max_running: int) -> KTable:
     if DEFAULT_CLASS in banded:
         banded.update(schedule.like_default)
     return KTable(
-        source=Source.SCHEDULE,
+        source=Source.TRIAL if trial else Source.SCHEDULE,
         rows=rows,
-        probe_ratio=schedule.probe_ratio,
+        probe_ratio=0.0 if trial else schedule.probe_ratio,
         probed=frozenset(banded),
     )
 
@@ -78,14 +83,36 @@ def _dense(ranges: tuple[KRange, ...], max_running: int) -> tuple[int, ...]:
     return tuple(row)
 
 
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A schedule with the tables that it stands for, each for a part of its age."""
+
+    schedule: Schedule
+    table: KTable
+    held: KTable
+    trial: KTable | None
+    received_at: float
+
+
 class SpeculationControl:
     """The K in force on one engine.
 
     `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K when no
-    valid schedule is there, `max_running` vLLM's `max_num_seqs`.
+    schedule is there, `max_running` vLLM's `max_num_seqs`. `hold_s` is for how many seconds the rows of a schedule that
+    nobody renews stay. Of a schedule's trial only `engine_id` takes part.
     """
 
-    def __init__(self, model: str, pool: str, k_max: int, static_k: int, max_running: int) -> None:
+    def __init__(  # noqa: PLR0913 - what there is to know of an engine
+        self,
+        model: str,
+        pool: str,
+        k_max: int,
+        static_k: int,
+        max_running: int,
+        *,
+        hold_s: float = 0.0,
+        engine_id: str = "",
+    ) -> None:
         if not 0 <= static_k <= k_max:
             raise ScheduleRefusedError("static_k", f"is {static_k}; this engine's K_max is {k_max}")
         self.model = model
@@ -93,13 +120,15 @@ class SpeculationControl:
         self.k_max = k_max
         self.static_k = static_k
         self.max_running = max_running
+        self.hold_s = hold_s
+        self._engine_id = engine_id
         self._static = static_table(static_k)
         self._expired = static_table(static_k, Source.EXPIRED)
-        self._applied: tuple[Schedule, KTable, float] | None = None
+        self._applied: _Applied | None = None
         self._offering = Lock()  # or an older schedule could replace the newer one that came while it was looked at
 
     def offer(self, schedule: Schedule, now: float) -> None:
-        """Apply `schedule` from the next step on; `now` is monotonic time in seconds.
+        """Apply `schedule` from the next step on; `now` is monotonic time in seconds, from which its age counts.
 
         Raises `ScheduleRefusedError`, with the field at fault, and leaves the running schedule untouched.
         """
@@ -107,7 +136,8 @@ class SpeculationControl:
             raise ScheduleRefusedError("model", f"is {schedule.model!r}; this engine serves {self.model!r}")
         if schedule.pool != self.pool:
             raise ScheduleRefusedError("pool", f"is {schedule.pool!r}; this engine belongs to {self.pool!r}")
-        for name, ranges in schedule.classes.items():
+        trial = schedule.trial if schedule.trial and schedule.trial.engine_id == self._engine_id else None
+        for name, ranges in [*schedule.classes.items(), *(trial.classes.items() if trial else ())]:
             for lo, hi, k in ranges:
                 if k > self.k_max:
                     raise ScheduleRefusedError(
@@ -118,26 +148,32 @@ class SpeculationControl:
                 raise StaleScheduleError(
                     "version", f"is {schedule.version}; version {self.version} is in force, send a larger one"
                 )
-            self._applied = (schedule, table_of(schedule, self.max_running), now)
+            table = table_of(schedule, self.max_running)
+            tried = table_of(schedule, self.max_running, trial) if trial else None
+            self._applied = _Applied(schedule, table, replace(table, source=Source.HELD), tried, now)
 
     def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""
         applied = self._applied
         if applied is None:
             return self._static
-        schedule, table, received_at = applied
-        return table if now - received_at <= schedule.valid_for_s else self._expired
+        age_s, schedule = now - applied.received_at, applied.schedule
+        if applied.trial is not None and schedule.trial is not None and age_s <= schedule.trial.valid_for_s:
+            return applied.trial
+        if age_s <= schedule.valid_for_s:
+            return applied.table
+        return applied.held if age_s <= schedule.valid_for_s + self.hold_s else self._expired
 
     @property
     def version(self) -> int:
         """The version of the last schedule applied, expired or not; 0 before the first."""
-        return self._applied[0].version if self._applied else 0
+        return self._applied.schedule.version if self._applied else 0
 
     @property
     def schedule(self) -> Schedule | None:
         """The last schedule applied, expired or not."""
-        return self._applied[0] if self._applied else None
+        return self._applied.schedule if self._applied else None
 
     def age_s(self, now: float) -> float | None:
         """Seconds since the last schedule was applied; `None` before the first."""
-        return now - self._applied[2] if self._applied else None
+        return now - self._applied.received_at if self._applied else None

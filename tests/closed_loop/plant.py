@@ -144,7 +144,9 @@ class Engine:
     ) -> float:
         """Run for some seconds; return the tokens that it delivered."""
         before = self.tokens
-        rows = schedule.for_engine(self.engine_id) if schedule else None
+        rows = schedule
+        if schedule and schedule.trial and schedule.trial.engine_id == self.engine_id:
+            rows = replace(schedule, classes=schedule.trial.classes, probe_ratio=0.0, trial=None)
         self._settle(list(sources), queue)
         pace = math.exp(self.rng.normal(0, self.noise))
         left_s = seconds

@@ -80,7 +80,7 @@ def test_a_trial_is_on_one_engine_and_ends_by_itself() -> None:
             others = {item.engine_id for item in run.fleet} - {second.in_force.trial.engine_id}
             assert len(others) == 2
             for engine_id in others:
-                assert second.in_force.for_engine(engine_id).classes == second.in_force.classes
+                assert second.in_force.rows_of(engine_id) == second.in_force.classes
 
 
 def test_a_trial_breaks_no_slo_that_it_can_foresee() -> None:

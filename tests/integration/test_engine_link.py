@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from specpilot.engine_adapter.agent.agent import EngineLink
-from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
+from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import EngineRecord, KRange, Lease, Schedule
@@ -26,9 +26,9 @@ def server() -> Iterator[RedisServer]:
 
 
 @contextmanager
-def started(server: RedisServer) -> Iterator[SpeculationControl]:
+def started(server: RedisServer, hold_s: float = 0.0) -> Iterator[SpeculationControl]:
     """An engine's control, and the link that follows `server` for it."""
-    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
+    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32, hold_s=hold_s)
     link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
     thread = threading.Thread(target=link.run)
     thread.start()
@@ -164,3 +164,13 @@ def test_an_engine_that_starts_takes_a_schedule_that_is_still_valid(server: Redi
     store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 30.0), lease)
     with started(server) as control:
         until(lambda: control.version == 3, 3.0)
+
+
+def test_an_engine_that_starts_while_no_controller_runs_holds_the_last_schedule(server: RedisServer) -> None:
+    store, lease = lead(server)
+    store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 61.0), lease)
+    with started(server, hold_s=3600.0) as control:
+        until(lambda: control.version == 3, 3.0)
+        now = time.monotonic()
+        assert (control.table(now).source, control.table(now).k("default", 0, 1)) == (Source.HELD, 5)
+        assert control.table(now + 3600.0).source is Source.EXPIRED

@@ -161,6 +161,17 @@ async def test_advise_publishes_nothing(rig: Rig) -> None:
     assert rig.store.log[-1].k == {}
 
 
+async def test_advise_after_act_withdraws_the_schedule_once(rig: Rig) -> None:
+    """Engines hold a schedule that nobody renews, so to fall silent would leave K steered."""
+    await rig.tick(20)
+    before = rig.store.published[MODEL, POOL]
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.ADVISE, static_k=2), None, 0.0)
+    await rig.tick(20)
+    found = rig.store.published[MODEL, POOL]
+    assert {k for ranges in found.classes.values() for _, _, k in ranges} == {2}
+    assert (found.version, found.probe_ratio) == (before.version + 1, 0.0)
+
+
 async def test_a_pool_that_is_gone_for_long_is_forgotten(rig: Rig) -> None:
     await rig.tick(5)
     rig.store.remove_engine("one")

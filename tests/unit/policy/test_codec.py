@@ -136,6 +136,4 @@ def test_a_trial_is_for_its_engine_only_and_short() -> None:
     rows = {"default": (KRange(1, 4, 7),)}
     schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.02, {"default": (KRange(1, 4, 2),)}, Trial("one", 3.0, rows))
     assert decode(Schedule, encode(schedule)) == schedule
-    tried, other = schedule.for_engine("one"), schedule.for_engine("two")
-    assert (tried.classes, tried.valid_for_s, tried.probe_ratio, tried.trial) == (rows, 3.0, 0.0, None)
-    assert (other.classes, other.valid_for_s, other.trial) == (schedule.classes, 60.0, None)
+    assert (schedule.rows_of("one"), schedule.rows_of("two")) == (rows, schedule.classes)

@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleE
 from specpilot.engine_adapter.plan import speculation_control as apply
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, table_of
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.types import KRange, Schedule, Trial
 
 
 def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[int, int, int]]) -> Schedule:
@@ -16,8 +17,8 @@ def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[
     return Schedule("m", "p", version, 0.0, valid_for_s, 0.0, ranges or {"default": (KRange(1, 1, 2),)})
 
 
-def control(k_max: int = 7, static_k: int = 3) -> SpeculationControl:
-    return SpeculationControl("m", "p", k_max, static_k, max_running=32)
+def control(k_max: int = 7, static_k: int = 3, hold_s: float = 0.0) -> SpeculationControl:
+    return SpeculationControl("m", "p", k_max, static_k, max_running=32, hold_s=hold_s, engine_id="one")
 
 
 @st.composite
@@ -66,6 +67,30 @@ def test_a_stale_schedule_expires_to_the_static_k_and_a_newer_one_revives_it() -
     assert subject.table(110.1).k("default", 4, 1) == 3
     subject.offer(schedule(version=2, default=[(1, 1, 5)]), now=111.0)
     assert subject.table(111.0).k("default", 4, 1) == 5
+
+
+def test_a_schedule_that_nobody_renews_is_held_before_it_expires() -> None:
+    subject = control(static_k=3, hold_s=100.0)
+    subject.offer(schedule(valid_for_s=10.0, default=[(1, 1, 6)]), now=0.0)
+    found = [subject.table(now) for now in (10.0, 10.1, 110.0, 110.1)]
+    assert [table.source for table in found] == [Source.SCHEDULE, Source.HELD, Source.HELD, Source.EXPIRED]
+    assert [table.k("default", 4, 1) for table in found] == [6, 6, 6, 3]
+
+
+def test_a_trial_that_nobody_renews_gives_way_to_the_schedule_and_other_engines_have_no_part_in_it() -> None:
+    trial = Trial("one", 3.0, {"default": (KRange(1, 1, 7),)})
+    tried = replace(schedule(valid_for_s=10.0, default=[(1, 1, 1)], code=[(1, 1, 2)]), trial=trial, probe_ratio=0.1)
+    subject, other = control(), SpeculationControl("m", "p", 5, 3, max_running=32, engine_id="two")
+    for item in (subject, other):
+        item.offer(tried, now=0.0)  # though K 7 is beyond what the other can draft
+    found = [subject.table(now) for now in (3.0, 3.1)]
+    assert [(table.source, table.k("code", 0, 1), table.probe_ratio) for table in found] == [
+        (Source.TRIAL, 7, 0.0),
+        (Source.SCHEDULE, 2, 0.1),
+    ]
+    assert other.table(1.0).k("default", 0, 1) == 1
+    with pytest.raises(ScheduleRefusedError, match="asks for K 7"):
+        SpeculationControl("m", "p", 5, 3, max_running=32, engine_id="one").offer(tried, now=0.0)
 
 
 @pytest.mark.parametrize("version", [0, 4, 5])
