@@ -53,9 +53,9 @@ class TickResult:
     """What one tick decided for one pool.
 
     `proposed` are the rows that the law would have, `publish` those that the engines shall have, `None` when nothing is
-    to be published (mode `advise`, which withdraws what `act` left by the static K, once). `gain_ratio` is the predicted goodput of the best table over that of the one in
-    force, minus 1, at the present load; `None` when unknown. `evidence` holds every number that was looked at, ready
-    for JSON.
+    to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is the predicted
+    goodput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
+    `evidence` holds every number that was looked at, ready for JSON.
     """
 
     reason: Reason
