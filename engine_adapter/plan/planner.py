@@ -28,10 +28,10 @@ the drafter nothing. The plan says who catches up:
 
 *Probes.* What is not verified is not known, so a request at K = 0 verifies a token now and then: if none of its
 drafts was verified for `PROBE_AFTER` steps, in a step that drafts anyway; where none does, all who are due share one
-step in `SHARED_AFTER`. While its probes are accepted whole, the next follows at once and is twice as deep, up to K_max;
-so a request whose text becomes predictable changes its band within some steps. A probe takes a request by itself, no
-whole step. Only classes with rows by band are probed: one row for all of them is a pin, and there nothing could be
-learned that changes K.
+step in `SHARED_AFTER`. While its probes are accepted whole, the next follows at once and is twice as deep, up to the
+largest K of its class's rows, which is within the class's bounds; so a request whose text becomes predictable changes
+its band within some steps. A probe takes a request by itself, no whole step. Only classes with rows by band are probed:
+one row for all of them is a pin, and there nothing could be learned that changes K.
 
 Probes have a budget in *positions*, because what they cost is chiefly the drafter's work: the rows that the request
 has to catch up with, the slots, the tokens verified. Every decode earns `probe_ratio` * `PROBE_POSITIONS` of them, so
@@ -202,12 +202,13 @@ class Planner:
 
     def _probe(self, states: Sequence[DraftState], table: KTable, width: int) -> int:
         """Set `k` of the requests to be probed in a step that is as wide without; return its width with them."""
-        idle = [state for state in states if state.k == 0 and table.is_probed(state.traffic_class)]
+        idle = [state for state in states if state.k == 0 and table.deepest_probe(state.traffic_class)]
         follow_ups = [state for state in idle if state.is_followed]
         for state in follow_ups:
             state.is_followed = False
-            if state.probe_k < 2 * self._k_max:  # else the last one was as deep as can be
-                state.k = min(state.probe_k, self._k_max)
+            deepest = table.deepest_probe(state.traffic_class)
+            if state.probe_k < 2 * deepest:  # else the last one was as deep as may be
+                state.k = min(state.probe_k, deepest)
                 width = max(width, state.k)
                 self._budget -= _cost(state, width)
         if width == 0:

@@ -11,7 +11,7 @@ static K for every class. A version that is not newer than the one in force is r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from threading import Lock
 
@@ -34,22 +34,23 @@ class Source(StrEnum):
 class KTable:
     """K by class, band and running decodes, dense: `rows[class][band][n - 1]`, the last entry holding for larger n.
 
-    `probed` are the classes of which a schedule has rows by band; what has one row for all bands is pinned.
+    `probed` are the classes of which a schedule has rows by band, with how deep their probes may go: as the largest K
+    of these rows, which is within the class's bounds, but 1 at least. What has one row for all bands is pinned.
     """
 
     source: Source
     rows: Mapping[str, tuple[tuple[int, ...], ...]]
     probe_ratio: float
-    probed: frozenset[str] = frozenset()
+    probed: Mapping[str, int] = field(default_factory=dict)
 
     def k(self, traffic_class: str, band: int, running_decodes: int) -> int:
         """Return K for a request of `traffic_class` in `band` while `running_decodes` (from 1) requests decode."""
         row = (self.rows.get(traffic_class) or self.rows[DEFAULT_CLASS])[band]
         return row[running_decodes - 1] if running_decodes <= len(row) else row[-1]
 
-    def is_probed(self, traffic_class: str) -> bool:
-        """Whether requests of `traffic_class` are probed."""
-        return (traffic_class if traffic_class in self.rows else DEFAULT_CLASS) in self.probed
+    def deepest_probe(self, traffic_class: str) -> int:
+        """Return how many tokens a probe of a request of `traffic_class` verifies at most; 0 if it is not probed."""
+        return self.probed.get(traffic_class if traffic_class in self.rows else DEFAULT_CLASS, 0)
 
 
 def static_table(k: int, source: Source = Source.STATIC) -> KTable:
@@ -65,14 +66,18 @@ def table_of(schedule: Schedule, max_running: int, trial: Trial | None = None) -
         name: tuple(row_of(dense, name, band) for band in range(BANDS))
         for name in classes_in(dense) | {DEFAULT_CLASS, *schedule.like_default}
     }
-    banded = {name for name in rows if any(row_name(name, band) in dense for band in range(BANDS))}
-    if DEFAULT_CLASS in banded:
-        banded.update(schedule.like_default)
+    probed = {
+        name: max(1, *(max(row) for row in rows[name]))
+        for name in rows
+        if any(row_name(name, band) in dense for band in range(BANDS))
+    }
+    if DEFAULT_CLASS in probed:
+        probed |= dict.fromkeys(schedule.like_default, probed[DEFAULT_CLASS])
     return KTable(
         source=Source.TRIAL if trial else Source.SCHEDULE,
         rows=rows,
         probe_ratio=0.0 if trial else schedule.probe_ratio,
-        probed=frozenset(banded),
+        probed=probed,
     )
 
 

@@ -11,5 +11,5 @@ def table(probe_ratio: float = 0.0, **k: int | Sequence[int]) -> KTable:
     by_band = {name: [value] * BANDS if isinstance(value, int) else list(value) for name, value in k.items()}
     rows = {name: tuple((value,) for value in values) for name, values in by_band.items()}
     assert all(len(row) == BANDS for row in rows.values())
-    banded = frozenset(name for name, value in k.items() if not isinstance(value, int))
-    return KTable(Source.SCHEDULE, rows, probe_ratio, banded)
+    probed = {name: max(1, *value) for name, value in k.items() if not isinstance(value, int)}
+    return KTable(Source.SCHEDULE, rows, probe_ratio, probed)

@@ -243,6 +243,22 @@ def test_while_probes_are_accepted_whole_the_next_is_twice_as_deep_and_at_once()
     assert found[begin : begin + 8] == [1, 2, 4, 7, 0, 0, 0, 0]  # K_max was accepted too: nothing more to learn
 
 
+def test_no_probe_is_deeper_than_the_largest_k_of_its_classs_rows() -> None:
+    """A class bounded to K 2 has no row above it, whatever K_max is."""
+    planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
+    lying(states, 0.95, 0.0)
+    found = []
+    for _ in range(PROBE_AFTER + 8):
+        planner.plan(states, table(1.0, default=[0] * 7 + [2]))
+        one = states[1]
+        found.append(one.k)
+        if one.k:
+            one.note(one.k, one.k, is_probe=True, is_refused=False)
+            lying(states, 0.95, 0.0)
+    begin = found.index(1)
+    assert found[begin : begin + 4] == [1, 2, 0, 0]
+
+
 def test_an_accepted_probe_of_a_request_that_became_predictable_ends_in_its_own_k() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
     lying(states, 0.95, 0.05)
