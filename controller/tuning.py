@@ -31,7 +31,7 @@ class Tuning:
         drift_gain_ratio: share of a look's common error that is put down to the machine's pace.
         drift_jump: logarithm of a common error beyond which a look is set aside until the next one agrees.
         freeze_cost: keep the first fit for ever (an ablation).
-        trial_steps: steps of a depth that make its cost known.
+        trial_steps: steps of a depth that make its cost known; an engine measures 20 of each before traffic.
         trial_limit_s: the longest time that one engine tries a depth.
         trial_valid_for_s: time after which an engine ends a trial that the controller does not repeat.
         trial_rest_s: time until a depth is tried again at the same load after it was tried, or tried in vain.
@@ -65,7 +65,7 @@ class Tuning:
     drift_gain_ratio: float = 0.3
     drift_jump: float = 0.15
     freeze_cost: bool = False
-    trial_steps: float = 30.0
+    trial_steps: float = 15.0
     trial_limit_s: float = 4.0
     trial_valid_for_s: float = 3.0
     trial_rest_s: float = 300.0

@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pool", help="engines alike in model, hardware and configuration (default)")
     parser.add_argument("--static-k", type=int, help="K while there is no schedule (K_max)")
     parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
+    parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
@@ -97,6 +98,7 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "POOL": ours.pool,
         "STATIC_K": ours.static_k,
         "HOLD_SCHEDULE_S": ours.hold_schedule_s,
+        "CALIBRATE_S": ours.calibrate_s,
         "CONTROL_TOKEN": ours.control_token,
         "ANY_VLLM": "1" if ours.any_vllm else None,
     }

@@ -28,6 +28,11 @@ class AdapterSettings(BaseSettings):
     hold_schedule_s: float = Field(
         default=86_400.0, ge=0, description="seconds that a schedule's K stays when no controller renews it"
     )
+    calibrate_s: float = Field(
+        default=20.0,
+        ge=0,
+        description="seconds in which an engine that starts measures its step times at most; 0: none",
+    )
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")

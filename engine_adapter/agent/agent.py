@@ -1,8 +1,8 @@
 """The engine's link to the rest: registers it, keeps its heartbeat, brings its schedule, exports its evidence.
 
 Two daemon threads in the EngineCore process, neither of which the model ever waits for. The *exporter* empties the
-meter into Prometheus metrics. The *link* follows the store's announcements (a poll is the net), offers schedules
-to the control and renews the engine's record.
+meter into Prometheus metrics. The *link* has the engine calibrated (`calibration`), registers it, follows the store's
+announcements (a poll is the net), offers schedules to the control and renews the engine's record.
 
 A schedule's age counts from its receipt, so that clocks may differ. Only what lies in the store when the link connects
 goes by its date: whoever wrote it may be long gone. It is held as one that was received then would be.
@@ -19,6 +19,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
+from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.tuning import EXPORT_S, HEARTBEAT_S, POLL_S, RETRY_S, TTL_S
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
@@ -119,10 +120,18 @@ class EngineLink:
 class Agent:
     """The threads of one engine."""
 
-    def __init__(self, scheduler: Any, exporter: MetricsExporter, link: EngineLink | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        exporter: MetricsExporter,
+        link: EngineLink | None,
+        calibration: Calibration | None,
+        clock: Clock,
+    ) -> None:
         self._scheduler = scheduler
         self._exporter = exporter
         self._link = link
+        self._calibration = calibration
         self._clock = clock
         self._stopped = threading.Event()
 
@@ -130,7 +139,7 @@ class Agent:
         """Start the threads."""
         threading.Thread(target=self._export, name="specpilot-export", daemon=True).start()
         if self._link is not None:
-            threading.Thread(target=self._link.run, name="specpilot-link", daemon=True).start()
+            threading.Thread(target=self._join, args=(self._link,), name="specpilot-link", daemon=True).start()
 
     def stop(self) -> None:
         """Stop both threads and deregister."""
@@ -138,10 +147,21 @@ class Agent:
         if self._link is not None:
             self._link.stop()
 
+    def _join(self, link: EngineLink) -> None:
+        """Calibrate, then register and follow the store."""
+        if self._calibration is not None:
+            try:
+                self._calibration.run(self._stopped)
+            except Exception:
+                logger.exception("SpecPilot: this engine was not calibrated")
+        link.run()
+
     def _export(self) -> None:
         seen: set[str] = {DEFAULT_CLASS}
         while not self._stopped.wait(EXPORT_S):
             scheduler = self._scheduler
+            if scheduler.control.calibrating is not None:
+                continue  # the calibration exports what it measures
             self._exporter.add(scheduler.meter.take())
             now = self._clock.monotonic()
             table = scheduler.control.table(now)
@@ -191,6 +211,9 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             heartbeat_at=clock.now(),
         )
         link = EngineLink(RedisStore(settings.redis_url), control, record, clock)
-    agent = Agent(scheduler, MetricsExporter(control.model), link, clock)
+    exporter = MetricsExporter(control.model)
+    is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1  # else its requests would go elsewhere too
+    calibration = Calibration(scheduler, exporter, settings.url, settings.calibrate_s) if is_alone else None
+    agent = Agent(scheduler, exporter, link, calibration, clock)
     agent.start()
     return agent

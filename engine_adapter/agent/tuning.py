@@ -14,3 +14,21 @@ RETRY_S = 0.5
 
 EXPORT_S = 0.25
 """Between two exports of the evidence: a controller that scrapes every second misses at most a quarter of it."""
+
+CALIBRATION_STEPS = 20
+"""Steps that are measured of each setting before traffic: a mean good to some per cent, in a fifth of a second."""
+
+CALIBRATION_REQUESTS = 256
+"""Requests that a calibration runs at once at most: beyond, step times are extrapolated until traffic is there."""
+
+CALIBRATION_PROMPT = 16
+"""Tokens of a calibration's prompts."""
+
+CALIBRATION_SETTING_S = 10.0
+"""Seconds that one setting may take: where 20 steps take longer, the rest is learned from traffic."""
+
+CALIBRATION_ANSWER_S = 5.0
+"""Seconds without a step after which a calibration is given up."""
+
+CALIBRATION_START_S = 120.0
+"""Seconds in which the engine's own address must answer, counted from when its model is loaded."""

@@ -23,6 +23,7 @@ from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule, Trial
 class Source(StrEnum):
     """Where the K in force comes from."""
 
+    CALIBRATION = "calibration"  # the engine measures its steps, before traffic
     STATIC = "static"  # nothing was ever applied
     SCHEDULE = "schedule"
     TRIAL = "trial"  # the rows that this engine alone tries
@@ -56,6 +57,12 @@ class KTable:
 def static_table(k: int, source: Source = Source.STATIC) -> KTable:
     """Return the table that gives every request the same `k` and never probes."""
     return KTable(source=source, rows={DEFAULT_CLASS: ((k,),) * BANDS}, probe_ratio=0.0)
+
+
+def calibration_table(k: int, others: Mapping[str, int]) -> KTable:
+    """Return the table that gives each class in `others` its own K and every other request `k`."""
+    rows = {name: ((value,),) * BANDS for name, value in {DEFAULT_CLASS: k, **others}.items()}
+    return KTable(source=Source.CALIBRATION, rows=rows, probe_ratio=0.0)
 
 
 def table_of(schedule: Schedule, max_running: int, trial: Trial | None = None) -> KTable:
@@ -104,7 +111,8 @@ class SpeculationControl:
 
     `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K when no
     schedule is there, `max_running` vLLM's `max_num_seqs`. `hold_s` is for how many seconds the rows of a schedule that
-    nobody renews stay. Of a schedule's trial only `engine_id` takes part.
+    nobody renews stay. Of a schedule's trial only `engine_id` takes part. While `calibrating` is set, that table goes
+    before all others.
     """
 
     def __init__(  # noqa: PLR0913 - what there is to know of an engine
@@ -126,6 +134,7 @@ class SpeculationControl:
         self.static_k = static_k
         self.max_running = max_running
         self.hold_s = hold_s
+        self.calibrating: KTable | None = None
         self._engine_id = engine_id
         self._static = static_table(static_k)
         self._expired = static_table(static_k, Source.EXPIRED)
@@ -159,6 +168,8 @@ class SpeculationControl:
 
     def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""
+        if self.calibrating is not None:
+            return self.calibrating
         applied = self._applied
         if applied is None:
             return self._static

@@ -48,6 +48,15 @@ def chat(client: OpenAI, **arguments: Any) -> Any:
     return client.chat.completions.create(model="demo", messages=MESSAGES, **({"max_tokens": 48} | arguments))
 
 
+def test_step_times_at_every_load_were_measured_before_traffic(stack: Stack) -> None:
+    """With 32 requests running, which no test sends at once: at K = 0, at K_max, and with half of them at K = 1."""
+    log = (stack.folder / "state" / "logs" / "engine-0.log").read_text()
+    assert "step times calibrated" in log
+    steps = counters(stack.engine, names.STEPS, "decodes", "verified", "slots", "prefill")
+    for verified, slots in ((32, 0), (256, 128), (160, 128)):
+        assert steps.get(("32", str(verified), str(slots), "0"), 0) >= 10, steps
+
+
 def test_the_gateway_lists_the_model(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
 

@@ -1,0 +1,193 @@
+"""Step times before traffic: an engine that has just started runs requests of its own, and counts what its steps take.
+
+Without this the control law would learn what a K costs from users' requests: in the first seconds at each load it would
+choose by a cost that was measured at another one. It takes seconds, ends before the engine registers, and goes through
+the engine's own HTTP API, so whatever a step does for a user it does here.
+
+For each number of running requests, powers of two up to `max_num_seqs`, four settings follow one another while the same
+requests run: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1, without which tokens
+verified and slots laid out would only ever be seen to grow together.
+
+The requests' tokens are drawn at random, so their drafts say nothing about traffic: of what the engine counts meanwhile
+only the steps are exported. vLLM's own counters do count these requests.
+
+Failures, by name: the engine's address does not answer, refuses the request (an API key that the adapter does not
+know) or runs no step -> one warning, and step times are learned from traffic.
+"""
+
+import http.client
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.agent.tuning import (
+    CALIBRATION_ANSWER_S,
+    CALIBRATION_PROMPT,
+    CALIBRATION_REQUESTS,
+    CALIBRATION_SETTING_S,
+    CALIBRATION_START_S,
+    CALIBRATION_STEPS,
+)
+from specpilot.engine_adapter.evidence.acceptance import Beginnings
+from specpilot.engine_adapter.evidence.meter import Evidence
+from specpilot.engine_adapter.plan.speculation_control import calibration_table
+from specpilot.policy.types import DEFAULT_CLASS
+
+logger = logging.getLogger("vllm.specpilot")
+CLASS = "calibration"
+"""The traffic class of those requests whose K differs from the others'."""
+_POLL_S = 0.01
+
+
+class CalibrationError(Exception):
+    """The engine cannot be measured; the message says why."""
+
+
+class Calibration:
+    """Measures the steps of the engine that `scheduler` belongs to, which answers at `url`, for `limit_s` at most."""
+
+    def __init__(self, scheduler: Any, exporter: MetricsExporter, url: str, limit_s: float) -> None:
+        self._scheduler = scheduler
+        self._control = scheduler.control
+        self._exporter = exporter
+        self._url = urlsplit(url)
+        self._limit_s = limit_s
+
+    def run(self, stopped: threading.Event) -> None:
+        """Measure, until done, `limit_s` is over or `stopped`; on a failure say so and return."""
+        if self._control.k_max == 0 or self._limit_s == 0:
+            return
+        began = time.monotonic()
+        try:
+            self._await_server(stopped)
+            self._control.calibrating = calibration_table(0, {})
+            deadline, measured = time.monotonic() + self._limit_s, []
+            for n in self._loads():
+                if not self._measure(n, deadline, stopped):
+                    break
+                measured.append(n)
+        except (CalibrationError, OSError, http.client.HTTPException) as error:
+            logger.warning("SpecPilot: step times are learned from traffic, this engine was not calibrated: %s", error)
+        else:
+            logger.info(
+                "SpecPilot: step times calibrated in %.1f s with up to %d requests running",
+                time.monotonic() - began,
+                max(measured, default=0),
+            )
+        finally:
+            self._control.calibrating = None
+            self._scheduler.meter.take()
+            self._scheduler.steps.beginnings = Beginnings()
+
+    def _loads(self) -> list[int]:
+        most = min(self._control.max_running, CALIBRATION_REQUESTS)
+        return [*(1 << octave for octave in range(most.bit_length() - 1)), most]
+
+    def _settings(self, n: int) -> list[tuple[int, int]]:
+        """Return K of the first half of `n` requests, and of the others, for each setting."""
+        k_max = self._control.k_max
+        mixed = [(k_max, 1)] if n > 1 else []
+        return list(dict.fromkeys([(0, 0), (k_max, k_max), (max(1, k_max // 3), max(1, k_max // 3)), *mixed]))
+
+    def _measure(self, n: int, deadline: float, stopped: threading.Event) -> bool:
+        """Measure the steps of `n` running requests; return whether the time sufficed for every setting."""
+        others = n // 2
+        with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS):
+            for k, k_others in self._settings(n):
+                self._control.calibrating = calibration_table(k, {CLASS: k_others})
+                if not self._take_steps(first, min(deadline, time.monotonic() + CALIBRATION_SETTING_S), stopped):
+                    return False
+        while self._scheduler.has_unfinished_requests() and time.monotonic() < deadline and not stopped.is_set():
+            time.sleep(_POLL_S)
+        return True
+
+    def _take_steps(self, first: http.client.HTTPConnection, until: float, stopped: threading.Event) -> bool:
+        """Wait for the steps of a setting and export them; return whether there were enough."""
+        began, count, found = time.monotonic(), 0, Evidence()
+        while count < CALIBRATION_STEPS and not stopped.is_set():
+            time.sleep(_POLL_S)
+            now = time.monotonic()
+            if now > until:
+                break
+            found = self._scheduler.meter.take()
+            count += sum(sums.steps for sums in found.cells.values())
+            self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
+            if count == 0 and now - began > CALIBRATION_ANSWER_S:
+                raise CalibrationError(self._refusal(first))
+        return count >= CALIBRATION_STEPS
+
+    @contextmanager
+    def _requests(self, count: int, label: str) -> Iterator[http.client.HTTPConnection]:
+        """Have so many requests run, which end with the connection."""
+        connection = self._connection()
+        try:
+            if count:
+                self._send(connection, count, label)
+            yield connection
+        finally:
+            connection.close()
+
+    def _send(self, connection: http.client.HTTPConnection, count: int, label: str) -> None:
+        config = self._scheduler.vllm_config.model_config
+        size, room = config.get_vocab_size(), config.max_model_len - CALIBRATION_PROMPT - self._control.k_max
+        draw = random.Random(count)  # noqa: S311 - no secret
+        # Special tokens lie at either end of a vocabulary.
+        prompts = [
+            [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(CALIBRATION_PROMPT)]
+            for _ in range(count)
+        ]
+        steps = CALIBRATION_STEPS * (len(self._settings(count)) + 1)
+        body = {
+            "model": self._control.model,
+            "prompt": prompts,
+            "max_tokens": max(1, min(room, steps * (1 + self._control.k_max))),
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "vllm_xargs": {"traffic_class": label},
+        }
+        headers = {"Content-Type": "application/json"}
+        key = os.environ.get("VLLM_API_KEY")
+        connection.request(
+            "POST",
+            f"{self._url.path.rstrip('/')}/v1/completions",
+            json.dumps(body),
+            headers | ({"Authorization": f"Bearer {key}"} if key else {}),
+        )
+
+    def _await_server(self, stopped: threading.Event) -> None:
+        deadline = time.monotonic() + CALIBRATION_START_S
+        while not stopped.is_set():
+            connection = self._connection()
+            try:
+                connection.request("GET", f"{self._url.path.rstrip('/')}/health")
+                if connection.getresponse().status == HTTPStatus.OK:
+                    return
+                reason = "its /health does not answer 200"
+            except (OSError, http.client.HTTPException) as error:
+                reason = str(error)
+            finally:
+                connection.close()
+            if time.monotonic() > deadline:
+                raise CalibrationError(f"{self._url.geturl()} cannot be reached from within the engine ({reason})")
+            stopped.wait(0.1)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        return kind(self._url.hostname or "", self._url.port, timeout=CALIBRATION_ANSWER_S)
+
+    @staticmethod
+    def _refusal(connection: http.client.HTTPConnection) -> str:
+        try:
+            return f"its /v1/completions answered {connection.getresponse().status}"
+        except (OSError, http.client.HTTPException):
+            return f"no step ran within {CALIBRATION_ANSWER_S:.0f} s"

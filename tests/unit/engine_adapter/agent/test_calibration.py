@@ -1,0 +1,123 @@
+"""What an engine's calibration does when its server does not play along; that it measures is an end-to-end test."""
+
+import http.server
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from specpilot.engine_adapter.agent import calibration
+from specpilot.engine_adapter.agent.calibration import Calibration
+from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.evidence.acceptance import Beginnings
+from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
+from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
+from specpilot.policy import engine_metrics as names
+
+
+@contextmanager
+def serving(health: int, completions: int) -> Iterator[str]:
+    """An engine's HTTP face that answers with these statuses."""
+
+    class Face(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(health)
+
+        def do_POST(self) -> None:
+            self._answer(completions)
+
+        def _answer(self, status: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Face)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def exporter() -> Iterator[MetricsExporter]:
+    before = set(REGISTRY._collector_to_names)
+    yield MetricsExporter("m")
+    for made in set(REGISTRY._collector_to_names) - before:
+        REGISTRY.unregister(made)
+
+
+@pytest.fixture
+def scheduler() -> Any:
+    config = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1000, max_model_len=2048))
+    return SimpleNamespace(
+        control=SpeculationControl("m", "p", 7, 3, 4),
+        meter=Meter(),
+        steps=SimpleNamespace(beginnings=Beginnings()),
+        vllm_config=config,
+        has_unfinished_requests=lambda: False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("health", "completions", "word"),
+    [(200, 401, "its /v1/completions answered 401"), (503, 200, "its /health does not answer 200")],
+)
+def test_an_engine_that_cannot_be_measured_is_let_be_and_says_why(
+    health: int,
+    completions: int,
+    word: str,
+    scheduler: Any,
+    exporter: MetricsExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(calibration, "CALIBRATION_ANSWER_S", 0.2)
+    monkeypatch.setattr(calibration, "CALIBRATION_START_S", 0.2)
+    with serving(health, completions) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+        Calibration(scheduler, exporter, url, 5.0).run(threading.Event())
+    assert word in caplog.text
+    assert scheduler.control.table(0.0).source is Source.STATIC
+
+
+def test_one_that_is_switched_off_asks_nothing(scheduler: Any, exporter: MetricsExporter) -> None:
+    Calibration(scheduler, exporter, "http://127.0.0.1:1", 0.0).run(threading.Event())
+    assert scheduler.control.calibrating is None
+
+
+def test_of_what_is_counted_meanwhile_only_the_steps_are_exported(scheduler: Any, exporter: MetricsExporter) -> None:
+    """The drafts of random tokens say nothing about traffic, and must not reach the controller."""
+    stopped, seen = threading.Event(), set()
+
+    def run_steps() -> None:
+        while not stopped.is_set():
+            table = scheduler.control.table(0.0)
+            seen.add((table.source, table.k("default", 0, 1), table.k(calibration.CLASS, 0, 1)))
+            outcome = Outcome(plain={("default", 0): 1}, tokens={("default", 0): 1})  # type: ignore[dict-item]
+            scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
+            stopped.wait(0.001)
+
+    runner = threading.Thread(target=run_steps)
+    with serving(200, 200) as url:
+        runner.start()
+        Calibration(scheduler, exporter, url, 20.0).run(threading.Event())
+        stopped.set()
+        runner.join()
+    cell = {names.LABEL_MODEL: "m", "decodes": "3", "verified": "3", "slots": "0", "prefill": "0"}
+    assert (REGISTRY.get_sample_value(names.STEPS, cell) or 0) >= 11 * calibration.CALIBRATION_STEPS
+    drafts = [sample for family in REGISTRY.collect() for sample in family.samples if sample.name == names.DRAFTS]
+    assert drafts == []
+    assert {item[1:] for item in seen if item[0] is Source.CALIBRATION} == {(0, 0), (7, 7), (2, 2), (7, 1)}
+
+
+def test_the_table_of_a_setting() -> None:
+    table = calibration_table(7, {"calibration": 1})
+    assert [table.k(name, 3, 9) for name in ("default", "code", "calibration")] == [7, 7, 1]
+    assert table.probe_ratio == 0
