@@ -64,8 +64,8 @@ format: setup  ## Let ruff lay the code out
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
 
-structure: setup  ## Draw the import graph by folder into docs/structure.md
-	$(BIN)/python docs/structure.py
+structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
+	$(BIN)/python docs/architecture/structure.py
 
 test: lint test-compiled  ## Every test, the ones with a real engine included
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,6 +1,7 @@
 """Published pairs of target and draft head for `specpilot engine --preset NAME`. Pure.
 
-Facts are those of the heads' cards and of public recipes (see `docs/engine.md`); none of the large pairs was run here.
+Facts are those of the heads' cards and of public recipes (see `docs/reference/engine.md`).
+None of the large pairs was run with the adapter so far.
 `None` is unknown: a preset without a published K asks for `--k-max`, one without a published head for `--drafter`.
 """
 

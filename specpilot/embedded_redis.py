@@ -8,7 +8,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-MEMORY = "256mb"  # one model and pool take 45 MB at most, see docs/deploy/redis.md
+MEMORY = "256mb"  # one model and pool take 45 MB at most, see docs/operations/redis.md
 
 
 class NotInstalledError(Exception):

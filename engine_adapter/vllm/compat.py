@@ -42,7 +42,7 @@ def vllm_version() -> str:
         except metadata.PackageNotFoundError:
             continue
     raise UnsupportedEngineError(
-        "vLLM is not installed in this environment: install one of the versions in docs/engine.md"
+        "vLLM is not installed in this environment: install one of the versions in docs/reference/engine.md"
     )
 
 

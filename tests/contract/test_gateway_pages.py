@@ -14,7 +14,7 @@ from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "gateway.md").read_text()
 
 
 async def test_health_ready_models_and_metrics(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

@@ -25,7 +25,7 @@ from tests.support.stack import until
 
 pytestmark = pytest.mark.skipif(SYSTEM is None, reason="needs a redis-server of the system")
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "deploy" / "redis.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations" / "redis.md").read_text()
 ACL_LINE = next(line for line in PAGE.splitlines() if line.startswith("user specpilot "))
 RECORD = EngineRecord("e1", "http://e1", "tiny", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
 

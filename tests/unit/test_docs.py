@@ -14,8 +14,8 @@ from specpilot.up import UpSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-ENGINE_PAGE = (ROOT / "docs" / "engine.md").read_text()
-PAGES = [README, (ROOT / "CONTRIBUTING.md").read_text(), *(page.read_text() for page in (ROOT / "docs").glob("*.md"))]
+ENGINE_PAGE = (ROOT / "docs" / "reference" / "engine.md").read_text()
+PAGES = [README, (ROOT / "CONTRIBUTING.md").read_text(), *(page.read_text() for page in (ROOT / "docs").rglob("*.md"))]
 
 
 def test_every_make_target_that_a_page_names_exists() -> None:

@@ -57,7 +57,7 @@ def test_files_import_one_another_in_no_circle(program: str) -> None:
 
 
 def test_the_page_shows_the_graph_as_it_is() -> None:
-    spec = spec_from_file_location("structure", ROOT / "docs" / "structure.py")
+    spec = spec_from_file_location("structure", ROOT / "docs" / "architecture" / "structure.py")
     assert spec is not None
     assert spec.loader is not None
     structure = module_from_spec(spec)

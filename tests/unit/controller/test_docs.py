@@ -19,7 +19,7 @@ from specpilot.policy.types import ClassPolicy, MatchRule, Policy
 from tests.support.controller_store import MemoryStore
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "controller.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "controller.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("reason", Reason)

@@ -19,7 +19,7 @@ from specpilot.policy.settings import load
 from tests.support.helm_template import CHART, render, values
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-PAGE = (CHART.parents[2] / "docs" / "deploy" / "kubernetes.md").read_text()
+PAGE = (CHART.parents[2] / "docs" / "get-started" / "kubernetes.md").read_text()
 POOL = {"name": "h200", "model": "openai/gpt-oss-20b", "drafter": "amazon/GPT-OSS-20B-P-EAGLE"}
 FULL: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],

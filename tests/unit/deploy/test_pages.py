@@ -14,7 +14,7 @@ from specpilot.policy.settings import load
 from specpilot.up_settings import PROGRAM, UpSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted((ROOT / "docs" / "deploy").glob("*.md"))
+PAGES = sorted((ROOT / "docs" / "get-started").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,14 +36,14 @@ def test_every_setting_of_up_that_a_page_or_unit_names_exists() -> None:
 
 
 def test_every_variable_of_an_endpoint_is_documented() -> None:
-    page = (ROOT / "docs" / "deploy" / "one-machine.md").read_text()
+    page = (ROOT / "docs" / "get-started" / "one-machine.md").read_text()
     for name in (*sagemaker.OWN, *sagemaker.REFUSED):
         assert f"`{sagemaker.PREFIX}{name}`" in page
     assert f"`{sagemaker.PORT}`" in page
 
 
 def test_the_command_of_the_first_example_is_read() -> None:
-    page = (ROOT / "docs" / "deploy" / "one-machine.md").read_text()
+    page = (ROOT / "docs" / "get-started" / "one-machine.md").read_text()
     [command] = re.findall(r"specpilot (up --unattended .*?)\n```", page, re.DOTALL)
     settings = load(UpSettings, PROGRAM, command.replace("\\\n", " ").split()[1:])
     assert settings.unattended
@@ -51,14 +51,14 @@ def test_the_command_of_the_first_example_is_read() -> None:
 
 
 def test_every_configuration_of_another_gateway_is_yaml() -> None:
-    page = (ROOT / "docs" / "deploy" / "other-gateways.md").read_text()
+    page = (ROOT / "docs" / "get-started" / "other-gateways.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 4
     assert all(yaml.safe_load(block) for block in blocks)
 
 
 def test_the_middleware_that_the_page_names_is_the_one_that_the_engine_gets() -> None:
-    page = (ROOT / "docs" / "deploy" / "other-gateways.md").read_text()
+    page = (ROOT / "docs" / "get-started" / "other-gateways.md").read_text()
     module, _, name = CLASS_HEADER.rpartition(".")
     assert f"--middleware {CLASS_HEADER}" in page
     assert inspect.isclass(getattr(import_module(module), name))

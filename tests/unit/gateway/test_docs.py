@@ -10,7 +10,7 @@ from specpilot.gateway.telemetry.otel import FIRST_TOKEN
 from specpilot.gateway.wire.errors import all_errors
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "gateway.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "gateway.md").read_text()
 COUNTERS = {
     "requests",
     "output_tokens",

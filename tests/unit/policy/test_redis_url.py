@@ -5,7 +5,7 @@ import pytest
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.redis_url import OPTIONS, RedisAddress, Topology, parse
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "deploy" / "redis.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "redis.md").read_text()
 
 
 @pytest.mark.parametrize(

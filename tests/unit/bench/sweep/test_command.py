@@ -222,7 +222,7 @@ async def test_an_open_loop_sweep_names_its_rate(endpoint: Endpoint, tmp_path: P
     assert cell["request_goodput"] == pytest.approx(cell["request_throughput"])
 
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs" / "bench.md").read_text()
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "bench.md").read_text()
 
 
 def test_every_setting_and_data_set_is_documented_and_no_other() -> None:

@@ -102,7 +102,8 @@ async def test_the_rate_that_a_server_keeps_up_with_is_found_and_kept(
 
 
 def test_every_setting_of_its_own_is_documented() -> None:
-    page = (ROOT / "docs" / "bench.md").read_text().split("## `specpilot bench rate`")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "reference" / "bench.md").read_text()
+    page = page.split("## `specpilot bench rate`")[1].split("\n## ")[0]
     rows = re.findall(r"^\|([^|]*)\|", page, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     own = rate_command.RateSettings.model_fields.keys() - SharedSettings.model_fields.keys()

@@ -1,4 +1,4 @@
-"""`python docs/structure.py`: writes the import graph by folder into docs/structure.md, as Mermaid.
+"""Draws the import graph by folder as Mermaid, into structure.md beside this file: `make structure`.
 
 A program's root modules wire its folders and are drawn as one node, but for those that its folders import.
 """
