@@ -108,68 +108,49 @@ class Yield:
 
 
 class Choice:
-    """Evaluates and finds tables in one `Setting`."""
+    """Evaluates and finds tables in one `Setting`.
+
+    All that a table comes to follows from sums over its streams, group by group: of tau_i / AL_i, of K times that, and
+    of that where K is above each width (`_sums`). A row adds its part to them, so that to try another K for one row
+    takes the row's part out and puts another in, however many rows there are.
+    """
 
     def __init__(self, setting: Setting) -> None:
-        streams = setting.streams
+        streams, groups = setting.streams, len(setting.groups)
+        lengths = setting.lengths[[item.band for item in streams]]  # [streams, K_max + 1]
         self._setting = setting
-        self._rows = np.array([item.row for item in streams], dtype=np.int64)
-        self._lengths = setting.lengths[[item.band for item in streams]]  # [streams, K_max + 1]
-        self._work = np.array([item.work for item in streams])
-        self._member = np.zeros((len(streams), len(setting.groups)))
-        self._member[np.arange(len(streams)), [item.group for item in streams]] = 1.0
-        self._shares = np.array([item.share for item in setting.groups])
-        self._weights = np.array([item.weight for item in setting.groups])
-        self._slos = [(index, item.itl_slo_s) for index, item in enumerate(streams) if item.itl_slo_s is not None]
         self._k_max = setting.lengths.shape[1] - 1
+        self._shares = np.array([item.share for item in setting.groups])
+        self._value = np.array([item.weight for item in setting.groups]) * self._shares
+        self._served = sorted({item.row for item in streams})
         self._inverse = 1.0 / setting.lengths[setting.bands]  # of each row's AL(K): [rows, K_max + 1]
-        for row in set(self._rows.tolist()):
-            served = self._rows == row
-            work = (
-                self._work[served] * self._shares[[streams[index].group for index in np.flatnonzero(served)]] + _EQUAL
-            )
-            self._inverse[row] = (work[:, None] / self._lengths[served]).sum(axis=0) / work.sum()
+        self._parts = np.zeros((len(setting.bands), self._k_max + 1, groups, 2 + max(1, self._k_max)))
+        self._slo_s = np.zeros((len(setting.bands), self._k_max + 1))  # 1 / (AL(K) bound), the largest of the row's
+        depths = np.arange(self._k_max + 1)
+        above = depths[:, None] > np.arange(max(1, self._k_max))
+        summed = np.column_stack([np.ones(len(depths)), depths, above])
+        for item, length in zip(streams, lengths, strict=True):
+            self._parts[item.row, :, item.group] += (item.work / length)[:, None] * summed
+            if item.itl_slo_s is not None:
+                np.maximum(self._slo_s[item.row], 1.0 / (length * item.itl_slo_s), out=self._slo_s[item.row])
+        self._has_slo = bool(self._slo_s.any())
+        for row in self._served:
+            own = [
+                (item.work * setting.groups[item.group].share + _EQUAL, length)
+                for item, length in zip(streams, lengths, strict=True)
+                if item.row == row
+            ]
+            self._inverse[row] = sum(work / length for work, length in own) / sum(work for work, _ in own)
         self._prefill_s = sum(share * setting.cost.prefill_s(tokens) for share, tokens in setting.prefill)
 
     def evaluate(self, n: Vector, k: Ints) -> Yield:
         """Return what `k` [..., n, rows] yields at `n` running decodes."""
-        setting, cost = self._setting, self._setting.cost
-        at = k[..., self._rows]  # [..., n, streams]
-        length = self._lengths[np.arange(len(self._rows)), at]
-        effort = self._work / length
-        group_length = 1.0 / np.maximum(effort @ self._member, _EQUAL)  # [..., n, groups]
-        share = effort * ((self._shares * group_length) @ self._member.T)
-        above = np.stack([(share * (at > width)).sum(axis=-1) for width in range(max(1, self._k_max))], axis=-1)
-        drafted = above[..., 0]
-        alone = np.maximum(1.0 - above, 0.0) ** np.maximum(n - 1.0, 0.0)[:, None]
-        slots = n * (drafted[..., None] - alone * (drafted[..., None] - above)).sum(axis=-1)
-        drafts = 1.0 - np.maximum(1.0 - drafted, 0.0) ** n
-        verified = n * (1.0 + (share * at).sum(axis=-1))
-        gross = sum(
-            (
-                part
-                * cost.step_s(n, verified, slots, drafts=drafts, prefill=tokens, context=n * setting.context_tokens)
-                for part, tokens in setting.prefill
-            ),
-            start=np.zeros(1),
-        )
-        left_s = np.minimum(n * cost.left_s, cost.drift_ratio * (cost.drafter_s + n * cost.per_slot_s))
-        seconds = np.maximum(gross - self._prefill_s, _EQUAL) + (1.0 - drafted) * left_s
-        value = self._weights * self._shares
-        goodput = n * (value * group_length).sum(axis=-1) / seconds
-        score = goodput
-        if setting.objective is Objective.LATENCY:
-            score = value.sum() / (seconds * (value / group_length).sum(axis=-1))
-        if self._slos:
-            excess = np.max([gross / length[..., index] / bound for index, bound in self._slos], axis=0)
-            score = np.where(excess <= 1.0 + _EQUAL, score, -excess)
-        return Yield(goodput, seconds, score)
+        return self._yields(n, self._sums(k), self._worst(k, self._served))
 
     def best(self, n: Vector, in_force: Ints) -> Ints:
         """Return the best K [n, rows]; where nothing is better, that in force. Rows without traffic stand alone."""
-        low, high = self._setting.low, self._setting.high
+        low, high, served = self._setting.low, self._setting.high, self._served
         found = np.clip(in_force, low[None, :], high[None, :])
-        served = sorted(set(self._rows.tolist()))
         unserved = [row for row in np.flatnonzero(self._setting.bands >= 0).tolist() if row not in served]
         if unserved:
             found[:, unserved] = self._alone(n, None)[:, unserved]
@@ -183,21 +164,75 @@ class Choice:
         found = np.where(better[:, None], starts[widest, np.arange(len(n))], found)
         score = np.where(better, top, score)
         for _ in range(_ROUNDS):
-            is_moved = False
-            for row in served:
-                if low[row] == high[row]:
-                    continue
-                candidates = np.repeat(found[None], high[row] - low[row] + 1, axis=0)
-                candidates[:, :, row] = np.arange(low[row], high[row] + 1)[:, None]
-                scores = self.evaluate(n, candidates).score
-                best, top = scores.argmax(axis=0), scores.max(axis=0)
-                moved = top > score + _GAIN * np.abs(score)
-                found[moved, row] = low[row] + best[moved]
-                score = np.where(moved, top, score)
-                is_moved |= bool(moved.any())
-            if not is_moved:
+            if not self._improve(n, found, score):
                 break
         return found
+
+    def _improve(self, n: Vector, found: Ints, score: Vector) -> bool:
+        """Give each row in turn its best K, the others given, in `found` and `score`; return whether any changed."""
+        low, high = self._setting.low, self._setting.high
+        sums, is_moved = self._sums(found), False
+        for row in self._served:
+            if low[row] == high[row]:
+                continue
+            parts = self._parts[row]
+            others = sums - parts[found[:, row]]
+            worst = self._worst(found, [other for other in self._served if other != row])
+            tried = slice(low[row], high[row] + 1)
+            worst = np.maximum(worst, self._slo_s[row, tried][:, None])
+            scores = self._yields(n, others + parts[tried][:, None], worst).score
+            best, top = scores.argmax(axis=0), scores.max(axis=0)
+            moved = top > score + _GAIN * np.abs(score)
+            if moved.any():
+                found[moved, row] = low[row] + best[moved]
+                score[moved] = top[moved]
+                sums = others + parts[found[:, row]]
+                is_moved = True
+        return is_moved
+
+    def _sums(self, k: Ints) -> Vector:
+        """Return what the rows of `k` [..., n, rows] add up to: [..., n, groups, sums]."""
+        total = np.zeros((*k.shape[:-1], *self._parts.shape[2:]))
+        for row in self._served:
+            total += self._parts[row][k[..., row]]
+        return total
+
+    def _worst(self, k: Ints, rows: Sequence[int]) -> Vector:
+        """Return the largest 1 / (AL bound) of any SLO of `rows`, 0 without one: [..., n]."""
+        if not self._has_slo or not rows:
+            return np.zeros(k.shape[:-1])
+        found: Vector = self._slo_s[rows, k[..., rows]].max(axis=-1)
+        return found
+
+    def _yields(self, n: Vector, sums: Vector, worst: Vector) -> Yield:
+        """Return what tables yield of which `_sums` and `_worst` are known."""
+        setting, cost = self._setting, self._setting.cost
+        group_length = 1.0 / np.maximum(sums[..., 0], _EQUAL)  # [..., n, groups]
+        per_decode = np.einsum("...g,...gf->...f", self._shares * group_length, sums[..., 1:])
+        above = per_decode[..., 1:]
+        drafted = above[..., 0]
+        alone = np.maximum(1.0 - above, 0.0) ** np.maximum(n - 1.0, 0.0)[:, None]
+        slots = n * (drafted[..., None] - alone * (drafted[..., None] - above)).sum(axis=-1)
+        drafts = 1.0 - np.maximum(1.0 - drafted, 0.0) ** n
+        verified = n * (1.0 + per_decode[..., 0])
+        gross = sum(
+            (
+                part
+                * cost.step_s(n, verified, slots, drafts=drafts, prefill=tokens, context=n * setting.context_tokens)
+                for part, tokens in setting.prefill
+            ),
+            start=np.zeros(1),
+        )
+        left_s = np.minimum(n * cost.left_s, cost.drift_ratio * (cost.drafter_s + n * cost.per_slot_s))
+        seconds = np.maximum(gross - self._prefill_s, _EQUAL) + (1.0 - drafted) * left_s
+        goodput = n * (group_length @ self._value) / seconds
+        score = goodput
+        if setting.objective is Objective.LATENCY:
+            score = self._value.sum() / (seconds * ((1.0 / group_length) @ self._value))
+        if self._has_slo:
+            excess = gross * worst
+            score = np.where(excess <= 1.0 + _EQUAL, score, -excess)
+        return Yield(goodput, seconds, score)
 
     def _alone(self, n: Vector, width: int | None) -> Ints:
         """Return the K [n, rows] of each row by itself, where the drafter lays out `width` slots; `None`: K of them."""
