@@ -26,29 +26,45 @@ the drafter nothing. The plan says who catches up:
   for each that waits its turn, and goes through the drafter in two passes;
 - who comes with several positions in the step (a prompt, verified drafts): what waits goes first.
 
-*Probes.* What is not verified is not known, so a request at K = 0 verifies a token now and then: if none of its
-drafts was verified for `PROBE_AFTER` steps, in a step that drafts anyway; where none does, all who are due share one
-step in `SHARED_AFTER`. While its probes are accepted whole, the next follows at once and is twice as deep, up to the
-largest K of its class's rows, which is within the class's bounds; so a request whose text becomes predictable changes
-its band within some steps. A probe takes a request by itself, no whole step. Only classes with rows by band are probed:
-one row for all of them is a pin, and there nothing could be learned that changes K.
+*Probes.* What is not verified is not known, so a request at K = 0 verifies a token now and then, if none of its drafts
+was verified for `PROBE_AFTER` steps:
 
-Probes have a budget in *positions*, because what they cost is chiefly the drafter's work: the rows that the request
-has to catch up with, the slots, the tokens verified. Every decode earns `probe_ratio` * `PROBE_POSITIONS` of them, so
-probes take about that share of the engine's time. Who costs least goes first: requests that have just begun, and those
-that were probed before. Follow-ups go ahead of the budget and are charged to it.
+- in a step that drafts anyway;
+- else in the step that reads its prompt, as the drafter then runs and it has no backlog;
+- else in a step that drafts for nothing but probes, with all others that are due.
+
+While its probes are accepted whole, the next follows at once and is twice as deep, up to the largest K of its class's
+rows, which is within the class's bounds; so a request whose text becomes predictable changes its band within some
+steps. A probe takes a request by itself, no whole step. Only classes with rows by band are probed: one row for all of
+them is a pin, and there nothing could be learned that changes K.
+
+Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`. A probe costs the positions
+that it gives the drafter to read and to lay out, and, as the first one in a step that would not draft, what such a step
+takes longer. Who costs least goes first: requests that have just begun, and those that were probed before. Follow-ups
+go ahead of the budget and are charged to it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, trials
 from specpilot.engine_adapter.evidence.tuning import START_ACCEPTANCE
 from specpilot.engine_adapter.plan.speculation_control import KTable
-from specpilot.engine_adapter.plan.tuning import PROBE_AFTER, PROBE_POSITIONS, ROWS_PER_STEP, SHARED_AFTER
+from specpilot.engine_adapter.plan.tuning import (
+    DRAFTING_STEP,
+    POSITION_STEP,
+    PROBE_AFTER,
+    ROWS_PER_STEP,
+    VERIFYING_STEP,
+)
 
 PLAN = "specpilot_plan"
 """The attribute of a step's `SchedulerOutput` that holds its `StepPlan`, for the workers."""
+
+
+_LEAST_POSITIONS = 3
+"""What a probe one token deep takes beside its rows."""
 
 
 class DraftState:
@@ -128,9 +144,9 @@ class Planner:
         self._rows_per_step = rows_per_step
         self._least_width = least_width
         self._joins_all = least_width > 0  # a drafter that runs in every step reads every request's positions
-        self._budget = 0.0  # positions that probes may take now
+        self._budget = 0.0  # steps' worth of time that probes may take now
+        self._most = DRAFTING_STEP + (rows_per_step + _LEAST_POSITIONS) * POSITION_STEP
         self._step = 0
-        self._drafted_at = 0  # the last step that drafted, or would have if anyone had been due for a probe
 
     def plan(
         self,
@@ -145,21 +161,16 @@ class Planner:
         `can_draft` says that vLLM will draft after this step at all. `prefilling` are its requests that go on
         prefilling in the next step.
         """
-        self._earn(table.probe_ratio * len(states), 1)
+        self._earn(table.probe_ratio, 1)
         width = self._look_up(states, table if can_draft else None)
         if self._k_max == 0:
             return StepPlan(0)
         everyone = (*states, *prefilling)
-        if not can_draft:
-            self._drafted_at = self._step
-        else:
+        if can_draft:
             width = max(width, self._least_width)
             if table.probed and table.probe_ratio > 0.0:
                 width = self._probe(states, table, width)
-        if width == 0:
-            return self._draft_nothing(everyone)
-        self._drafted_at = self._step
-        return self._draft(everyone)
+        return self._draft(everyone) if width else self._draft_nothing(everyone)
 
     def repeats(self, states: Sequence[DraftState], table: KTable) -> int:
         """Return how many more steps at K = 0 for all, as the schedule says, `plan` would leave as the last.
@@ -170,20 +181,30 @@ class Planner:
             return 0
         backlogs = [state.backlog for state in states]
         room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
-        if table.probed and table.probe_ratio > 0.0:
-            room = min(room, self._drafted_at + SHARED_AFTER - self._step - 1)
+        if table.probe_ratio > 0.0:
+            probed = [state for state in states if table.deepest_probe(state.traffic_class)]
+            if probed:
+                room = min(room, self._steps_to_probe(probed, table.probe_ratio))
         return max(0, room)
+
+    def _steps_to_probe(self, probed: Sequence[DraftState], ratio: float) -> int:
+        """Return for how many steps more none of `probed` is due, or the budget does not suffice for any."""
+        due = min((state.verifies_at or 0) + PROBE_AFTER for state in probed) - self._step - 1
+        missing = DRAFTING_STEP + (min(map(_backlog, probed)) + _LEAST_POSITIONS) * POSITION_STEP - self._budget
+        gained = ratio - POSITION_STEP  # a step also adds a position to the backlog
+        afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
+        return max(due, afforded if gained > 0 or missing <= 0 else self._rows_per_step)
 
     def repeat(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
         """Account for `count` such steps, at most `repeats`."""
         for state in states:
             state.backlog += count
-        self._earn(table.probe_ratio * len(states), count)
+        self._earn(table.probe_ratio, count)
 
-    def _earn(self, decodes: float, steps: int) -> None:
-        """Let so many steps pass, each of which earns a probe's share of so many `decodes`."""
+    def _earn(self, ratio: float, steps: int) -> None:
+        """Let so many steps pass, a `ratio` of whose time is for probes."""
         self._step += steps
-        self._budget = min(self._budget + steps * decodes * PROBE_POSITIONS, self._rows_per_step)
+        self._budget = min(self._budget + steps * ratio, self._most)
 
     def _look_up(self, states: Sequence[DraftState], table: KTable | None) -> int:
         """Give each request the K of the schedule; return the largest."""
@@ -203,24 +224,25 @@ class Planner:
     def _probe(self, states: Sequence[DraftState], table: KTable, width: int) -> int:
         """Set `k` of the requests to be probed in a step that is as wide without; return its width with them."""
         idle = [state for state in states if state.k == 0 and table.deepest_probe(state.traffic_class)]
-        follow_ups = [state for state in idle if state.is_followed]
-        for state in follow_ups:
+        for state in [state for state in idle if state.is_followed]:
             state.is_followed = False
             deepest = table.deepest_probe(state.traffic_class)
             if state.probe_k < 2 * deepest:  # else the last one was as deep as may be
+                self._budget -= DRAFTING_STEP if width == 0 else 0.0
                 state.k = min(state.probe_k, deepest)
                 width = max(width, state.k)
-                self._budget -= _cost(state, width)
-        if width == 0:
-            if self._step - self._drafted_at < SHARED_AFTER:
-                return 0
-            self._drafted_at = self._step
+                self._budget -= _positions(state, width) * POSITION_STEP
         due = [state for state in idle if state.k == 0 and self._is_due(state)]
+        longer = 0.0
+        if width == 0:
+            read_now = [state for state in due if state.positions > 1]
+            due, longer = (read_now, VERIFYING_STEP) if read_now else (due, DRAFTING_STEP)
         for state in sorted(due, key=_backlog):
-            cost = _cost(state, max(width, 1))
+            cost = longer + _positions(state, max(width, 1)) * POSITION_STEP
             if cost > self._budget:
                 break
             self._budget -= cost
+            longer = 0.0
             state.k = 1
             width = max(width, 1)
         return width
@@ -288,7 +310,7 @@ class Planner:
         return read
 
 
-def _cost(state: DraftState, width: int) -> int:
+def _positions(state: DraftState, width: int) -> int:
     """Positions that a probe takes: its rows, a token verified, and slots both for the draft and in the step after.
 
     With the drafted token it then comes with two positions, so it is in the drafter's batch once more.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specpilot.engine_adapter.evidence.acceptance import Beginnings, kind_of, trials
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Beginnings, Kind, kind_of, trials
 from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome, StepShape
 from specpilot.engine_adapter.evidence.tuning import FIRST_DRAFTS
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
@@ -74,6 +74,7 @@ class Steps:
         self._under_way: deque[_UnderWay] = deque()
         self._drafts: dict[str, Draft] = {}  # verified in the first of them, by request
         self._ended_at: float | None = None
+        self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last step was planned
 
     def begin(self, output: Any, requests: Mapping[str, Any], table: KTable, now: float) -> StepPlan:
         """Take a step in that vLLM has scheduled, and plan the drafts after it.
@@ -90,6 +91,7 @@ class Steps:
         self._repeats_left = 0
         self._forget(output)
         self._use(table)
+        self._begin_anew()
         plain: dict[str, Group] = {}
         due: dict[str, tuple[int, int]] = {}
         refused: set[str] = set()
@@ -154,7 +156,19 @@ class Steps:
         k, accepted, is_refused = draft.k, draft.accepted, draft.is_refused
         if state.acceptance.drafts < FIRST_DRAFTS:
             self.beginnings.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
+            self._learned_of.add(state.kind)
         state.note(k, accepted, is_probe=draft.is_probe, is_refused=is_refused)
+
+    def _begin_anew(self) -> None:
+        """Let requests of which nothing was verified yet begin where their kind does by now.
+
+        So when traffic turns, the probes of one request tell about all that came with it.
+        """
+        if self._learned_of:
+            for state in self.states.values():
+                if state.acceptance.drafts == 0 and state.kind in self._learned_of:
+                    state.acceptance = Acceptance(self.beginnings.of(state.kind))
+            self._learned_of.clear()
 
     def skip_to(self, output: Any) -> None:
         """Forget the steps before that of `output`: vLLM dropped their outcome."""

@@ -8,10 +8,13 @@ PROBE_AFTER = 16
 """Steps without a verified draft after which a request at K = 0 is due for a probe. In closed-loop replay a turn in the
 text is so noticed in 10 to 14 steps; more often costs more than it finds."""
 
-SHARED_AFTER = 32
-"""Steps without any draft after which requests share a step of probes: such a step costs a pass of the drafter and
-vLLM's whole machinery of speculation, for however many."""
+POSITION_STEP = 0.004
+"""What a position of the drafter's takes, in steps that draft nothing: 0.026 of some 6.5 ms with the demo pair and 8 to
+12 running. The drafter has a third of the target's layers there; fewer make probes cheaper than `probe_ratio`."""
 
-PROBE_POSITIONS = 8
-"""Positions of the drafter's that take as long as one decode: 26 of some 230 microseconds with the demo pair and 32
-running, where the drafter has a third of the target's layers. Fewer layers make probes cheaper than `probe_ratio`."""
+DRAFTING_STEP = 1.0
+"""What a step that drafts takes longer than one that does not, in steps of the latter, before any position: a pass of
+the drafter and vLLM's machinery of speculation. With the demo pair 12 ms in place of 6, with 1 to 8 running."""
+
+VERIFYING_STEP = 0.5
+"""The part of that which a step takes that only verifies: an estimate, as the drafter's pass is the other half."""

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.acceptance import kind_of
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
-from specpilot.engine_adapter.plan.tuning import PROBE_AFTER, PROBE_POSITIONS, SHARED_AFTER
+from specpilot.engine_adapter.plan.tuning import DRAFTING_STEP, POSITION_STEP, PROBE_AFTER, VERIFYING_STEP
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import table
 
@@ -278,16 +278,41 @@ def test_a_probe_that_is_rejected_or_refused_is_not_followed() -> None:
         assert (one.is_followed, one.probe_k) == (False, 1)
 
 
-def test_where_nothing_drafts_those_who_are_due_share_a_step() -> None:
+def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_time_is_earned() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat", "chat")
     lying(states, 0.0, 0.0, 0.0)
-    plans = [planner.plan(states, table(1.0, default=UP)) for _ in range(3 * SHARED_AFTER)]
-    drafting = [step for step, plan in enumerate(plans, start=1) if plan.width]
-    assert drafting == [SHARED_AFTER, 2 * SHARED_AFTER, 3 * SHARED_AFTER]
-    assert plans[SHARED_AFTER - 1] == StepPlan(1, 3, ("0", "1", "2"), read=3 * (SHARED_AFTER - 1))
+    ratio, found = 0.1, []
+    for step in range(1, 101):
+        backlog = min(backlogs(states))
+        plan = planner.plan(states, table(ratio, default=UP))
+        if plan.width:
+            found.append((step, backlog))
+            for one in states:
+                if one.k:
+                    one.note(1, 0, is_probe=True, is_refused=False)
+    spent = sum(DRAFTING_STEP + (backlog + 3) * POSITION_STEP for _, backlog in found)
+    assert spent <= ratio * 100
+    step, backlog = found[0]
+    assert ratio * (step - 1) < DRAFTING_STEP + (backlog + 2) * POSITION_STEP  # not a step earlier
+    assert len(found) >= 5
 
 
-def test_probes_take_their_share_of_positions_and_whom_they_cost_least_first() -> None:
+def test_where_nothing_drafts_a_request_is_probed_as_its_prompt_is_read_for_less() -> None:
+    """The drafter runs over the prompt in any case, and what it is to catch up with is nothing."""
+    planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    lying(states, 0.0, 0.0)
+    ratio = 0.1
+    steps = int((VERIFYING_STEP + 3 * POSITION_STEP) / ratio) + 1
+    assert all(planner.plan(states, table(ratio, default=UP)).width == 0 for _ in range(steps - 1))
+    new = state("new", "chat")
+    new.positions = 40
+    lying([new], 0.0)
+    plan = planner.plan([*states, new], table(ratio, default=UP))
+    assert (plan.width, plan.left_out, plan.catch_up) == (1, ("0", "1"), ())
+    assert [one.k for one in (*states, new)] == [0, 0, 1]
+
+
+def test_probes_take_their_share_of_the_time_and_whom_they_cost_least_first() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("json", *["chat"] * 7)
     ratio, steps, taken = 0.02, 2000, 0
     lying(states, 0.95, *[0.05] * 7)
@@ -300,15 +325,14 @@ def test_probes_take_their_share_of_positions_and_whom_they_cost_least_first() -
                 probed.add(one.request_id)
                 taken += before[one.request_id] + 1 + 2 * plan.width
                 one.note(1, 0, is_probe=True, is_refused=False)
-    earned = ratio * PROBE_POSITIONS * len(states) * steps
-    assert 0.8 * earned < taken <= earned
+    assert 0.8 * ratio * steps < taken * POSITION_STEP <= ratio * steps
     assert probed
 
 
 def test_a_probe_at_k_0_reads_no_more_rows_than_a_step_takes() -> None:
     planner, states = Planner(K_MAX, ROWS, rows_per_step=100), decoding(*["chat"] * 8)
     lying(states, *[0.0] * 8)
-    plans = [planner.plan(states, table(1.0, default=UP)) for _ in range(2 * SHARED_AFTER)]
+    plans = [planner.plan(states, table(1.0, default=UP)) for _ in range(64)]
     assert max(plan.read for plan in plans) <= 100
     assert any(plan.width for plan in plans)
 
@@ -317,7 +341,7 @@ def test_a_class_with_one_row_for_all_bands_is_pinned_and_a_ratio_of_0_switches_
     for k in (table(1.0, default=0, json=7), table(1.0, default=UP, json=7, chat=0), table(0.0, default=UP, json=7)):
         planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
         lying(states, 0.95, 0.05)
-        for _ in range(4 * SHARED_AFTER):
+        for _ in range(128):
             planner.plan(states, k)
             assert [one.k for one in states] == [7, 0]
 
@@ -332,7 +356,7 @@ def test_probes_do_not_pile_up_where_there_is_nothing_to_probe() -> None:
     for _ in range(4 * PROBE_AFTER):
         planner.plan(states, table(0.001, default=UP))
         found += states[1].k
-    assert 1 <= found <= 64 // (1 + 2 * 7)
+    assert 1 <= found <= (DRAFTING_STEP / POSITION_STEP + 67) // (1 + 2 * 7)
 
 
 @given(
