@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from specpilot.policy.canary import Canary
 from specpilot.policy.codec import from_plain
@@ -65,3 +66,17 @@ def test_the_javascript_of_the_clients_page_is_javascript(tmp_path: Path) -> Non
     file = tmp_path / "example.mjs"
     file.write_text(block)
     subprocess.run(["node", "--check", str(file)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    "form", sorted((DOCS.parent / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda file: file.stem
+)
+def test_an_issue_form_has_what_its_reader_needs(form: Path) -> None:
+    document = yaml.safe_load(form.read_text())
+    if form.stem == "config":
+        assert set(document) == {"blank_issues_enabled"}
+        return
+    assert {"name", "description", "body"} <= set(document)
+    for field in document["body"]:
+        assert field["type"] in ("markdown", "textarea", "input")
+        assert field["attributes"].get("label") or field["attributes"].get("value")
