@@ -8,7 +8,7 @@ COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
 .PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-soak
-.PHONY: bench-sweep bench-soak test test-compiled test-fast fuzz lint structure format compiled check-vllm-versions clean
+.PHONY: bench-sweep bench-soak test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -63,6 +63,9 @@ lint: setup  ## Style, types and architecture
 format: setup  ## Let ruff lay the code out
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
+
+docs: setup  ## Build the documentation site into build/site; open build/site/index.html, or serve it with ARGS=serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --strict)
 
 structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
 	$(BIN)/python docs/architecture/structure.py

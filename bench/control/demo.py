@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.control.shift_picture import picture
 from specpilot.bench.load.play import play
 from specpilot.bench.load.system import System, start_own, stop_own
 from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
@@ -49,6 +50,7 @@ class DemoSettings(ProgramSettings):
         description="folder with <class>.jsonl",
     )
     static: str = Field(default="0,1,3,7", description="static K to compare with, comma separated")
+    plot: Path | None = Field(default=None, description="file for a picture (SVG) of the phases and of K over time")
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
 
 
@@ -76,15 +78,20 @@ def main(arguments: Sequence[str]) -> None:
             if time.monotonic() > deadline or (own is not None and own.poll() is not None):
                 fail(PROGRAM, "the system did not come up; its logs are in .specpilot/logs")
             time.sleep(1.0)
-        asyncio.run(_compare(system, settings.model, trace, prompts, statics))
+        asyncio.run(_compare(system, settings, trace, prompts, statics))
     finally:
         if own is not None:
             stop_own(own)
 
 
 async def _compare(
-    system: System, model: str, trace: Trace, prompts: dict[str, list[dict[str, Any]]], statics: Sequence[int]
+    system: System,
+    settings: DemoSettings,
+    trace: Trace,
+    prompts: dict[str, list[dict[str, Any]]],
+    statics: Sequence[int],
 ) -> None:
+    model = settings.model
     before = await asyncio.to_thread(system.policy, model)
     arms = [ADAPTIVE, *(f"K={k}" for k in statics)]
     plays: dict[str, list[list[float]]] = {arm: [] for arm in arms}
@@ -94,11 +101,17 @@ async def _compare(
             await asyncio.to_thread(system.put_policy, before | changes)
             await asyncio.sleep(TAKES_EFFECT_S)
             _say(f"\n{arm}   ({number} of {2 * len(arms)})")
-            plays[arm].append((await play(system, model, trace, prompts, _say)).rates)
+            played = await play(system, model, trace, prompts, _say)
+            plays[arm].append(played.rates)
+            if arm == ADAPTIVE:
+                adaptive = played
     finally:
         await asyncio.to_thread(system.put_policy, before)
     rates = {arm: [fmean(pair) for pair in zip(*both, strict=True)] for arm, both in plays.items()}
     _say(table(trace, rates))
+    if settings.plot is not None:
+        settings.plot.write_text(picture(trace, rates, adaptive.phases), encoding="utf-8")
+        _say(f"picture: {settings.plot}")
     _say(json.dumps(summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}))
 
 

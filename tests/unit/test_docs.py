@@ -31,21 +31,22 @@ def test_every_command_that_a_page_names_exists() -> None:
     assert named <= set(COMMANDS)
 
 
-def test_every_flag_of_up_that_the_readme_names_exists() -> None:
-    paragraph = README.split("Useful flags")[1].split("\n\n")[0]
-    flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", paragraph)}
-    assert len(flags) > 5
+def test_every_flag_of_up_that_a_page_names_exists() -> None:
+    named = [text for page in PAGES for text in re.findall(r"make up ARGS=\"([^\"]*)\"", page)]
+    flags = {flag.replace("-", "_") for text in named for flag in re.findall(r"--([a-z-]+)", text)}
+    assert len(flags) > 4
     assert flags <= set(UpSettings.model_fields)
 
 
 def test_every_folder_of_the_layout_exists() -> None:
-    folders = re.findall(r"^\| `([a-z_]+)/` \|", README, re.MULTILINE)
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = re.findall(r"^\| `([a-z_]+)/` \|", contributing, re.MULTILINE)
     assert len(folders) > 6
     assert all((ROOT / folder).is_dir() for folder in folders)
 
 
 def test_every_link_of_a_page_leads_somewhere() -> None:
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
@@ -151,3 +152,9 @@ def test_the_dashboard_is_read_from_top_to_bottom_without_gaps() -> None:
         assert (place["x"], place["y"], place["w"], place["h"]) == (x, y, 8, 8), panel["title"]
         assert panel["description"].endswith(".")
         x, y = (x + 8, y) if x < 16 else (0, y + 8)
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\((\d{4}-[^)]+\.md)\)", (folder / "README.md").read_text())
+    assert sorted(listed) == sorted(page.name for page in folder.glob("0*.md"))
