@@ -92,6 +92,8 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.until("return document.querySelectorAll('.heat td').length > 1")
     browser.until("return document.querySelectorAll('polygon.interval').length > 0")
     browser.sees("too few")  # windows of the hold-out
+    browser.sees(" s ago")
+    assert "its clock is" not in browser.text()
     heads = browser.run("return [...document.querySelectorAll('.heat tbody th')].map((one) => one.textContent)")
     assert heads == [f"band {band}" for band in range(8)]  # all classes share the rows of `default`
     show(browser, controller, "policies")
@@ -101,6 +103,13 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.fill("name of a new class", "code")
     browser.press("Add class")
     browser.fill("k_max of code", "4")
+    for _ in range(2):
+        browser.press("Add rule")
+    browser.fill("class of rule 1", "default")
+    browser.fill("max_tokens_at_most of rule 1", "20")
+    browser.fill("has_tools of rule 2", "true")
+    browser.fill("stream of rule 2", "false")
+    browser.press_labelled("move rule 2 up")
     browser.sees("Would be version 1.")
     browser.sees("classes.code")
     browser.sees("tokens/s and engine")
@@ -111,6 +120,11 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.sees(f"Policy of {MODEL}, version 1")
     found = controller.call(f"/admin/policies/{MODEL}")[1]["policy"]
     assert (found["static_k"], found["hold_out_ratio"], found["classes"]["code"]["k_max"]) == (1, 0.05, 4)
+    rules = [{name: value for name, value in rule.items() if value is not None} for rule in found["match"]]
+    assert rules == [
+        {"traffic_class": "code", "has_tools": True, "stream": False},
+        {"traffic_class": "default", "max_tokens_at_most": 20},
+    ]
     browser.fill("k max", "900")
     browser.sees("must be between 0 and 64")
     assert browser.run(
@@ -138,15 +152,34 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     assert browser.complaints() == []
 
 
-def test_a_second_operator_is_told_what_changed(browser: Browser, controller: Controller) -> None:
-    assert controller.call("/admin/policies/both", "PUT", {"k_max": 5})[0] == 201
+def test_a_second_operator_is_told_what_changed_and_keeps_both_changes(
+    browser: Browser, controller: Controller
+) -> None:
+    rule = {"traffic_class": "default", "stream": True}
+    assert controller.call("/admin/policies/both", "PUT", {"k_max": 5, "match": [rule]})[0] == 201
     show(browser, controller, "policies")
     browser.press("both")
     browser.sees("Policy of both, version 1")
-    assert controller.call("/admin/policies/both", "PATCH", {"k_max": 4})[0] == 200
-    browser.fill("k max", "6")
-    browser.sees("Since then --admin-token changed k_max from 5 to 4")
-    assert controller.call("/admin/policies/both")[1]["policy"]["k_max"] == 4
+    assert controller.call("/admin/policies/both", "PATCH", {"k_max": 4, "classes": {"chat": {}}})[0] == 200
+    browser.fill("static k", "2")
+    browser.sees("Since then --admin-token changed classes.chat from none to")
+    browser.sees("k_max from 5 to 4")
+    assert controller.call("/admin/policies/both")[1]["version"] == 2
+    browser.press_labelled("remove rule 1")
+    browser.press("Keep my changes on top of it")
+    browser.sees("Policy of both, version 2")
+    browser.sees("Would be version 3.")
+    browser.press("Write it")
+    browser.press("Do it")
+    browser.sees("Policy of both, version 3")
+    found = controller.call("/admin/policies/both")[1]["policy"]
+    assert (found["k_max"], found["static_k"], [*found["classes"]], found["match"]) == (4, 2, ["chat"], [])
+    assert controller.call("/admin/policies/both", "PATCH", {"k_max": 3})[0] == 200
+    browser.press("Go back to it")  # of a version that is not the newest one any more
+    browser.sees("changed k_max from 4 to 3")
+    browser.press("Drop my changes")
+    browser.sees("Policy of both, version 4")
+    assert browser.complaints() == []
 
 
 def test_what_is_frozen_is_shown_on_every_page_and_lifted(

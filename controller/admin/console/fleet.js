@@ -3,10 +3,11 @@
 import { call } from "./api.js";
 import { goodput, heatMap, survival } from "./charts.js";
 import { empty, h, numbers, section, show, table } from "./dom.js";
-import { clock, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
+import { clock, duration, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
 
 const POOLS_LIMIT = 24;
-const STALE_HEARTBEAT_S = 6;
+// A record that no heartbeat renews is gone after 4 s: a time farther away than this is another clock's.
+const FRESH_S = 6;
 
 const keyOf = (item) => `${item.model}\n${item.pool}`;
 const query = (key) => {
@@ -48,10 +49,10 @@ function overview(pools, engines, whys, chosen, choose) {
 function engineTable(engines, now) {
   if (!engines.length) return empty("no engine is registered");
   return table("Engines", [["engine"], ["drafter"], ["vLLM"], ["K max", true], ["version", true], ["heartbeat", true]], engines.map((item) => {
-    const age = Math.max(0, now - item.heartbeat_at);
-    const text = item.draining ? "draining" : `${number(age)} s ago`;
+    const age = now - item.heartbeat_at, isFresh = Math.abs(age) < FRESH_S;
+    const text = item.draining ? "draining" : isFresh ? `${number(Math.max(0, age))} s ago` : `its clock is ${duration(Math.abs(age))} ${age > 0 ? "behind" : "ahead"}`;
     return [{ cell: item.engine_id, class: "wrap" }, item.method, item.vllm_version, number(item.k_max), number(item.schedule_version),
-      { cell: text, class: `number ${age < STALE_HEARTBEAT_S ? "good" : "bad"}` }];
+      { cell: text, class: `number ${isFresh ? "good" : "bad"}` }];
   }));
 }
 
