@@ -27,6 +27,7 @@ from specpilot.controller.events import canary_ended, stepped_back
 from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.forecast import LawView
 from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.gains import DailyGains
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.k_table import Ranges
@@ -119,6 +120,7 @@ class ControlLoop:
         self._published_at: dict[tuple[str, str], float] = {}
         self._recorded: dict[tuple[str, str], tuple[Reason, float]] = {}
         self._lasting_at: dict[tuple[str, str], float] = {}
+        self._gains = DailyGains(store, metrics)
         self._wake = asyncio.Event()
         self._sightings = Sightings()
         self._unreadable: frozenset[str] = frozenset()
@@ -174,6 +176,7 @@ class ControlLoop:
             if lease.fence != self._fence:
                 self._fence = lease.fence
                 self._law.take_over(now)
+                self._gains.begin()
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
@@ -226,6 +229,7 @@ class ControlLoop:
         self._law.forget_all_but((engine.engine_id for engine in self._shared.engines), self._sightings.seen_at)
         for key in gone:
             self._recorded.pop(key, None)
+            self._gains.forget(key)
             for kept in (self._published_at, self._lasting_at):
                 kept.pop(key, None)
             if lease is not None and key in self._shared.schedules:
@@ -275,6 +279,7 @@ class ControlLoop:
         """Publish if there is something new or due, and record; runs in a thread."""
         key = (context.model, context.pool)
         now = self._clock.monotonic()
+        self._gains.count(key, result.log_gain, self._clock.now(), lease)
         old = self._shared.schedules.get(key)
         is_new = is_due = False
         if result.publish is not None:

@@ -94,6 +94,7 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.sees("too few")  # windows of the hold-out
     browser.sees(" s ago")
     assert "its clock is" not in browser.text()
+    browser.sees("What adaptive K gained, by day")
     heads = browser.run("return [...document.querySelectorAll('.heat tbody th')].map((one) => one.textContent)")
     assert heads == [f"band {band}" for band in range(8)]  # all classes share the rows of `default`
     show(browser, controller, "policies")
@@ -103,13 +104,6 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.fill("name of a new class", "code")
     browser.press("Add class")
     browser.fill("k_max of code", "4")
-    for _ in range(2):
-        browser.press("Add rule")
-    browser.fill("class of rule 1", "default")
-    browser.fill("max_tokens_at_most of rule 1", "20")
-    browser.fill("has_tools of rule 2", "true")
-    browser.fill("stream of rule 2", "false")
-    browser.press_labelled("move rule 2 up")
     browser.sees("Would be version 1.")
     browser.sees("classes.code")
     browser.sees("tokens/s and engine")
@@ -120,11 +114,6 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.sees(f"Policy of {MODEL}, version 1")
     found = controller.call(f"/admin/policies/{MODEL}")[1]["policy"]
     assert (found["static_k"], found["hold_out_ratio"], found["classes"]["code"]["k_max"]) == (1, 0.05, 4)
-    rules = [{name: value for name, value in rule.items() if value is not None} for rule in found["match"]]
-    assert rules == [
-        {"traffic_class": "code", "has_tools": True, "stream": False},
-        {"traffic_class": "default", "max_tokens_at_most": 20},
-    ]
     browser.fill("k max", "900")
     browser.sees("must be between 0 and 64")
     assert browser.run(
@@ -149,6 +138,32 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     show(browser, controller, "audit")
     for words in ("put policy", "rollback policy", "start canary", "abort canary", "“first”"):
         browser.sees(words)
+    assert browser.complaints() == []
+
+
+def test_match_rules_are_edited_in_a_form(browser: Browser, controller: Controller) -> None:
+    assert controller.call("/admin/policies/ruled", "PUT", {"classes": {"code": {}}})[0] == 201
+    show(browser, controller, "policies")
+    browser.press("ruled")
+    browser.sees("Policy of ruled, version 1")
+    for _ in range(3):
+        browser.press("Add rule")
+    browser.fill("class of rule 1", "default")
+    browser.fill("max_tokens_at_most of rule 1", "20")
+    browser.fill("path of rule 1", "/v1/completions")
+    browser.fill("has_tools of rule 2", "true")
+    browser.fill("stream of rule 2", "false")
+    browser.press_labelled("move rule 2 up")
+    browser.press_labelled("remove rule 3")
+    browser.sees("Would be version 2.")
+    browser.press("Write it")
+    browser.press("Do it")
+    browser.sees("Policy of ruled, version 2")
+    found = controller.call("/admin/policies/ruled")[1]["policy"]["match"]
+    assert [{name: value for name, value in rule.items() if value is not None} for rule in found] == [
+        {"traffic_class": "code", "has_tools": True, "stream": False},
+        {"traffic_class": "default", "max_tokens_at_most": 20, "path": "/v1/completions"},
+    ]
     assert browser.complaints() == []
 
 

@@ -46,6 +46,12 @@ function overview(pools, engines, whys, chosen, choose) {
     ["tokens/s measured", true], ["over static K, measured", true], ["predicted", true]], rows);
 }
 
+function days(found) {
+  if (!found?.length) return empty("No window of the hold-out was compared in the last 30 days.");
+  return table("Gain by day", [["day (UTC)"], ["gain over the static K", true], ["95 % interval", true], ["windows", true]],
+    found.map((item) => [item.day, percent(item.gain_ratio?.mean), interval(item.gain_ratio, "too few windows"), number(item.windows)]));
+}
+
 function engineTable(engines, now) {
   if (!engines.length) return empty("no engine is registered");
   return table("Engines", [["engine"], ["drafter"], ["vLLM"], ["K max", true], ["version", true], ["heartbeat", true]], engines.map((item) => {
@@ -64,7 +70,7 @@ function decisionTable(decisions) {
 
 export function fleet(page) {
   let chosen = sessionStorage.getItem("pool") ?? "", isOver = false;
-  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "goodput", "engines", "decisions"].map((name) => [name, h("div", {})]));
+  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "goodput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
   page.replaceChildren(
     section("Fleet", "", places.overview),
     section("Now", "", places.now),
@@ -72,7 +78,8 @@ export function fleet(page) {
     section("Acceptance by band", "half", places.survival),
     section("Goodput", "", places.goodput),
     section("Engines", "half", places.engines),
-    section("Decisions", "half", places.decisions));
+    section("Decisions", "half", places.decisions),
+    section("What adaptive K gained, by day", "half", places.days));
 
   function choose(key) {
     chosen = key;
@@ -95,6 +102,7 @@ export function fleet(page) {
     show(places.survival, survival(why?.bands));
     show(places.goodput, goodput(decisions));
     show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));
+    show(places.days, days(why?.hold_out_days));
     show(places.decisions, decisionTable(decisions));
   }
 
