@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,11 @@ def redis_exporter(redis: RedisSocket, port: int) -> Iterator[None]:
                 self.send_error(503)
                 return
             body = f"redis_memory_used_bytes {used}\nredis_memory_max_bytes {limit}\n".encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # who asked has given up
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             """Say nothing of each request."""

@@ -10,6 +10,7 @@ import pytest
 
 from specpilot.policy.redis_store import RedisStore
 from tests.closed_loop.plant import MODEL
+from tests.support import axe
 from tests.support.browser import CHROMIUM, DRIVER, Browser, running_browser
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import TOKEN, Controller, running_controller
@@ -252,6 +253,49 @@ def test_every_page_fits_its_screen_and_shows_no_nan(
             widest = browser.run(_RIGHT_EDGE)
             assert widest > 0.95 * width, page
     assert browser.complaints() == []
+
+
+needs_axe = pytest.mark.skipif(axe.script() is None, reason="needs axe-playwright-python (its axe.min.js alone)")
+
+
+@needs_axe
+@pytest.mark.parametrize("width", [400, 1800])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_and_dialog_is_accessible(
+    browser: Browser, controller: Controller, engine: None, width: int, dark: bool
+) -> None:
+    script = axe.script()
+    assert script is not None
+    full = {"classes": {"code": {"k_max": 3}}, "match": [{"traffic_class": "code", "stream": True}]}
+    controller.call(f"/admin/policies/{MODEL}", "PUT", full, If_Match="*")
+    controller.call("/admin/keys", "POST", {"traffic_class": "code"})
+    controller.call("/admin/tokens", "POST", {"name": "day shift", "role": "viewer"})
+    controller.call(f"/admin/freezes/{MODEL}", "PUT", {"for_s": 600})
+    controller.call(f"/admin/canaries/{MODEL}", "PUT", {"policy": {**full, "k_max": 2}})
+    browser.look(width, 900, dark=dark)
+    found = []
+    for page in PAGES:
+        show(browser, controller, page)
+        if page == "fleet":
+            browser.until("return document.querySelectorAll('.heat td').length > 1")
+        elif page == "policies":
+            browser.press(MODEL)
+            browser.fill("k max", "3")
+            browser.sees("Would be version")
+            browser.press("As JSON")
+        found += [f"{page}: {line}" for line in axe.violations(browser, script)]
+    browser.press("Freeze…")
+    browser.until("return document.getElementById('confirm').open")
+    found += [f"confirm: {line}" for line in axe.violations(browser, script)]
+    browser.press("Leave it")
+    browser.run("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(f"{controller.url}/")
+    browser.until("return document.getElementById('ask').open")
+    found += [f"ask: {line}" for line in axe.violations(browser, script)]
+    controller.call(f"/admin/freezes/{MODEL}", "DELETE")
+    controller.call(f"/admin/canaries/{MODEL}", "DELETE")
+    assert found == []
 
 
 def test_an_idle_fleet_without_engines_is_shown_without_faults(browser: Browser) -> None:
