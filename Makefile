@@ -7,7 +7,7 @@ ARGS ?=
 COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
-.PHONY: setup up demo bench-adapter bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-soak
+.PHONY: setup up demo bench-adapter bench-alerts bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-soak
 .PHONY: bench-sweep bench-soak test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
@@ -30,6 +30,9 @@ bench-control: setup  ## The control law beside static K and a table tuned by ha
 
 bench-faults: setup  ## What users notice while a part of the running system fails
 	$(BIN)/specpilot bench faults $(ARGS)
+
+bench-alerts: setup  ## Each alert under its fault on the running system; needs Prometheus
+	$(BIN)/specpilot bench alerts $(ARGS)
 
 bench-gateway: compiled  ## What the gateway costs beside other ways to reach an engine
 	$(BIN)/specpilot bench gateway --compiled build/compiled $(ARGS)

@@ -34,6 +34,10 @@ MEASUREMENTS = {
     ),
     "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
     "faults": ("specpilot.bench.control.faults", "what users notice while a part of the running system fails"),
+    "alerts": (
+        "specpilot.bench.control.alerts",
+        "each alert of deploy/prometheus under its fault, or none over a load",
+    ),
     "adapter": ("specpilot.bench.adapter.command", "what the adapter costs and gains inside the engine"),
     "soak": ("specpilot.bench.adapter.soak", "a real engine under everything at once, watched for errors and leaks"),
 }

@@ -27,13 +27,14 @@ from specpilot.controller.events import canary_ended, stepped_back
 from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.forecast import LawView
 from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.gains import DailyGains
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.lease import Leadership
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import in_turn, next_version, pool_contexts
+from specpilot.controller.pools import Sightings, in_turn, next_version, pool_contexts
 from specpilot.controller.recording.record import Recorded
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.bands import classes_in
@@ -49,8 +50,6 @@ VALID_FOR_S = 60.0
 RENEW_S = 2.0
 QUIET_RECORD_S = 10.0
 LASTING_S = 60.0
-FORGET_S = 600.0
-"""Longer than a rolling restart of all engines, so that what was learned of a pool outlives it."""
 HANG_S = 10.0
 """A loop that has not ended a tick for so long hangs: the controller is not ready, and its lease is left to run out."""
 _QUIET = (Reason.IDLE, Reason.STALE, Reason.NO_DRAFTER)
@@ -121,8 +120,9 @@ class ControlLoop:
         self._published_at: dict[tuple[str, str], float] = {}
         self._recorded: dict[tuple[str, str], tuple[Reason, float]] = {}
         self._lasting_at: dict[tuple[str, str], float] = {}
+        self._gains = DailyGains(store, metrics)
         self._wake = asyncio.Event()
-        self._seen_at: dict[tuple[str, str], float] = {}  # when a pool last had engines
+        self._sightings = Sightings()
         self._unreadable: frozenset[str] = frozenset()
         self._ticked_at = clock.monotonic()
         self.ticks = 0
@@ -176,13 +176,14 @@ class ControlLoop:
             if lease.fence != self._fence:
                 self._fence = lease.fence
                 self._law.take_over(now)
+                self._gains.begin()
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
-                         tuple(observations), dict(shared.experiments), self._turns_at, lease.fence if lease else None,
-                         self._default_mode, self._without)
+                         tuple(observations), dict(shared.experiments), dict(shared.freezes), shared.unreadable,
+                         self._turns_at, lease.fence if lease else None, self._default_mode, self._without)
             )  # fmt: skip
         self._law.observe(observations)
         pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
@@ -224,14 +225,12 @@ class ControlLoop:
 
     async def _forget(self, pools: Sequence[tuple[str, str]], lease: Lease | None, now: float) -> None:
         """Drop what is kept of pools that have been gone for long: in memory, and the leader in Redis."""
-        self._seen_at |= dict.fromkeys(
-            (*pools, *(key for key in self._shared.schedules if key not in self._seen_at)), now
-        )
-        gone = [key for key, seen_at in self._seen_at.items() if now - seen_at > FORGET_S]
-        self._law.forget_all_but((engine.engine_id for engine in self._shared.engines), set(self._seen_at) - set(gone))
+        gone = self._sightings.take(pools, self._shared.schedules, now)
+        self._law.forget_all_but((engine.engine_id for engine in self._shared.engines), self._sightings.seen_at)
         for key in gone:
             self._recorded.pop(key, None)
-            for kept in (self._seen_at, self._published_at, self._lasting_at):
+            self._gains.forget(key)
+            for kept in (self._published_at, self._lasting_at):
                 kept.pop(key, None)
             if lease is not None and key in self._shared.schedules:
                 await self._ask(partial(self._store.remove_schedule, *key, lease))
@@ -280,6 +279,7 @@ class ControlLoop:
         """Publish if there is something new or due, and record; runs in a thread."""
         key = (context.model, context.pool)
         now = self._clock.monotonic()
+        self._gains.count(key, result.log_gain, self._clock.now(), lease)
         old = self._shared.schedules.get(key)
         is_new = is_due = False
         if result.publish is not None:

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from specpilot.controller.law.context import TickResult
 from specpilot.controller.law.reason import Reason
+from specpilot.controller.recording.daily_gain import gain_ratio_of
+from specpilot.policy.gain import DailyGain
 
 PREFIX = "specpilot_controller_"
 _POOL = ("model_name", "pool")
@@ -38,6 +40,9 @@ class ControllerMetrics:
         )
         self._probe = gauge("probe_ratio", "Largest share of drafts that may be probes, as published", _POOL)
         self._hold_out = gauge("hold_out_gain_ratio", "What adaptive K gains over the static K", (*_POOL, "bound"))
+        self._daily = gauge(
+            "hold_out_day_gain_ratio", "What adaptive K gained over the static K today (UTC)", (*_POOL, "bound")
+        )
         self._canary = gauge(
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
@@ -86,6 +91,11 @@ class ControllerMetrics:
         """Show the version that was published last."""
         self._versions[model, pool] = version
         self._show(self._version, version, model, pool)
+
+    def show_day(self, model: str, pool: str, today: DailyGain) -> None:
+        """Show what adaptive K has gained today; nothing while its windows are too few."""
+        for bound, value in (gain_ratio_of(today) or {}).items():
+            self._show(self._daily, value, model, pool, bound)
 
     def show_decision(self, model: str, pool: str, result: TickResult) -> None:  # noqa: C901 - one gauge after another
         """Show what was decided for one pool. What a tick says nothing of is not shown: unknown is no number."""

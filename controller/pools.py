@@ -1,12 +1,36 @@
 """Groups registered engines into pools and says what the law must know of each."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from specpilot.controller.experiments.canary import turn
 from specpilot.controller.law.context import PoolContext
 from specpilot.policy.canary import Arm, Experiment
 from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
+
+FORGET_S = 600.0
+"""Longer than a rolling restart of all engines, so that what was learned of a pool outlives it."""
+
+PoolKey = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Sightings:
+    """When each pool (model and pool) last had engines, in steady seconds."""
+
+    seen_at: dict[PoolKey, float] = field(default_factory=dict)
+
+    def take(self, pools: Iterable[PoolKey], scheduled: Iterable[PoolKey], now: float) -> list[PoolKey]:
+        """Return the pools that are gone, as they had no engine for `FORGET_S`; they are not named again.
+
+        `pools` have engines at `now`; of `scheduled`, which have a schedule, those that are new count as seen, too.
+        """
+        unseen = (key for key in scheduled if key not in self.seen_at)
+        self.seen_at |= dict.fromkeys((*pools, *unseen), now)
+        gone = [key for key, seen_at in self.seen_at.items() if now - seen_at > FORGET_S]
+        for key in gone:
+            del self.seen_at[key]
+        return gone
 
 
 def pool_contexts(

@@ -11,6 +11,7 @@
 | `{specpilot}:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
 | `specpilot:decisions:{<model> <pool>}` | stream | Decision, newest last             | leading controller |
 | `specpilot:history:{<model> <pool>}`   | stream | Decision, those that are kept on  | leading controller |
+| `{specpilot}:gains:<model> <pool>`     | hash   | day and sum -> of `DailyGain`     | leading controller |
 | `{specpilot}:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
 | `{specpilot}:admin_tokens`             | hash   | token id -> AdminToken            | admin API          |
 | `{specpilot}:freezes`                  | hash   | model, or `*` -> Freeze           | admin API          |
@@ -49,6 +50,7 @@ CHANGES = PREFIX + "changes"
 DECISIONS_KEPT = 4000
 HISTORY_KEPT = 6000
 DECISIONS_EXPIRE_S = 14 * 24 * 3600
+GAINS_EXPIRE_S = 31 * 24 * 3600
 
 
 def policy_versions(model: str) -> str:
@@ -64,6 +66,11 @@ def schedule_field(model: str, pool: str) -> str:
 def pool_changes(model: str, pool: str) -> str:
     """The channel on which a pool's schedules are announced."""
     return f"{CHANGES}:{model} {pool}"
+
+
+def gains(model: str, pool: str) -> str:
+    """What adaptive K gained in one pool of one model, by day."""
+    return f"{PREFIX}gains:{schedule_field(model, pool)}"
 
 
 def decisions(model: str, pool: str) -> str:

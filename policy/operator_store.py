@@ -1,4 +1,4 @@
-"""What operators' tools ask of the shared state besides policies: histories, tokens, freezes and the audit.
+"""What operators' tools ask of the shared state besides policies: histories, tokens, freezes, audit, gains by day.
 
 Part of `Store`; every call may raise `StoreUnavailableError`.
 """
@@ -9,7 +9,9 @@ from typing import Protocol
 from specpilot.policy.access import AdminToken
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.freeze import Freeze
+from specpilot.policy.gain import DailyGain
 from specpilot.policy.history import PolicyVersion
+from specpilot.policy.types import Lease
 
 
 class OperatorStore(Protocol):
@@ -50,3 +52,13 @@ class OperatorStore(Protocol):
 
         Newest first; with `after` the oldest of them, oldest first.
         """
+
+    def add_gain(self, model: str, pool: str, at: float, log_gain: float, lease: Lease) -> DailyGain:
+        """Count a window of the hold-out, compared at `at` (Unix seconds), in its day; return that day.
+
+        `log_gain` is the logarithm of what adaptive K gained. Days before the last `GAIN_DAYS_KEPT` are dropped.
+        Raises `FencedError` when another controller has led since `lease`.
+        """
+
+    def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
+        """Return the days in which windows were compared, newest first."""

@@ -15,9 +15,12 @@ from specpilot.policy import audit, keys
 from specpilot.policy.access import AdminToken
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.codec import decode, encode
+from specpilot.policy.errors import FencedError
 from specpilot.policy.freeze import Freeze
+from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, day_of
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.operator_store import OperatorStore
+from specpilot.policy.types import Lease
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +36,23 @@ local number = redis.call('INCR', KEYS[2])
 redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], number .. '-0', 'entry', ARGV[2])
 return number
 """
+
+_ADD_GAIN = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {} end
+local day, log_gain = ARGV[2], tonumber(ARGV[3])
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.sub(field, 1, #day) <= ARGV[4] then redis.call('HDEL', KEYS[1], field) end
+end
+local square = string.format('%.17g', log_gain * log_gain)
+local found = {
+  redis.call('HINCRBY', KEYS[1], day .. ':windows', 1),
+  redis.call('HINCRBYFLOAT', KEYS[1], day .. ':log_sum', ARGV[3]),
+  redis.call('HINCRBYFLOAT', KEYS[1], day .. ':log_square_sum', square),
+}
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+return found
+"""
+_DAY_S = 86_400
 
 
 def _guarded(method: F) -> F:
@@ -51,6 +71,7 @@ class OperatorRecords(OperatorStore):
         self._redis = connection
         self._put_token = connection.register_script(_PUT_IF_SAME)
         self._append_audit = connection.register_script(_APPEND_AUDIT)
+        self._add_gain = connection.register_script(_ADD_GAIN)
 
     def translated(self) -> AbstractContextManager[None]:
         """Return a context that turns the server's failures into `StoreUnavailableError`."""
@@ -134,6 +155,32 @@ class OperatorRecords(OperatorStore):
                 rows = self._redis.xrange(key, min=oldest, max=newest, count=limit)
             found += [replace(decode(AuditEntry, fields[b"entry"]), number=_number(at)) for at, fields in rows]
         return sorted(found, key=lambda entry: entry.number, reverse=after is None)[:limit]
+
+    @override
+    @_guarded
+    def add_gain(self, model: str, pool: str, at: float, log_gain: float, lease: Lease) -> DailyGain:
+        day, last_dropped = day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
+        found = self._add_gain(
+            keys=[keys.gains(model, pool), keys.FENCE],
+            args=[lease.fence, day, repr(log_gain), last_dropped, keys.GAINS_EXPIRE_S],
+        )
+        if not found:
+            raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
+        return DailyGain(day, int(found[0]), float(found[1]), float(found[2]))
+
+    @override
+    @_guarded
+    def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
+        found = {name.decode(): text for name, text in self._redis.hgetall(keys.gains(model, pool)).items()}
+        return [
+            DailyGain(
+                day,
+                int(found[f"{day}:windows"]),
+                float(found[f"{day}:log_sum"]),
+                float(found[f"{day}:log_square_sum"]),
+            )
+            for day in sorted({name.partition(":")[0] for name in found}, reverse=True)
+        ]
 
 
 def _number(stream_id: bytes) -> int:

@@ -1,4 +1,4 @@
-"""A system of two engines with a hand on each of its parts: freezes, kills, hides and restarts them."""
+"""A system of some engines with a hand on each of its parts: freezes, kills, hides and restarts them."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
@@ -33,7 +33,7 @@ class Stage:
         """`program` is who speaks when something does not come up; `out` the folder for logs, `port` the first one."""
         self._program = program
         self._out = out
-        self._redis_url = redis_url
+        self.redis_url = redis_url
         self._controllers: dict[int, subprocess.Popen[bytes]] = {}
         self.redis = redis
         self.port = port
@@ -52,10 +52,15 @@ class Stage:
         """Return the port of engine `number`."""
         return self.port + 5 + number
 
-    def start_controller(self, number: int = 0) -> None:
-        """Start controller `number`, on the clock that can be stepped, and wait until it answers."""
+    def start_controller(
+        self, number: int = 0, program: Sequence[str] = ("specpilot.cli", "controller"), flags: Sequence[str] = ()
+    ) -> None:
+        """Start controller `number`, on the clock that can be stepped, and wait until it answers.
+
+        `program` is the module that runs it, with what comes before the flags.
+        """
         port = self.controller_port(number)
-        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", self._redis_url]
+        command = [sys.executable, "-m", *program, "--redis-url", self.redis_url, *flags]
         command += ["--trust-this-machine", "--record", str(self._out / f"controller-{number}.jsonl")]
         with (self._out / f"controller-{number}.log").open("ab") as log:
             self._controllers[number] = subprocess.Popen(
@@ -89,6 +94,11 @@ class Stage:
 
         Raises `ProcessLookupError` when there is none.
         """
+        for group in self.groups(number):
+            os.killpg(group, signal.SIGKILL)
+
+    def groups(self, number: int) -> set[int]:
+        """Return the process groups of engine `number`; raises `ProcessLookupError` when there is none."""
         groups: set[int] = set()
         wanted = ["--port", str(self.engine_port(number))]
         for folder in Path("/proc").glob("[0-9]*"):
@@ -100,8 +110,7 @@ class Stage:
                 groups.add(os.getpgid(int(folder.name)))
         if not groups:
             raise ProcessLookupError(f"engine {number} does not run")
-        for group in groups:
-            os.killpg(group, signal.SIGKILL)
+        return groups
 
     def hide_metrics(self, number: int) -> None:
         """Take away the folder in which the processes of engine `number` keep their counters."""
@@ -143,8 +152,8 @@ class Stage:
 
 
 @contextmanager
-def two_engines(program: str, out: Path, port: int) -> Iterator[Stage]:
-    """Run Redis, two engines and a gateway, without a controller."""
+def engines_alone(program: str, out: Path, port: int, count: int = 2) -> Iterator[Stage]:
+    """Run Redis, `count` engines and a gateway, without a controller."""
     try:
         clock = SteppedClock(out)
     except FileNotFoundError as error:
@@ -152,14 +161,14 @@ def two_engines(program: str, out: Path, port: int) -> Iterator[Stage]:
     command, redis_url = embedded_redis.server_command(out / "redis")
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     stage = Stage(program, out, port, redis, redis_url, clock)
-    arguments = ["--controllers", "0", "--engines", "2", "--redis-url", redis_url, "--state-dir", str(out)]
+    arguments = ["--controllers", "0", "--engines", str(count), "--redis-url", redis_url, "--state-dir", str(out)]
     arguments += ["--port", str(stage.port), "--engine-port", str(stage.engine_port(0))]
-    sys.stdout.write(f"starting a system with two engines; its output goes to {out / 'up.log'}\n")
+    sys.stdout.write(f"starting a system with {count} engines; its output goes to {out / 'up.log'}\n")
     sys.stdout.flush()
     with (out / "up.log").open("wb") as output:
         own = start_own(arguments, output)
     try:
-        for number in range(2):
+        for number in range(count):
             stage.await_engine(number)
         wait_for(program, f"{stage.gateway_url}/ready", 60.0)
         yield stage

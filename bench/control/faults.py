@@ -24,7 +24,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
-from specpilot.bench.control.fault_stage import Stage, two_engines
+from specpilot.bench.control.fault_stage import Stage, engines_alone
 from specpilot.bench.load.closed_loop import Load
 from specpilot.bench.load.trace import Phase, read_prompts
 from specpilot.demo_model import DEMO_MODEL
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str]) -> None:
     settings = load(FaultsSettings, PROGRAM, arguments)
     names = chosen(PROGRAM, "--only", settings.only, FAULTS) or list(FAULTS)
     settings.out.mkdir(parents=True, exist_ok=True)
-    with two_engines(PROGRAM, settings.out, settings.port) as stage:
+    with engines_alone(PROGRAM, settings.out, settings.port) as stage:
         found = asyncio.run(_play(settings, stage, names))
     sys.stdout.write("\n" + markdown(found) + "\n" + json.dumps(found) + "\n")
 

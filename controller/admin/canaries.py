@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
-from specpilot.controller.admin.policies import PolicyWriter
+from specpilot.controller.admin.policies import IfMatch, PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
 from specpilot.controller.experiments.canary import described, ended
@@ -84,12 +84,17 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         openapi_extra=body_schema(_CANARY_REQUEST),
         status_code=201,
         response_model=Experiment,
-        responses={200: {"model": DryRun}, **refusals(409, 412, 413)},
+        responses={200: {"model": DryRun}, **refusals(400, 409, 412, 413)},
     )
-    async def start_canary(model: str, request: Request, write: Writing) -> JSONResponse:
-        """Try a policy in turn with the present one; 409 while a canary of the model runs."""
+    async def start_canary(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> JSONResponse:
+        """Try a policy in turn with the present one; 409 while a canary of the model runs.
+
+        With If-Match only beside the version that it was derived from: its promotion would undo what changed since.
+        """
         canary = _canary(await object_of(request), model)
         present = await writer.found(model)
+        if if_match is not None:
+            await writer.expected(model, present, if_match, None)
         changes = differences(plain_of(present, model), to_plain(canary.policy))
         started = await asyncio.to_thread(_started, store, canary, present, clock.now())
         if write.is_dry_run:

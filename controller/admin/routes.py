@@ -92,7 +92,7 @@ def routes(  # noqa: PLR0913 - collaborators
             raise ApiError(
                 404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
             )
-        return JSONResponse(explain(found))
+        return JSONResponse(explain(found, await asyncio.to_thread(store.daily_gains, model, pool)))
 
     return router
 

@@ -22,13 +22,15 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                      every policy
   get MODEL                 one policy
-  put FILE [--version N]    write the policy in FILE (- for standard input); with --version only over that one
+  put FILE [--version N]    write the policy in FILE (- for standard input); with --version only over that one;
+                            what `get` printed only over the version that it was
   edit MODEL                change it in $EDITOR; shows what it would do and asks before it writes
   delete MODEL [--version N]
   history MODEL             who changed what, when and why
   diff MODEL FROM [TO]      what differs between two versions; without TO: to the present one
   rollback MODEL VERSION    make an older version the present one again, as a new version
-  canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...}
+  canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...};
+                            with --version only beside that version of the present policy
   canary show MODEL         the running or latest canary of a model
   canary promote MODEL      end it now, and make its policy the model's
   canary abort MODEL        end it now, and keep the present policy
@@ -98,7 +100,10 @@ class _Commands:
         elif command == "get":
             _print(self._client.ask(_path(names[0]))[0])
         elif command == "put":
-            self._show(self._put(_policy_in(names[0])))
+            document, version = _policy_in(names[0])
+            if self._settings.version is None:
+                self._settings.version = version
+            self._show(self._put(document))
         elif command == "edit":
             self._edit(names[0])
         elif command == "delete":
@@ -151,18 +156,31 @@ class _Commands:
         document = found[0]["policy"] if found else {"model": model}
         if self._settings.version is None:
             self._settings.version = found[0]["version"] if found else 0
-        edited = _edited(document)
+        file = _draft(document)
+        is_kept = True
+        try:
+            is_kept = self._write_edited(model, document, file)
+        finally:
+            if is_kept and file.read_text(encoding="utf-8") != _lines(document):
+                sys.stderr.write(f"{PROGRAM} edit: what you wrote is kept in {file}\n")
+            else:
+                file.unlink()
+
+    def _write_edited(self, model: str, document: dict[str, Any], file: Path) -> bool:
+        """Let the operator edit `file`, and write it if wanted; return whether the file is still needed."""
+        edited = _edited(file)
         if edited == document:
             sys.stdout.write("nothing changed\n")
-            return
+            return False
         sys.stdout.write(text.dry_run(self._put(edited, validate_only="true")))
         if self._settings.dry_run:
-            return
+            return False
         if not self._settings.yes and input("write it? [y/N] ").strip().lower() not in {"y", "yes"}:
             sys.stdout.write("not written\n")
-            return
+            return True
         stored = self._put(edited)
         sys.stdout.write(f"{model} is at version {stored['version']}\n")
+        return False
 
     def _delete(self, model: str) -> None:
         headers = {} if self._settings.version is None else self._if_match()
@@ -197,7 +215,8 @@ class _Commands:
                 named = f'{name} must name the model, as in {{"policy": {{"model": "...", ...}}}}'
                 fail(PROGRAM, f"canary start: {named}")
             path = _canary_path(str(policy["model"]))
-            self._show(self._write(path, "PUT", json.dumps(document).encode(), {}))
+            headers = self._if_match() if self._settings.version else {}
+            self._show(self._write(path, "PUT", json.dumps(document).encode(), headers))
         elif command == "promote":
             self._show(self._write("/admin/canary-promotions/" + quote(name), "POST", None, {}))
         elif command == "abort":
@@ -216,26 +235,33 @@ def _version(word: str) -> int:
     return int(word)
 
 
-def _edited(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what the operator's editor made of `document`."""
+def _draft(document: dict[str, Any]) -> Path:
+    """Return a new file that holds `document`."""
+    handle, name = tempfile.mkstemp(prefix="specpilot-policy-", suffix=".json")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(_lines(document))
+    return Path(name)
+
+
+def _edited(file: Path) -> dict[str, Any]:
+    """Return what the operator's editor made of the policy in `file`."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "policy.json"
-        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        try:
-            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603 - the operator's own editor
-        except (OSError, subprocess.CalledProcessError, ValueError) as error:
-            fail(PROGRAM, f"edit: {editor} ended badly: {error}; set EDITOR to the editor that you want")
-        return _policy_in(str(file))
+    try:
+        subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603 - the operator's own editor
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        fail(PROGRAM, f"edit: {editor} ended badly: {error}; set EDITOR to the editor that you want")
+    return _policy_in(str(file))[0]
 
 
-def _policy_in(file: str) -> dict[str, Any]:
-    document = _read(file, "put")
+def _policy_in(file: str) -> tuple[dict[str, Any], int | None]:
+    """Return the policy in `file` and, where that is what `get` printed, the version that it was."""
+    document, version = _read(file, "put"), None
     if isinstance(document.get("policy"), dict):
-        document = document["policy"]  # what `get` printed may be edited and put back
+        version = document.get("version")
+        document = document["policy"]
     if not isinstance(document.get("model"), str):
         fail(PROGRAM, f'put: {file} must hold an object that names its model, as in {{"model": "...", ...}}')
-    return document
+    return document, version if isinstance(version, int) else None
 
 
 def _read(file: str, command: str) -> dict[str, Any]:
@@ -257,7 +283,11 @@ def _path(model: str) -> str:
 
 
 def _print(document: object) -> None:
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    sys.stdout.write(_lines(document))
+
+
+def _lines(document: object) -> str:
+    return json.dumps(document, indent=2) + "\n"
 
 
 if __name__ == "__main__":

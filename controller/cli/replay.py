@@ -1,8 +1,9 @@
 """`specpilot replay`: runs recorded observations through the control law again, with another policy if wanted.
 
 The law sees what it saw then. With the policy as recorded, the schedules in force are the recorded ones, so that every
-decision can be checked; with another policy the replay's own schedules are in force instead. The observations remain
-those of the traffic as it ran: they show what the law would have chosen, not what the traffic would then have done.
+decision can be checked; with another policy the replay's own schedules are in force instead. Freezes hold either way.
+The observations remain those of the traffic as it ran: they show what the law would have chosen, not what the traffic
+would then have done.
 """
 
 import json
@@ -16,13 +17,16 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from specpilot.controller.cli.text import k_by_class
+from specpilot.controller.experiments.runner import Runner
+from specpilot.controller.freezing import as_frozen, held
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.pools import in_turn, pool_contexts
+from specpilot.controller.pools import Sightings, in_turn, pool_contexts
 from specpilot.controller.recording.record import Recorded, from_line
 from specpilot.controller.tuning import without
 from specpilot.policy.codec import from_plain
 from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.freeze import freeze_of
 from specpilot.policy.settings import ProgramSettings, fail, load
 from specpilot.policy.types import Policy, Schedule
 
@@ -57,6 +61,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
     law: ControlLaw | None = None
     own: dict[tuple[str, str], Schedule] = {}
     fence: int | None = None
+    sightings, runner = Sightings(), Runner()
     for tick in ticks:
         law = law or ControlLaw(without(tick.without))
         if tick.fence not in (None, fence):
@@ -64,15 +69,26 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             law.take_over(tick.now)
         law.observe(tick.observations)
         policies = {**tick.policies, **({other.model: other} if other else {})}
-        for recorded in pool_contexts(tick.engines, policies, tick.schedules, tick.default_mode):
+        pools = pool_contexts(tick.engines, policies, tick.schedules, tick.default_mode)
+        sightings.take(
+            ((pool.model, pool.pool) for pool in pools), ((item.model, item.pool) for item in tick.schedules), tick.now
+        )
+        law.forget_all_but((engine.engine_id for engine in tick.engines), sightings.seen_at)
+        for recorded in pools:
             key = (recorded.model, recorded.pool)
             is_other = other is not None and recorded.model == other.model
+            if recorded.model in tick.unreadable and not is_other:
+                continue
+            freeze = freeze_of(tick.freezes, recorded.model, tick.at)
+            experiment = None if is_other or freeze is not None else tick.experiments.get(recorded.model)
+            turns_at = tick.turns_at or tick.at
             context = (
                 replace(recorded, in_force=own.get(key, recorded.in_force))
                 if is_other
-                else in_turn(recorded, tick.experiments.get(recorded.model), tick.turns_at or tick.at)
+                else in_turn(recorded, experiment, turns_at)
             )
-            result = law.decide(context, tick.now, tick.turns_at or tick.at)
+            decided = law.decide(as_frozen(context, freeze), tick.now, turns_at)
+            result = held(context, runner.reported(experiment, context, decided), freeze)
             version = (context.in_force.version if context.in_force else 0) + 1
             if result.publish is not None:
                 own[key] = Schedule(

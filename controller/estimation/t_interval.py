@@ -57,6 +57,11 @@ def interval(values: Sequence[float], tail: float) -> Interval:
     """Return the mean of `values`, two or more, and its bounds; each is wrong with probability `tail`."""
     count = len(values)
     mean = math.fsum(values) / count
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return interval_of(count, mean, math.fsum((value - mean) ** 2 for value in values), tail)
+
+
+def interval_of(count: int, mean: float, squares: float, tail: float) -> Interval:
+    """Return the interval of a mean of `count` values, two or more; `squares` sums those of their distances to it."""
+    variance = max(0.0, squares) / (count - 1)
     half = quantile(tail, count - 1) * math.sqrt(variance / count)
     return Interval(mean - half, mean, mean + half)

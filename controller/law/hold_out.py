@@ -77,23 +77,27 @@ class HoldOut:
         share = self._tuning.stepped_back_ratio if self.is_stepped_back else ratio
         return is_drawn(model, pool, self._index(at), share) != self.is_stepped_back
 
-    def take(self, window: Window | None, at: float, *, is_static: bool | None) -> None:
-        """Take in the newest look, at `at`, in which the static K was in force, another, or neither alone (`None`)."""
+    def take(self, window: Window | None, at: float, *, is_static: bool | None) -> float | None:
+        """Take in the newest look, at `at`, in which the static K was in force, another, or neither alone (`None`).
+
+        Return d of the window that could be compared by this look; `None` where none could.
+        """
         if window is None or at <= self._seen_at:
-            return
+            return None
         self._seen_at = at
-        index, tuning = self._index(at), self._tuning
+        index, tuning, compared = self._index(at), self._tuning, None
         if not self._windows or self._windows[-1].index != index:
             self._windows.append(_Sums(index))
-            self._compare()
+            compared = self._compare()
         sums = self._windows[-1]
         if at - window.elapsed_s < index * tuning.hold_out_window_s + tuning.delivered_s:
-            return  # what was in force before still counted
+            return compared  # what was in force before still counted
         sums.is_mixed |= is_static is None or (sums.is_static is not None and sums.is_static is not is_static)
         sums.is_static = is_static
         sums.steps += window.evidence.steps
         sums.tokens += window.tokens
         sums.busy_s += window.busy_s
+        return compared
 
     def reset(self) -> None:
         """Begin anew: what is compared is not what it was."""
@@ -119,14 +123,14 @@ class HoldOut:
     def _index(self, at: float) -> int:
         return math.floor(at / self._tuning.hold_out_window_s)
 
-    def _compare(self) -> None:
-        """Compare the window in the middle, if it is the rare kind, with those around it."""
+    def _compare(self) -> float | None:
+        """Compare the window in the middle, if it is the rare kind, with those around it; return d."""
         if len(self._windows) <= 2 * _NEAR:
-            return
+            return None
         middle = self._windows[_NEAR]
         is_rare_static = not self.is_stepped_back
         if middle.is_static is not is_rare_static:
-            return
+            return None
         own = middle.log_goodput(self._tuning.hold_out_steps)
         sides: list[list[float]] = [[], []]
         for sums in self._windows:
@@ -134,11 +138,13 @@ class HoldOut:
             if found is not None and sums.is_static is not is_rare_static and abs(sums.index - middle.index) <= _NEAR:
                 sides[sums.index > middle.index].append(found)
         if own is None or not all(sides):
-            return
+            return None
         near = sum(sum(side) / len(side) for side in sides) / 2
-        self._gains.append(near - own if is_rare_static else own - near)
+        gain = near - own if is_rare_static else own - near
+        self._gains.append(gain)
         self._looks += 1
         self._judge()
+        return gain
 
     def _judge(self) -> None:
         if len(self._gains) < self._tuning.hold_out_least or not self._tuning.guard:

@@ -47,6 +47,7 @@ class Tick:
         self._rows = Rows.of(context, tuning)
         self._n = grid(max(1, context.max_num_seqs))
         self._choice: Choice | None = None
+        self._log_gain: float | None = None
         self._evidence: dict[str, Any] = pool.ages(now)
 
     def result(self) -> TickResult:
@@ -193,7 +194,7 @@ class Tick:
         if self._policy.mode is not Mode.ACT or self._policy.hold_out_ratio <= 0 or context.arm is not None:
             pool.hold_out.reset()
         elif context.in_force is not None and context.in_force.trial is None:
-            pool.hold_out.take(pool.window(), self._at, is_static=is_held_out)
+            self._log_gain = pool.hold_out.take(pool.window(), self._at, is_static=is_held_out)
 
     def _is_static_due(self) -> bool:
         if self._context.arm is not None:
@@ -259,6 +260,7 @@ class Tick:
             gain_ratio=gain,
             evidence=_rounded(self._evidence),
             trial=trial,
+            log_gain=self._log_gain,
         )
 
 

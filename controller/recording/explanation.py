@@ -9,9 +9,11 @@ from typing import Any
 
 from specpilot.controller.law.k_table import k_at
 from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.recording import daily_gain
 from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import row_parts, serving_rows
 from specpilot.policy.codec import to_plain
+from specpilot.policy.gain import DailyGain, day_of
 from specpilot.policy.types import Decision, Mode
 
 _GOODPUTS = (
@@ -25,8 +27,8 @@ _NEAR_S = 10.0
 """Of what was decided long ago only some is kept: what is farther from a change than this tells nothing about it."""
 
 
-def explain(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Return the explanation of `decisions[0]`; `decisions` is not empty."""
+def explain(decisions: Sequence[Decision], gains: Sequence[DailyGain] = ()) -> dict[str, Any]:
+    """Return the explanation of `decisions[0]`; `decisions` is not empty. `gains` are by day, newest first."""
     moment = decisions[0]
     evidence = moment.evidence
     decodes = evidence.get("decodes")
@@ -48,6 +50,7 @@ def explain(decisions: Sequence[Decision]) -> dict[str, Any]:
         "classes": evidence.get("classes", {}),
         "bands": with_intervals(evidence.get("bands", {})),
         "hold_out": evidence.get("hold_out"),
+        "hold_out_days": daily_gain.described([item for item in gains if item.day <= day_of(moment.at)]),
         "goodput": goodput,
         "step_s": evidence.get("step_s", {}),
         "predicted_gain_ratio": moment.predicted_gain_ratio,
@@ -84,7 +87,7 @@ def text(found: dict[str, Any]) -> str:
     if change:
         predicted, measured = _percent(change["predicted_gain_ratio"]), _percent(change["measured_gain_ratio"])
         lines.append(f"latest change ({change['reason']}): predicted {predicted}, measured {measured}")
-    return "\n".join(lines + _hold_out_lines(found["hold_out"]) + _canary_lines(found["canary"])) + "\n"
+    return "\n".join(lines + _hold_out_lines(found) + _canary_lines(found["canary"])) + "\n"
 
 
 def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
@@ -138,7 +141,12 @@ def _between(low: float | None, high: float | None) -> str:
     return " (assumed)" if low is None or high is None else f" ({low:.2f}..{high:.2f})"
 
 
-def _hold_out_lines(found: Mapping[str, Any] | None) -> list[str]:
+def _hold_out_lines(explained: Mapping[str, Any]) -> list[str]:
+    days = daily_gain.lines(explained["hold_out_days"])
+    return _latest_gain_lines(explained["hold_out"]) + (["gain over the static K by day (UTC):", *days] if days else [])
+
+
+def _latest_gain_lines(found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
         return []
     gain, state = found["gain_ratio"], "; the static K is in force" if found["is_stepped_back"] else ""

@@ -1,8 +1,8 @@
 """One tick as one line of JSON: what `--record` writes and `replay` reads.
 
-A line holds everything that the law was given: the time, the engines' registrations, the policies and canaries, the
-schedules in force, every counter of every engine, and the settings that the law depends on. Nothing else decides, so a
-replay decides the same.
+A line holds everything that the law was given: the time, the engines' registrations, the policies, canaries and
+freezes, the schedules in force, every counter of every engine, and the settings that the law depends on. Nothing else
+decides, so a replay decides the same.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import from_plain, to_plain
+from specpilot.policy.freeze import Freeze
 from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
 
 
@@ -20,6 +21,7 @@ from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
 class Recorded:
     """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds.
 
+    `unreadable` are models whose policy could not be read, so that their pools were held without a decision.
     `turns_at` is the time by which canaries take turns; it stands still while Redis is silent. `fence` is that of the
     lease, so that a new one tells a take-over; `None` in stand-by. `default_mode` and `without` are the controller's
     settings of these names.
@@ -32,6 +34,8 @@ class Recorded:
     schedules: tuple[Schedule, ...]
     observations: tuple[Observation, ...]
     experiments: Mapping[str, Experiment] = field(default_factory=dict)
+    freezes: Mapping[str, Freeze] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
     turns_at: float | None = None
     fence: int | None = None
     default_mode: Mode = Mode.ACT
@@ -51,6 +55,8 @@ def to_line(tick: Recorded) -> str:
         "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
         "schedules": [to_plain(schedule) for schedule in tick.schedules],
         "experiments": {model: to_plain(item) for model, item in tick.experiments.items()},
+        "freezes": {model: to_plain(item) for model, item in tick.freezes.items()},
+        "unreadable": sorted(tick.unreadable),
         "observations": [
             {
                 "engine_id": seen.engine_id,
@@ -85,6 +91,8 @@ def from_line(line: str) -> Recorded:
         experiments={
             model: from_plain(Experiment, item) for model, item in plain.get("experiments", {}).items()
         },
+        freezes={model: from_plain(Freeze, item) for model, item in plain.get("freezes", {}).items()},
+        unreadable=frozenset(plain.get("unreadable", ())),
         turns_at=plain.get("turns_at"),
         fence=plain.get("fence"),
         default_mode=Mode(plain.get("default_mode", Mode.ACT)),

@@ -10,6 +10,7 @@ import pytest
 
 from specpilot.policy.redis_store import RedisStore
 from tests.closed_loop.plant import MODEL
+from tests.support import axe
 from tests.support.browser import CHROMIUM, DRIVER, Browser, running_browser
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import TOKEN, Controller, running_controller
@@ -92,6 +93,9 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.until("return document.querySelectorAll('.heat td').length > 1")
     browser.until("return document.querySelectorAll('polygon.interval').length > 0")
     browser.sees("too few")  # windows of the hold-out
+    browser.sees(" s ago")
+    assert "its clock is" not in browser.text()
+    browser.sees("What adaptive K gained, by day")
     heads = browser.run("return [...document.querySelectorAll('.heat tbody th')].map((one) => one.textContent)")
     assert heads == [f"band {band}" for band in range(8)]  # all classes share the rows of `default`
     show(browser, controller, "policies")
@@ -138,15 +142,60 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     assert browser.complaints() == []
 
 
-def test_a_second_operator_is_told_what_changed(browser: Browser, controller: Controller) -> None:
-    assert controller.call("/admin/policies/both", "PUT", {"k_max": 5})[0] == 201
+def test_match_rules_are_edited_in_a_form(browser: Browser, controller: Controller) -> None:
+    assert controller.call("/admin/policies/ruled", "PUT", {"classes": {"code": {}}})[0] == 201
+    show(browser, controller, "policies")
+    browser.press("ruled")
+    browser.sees("Policy of ruled, version 1")
+    for _ in range(3):
+        browser.press("Add rule")
+    browser.fill("class of rule 1", "default")
+    browser.fill("max_tokens_at_most of rule 1", "20")
+    browser.fill("path of rule 1", "/v1/completions")
+    browser.fill("has_tools of rule 2", "true")
+    browser.fill("stream of rule 2", "false")
+    browser.press_labelled("move rule 2 up")
+    browser.press_labelled("remove rule 3")
+    browser.sees("Would be version 2.")
+    browser.press("Write it")
+    browser.press("Do it")
+    browser.sees("Policy of ruled, version 2")
+    found = controller.call("/admin/policies/ruled")[1]["policy"]["match"]
+    assert [{name: value for name, value in rule.items() if value is not None} for rule in found] == [
+        {"traffic_class": "code", "has_tools": True, "stream": False},
+        {"traffic_class": "default", "max_tokens_at_most": 20, "path": "/v1/completions"},
+    ]
+    assert browser.complaints() == []
+
+
+def test_a_second_operator_is_told_what_changed_and_keeps_both_changes(
+    browser: Browser, controller: Controller
+) -> None:
+    rule = {"traffic_class": "default", "stream": True}
+    assert controller.call("/admin/policies/both", "PUT", {"k_max": 5, "match": [rule]})[0] == 201
     show(browser, controller, "policies")
     browser.press("both")
     browser.sees("Policy of both, version 1")
-    assert controller.call("/admin/policies/both", "PATCH", {"k_max": 4})[0] == 200
-    browser.fill("k max", "6")
-    browser.sees("Since then --admin-token changed k_max from 5 to 4")
-    assert controller.call("/admin/policies/both")[1]["policy"]["k_max"] == 4
+    assert controller.call("/admin/policies/both", "PATCH", {"k_max": 4, "classes": {"chat": {}}})[0] == 200
+    browser.fill("static k", "2")
+    browser.sees("Since then --admin-token changed classes.chat from none to")
+    browser.sees("k_max from 5 to 4")
+    assert controller.call("/admin/policies/both")[1]["version"] == 2
+    browser.press_labelled("remove rule 1")
+    browser.press("Keep my changes on top of it")
+    browser.sees("Policy of both, version 2")
+    browser.sees("Would be version 3.")
+    browser.press("Write it")
+    browser.press("Do it")
+    browser.sees("Policy of both, version 3")
+    found = controller.call("/admin/policies/both")[1]["policy"]
+    assert (found["k_max"], found["static_k"], [*found["classes"]], found["match"]) == (4, 2, ["chat"], [])
+    assert controller.call("/admin/policies/both", "PATCH", {"k_max": 3})[0] == 200
+    browser.press("Go back to it")  # of a version that is not the newest one any more
+    browser.sees("changed k_max from 4 to 3")
+    browser.press("Drop my changes")
+    browser.sees("Policy of both, version 4")
+    assert browser.complaints() == []
 
 
 def test_what_is_frozen_is_shown_on_every_page_and_lifted(
@@ -204,6 +253,49 @@ def test_every_page_fits_its_screen_and_shows_no_nan(
             widest = browser.run(_RIGHT_EDGE)
             assert widest > 0.95 * width, page
     assert browser.complaints() == []
+
+
+needs_axe = pytest.mark.skipif(axe.script() is None, reason="needs axe-playwright-python (its axe.min.js alone)")
+
+
+@needs_axe
+@pytest.mark.parametrize("width", [400, 1800])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_and_dialog_is_accessible(
+    browser: Browser, controller: Controller, engine: None, width: int, dark: bool
+) -> None:
+    script = axe.script()
+    assert script is not None
+    full = {"classes": {"code": {"k_max": 3}}, "match": [{"traffic_class": "code", "stream": True}]}
+    controller.call(f"/admin/policies/{MODEL}", "PUT", full, If_Match="*")
+    controller.call("/admin/keys", "POST", {"traffic_class": "code"})
+    controller.call("/admin/tokens", "POST", {"name": "day shift", "role": "viewer"})
+    controller.call(f"/admin/freezes/{MODEL}", "PUT", {"for_s": 600})
+    controller.call(f"/admin/canaries/{MODEL}", "PUT", {"policy": {**full, "k_max": 2}})
+    browser.look(width, 900, dark=dark)
+    found = []
+    for page in PAGES:
+        show(browser, controller, page)
+        if page == "fleet":
+            browser.until("return document.querySelectorAll('.heat td').length > 1")
+        elif page == "policies":
+            browser.press(MODEL)
+            browser.fill("k max", "3")
+            browser.sees("Would be version")
+            browser.press("As JSON")
+        found += [f"{page}: {line}" for line in axe.violations(browser, script)]
+    browser.press("Freeze…")
+    browser.until("return document.getElementById('confirm').open")
+    found += [f"confirm: {line}" for line in axe.violations(browser, script)]
+    browser.press("Leave it")
+    browser.run("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(f"{controller.url}/")
+    browser.until("return document.getElementById('ask').open")
+    found += [f"ask: {line}" for line in axe.violations(browser, script)]
+    controller.call(f"/admin/freezes/{MODEL}", "DELETE")
+    controller.call(f"/admin/canaries/{MODEL}", "DELETE")
+    assert found == []
 
 
 def test_an_idle_fleet_without_engines_is_shown_without_faults(browser: Browser) -> None:

@@ -63,6 +63,38 @@ def test_a_policy_is_edited_in_the_operators_editor(
     assert "set EDITOR" in controller.command("policy", "edit", "edited").stderr
 
 
+def test_what_a_second_operator_wrote_is_refused_and_kept(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert controller.call("/admin/policies/shared", "PUT", {"k_max": 5})[0] == 201
+    file = tmp_path / "got.json"
+    file.write_text(controller.command("policy", "get", "shared").stdout.replace('"k_min": 0', '"k_min": 1'))
+    assert controller.call("/admin/policies/shared", "PATCH", {"k_max": 4})[0] == 200
+    refused = controller.command("policy", "put", str(file))
+    assert refused.returncode == 1
+    assert "Since then --admin-token changed k_max from 5 to 4" in refused.stderr
+    canary = tmp_path / "canary.json"
+    canary.write_text(json.dumps({"policy": {"model": "shared", "k_max": 5}}))
+    assert "changed k_max" in controller.command("policy", "canary", "start", str(canary), "--version", "1").stderr
+    editor = tmp_path / "editor"  # somebody else writes while this operator edits
+    other = [sys.executable, "-m", "specpilot.cli", "policy", "put", str(tmp_path / "other.json")]
+    (tmp_path / "other.json").write_text('{"model": "shared", "k_max": 3}')
+    editor.write_text(
+        f'#!/bin/sh\nsed -i \'s/"k_min": 0/"k_min": 2/\' "$1"\n{" ".join(other)} --admin-url {controller.url} '
+        f"--token '{TOKEN}' >/dev/null\n"
+    )
+    editor.chmod(0o700)
+    monkeypatch.setenv("EDITOR", str(editor))
+    monkeypatch.delenv("VISUAL", raising=False)
+    edited = controller.command("policy", "edit", "shared", "--yes")
+    assert edited.returncode == 1
+    assert "changed k_max from 4 to 3" in edited.stderr
+    kept = Path(edited.stderr.split("kept in ")[1].strip())
+    assert '"k_min": 2' in kept.read_text()
+    kept.unlink()
+    assert controller.call("/admin/policies/shared")[1]["policy"]["k_min"] == 0
+
+
 def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> None:
     made = controller.command("token", "create", "night shift", "--role", "viewer", "--expires-in", "2h")
     assert made.returncode == 0, made.stderr

@@ -11,8 +11,9 @@ from specpilot.policy import audit, keys
 from specpilot.policy.access import AdminToken, Role
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Canary, Experiment, Outcome
-from specpilot.policy.errors import StoreUnavailableError, VersionConflictError
+from specpilot.policy.errors import FencedError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
+from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain
 from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import ApiKey, Policy
@@ -166,3 +167,27 @@ def test_a_lost_server_is_one_named_error() -> None:
     for call in (store.freezes, store.admin_tokens, lambda: store.audit(1), lambda: store.append_audit(entry("x"))):
         with pytest.raises(StoreUnavailableError, match="Redis does not answer"):
             call()
+
+
+def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(
+    store: RedisStore, raw: "redis.Redis[bytes]"
+) -> None:
+    lease = store.acquire_lease("one", 60.0)
+    assert lease is not None
+    day_s, midnight = 86_400.0, 1_800_057_600.0
+    for number in range(GAIN_DAYS_KEPT + 2):
+        store.add_gain("m", "p", midnight + number * day_s, 0.1, lease)
+    latest = midnight + (GAIN_DAYS_KEPT + 1) * day_s
+    found = store.add_gain("m", "p", latest + day_s - 1, -0.2, lease)
+    assert found == DailyGain(found.day, 2, pytest.approx(-0.1), pytest.approx(0.05))
+    kept = store.daily_gains("m", "p")
+    assert len(kept) == GAIN_DAYS_KEPT
+    assert kept[0] == found
+    assert [item.day for item in kept] == sorted((item.day for item in kept), reverse=True)
+    assert kept[-1].windows == 1
+    assert 0 < raw.ttl(keys.gains("m", "p")) <= keys.GAINS_EXPIRE_S
+    assert store.daily_gains("m", "other") == []
+    store.release_lease(lease)
+    assert store.acquire_lease("two", 60.0) is not None
+    with pytest.raises(FencedError):
+        store.add_gain("m", "p", latest, 0.1, lease)

@@ -24,6 +24,12 @@ const one = [...document.querySelectorAll("button, a, summary")].find((item) =>
 if (one) one.click();
 return Boolean(one);
 """
+_PRESS_LABELLED = """
+const one = [...document.querySelectorAll("button")].find((item) =>
+  item.ariaLabel === arguments[0] && item.checkVisibility() && !item.disabled);
+if (one) one.click();
+return Boolean(one);
+"""
 _FILL = """
 const wanted = arguments[0];
 const isWanted = (item) => item.ariaLabel === wanted || item.labels?.[0]?.childNodes[0].textContent.trim() === wanted;
@@ -94,6 +100,10 @@ class Browser:
     def press(self, label: str) -> None:
         """Press the visible button or link of this label."""
         self.until(_PRESS, label)
+
+    def press_labelled(self, label: str) -> None:
+        """Press the visible button whose accessible name is this, where that is not what it shows."""
+        self.until(_PRESS_LABELLED, label)
 
     def fill(self, label: str, value: str) -> None:
         """Type into the field of this label, as a person: what listens to input or change is told."""

@@ -1,6 +1,7 @@
 """A plant of the closed loop behind a real HTTP server and a real registration: an engine as a controller sees it."""
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Self
 
@@ -61,7 +62,7 @@ class HttpEngine:
         version = self.applied[-1].version if self.applied else 0
         self._store.heartbeat(
             EngineRecord(
-                self.plant.engine_id, self.url, MODEL, POOL, K_MAX, 3, 64, "eagle3", "0", "0", 1.0, 1.0, version
+                self.plant.engine_id, self.url, MODEL, POOL, K_MAX, 3, 64, "eagle3", "0", "0", 1.0, time.time(), version
             ),
             5.0,
         )

@@ -7,6 +7,7 @@ from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import Freeze
+from specpilot.policy.gain import DailyGain, day_of
 from specpilot.policy.history import WRITTEN, Change
 from specpilot.policy.types import (
     ApiKey,
@@ -34,6 +35,7 @@ class MemoryStore:
     tried: dict[str, Experiment] = field(default_factory=dict)
     frozen: dict[str, Freeze] = field(default_factory=dict)
     audited: list[AuditEntry] = field(default_factory=list)
+    gains: dict[tuple[str, str, str], DailyGain] = field(default_factory=dict)
     unreadable: dict[str, InvalidDocumentError] = field(default_factory=dict)
     leader: Lease | None = None
     fence: int = 0
@@ -160,6 +162,22 @@ class MemoryStore:
         self.ping()
         self.audited.append(entry)
         return len(self.audited)
+
+    def add_gain(self, model: str, pool: str, at: float, log_gain: float, lease: Lease) -> DailyGain:
+        self.ping()
+        if lease.fence != self.fence:
+            raise FencedError("another controller has led since")
+        day = day_of(at)
+        before = self.gains.get((model, pool, day), DailyGain(day))
+        self.gains[model, pool, day] = found = DailyGain(
+            day, before.windows + 1, before.log_sum + log_gain, before.log_square_sum + log_gain**2
+        )
+        return found
+
+    def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
+        self.ping()
+        found = [gain for key, gain in self.gains.items() if key[:2] == (model, pool)]
+        return sorted(found, key=lambda gain: gain.day, reverse=True)
 
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         self.ping()

@@ -54,6 +54,11 @@ def test_each_alert_is_tested_both_ways_and_has_its_page(alert: str) -> None:
     assert f"[`{alert}`]({runbook.name})" in (RUNBOOKS / "README.md").read_text()
 
 
+def test_every_rule_of_the_folder_is_in_the_one_file() -> None:
+    """An alert in another file would lack its page and its tests."""
+    assert [file.name for file in (FOLDER / "rules").iterdir()] == ["specpilot.yml"]
+
+
 def test_every_metric_that_an_alert_or_a_runbook_names_exists() -> None:
     pages = [page.read_text() for page in RUNBOOKS.glob("*.md")]
     named = {name for text in (RULES, *pages) for name in metrics_of(text)}

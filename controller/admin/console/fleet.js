@@ -3,10 +3,11 @@
 import { call } from "./api.js";
 import { goodput, heatMap, survival } from "./charts.js";
 import { empty, h, numbers, section, show, table } from "./dom.js";
-import { clock, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
+import { clock, duration, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
 
 const POOLS_LIMIT = 24;
-const STALE_HEARTBEAT_S = 6;
+// A record that no heartbeat renews is gone after 4 s: a time farther away than this is another clock's.
+const FRESH_S = 6;
 
 const keyOf = (item) => `${item.model}\n${item.pool}`;
 const query = (key) => {
@@ -45,13 +46,19 @@ function overview(pools, engines, whys, chosen, choose) {
     ["tokens/s measured", true], ["over static K, measured", true], ["predicted", true]], rows);
 }
 
+function days(found) {
+  if (!found?.length) return empty("No window of the hold-out was compared in the last 30 days.");
+  return table("Gain by day", [["day (UTC)"], ["gain over the static K", true], ["95 % interval", true], ["windows", true]],
+    found.map((item) => [item.day, percent(item.gain_ratio?.mean), interval(item.gain_ratio, "too few windows"), number(item.windows)]));
+}
+
 function engineTable(engines, now) {
   if (!engines.length) return empty("no engine is registered");
   return table("Engines", [["engine"], ["drafter"], ["vLLM"], ["K max", true], ["version", true], ["heartbeat", true]], engines.map((item) => {
-    const age = Math.max(0, now - item.heartbeat_at);
-    const text = item.draining ? "draining" : `${number(age)} s ago`;
+    const age = now - item.heartbeat_at, isFresh = Math.abs(age) < FRESH_S;
+    const text = item.draining ? "draining" : isFresh ? `${number(Math.max(0, age))} s ago` : `its clock is ${duration(Math.abs(age))} ${age > 0 ? "behind" : "ahead"}`;
     return [{ cell: item.engine_id, class: "wrap" }, item.method, item.vllm_version, number(item.k_max), number(item.schedule_version),
-      { cell: text, class: `number ${age < STALE_HEARTBEAT_S ? "good" : "bad"}` }];
+      { cell: text, class: `number ${isFresh ? "good" : "bad"}` }];
   }));
 }
 
@@ -63,7 +70,7 @@ function decisionTable(decisions) {
 
 export function fleet(page) {
   let chosen = sessionStorage.getItem("pool") ?? "", isOver = false;
-  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "goodput", "engines", "decisions"].map((name) => [name, h("div", {})]));
+  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "goodput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
   page.replaceChildren(
     section("Fleet", "", places.overview),
     section("Now", "", places.now),
@@ -71,7 +78,8 @@ export function fleet(page) {
     section("Acceptance by band", "half", places.survival),
     section("Goodput", "", places.goodput),
     section("Engines", "half", places.engines),
-    section("Decisions", "half", places.decisions));
+    section("Decisions", "half", places.decisions),
+    section("What adaptive K gained, by day", "half", places.days));
 
   function choose(key) {
     chosen = key;
@@ -94,6 +102,7 @@ export function fleet(page) {
     show(places.survival, survival(why?.bands));
     show(places.goodput, goodput(decisions));
     show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));
+    show(places.days, days(why?.hold_out_days));
     show(places.decisions, decisionTable(decisions));
   }
 

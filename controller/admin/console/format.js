@@ -19,6 +19,8 @@ export const clock = (at) => isKnown(at) ? new Date(1000 * at).toLocaleTimeStrin
 
 export const moment = (at) => isKnown(at) ? new Date(1000 * at).toLocaleString() : UNKNOWN;
 
+export const duration = (seconds) => seconds < 120 ? `${number(seconds)} s` : seconds < 7200 ? `${number(seconds / 60)} min` : seconds < 172800 ? `${number(seconds / 3600)} h` : `${number(seconds / 86400)} d`;
+
 // A field's value; fields of times hold Unix seconds.
 export const text = (value, field = "") => isKnown(value) && /(^|_)(until|at)$/.test(field) ? moment(value) : value === null || value === undefined ? "none"
   : typeof value === "object" ? JSON.stringify(value) : String(value);

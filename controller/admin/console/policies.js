@@ -4,16 +4,25 @@ import { call, confirm, path } from "./api.js";
 import { diff, dryRun, refusal } from "./answers.js";
 import { empty, h, section, show, table } from "./dom.js";
 import { moment } from "./format.js";
+import { merged } from "./merge.js";
+import { ruleForm } from "./rules.js";
 
 const DRY_RUN_AFTER_MS = 350;
 const FIELDS = [["mode", ["act", "advise", "off"]], ["objective", ["goodput", "latency"]], ["static_k", "whole"], ["k_min", "whole"], ["k_max", "whole"],
   ["probe_ratio", "number"], ["hold_out_ratio", "number"], ["minimum_gain_ratio", "number"], ["dwell_s", "number"]];
 const OF_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"];
 
+// A policy without the fields that say nothing.
+function stated(value) {
+  if (Array.isArray(value)) return value.map(stated);
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).filter(([, inner]) => inner !== null).map(([name, inner]) => [name, stated(inner)]));
+}
+
 const read = (input) => input.value.trim() === "" ? null : Number(input.value);
 
 export function policies(page) {
-  let model = sessionStorage.getItem("policy") ?? "", version = null, draft = {}, timer = 0, isOver = false;
+  let model = sessionStorage.getItem("policy") ?? "", version = null, base = {}, draft = {}, timer = 0, isOver = false;
   const list = h("div", {}), form = h("div", {}), answer = h("div", { role: "status" }), history = h("div", {}), compared = h("div", {});
   const json = h("textarea", { rows: 16, spellcheck: "false", "aria-label": "The policy as JSON" });
   const canary = h("button", { type: "button", onclick: () => tryOut().catch(fail) }, "Try as canary");
@@ -32,15 +41,29 @@ export function policies(page) {
     try {
       draft = JSON.parse(json.value);
     } catch (error) {
-      clearTimeout(timer);
-      save.disabled = canary.disabled = true;
-      return show(answer, h("p", { class: "bad" }, `This is no JSON: ${error.message}`));
+      return cannotRead(`This is no JSON: ${error.message}`);
     }
-    drawForm();
+    if (draft === null || typeof draft !== "object" || Array.isArray(draft)) return cannotRead("A policy is an object: { … }");
+    try {
+      drawForm();
+    } catch {
+      form.replaceChildren(empty("The form cannot show this. Beside is what is wrong with it."));
+    }
     later();
   });
 
-  function fail(error) { show(answer, refusal(error)); }
+  function cannotRead(why) {
+    clearTimeout(timer);
+    save.disabled = canary.disabled = true;
+    show(answer, h("p", { class: "bad" }, why));
+  }
+
+  function fail(error) {
+    const isTheirs = error.code === "version_conflict";
+    show(answer, refusal(error), isTheirs && h("div", { class: "row" },
+      h("button", { type: "button", class: "primary", onclick: () => open(model, true).catch(fail) }, "Keep my changes on top of it"),
+      h("button", { type: "button", onclick: () => open(model).catch(fail) }, "Drop my changes")));
+  }
 
   function set(target, field, value) {
     if (value === null) delete target[field]; else target[field] = value;
@@ -77,7 +100,8 @@ export function policies(page) {
     form.replaceChildren(
       h("div", { class: "fields" }, FIELDS.map(([field, kind]) => h("label", {}, field.replaceAll("_", " "), input(draft, field, kind)))),
       Object.keys(draft.classes ?? {}).length ? classes : empty("No class has wishes of its own."),
-      h("div", { class: "row" }, name, add));
+      h("div", { class: "row" }, name, add),
+      ruleForm(draft, set, changed));
   }
 
   function changed() {
@@ -112,10 +136,10 @@ export function policies(page) {
 
   async function tryOut() {
     const body = { policy: draft }, place = `canaries/${path(model)}`;
-    const said = await call(place, { method: "PUT", body, dry: true });
+    const etag = version ?? undefined, said = await call(place, { method: "PUT", body, etag, dry: true });
     const comment = await confirm(`Let this policy take turns with the present one of ${model}?`, diff(said.changes));
     if (comment === null) return;
-    await call(place, { method: "PUT", body, comment });
+    await call(place, { method: "PUT", body, etag, comment });
     location.hash = "#canaries";
   }
 
@@ -129,11 +153,11 @@ export function policies(page) {
   }
 
   async function rollBack(to) {
-    const place = `policies/${path(model)}/rollback`, body = { version: to };
-    const said = await call(place, { method: "POST", body, dry: true });
+    const place = `policies/${path(model)}/rollback`, body = { version: to }, etag = version ?? undefined;
+    const said = await call(place, { method: "POST", body, etag, dry: true });
     const comment = await confirm(`Write version ${to} of ${model} again?`, dryRun(said));
     if (comment === null) return;
-    await call(place, { method: "POST", body, comment });
+    await call(place, { method: "POST", body, etag, comment });
     await open(model);
   }
 
@@ -152,14 +176,15 @@ export function policies(page) {
     compared.replaceChildren(empty("Choose a version's diff."));
   }
 
-  async function open(name) {
+  // Shows the policy of `name` as it is stored; with `keeps` what was changed here is put on top of it.
+  async function open(name, keeps = false) {
     model = name;
     sessionStorage.setItem("policy", name);
     const found = (await call("policies")).policies.find((item) => item.policy.model === name);
     version = found ? found.version : null;
-    draft = found ? structuredClone(found.policy) : { model: name, mode: "act" };
-    for (const [field] of Object.entries(draft)) if (draft[field] === null) delete draft[field];
-    for (const wanted of Object.values(draft.classes ?? {})) for (const field of Object.keys(wanted)) if (wanted[field] === null) delete wanted[field];
+    const stored = found ? stated(found.policy) : { model: name, mode: "act" };
+    draft = keeps ? merged(base, draft, stored) : structuredClone(stored);
+    base = structuredClone(stored);
     title.textContent = `Policy of ${name}${version === null ? ": none yet, the defaults hold" : `, version ${version}`}`;
     remove.disabled = version === null;
     changed();

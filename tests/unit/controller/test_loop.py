@@ -6,7 +6,8 @@ import pytest
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import TTL_S
-from specpilot.controller.loop import FORGET_S, HANG_S
+from specpilot.controller.loop import HANG_S
+from specpilot.controller.pools import FORGET_S
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.types import Lease, Mode, Policy

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,14 @@ import pytest
 from specpilot.controller.cli.replay import main, replay
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.pools import pool_contexts
+from specpilot.controller.pools import FORGET_S, pool_contexts
 from specpilot.controller.recording.record import Recorded, from_line, to_line
 from specpilot.policy.codec import encode
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
 from tests.closed_loop.plant import K_MAX, MODEL, POOL, Engine, Source
+from tests.support.loop_rig import Rig, registered
 
 
 def record(seconds: int = 12) -> tuple[list[Recorded], list[Reason]]:
@@ -45,6 +49,47 @@ def test_a_replay_decides_as_the_controller_did() -> None:
     assert Reason.GAIN in reasons
     again = [item.result.reason for item in replay(from_line(to_line(tick)) for tick in ticks)]
     assert again == reasons
+
+
+def decided_of(rig: Rig) -> list[tuple[float, str, object]]:
+    return [(item.at, item.reason, item.schedule.classes if item.schedule else None) for item in rig.store.log]
+
+
+def replayed_of(rig: Rig) -> list[tuple[float, str, object]]:
+    lines = [to_line(tick) for tick in rig.recorded]
+    return [
+        (item.at, item.result.reason.value, item.result.proposed) for item in replay(from_line(line) for line in lines)
+    ]
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_a_replay_is_frozen_when_the_controller_was(hold: Hold) -> None:
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
+    asyncio.run(rig.tick(20))
+    rig.store.frozen[MODEL] = Freeze(MODEL, hold, 0.0, until=rig.clock.now() + 6.0)
+    rig.store.put_policy(Policy(MODEL, static_k=1, k_max=2), None, 0.0)
+    asyncio.run(rig.tick(20))
+    assert "frozen" in {reason for _, reason, _ in decided_of(rig)}
+    assert replayed_of(rig) == decided_of(rig)
+    tried = list(replay(rig.recorded, Policy(MODEL, k_max=1)))
+    assert Reason.FROZEN in {item.result.reason for item in tried}
+
+
+def test_a_replay_holds_what_could_not_be_read_and_forgets_what_was_gone() -> None:
+    rig = Rig.new()
+    asyncio.run(rig.tick(10))
+    rig.store.unreadable[MODEL] = InvalidDocumentError("policy", ())
+    asyncio.run(rig.tick(3))
+    del rig.store.unreadable[MODEL]
+    engine = rig.store.records.pop("one")
+    asyncio.run(rig.tick(1))
+    rig.clock.at += FORGET_S + 1
+    rig.fleet.ran_until = rig.clock.at  # nothing ran meanwhile
+    asyncio.run(rig.tick(1))
+    rig.store.heartbeat(registered(engine.engine_id, 99), 5.0)
+    asyncio.run(rig.tick(10))
+    assert replayed_of(rig) == decided_of(rig)
 
 
 def test_another_policy_decides_otherwise() -> None:

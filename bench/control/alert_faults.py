@@ -1,0 +1,239 @@
+"""The fault behind each alert, made on a running system and mended again.
+
+A fault is an async context: it is made on entering, holds inside, and is mended on leaving. What it makes is what the
+alert is about, not the metric: a part is stopped, slowed or starved, traffic changes, Redis is given less memory. Where
+nothing outside can make a controller err, `false_controller` does.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from specpilot.bench.control import false_controller
+from specpilot.bench.control.alert_stage import RedisSocket
+from specpilot.bench.control.fault_stage import Stage
+from specpilot.bench.load.closed_loop import Load
+from specpilot.bench.load.system import System
+from specpilot.bench.load.trace import Phase
+
+MODEL = "demo"
+ENGINES = 3
+EASY = Phase("predictable", 1.0, {"json": 9})
+HARD = Phase("unpredictable", 1.0, {"chat": 12}, temperature=1.5)
+CROWD = Phase("crowd", 1.0, {"json": 120})
+ERRING = ("specpilot.bench.control.false_controller",)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The running system and what plays on it. `belief` is the file that the erring controller goes by."""
+
+    stage: Stage
+    load: Load
+    other_load: Load
+    redis: RedisSocket
+    belief: Path
+
+    def system(self) -> System:
+        """Return the system's admin API."""
+        return System(self.stage.gateway_url, f"http://127.0.0.1:{self.stage.controller_port(0)}", None)
+
+
+Making = Callable[[Scene], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault, the alerts that must fire while it holds, and the seconds that they may take."""
+
+    says: str
+    make: Making
+    alerts: tuple[str, ...]
+    within_s: float = 60.0
+
+
+def _admin(scene: Scene, method: str, path: str) -> None:
+    url = f"http://127.0.0.1:{scene.stage.controller_port(0)}{path}"
+    with urlopen(Request(url, method=method), timeout=10.0):
+        pass
+
+
+@asynccontextmanager
+async def _frozen(scene: Scene) -> AsyncIterator[None]:
+    await asyncio.to_thread(_admin, scene, "PUT", f"/admin/freezes/{MODEL}")
+    yield
+    await asyncio.to_thread(_admin, scene, "DELETE", f"/admin/freezes/{MODEL}")
+
+
+@asynccontextmanager
+async def _redis_full(scene: Scene) -> AsyncIterator[None]:
+    before = await asyncio.to_thread(scene.redis.memory)
+    await asyncio.to_thread(scene.redis.limit, round(before["used_memory"] / 0.9))
+    yield
+    await asyncio.to_thread(scene.redis.limit, before["maxmemory"])
+
+
+@asynccontextmanager
+async def _redis_silent(scene: Scene) -> AsyncIterator[None]:
+    scene.stage.redis.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        scene.stage.redis.send_signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def _stumbling(scene: Scene, engines: Iterable[int], stopped_s: float, running_s: float) -> AsyncIterator[None]:
+    """Stop and continue the processes of `engines` again and again, as a neighbour on their cores would."""
+    groups = set().union(*(scene.stage.groups(number) for number in engines))
+
+    def send(number: int) -> None:
+        for group in groups:
+            os.killpg(group, number)
+
+    async def stumble() -> None:
+        try:
+            while True:
+                send(signal.SIGSTOP)
+                await asyncio.sleep(stopped_s)
+                send(signal.SIGCONT)
+                await asyncio.sleep(running_s)
+        finally:
+            send(signal.SIGCONT)
+
+    task = asyncio.create_task(stumble())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _one_slow(scene: Scene) -> AbstractAsyncContextManager[None]:
+    return _stumbling(scene, [ENGINES - 1], 0.3, 0.1)
+
+
+def _all_slow(scene: Scene) -> AbstractAsyncContextManager[None]:
+    return _stumbling(scene, range(ENGINES), 1.5, 0.5)
+
+
+@asynccontextmanager
+async def _one_gets_other_traffic(scene: Scene) -> AsyncIterator[None]:
+    await scene.other_load.shift_to(HARD)
+    try:
+        yield
+    finally:
+        await scene.other_load.pause()
+
+
+@asynccontextmanager
+async def _traffic(scene: Scene, phase: Phase) -> AsyncIterator[None]:
+    await scene.load.shift_to(phase)
+    try:
+        yield
+    finally:
+        await scene.load.shift_to(EASY)
+
+
+@asynccontextmanager
+async def _metrics_hidden(scene: Scene) -> AsyncIterator[None]:
+    scene.stage.hide_metrics(1)
+    try:
+        yield
+    finally:
+        scene.stage.show_metrics(1)
+
+
+@asynccontextmanager
+async def _erring(scene: Scene, state: str, *flags: str) -> AsyncIterator[None]:
+    """Let a controller lead that errs as `state` says; the traffic is such that to draft deep does not pay."""
+    before = await asyncio.to_thread(scene.system().policy, MODEL)
+    often = {**before, "static_k": 0, "hold_out_ratio": 0.4}
+    await asyncio.to_thread(scene.system().put_policy, often)
+    await asyncio.to_thread(scene.stage.kill_controller)
+    scene.belief.write_text(state)
+    try:
+        await asyncio.to_thread(scene.stage.start_controller, 0, (*ERRING, str(scene.belief)), flags)
+        async with _traffic(scene, HARD):
+            yield
+    finally:
+        scene.belief.write_text("")
+        await asyncio.to_thread(scene.stage.kill_controller)
+        await asyncio.to_thread(scene.stage.start_controller)
+        await asyncio.to_thread(scene.system().put_policy, before)
+
+
+@asynccontextmanager
+async def _without_controller(scene: Scene) -> AsyncIterator[None]:
+    await asyncio.to_thread(scene.stage.kill_controller)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(scene.stage.start_controller)
+
+
+@asynccontextmanager
+async def _without_engines(scene: Scene) -> AsyncIterator[None]:
+    """Kill every engine, again when its supervisor has brought it back."""
+
+    async def kill() -> None:
+        while True:
+            for number in range(ENGINES):
+                with suppress(ProcessLookupError):
+                    scene.stage.kill_engine(number)
+            await asyncio.sleep(1.0)
+
+    task = asyncio.create_task(kill())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+FAULTS: Mapping[str, Fault] = {
+    "frozen": Fault("an operator froze the model and forgot it", _frozen, ("SpecPilotFrozenForLong",)),
+    "hard-traffic": Fault(
+        "all traffic becomes hard to draft", lambda scene: _traffic(scene, HARD), ("SpecPilotAcceptanceFell",), 120.0
+    ),
+    "redis-full": Fault("Redis given little more memory than it uses", _redis_full, ("SpecPilotRedisMemory",)),
+    "redis-silent": Fault("Redis stopped", _redis_silent, ("SpecPilotRedisGone",)),
+    "engine-slow": Fault("one engine of three stopped three quarters of the time", _one_slow, ("SpecPilotEngineSlow",)),
+    "other-traffic": Fault(
+        "one engine of three is sent traffic that is hard to draft", _one_gets_other_traffic,
+        ("SpecPilotEngineAcceptsLess",),
+    ),
+    "metrics-hidden": Fault("the metrics of one engine unreadable", _metrics_hidden, ("SpecPilotEngineNotScraped",)),
+    "false-counters": Fault(
+        "engines seem to accept everything; the law may not step back",
+        lambda scene: _erring(scene, false_controller.BELIEVES, "--without", "guard"),
+        ("SpecPilotPredictionsOff", "SpecPilotAdaptiveLosesToStatic"), 300.0,
+    ),
+    "false-counters-guarded": Fault(
+        "the same, and the law steps back",
+        lambda scene: _erring(scene, false_controller.BELIEVES), ("SpecPilotStaticBetter",), 300.0,
+    ),
+    "ticks-fail": Fault(
+        "every decision meets an error", lambda scene: _erring(scene, false_controller.FAILS), ("SpecPilotTicksFail",)
+    ),
+    "no-controller": Fault(
+        "the only controller killed", _without_controller,
+        ("SpecPilotNoLeader", "SpecPilotSchedulesStale", "SpecPilotPartDown"), 90.0,
+    ),
+    "engines-stumble": Fault(
+        "all engines stopped for 1.5 s, again and again", _all_slow, ("SpecPilotGatewaySlow",), 90.0
+    ),
+    "crowd": Fault(
+        "more requests than engines and lines have room for", lambda scene: _traffic(scene, CROWD),
+        ("SpecPilotGatewayQueue",), 90.0,
+    ),
+    "no-engine": Fault("every engine killed", _without_engines, ("SpecPilotGatewayErrors",), 90.0),
+}  # fmt: skip
+"""In the order in which they are made: the last one leaves nothing that could be mended quickly."""

@@ -1,0 +1,135 @@
+"""What `bench alerts` adds to a running system: a Prometheus server with the alerts' rules, and Redis' memory."""
+
+import json
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from specpilot.bench.load.system import wait_for
+from specpilot.policy.settings import fail
+
+EVERY = "1s"
+"""How often all parts are scraped and the rules are evaluated."""
+
+
+class RedisSocket:
+    """Asks the embedded Redis, on its Unix socket, for what `policy.store` has no call: its memory."""
+
+    def __init__(self, url: str) -> None:
+        self._path = url.removeprefix("unix://")
+
+    def ask(self, line: str) -> str:
+        """Return the whole answer to one inline command; raises `OSError` when there is none in time."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(2.0)
+            connection.connect(self._path)
+            connection.sendall(f"{line}\r\nQUIT\r\n".encode())
+            parts = iter(lambda: connection.recv(65_536), b"")
+            return b"".join(parts).decode()
+
+    def memory(self) -> Mapping[str, int]:
+        """Return the bytes `used_memory` and `maxmemory`."""
+        rows = (line.partition(":") for line in self.ask("INFO memory").splitlines())
+        return {name: int(value) for name, _, value in rows if name in ("used_memory", "maxmemory")}
+
+    def limit(self, maxmemory_bytes: int) -> None:
+        """Set the memory that Redis may use; 0 is no limit."""
+        self.ask(f"CONFIG SET maxmemory {maxmemory_bytes}")
+
+
+@contextmanager
+def redis_exporter(redis: RedisSocket, port: int) -> Iterator[None]:
+    """Serve Redis' memory on `/metrics`, under the names of redis_exporter."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            try:
+                memory = redis.memory()
+                used, limit = memory["used_memory"], memory["maxmemory"]
+            except (OSError, KeyError):
+                self.send_error(503)
+                return
+            body = f"redis_memory_used_bytes {used}\nredis_memory_max_bytes {limit}\n".encode()
+            with suppress(ConnectionError):  # who asked has given up
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing of each request."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Page)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Prometheus:
+    """A server that scrapes every part each second."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def alerts(self) -> dict[str, str]:
+        """Return the state, `pending` or `firing`, of each alert that is not quiet; where it has several, the worse."""
+        with urlopen(f"{self._url}/api/v1/alerts", timeout=10.0) as reply:  # noqa: S310 - a server that we started
+            found = json.load(reply)["data"]["alerts"]
+        states: dict[str, str] = {}
+        for item in sorted(found, key=lambda item: item["state"] == "firing"):
+            states[item["labels"]["alertname"]] = item["state"]
+        return states
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with the rules as they were evaluated last."""
+        with urlopen(f"{self._url}/api/v1/rules", timeout=10.0) as reply:  # noqa: S310 - a server that we started
+            groups = json.load(reply)["data"]["groups"]
+        return [
+            f"{rule['name']}: {rule['lastError']}"
+            for group in groups
+            for rule in group["rules"]
+            if rule.get("lastError")
+        ]
+
+
+@contextmanager
+def prometheus(
+    program: str, out: Path, port: int, rules: str, targets: Mapping[str, Sequence[int]]
+) -> Iterator[Prometheus]:
+    """Run Prometheus on `port` with `rules`; `targets` are the ports to scrape on this machine, by job."""
+    executable = shutil.which("prometheus")
+    if executable is None:
+        fail(program, "needs Prometheus: install it (Debian: apt-get install prometheus), so that it is in the PATH")
+    (out / "rules.yml").write_text(rules)
+    shutil.rmtree(out / "prometheus", ignore_errors=True)  # of a run before
+    jobs = [
+        {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{number}" for number in ports]}]}
+        for job, ports in targets.items()
+    ]
+    config = {
+        "global": {"scrape_interval": EVERY, "evaluation_interval": EVERY},
+        "rule_files": [str((out / "rules.yml").resolve())],
+        "scrape_configs": jobs,
+    }
+    (out / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML, too
+    command = [executable, f"--config.file={out / 'prometheus.yml'}", f"--storage.tsdb.path={out / 'prometheus'}"]
+    with (out / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    try:
+        wait_for(program, f"http://127.0.0.1:{port}/-/ready", 60.0)
+        yield Prometheus(f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        process.wait(30.0)

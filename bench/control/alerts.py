@@ -1,0 +1,218 @@
+"""`specpilot bench alerts`: every alert is seen firing under its fault, or none over a long, shifting load.
+
+Starts a system of its own, with real engines, Redis, a controller, a gateway and a Prometheus server that has the rules
+of `--rules`. With faults: three engines; the rules' durations are `--faster` times as short, and each fault holds until
+its alerts fire. A table says after how many seconds each fired, and what else did. With `--quiet-s`: one engine, the
+rules as they are, the demo's shifting load for so long; reported is every alert that fired or was pending. The last
+line is one JSON object; status 1 if an alert did not fire under its fault, or fired over the quiet load.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.chosen import chosen
+from specpilot.bench.control.alert_faults import EASY, ENGINES, FAULTS, HARD, MODEL, Fault, Scene
+from specpilot.bench.control.alert_rules import quickened
+from specpilot.bench.control.alert_stage import Prometheus, RedisSocket, prometheus, redis_exporter
+from specpilot.bench.control.fault_stage import Stage, engines_alone
+from specpilot.bench.load.chat_client import ChatClient, Sampling
+from specpilot.bench.load.closed_loop import Load
+from specpilot.bench.load.trace import TRACES, read_prompts, read_trace
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench alerts"
+RULES = DEMO_MODEL.parent / "prometheus" / "rules" / "specpilot.yml"
+LOOK_EVERY_S = 0.5
+QUIET_LOOK_EVERY_S = 5.0
+QUIETENS_WITHIN_S = 60.0
+"""Longest wait between two faults for the alerts of the first to end."""
+STREAMS = 3
+ROOM = {"SPECPILOT_GATEWAY_ENGINE_CAPACITY": "16", "SPECPILOT_GATEWAY_QUEUE_LIMIT": "16"}
+"""What the gateway must be told so that there is such a thing as too many requests."""
+
+
+class AlertsSettings(ProgramSettings):
+    """See each alert fire under its fault, or none over a shifting load."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ALERTS_")
+
+    only: str = Field(default="", description="faults to make, comma separated; default: all")
+    faster: float = Field(default=60.0, ge=1, description="by which factor the rules' durations are shortened")
+    settle_s: float = Field(default=150.0, gt=0, description="seconds of calm load before the first fault")
+    quiet_s: float = Field(default=0.0, ge=0, description="no fault: play the demo's load for so many seconds")
+    rules: Path = Field(default=RULES, description="the alerts' rule file")
+    out: Path = Field(default=Path(".specpilot/bench-alerts"), description="folder for logs")
+    port: int = Field(default=8590, ge=1, le=65000, description="first of the ports to use")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object."""
+    settings = load(AlertsSettings, PROGRAM, arguments)
+    names = chosen(PROGRAM, "--only", settings.only, FAULTS) or list(FAULTS)
+    try:
+        rules = settings.rules.read_text()
+    except OSError as error:
+        fail(PROGRAM, f"--rules: {settings.rules} cannot be read: {error.strerror}")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    os.environ.update(ROOM)
+    engines, played = (1, rules) if settings.quiet_s else (ENGINES, quickened(rules, settings.faster))
+    with engines_alone(PROGRAM, settings.out, settings.port, engines) as stage:
+        stage.start_controller()
+        redis, exporter = RedisSocket(stage.redis_url), settings.port + 10
+        targets = {
+            "specpilot-engines": [stage.engine_port(number) for number in range(engines)],
+            "specpilot": [stage.port, stage.controller_port(0)],
+            "redis": [exporter],
+        }
+        with (
+            redis_exporter(redis, exporter),
+            prometheus(PROGRAM, settings.out, settings.port + 11, played, targets) as server,
+        ):
+            if settings.quiet_s:
+                found = asyncio.run(_watch(stage, server, settings.quiet_s))
+            else:
+                found = asyncio.run(_make(settings, stage, server, redis, names))
+    wrong = faults_of(found)
+    _say("\n" + (markdown(found) if "faults" in found else "") + "".join(f"{line}\n" for line in wrong))
+    _say(json.dumps(found))
+    sys.exit(1 if wrong else 0)
+
+
+async def _watch(stage: Stage, server: Prometheus, seconds: float) -> dict[str, Any]:
+    """Play the demo's load over and over, and count how long each alert was not quiet."""
+    trace = read_trace(TRACES / "demo.json")
+    load_ = Load(f"{stage.gateway_url}/v1", MODEL, read_prompts(DEMO_MODEL / "prompts", trace.prompts))
+    began, seen = time.monotonic(), dict[str, dict[str, float]]()
+    try:
+        while time.monotonic() - began < seconds:
+            for phase in trace.phases:
+                await load_.shift_to(phase)
+                ends_at = time.monotonic() + phase.seconds
+                while (left := ends_at - time.monotonic()) > 0:
+                    for name, state in (await asyncio.to_thread(server.alerts)).items():
+                        states = seen.setdefault(name, {"pending": 0.0, "firing": 0.0})
+                        states[state] += min(QUIET_LOOK_EVERY_S, left)
+                    await asyncio.sleep(min(QUIET_LOOK_EVERY_S, left))
+    finally:
+        await load_.close()
+    faults = await asyncio.to_thread(server.faults)
+    watched = round(time.monotonic() - began)
+    return {"quiet_s": watched, "sent": load_.sent, "failed": dict(load_.failed), "seen_s": seen, "rule_faults": faults}
+
+
+async def _make(
+    settings: AlertsSettings, stage: Stage, server: Prometheus, redis: RedisSocket, names: Sequence[str]
+) -> dict[str, Any]:
+    prompts = read_prompts(DEMO_MODEL / "prompts", tuple({*EASY.demand, *HARD.demand}))
+    load_ = Load(f"{stage.gateway_url}/v1", MODEL, prompts)
+    other = Load(f"http://127.0.0.1:{stage.engine_port(ENGINES - 1)}/v1", MODEL, prompts)
+    scene = Scene(stage, load_, other, redis, settings.out / "belief")
+    streaming = asyncio.create_task(_stream(stage.gateway_url, prompts["json"]))
+    found: dict[str, Any] = {"faster": settings.faster, "faults": {}}
+    try:
+        await load_.shift_to(EASY)
+        found["calm"] = await _calm(server, settings.settle_s)
+        for name in names:
+            _say(f"{name}: {FAULTS[name].says}")
+            found["faults"][name] = await _hold(scene, server, FAULTS[name])
+            _say(f"  {json.dumps(found['faults'][name])}")
+    finally:
+        streaming.cancel()
+        with suppress(asyncio.CancelledError):
+            await streaming
+        await load_.close()
+        await other.close()
+    found["rule_faults"] = await asyncio.to_thread(server.faults)
+    return found
+
+
+async def _calm(server: Prometheus, seconds: float) -> list[str]:
+    """Wait while all is well; return what fired in the second half, in which it should not."""
+    _say(f"{seconds:.0f} s of calm load")
+    fired: set[str] = set()
+    await asyncio.sleep(seconds / 2)
+    ends_at = time.monotonic() + seconds / 2
+    while time.monotonic() < ends_at:
+        fired |= _firing(await asyncio.to_thread(server.alerts))
+        await asyncio.sleep(LOOK_EVERY_S)
+    return sorted(fired)
+
+
+async def _hold(scene: Scene, server: Prometheus, fault: Fault) -> dict[str, Any]:
+    """Make `fault` and wait for its alerts; return after how many seconds each fired, and when all was quiet again."""
+    before = _firing(await asyncio.to_thread(server.alerts))
+    fired: dict[str, float] = {}
+    began = time.monotonic()
+    async with fault.make(scene):
+        made = time.monotonic()
+        while not set(fault.alerts) <= fired.keys() and time.monotonic() - made < fault.within_s:
+            for name in _firing(await asyncio.to_thread(server.alerts)) - before:
+                fired.setdefault(name, round(time.monotonic() - began, 1))
+            await asyncio.sleep(LOOK_EVERY_S)
+    mended = time.monotonic()
+    left = {*fault.alerts}
+    while left and time.monotonic() - mended < QUIETENS_WITHIN_S:
+        await asyncio.sleep(LOOK_EVERY_S)
+        left = _firing(await asyncio.to_thread(server.alerts)) & {*fault.alerts}
+    return {
+        "says": fault.says,
+        "fired_after_s": {name: fired.get(name) for name in fault.alerts},
+        "also_fired_after_s": {name: after for name, after in fired.items() if name not in fault.alerts},
+        "quiet_again_after_s": None if left else round(time.monotonic() - mended, 1),
+    }
+
+
+async def _stream(url: str, prompts: Sequence[Mapping[str, Any]]) -> None:
+    """Keep some streams going: latencies of tokens are those of streams."""
+
+    async def ask(client: ChatClient, seed: int) -> None:
+        while True:
+            await client.ask(prompts[seed % len(prompts)]["messages"], 96, seed)
+            seed += STREAMS
+            await asyncio.sleep(0.05)
+
+    async with ChatClient(url, MODEL, Sampling()) as client:
+        await asyncio.gather(*(ask(client, seed) for seed in range(STREAMS)))
+
+
+def _firing(states: Mapping[str, str]) -> set[str]:
+    return {name for name, state in states.items() if state == "firing"}
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """Return the table of what fired under which fault."""
+    rows = [
+        f"| `{alert}` | {fault['says']} | {'never' if after is None else f'{after:.0f} s'} |"
+        for fault in found["faults"].values()
+        for alert, after in fault["fired_after_s"].items()
+    ]
+    head = f"| alert | fault | fires after, durations {found['faster']:g} times as short |"
+    return "\n".join([head, "|---|---|---|", *rows]) + "\n"
+
+
+def faults_of(found: Mapping[str, Any]) -> list[str]:
+    """Return what did not go as it should, in words."""
+    wrong = [f"rule {fault}" for fault in found["rule_faults"]]
+    wrong += [f"{name} fired in the calm" for name in found.get("calm", ())]
+    wrong += [f"{name} fired over the quiet load" for name, seen in found.get("seen_s", {}).items() if seen["firing"]]
+    for name, fault in found.get("faults", {}).items():
+        wrong += [
+            f"{alert} did not fire under {name}" for alert, after in fault["fired_after_s"].items() if after is None
+        ]
+    return wrong
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

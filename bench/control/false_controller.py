@@ -1,0 +1,51 @@
+"""`python -m specpilot.bench.control.false_controller FILE ...`: a controller that a file makes err; its flags follow.
+
+While FILE holds `believes`, it reads from every engine that all drafts were accepted, as an engine would say whose
+counters are wrong; while it holds `fails`, every decision raises an error that nobody foresaw. Otherwise it is
+`specpilot controller`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from specpilot.controller import __main__ as controller
+from specpilot.controller.estimation.observation import Series
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.telemetry import scraper
+from specpilot.controller.telemetry.exposition import parse
+from specpilot.policy.engine_metrics import ACCEPTS, TRIALS
+
+BELIEVES = "believes"
+FAILS = "fails"
+
+
+def believed(values: dict[Series, float]) -> dict[Series, float]:
+    """Return an engine's counters as if every trial had been an accept."""
+    accepts = {Series(ACCEPTS, series.labels): value for series, value in values.items() if series.metric == TRIALS}
+    return {**values, **accepts}
+
+
+def main(arguments: list[str]) -> None:
+    """Run the controller with the flags that follow the file."""
+    file, decide = Path(arguments[0]), ControlLaw.decide
+
+    def state() -> str:
+        return file.read_text().strip() if file.exists() else ""
+
+    def read(text: str) -> dict[Series, float]:
+        values = parse(text)
+        return believed(values) if state() == BELIEVES else values
+
+    def choose(law: ControlLaw, *given: Any) -> Any:
+        if state() == FAILS:
+            raise RuntimeError("a failure made on purpose")
+        return decide(law, *given)
+
+    with patch.object(scraper, "parse", read), patch.object(ControlLaw, "decide", choose):
+        controller.main(arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

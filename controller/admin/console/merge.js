@@ -1,0 +1,19 @@
+// Two operators edited the same document: what one changed goes on top of what the other wrote. Pure.
+
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+const same = (a, b) => isObject(a) && isObject(b)
+  ? [...new Set([...Object.keys(a), ...Object.keys(b)])].every((name) => same(a[name], b[name]))
+  : JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
+
+// Fields that `mine` has as `base` had them are as in `theirs`; where both changed a field, mine stands. A list is one field.
+export function merged(base, mine, theirs) {
+  if (same(mine, base)) return theirs;
+  if (!isObject(mine) || !isObject(theirs)) return mine;
+  const from = isObject(base) ? base : {}, found = {};
+  for (const name of new Set([...Object.keys(theirs), ...Object.keys(mine)])) {
+    const value = merged(from[name], mine[name], theirs[name]);
+    if (value !== undefined) found[name] = value;
+  }
+  return found;
+}
