@@ -19,7 +19,9 @@ from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEng
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
 from specpilot.engine_adapter.vllm import compat
-from specpilot.policy.settings import fail
+from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.settings import fail, without_secrets
 
 PROGRAM = "specpilot engine"
 CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str]) -> None:
             fail(PROGRAM, f"{presets.FLAG}: {fault}")
     if speculative:
         _check_steerable(speculative, passed)
+    _check_redis(ours.redis_url or settings.redis_url)
     _check_port(ours.host, ours.port)
     environment = compat.server_environment(speculates=speculative is not None) | os.environ | _environment(ours)
     command = [
@@ -195,6 +198,28 @@ def _check_model(flag: str, name: str) -> None:
     path = Path(name)
     if (path.is_absolute() or name.startswith((".", "~"))) and not (path / "config.json").is_file():
         fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
+
+
+def _check_redis(url: str | None) -> None:
+    """End the program for a URL that is none, and say when no Redis answers at it.
+
+    That one alone is no reason to end: an engine serves on its static K without Redis, and registers when it is back.
+    """
+    if url is None:
+        return
+    try:
+        store = RedisStore(url)
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
+    try:
+        store.ping()
+    except StoreUnavailableError as error:
+        sys.stderr.write(
+            f"{PROGRAM}: warning: --redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, "
+            "serves with its static K, and registers when Redis answers\n"
+        )
+    finally:
+        store.close()
 
 
 def _check_port(host: str, port: int) -> None:
