@@ -35,7 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     try:
         ours, passed = _parser().parse_known_args(presets.expanded(arguments))
-        settings = AdapterSettings.read(url=_url(ours))
+        drains = {"drain_grace_s": ours.drain_grace_s, "drain_timeout_s": ours.drain_timeout_s}
+        settings = AdapterSettings.read(url=_url(ours), **{name: text for name, text in drains.items() if text})
         compat.check_installed(any_version=ours.any_vllm or settings.any_vllm)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
@@ -86,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pool", help="engines alike in model, hardware and configuration (default)")
     parser.add_argument("--static-k", type=int, help="K while there is no valid schedule (K_max)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
+    parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to see that it drains (5)")
+    parser.add_argument("--drain-timeout-s", help="seconds that running requests then get to their end (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
 
@@ -99,6 +102,8 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "POOL": ours.pool,
         "STATIC_K": ours.static_k,
         "CONTROL_TOKEN": ours.control_token,
+        "DRAIN_GRACE_S": ours.drain_grace_s,
+        "DRAIN_TIMEOUT_S": ours.drain_timeout_s,
         "ANY_VLLM": "1" if ours.any_vllm else None,
     }
     return {

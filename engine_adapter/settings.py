@@ -26,6 +26,8 @@ class AdapterSettings(BaseSettings):
     pool: str = Field(default="default", description="engines of one model, hardware and configuration")
     static_k: int | None = Field(default=None, ge=0, description="K without a valid schedule; default: K_max")
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
+    drain_grace_s: float = Field(default=5.0, ge=0, le=3600, description="seconds after SIGTERM for gateways to see it")
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400, description="seconds that running requests then get")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
 
