@@ -34,6 +34,10 @@ MEASUREMENTS = {
     ),
     "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
     "faults": ("specpilot.bench.control.faults", "what users notice while a part of the running system fails"),
+    "unattended": (
+        "specpilot.bench.fleet.unattended",
+        "one machine called as a managed endpoint is, every part killed once: what fails",
+    ),
     "adapter": ("specpilot.bench.adapter.command", "what the adapter costs and gains inside the engine"),
     "soak": ("specpilot.bench.adapter.soak", "a real engine under everything at once, watched for errors and leaks"),
 }
