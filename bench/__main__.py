@@ -34,6 +34,10 @@ MEASUREMENTS = {
     ),
     "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
     "faults": ("specpilot.bench.control.faults", "what users notice while a part of the running system fails"),
+    "rolling": (
+        "specpilot.bench.fleet.rolling",
+        "every part of a running system replaced under load, Redis failing over too: what fails",
+    ),
     "unattended": (
         "specpilot.bench.fleet.unattended",
         "one machine called as a managed endpoint is, every part killed once: what fails",

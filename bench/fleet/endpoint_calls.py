@@ -62,9 +62,10 @@ def verdict(status: int, text: bytes, tokens: int, *, streams: bool) -> tuple[st
 
 
 class Callers:
-    """Clients that call until told to end, each on connections of its own, and one that asks for `/ping`."""
+    """Clients that call until told to end, and one that asks for `/ping`."""
 
-    def __init__(self, port: int, model: str, clients: int) -> None:
+    def __init__(self, port: int, model: str, clients: int, pause_s: float = PAUSE_S, keeping: int = 0) -> None:
+        """`keeping` of the `clients` keep their connection; the others make one for each request."""
         self.counts: Counter[str] = Counter()
         self.faults: list[Fault] = []
         self.pings: list[tuple[float, bool]] = []  # when, and whether the answer was 200
@@ -73,7 +74,8 @@ class Callers:
         self._number = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self.threads = [threading.Thread(target=self._call) for _ in range(clients)]
+        self._pause_s = pause_s
+        self.threads = [threading.Thread(target=self._call, args=(at < keeping,)) for at in range(clients)]
         self.threads.append(threading.Thread(target=self._ping))
 
     def start(self) -> None:
@@ -92,37 +94,46 @@ class Callers:
         later = [is_ok for _, is_ok in self.pings[since:]]
         return not all(later) and later[-1]
 
-    def _call(self) -> None:
-        while not self._ended.wait(PAUSE_S):
+    def _call(self, keeps: bool) -> None:  # noqa: FBT001 - of a thread
+        connection = self._connection()
+        while not self._ended.wait(self._pause_s):
             with self._lock:
                 number = self._number
                 self._number += 1
             began = time.monotonic()
             body, tokens = body_of(number, self._model)
             try:
-                status, text = self._ask("POST", "/invocations", json.dumps(body).encode(), HEADERS)
+                status, text = _ask(connection, "POST", "/invocations", json.dumps(body).encode(), HEADERS)
                 what, detail = verdict(status, text, tokens, streams=bool(body.get("stream")))
             except (OSError, http.client.HTTPException) as error:
                 what, detail = "lost", repr(error)
+            if not keeps or what == "lost":
+                connection.close()  # the next request opens it again
             with self._lock:
                 self.counts["sent"] += 1
                 self.counts[what] += 1
                 if what != "ok":
                     self.faults.append(Fault(began, time.monotonic(), what, detail))
+        connection.close()
 
     def _ping(self) -> None:
+        connection = self._connection()
         while not self._ended.wait(PING_EVERY_S):
             try:
-                found = self._ask("GET", "/ping", None, {})[0] == _OK
+                found = _ask(connection, "GET", "/ping", None, {})[0] == _OK
             except (OSError, http.client.HTTPException):
                 found = False
+            connection.close()
             self.pings.append((time.monotonic(), found))
 
-    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
-        try:
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+    def _connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
+
+
+def _ask(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str]
+) -> tuple[int, bytes]:
+    """Return status and body. Raises `OSError` and `HTTPException` for an answer that is not whole."""
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    return response.status, response.read()

@@ -19,7 +19,7 @@ import json
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -136,7 +136,7 @@ class EndpointWatch:
         else:
             _log.warning("%s cannot be followed, keeping its %d slices: %s", self.name, len(self._slices), complaint)
 
-    def _changes(self) -> Iterator[bool]:
+    def _changes(self) -> Generator[bool]:
         """Yield `False` after the list, if there was none yet, `True` with the watch and after each of its events."""
         if self._version is None:
             self._list()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import NoPermissionError
 
+from specpilot.bench.fleet.redis_servers import Cluster, Node, Sentinels, is_answering
 from specpilot.policy import keys
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
@@ -19,7 +20,6 @@ from tests.support.certificates import make_certificates
 from tests.support.gateway_client import Answer, Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_server import SYSTEM
-from tests.support.redis_topologies import Cluster, Node, Sentinels, is_answering
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.stack import until
 
