@@ -38,6 +38,10 @@ MEASUREMENTS = {
         "specpilot.bench.fleet.rolling",
         "every part of a running system replaced under load, Redis failing over too: what fails",
     ),
+    "sizing": (
+        "specpilot.bench.fleet.sizing",
+        "what Redis, one controller and one gateway core carry, on a thousand simulated engines",
+    ),
     "unattended": (
         "specpilot.bench.fleet.unattended",
         "one machine called as a managed endpoint is, every part killed once: what fails",
