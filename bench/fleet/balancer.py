@@ -12,6 +12,7 @@ from contextlib import suppress
 LOOK_EVERY_S = 0.5
 """Between two looks at `/ready`, in seconds: a drain's grace must be longer."""
 
+CLOSING_S = 0.1
 _CHUNK = 65_536
 
 
@@ -24,9 +25,11 @@ class Balancer:
         self._backends = list(backends)
         self._ready: list[int] = []
         self._turn = 0
-        self._loop = asyncio.new_event_loop()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._stopped: asyncio.Event
         self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     def start(self) -> None:
         """Begin; returns when it listens and has looked at its backends once."""
@@ -35,29 +38,28 @@ class Balancer:
 
     def close(self) -> None:
         """Stop, with every connection."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join()
 
     def add(self, port: int) -> None:
         """Take another backend in; it gets connections when it is ready."""
-        self._loop.call_soon_threadsafe(self._backends.append, port)
+        self._backends.append(port)
 
     def remove(self, port: int) -> None:
         """Look at a backend no more."""
-        self._loop.call_soon_threadsafe(self._backends.remove, port)
+        self._backends.remove(port)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        looking = self._loop.create_task(self._look())
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", self._port))
-        self._loop.run_forever()
+    async def _run(self) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        looking = asyncio.create_task(self._look())
+        await self._stopped.wait()
         looking.cancel()
         server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(task)
-        self._loop.close()
+        for writer in self._open:
+            writer.transport.abort()
+        await asyncio.sleep(CLOSING_S)
 
     async def _look(self) -> None:
         while True:
@@ -68,18 +70,25 @@ class Balancer:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            for _ in range(len(self._backends)):
-                candidates = self._ready or self._backends
-                self._turn += 1
-                try:
-                    backend = await asyncio.open_connection("127.0.0.1", candidates[self._turn % len(candidates)])
-                except OSError:
-                    continue
-                await asyncio.gather(_copy(reader, backend[1]), _copy(backend[0], writer))
-                return
-        finally:
+        backend = await self._connected()
+        if backend is None:
             writer.close()
+            return
+        ends = {writer, backend[1]}
+        self._open |= ends
+        try:
+            await asyncio.gather(_copy(reader, backend[1]), _copy(backend[0], writer))
+        finally:
+            self._open -= ends
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """Return a connection to a backend; `None` when all refuse."""
+        for _ in range(len(self._backends)):
+            candidates = self._ready or self._backends
+            self._turn += 1
+            with suppress(OSError):
+                return await asyncio.open_connection("127.0.0.1", candidates[self._turn % len(candidates)])
+        return None
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,8 +98,6 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     with suppress(OSError):
-        if writer.can_write_eof():
-            writer.write_eof()
         writer.close()
 
 
@@ -98,9 +105,11 @@ async def _is_ready(port: int) -> bool:
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /ready HTTP/1.1\r\nhost: balancer\r\nconnection: close\r\n\r\n")
-            line = await reader.readline()
-            writer.close()
+            try:
+                writer.write(b"GET /ready HTTP/1.1\r\nhost: balancer\r\nconnection: close\r\n\r\n")
+                line = await reader.readline()
+            finally:
+                writer.transport.abort()
     except OSError:
         return False
     return line.startswith(b"HTTP/1.1 200 ")
