@@ -38,6 +38,18 @@ MEASUREMENTS = {
         "specpilot.bench.control.alerts",
         "each alert of deploy/prometheus under its fault, or none over a load",
     ),
+    "rolling": (
+        "specpilot.bench.fleet.rolling",
+        "every part of a running system replaced under load, Redis failing over too: what fails",
+    ),
+    "sizing": (
+        "specpilot.bench.fleet.sizing",
+        "what Redis, one controller and one gateway core carry, on a thousand simulated engines",
+    ),
+    "unattended": (
+        "specpilot.bench.fleet.unattended",
+        "one machine called as a managed endpoint is, every part killed once: what fails",
+    ),
     "adapter": ("specpilot.bench.adapter.command", "what the adapter costs and gains inside the engine"),
     "soak": ("specpilot.bench.adapter.soak", "a real engine under everything at once, watched for errors and leaks"),
 }

@@ -19,7 +19,9 @@ from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEng
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
 from specpilot.engine_adapter.vllm import compat
-from specpilot.policy.settings import fail
+from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.settings import fail, without_secrets
 
 PROGRAM = "specpilot engine"
 CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
@@ -33,7 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     try:
         ours, passed = _parser().parse_known_args(presets.expanded(arguments))
-        settings = AdapterSettings.read(url=_url(ours))
+        drains = {"drain_grace_s": ours.drain_grace_s, "drain_timeout_s": ours.drain_timeout_s}
+        settings = AdapterSettings.read(url=_url(ours), **{name: text for name, text in drains.items() if text})
         compat.check_installed(any_version=ours.any_vllm or settings.any_vllm)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
@@ -47,6 +50,7 @@ def main(arguments: Sequence[str]) -> None:
             fail(PROGRAM, f"{presets.FLAG}: {fault}")
     if speculative:
         _check_steerable(speculative, passed)
+    _check_redis(ours.redis_url or settings.redis_url)
     _check_port(ours.host, ours.port)
     environment = compat.server_environment(speculates=speculative is not None) | os.environ | _environment(ours)
     command = [
@@ -85,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
     parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
+    parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to see that it drains (5)")
+    parser.add_argument("--drain-timeout-s", help="seconds that running requests then get to their end (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
 
@@ -100,6 +106,8 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "HOLD_SCHEDULE_S": ours.hold_schedule_s,
         "CALIBRATE_S": ours.calibrate_s,
         "CONTROL_TOKEN": ours.control_token,
+        "DRAIN_GRACE_S": ours.drain_grace_s,
+        "DRAIN_TIMEOUT_S": ours.drain_timeout_s,
         "ANY_VLLM": "1" if ours.any_vllm else None,
     }
     return {
@@ -199,6 +207,28 @@ def _check_model(flag: str, name: str) -> None:
     path = Path(name)
     if (path.is_absolute() or name.startswith((".", "~"))) and not (path / "config.json").is_file():
         fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
+
+
+def _check_redis(url: str | None) -> None:
+    """End the program for a URL that is none, and say when no Redis answers at it.
+
+    That one alone is no reason to end: an engine serves on its static K without Redis, and registers when it is back.
+    """
+    if url is None:
+        return
+    try:
+        store = RedisStore(url)
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
+    try:
+        store.ping()
+    except StoreUnavailableError as error:
+        sys.stderr.write(
+            f"{PROGRAM}: warning: --redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, "
+            "serves with its static K, and registers when Redis answers\n"
+        )
+    finally:
+        store.close()
 
 
 def _check_port(host: str, port: int) -> None:

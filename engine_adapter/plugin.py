@@ -4,8 +4,8 @@ vLLM loads it wherever the package is installed, also for engines that do not us
 engines with other schedulers be, but for the repair; and on a version of vLLM that was not tested it leaves vLLM as it
 is: an engine with the adapter's scheduler refuses to start there by itself.
 
-Installs the wrappers of vLLM's runner and drafters and a repair that CPUs need, and adds to `EngineCore` the two
-methods that the control route calls.
+Installs the wrappers of vLLM's runner and drafters and a repair that CPUs need, and adds to `EngineCore` the methods
+that the API server calls.
 """
 
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ def register() -> None:
 
     setattr(EngineCore, core_methods.STATE_METHOD, core_methods.state)
     setattr(EngineCore, core_methods.APPLY_METHOD, core_methods.apply)
+    setattr(EngineCore, core_methods.DRAIN_METHOD, core_methods.drain)
     if not _is_fit():
         return
     from specpilot.engine_adapter.vllm import cpu_sampling, installation  # noqa: PLC0415 - import torch

@@ -34,6 +34,8 @@ class AdapterSettings(BaseSettings):
         description="seconds in which an engine that starts measures its step times at most; 0: none",
     )
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
+    drain_grace_s: float = Field(default=5.0, ge=0, le=3600, description="seconds after SIGTERM for gateways to see it")
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400, description="seconds that running requests then get")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
 

@@ -22,9 +22,10 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from specpilot.gateway.engines import dns
+from specpilot.gateway.engines import dns, endpoint_slices
 from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
 from specpilot.gateway.engines.probe import Probe
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
@@ -75,7 +76,7 @@ def create_app(
         is_awaiting_keys=settings.redis_url is not None,
     )
     fleet = Fleet(
-        [url for url in settings.engine if not url.startswith(dns.PREFIX)],
+        [url for url in settings.engine if not url.startswith((dns.PREFIX, endpoint_slices.PREFIX))],
         Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
@@ -119,10 +120,16 @@ def create_app(
     is_apart = settings.admin_port is not None
     pages = (context, _secret(settings.admin_token), _shown(settings), exposition)
     app = create_routes(*pages, is_open=not is_apart)
-    followers: list[Watcher | Resolver] = [
+    followers: list[Watcher | Resolver | EndpointWatch] = [
         Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
         for url in settings.engine
         if url.startswith(dns.PREFIX)
+    ]
+    cluster = Cluster(settings.kubernetes_api, settings.kubernetes_credentials)
+    followers += [
+        EndpointWatch(url, cluster, context.offer_engines, Random())  # noqa: S311 - it spreads new tries in time
+        for url in settings.engine
+        if url.startswith(endpoint_slices.PREFIX)
     ]
     if watcher is not None:
         followers.append(watcher)
@@ -194,7 +201,7 @@ def _ignore_reload(number: int, frame: FrameType | None) -> None:
 @asynccontextmanager
 async def _lifespan(
     context: GatewayContext,
-    followers: Sequence[Watcher | Resolver],
+    followers: Sequence[Watcher | Resolver | EndpointWatch],
     worker: Worker | None,
     app: FastAPI,
 ) -> AsyncIterator[None]:
@@ -206,6 +213,8 @@ async def _lifespan(
             for follower in followers:
                 if isinstance(follower, Resolver):
                     context.fleet.resolve(follower.name, await asyncio.to_thread(follower.look))
+                elif isinstance(follower, EndpointWatch):
+                    context.fleet.resolve(follower.name, *await asyncio.to_thread(follower.look))
             await probe.once()
     tasks = [context.spawn(asyncio.get_running_loop().create_task(probe.run()))]
     if worker is not None:

@@ -45,12 +45,12 @@ def create_routes(  # noqa: C901 - one small function a route
     app = FastAPI(title="SpecPilot gateway", openapi_url=None, docs_url=None, redoc_url=None)
 
     @app.get("/health")
-    @app.get("/ping")
     async def health() -> dict[str, str]:
         """Whether the process lives."""
         return {"status": "ok"}
 
     @app.get("/ready")
+    @app.get("/ping")
     async def ready(response: Response) -> dict[str, str]:
         """Whether new requests should come here."""
         said = "ready"

@@ -1,5 +1,6 @@
 """What an operator can set on a gateway: flags, then environment, then these defaults."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from specpilot.policy.settings import ProgramSettings
 
 PROGRAM = "specpilot gateway"
 
+ENGINE_SCHEMES = ("http", "https", "dns+http", "dns+https", "k8s+http", "k8s+https")
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -31,12 +33,19 @@ class GatewaySettings(ProgramSettings):
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis; "
-        "dns+http://name:8000: every address of the name",
+        "dns+http://name:8000: every address of the name; k8s+http://service:8000: every pod of the service",
     )
     public_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="paths that other machines may ask for, e.g. /ping,/invocations; default: every path"
     )
     dns_refresh_s: Seconds = Field(5.0, description="seconds between two looks at the name of a dns+http:// engine")
+    kubernetes_api: str = Field(
+        "https://kubernetes.default.svc", description="API server that a k8s+http:// engine's pods are watched at"
+    )
+    kubernetes_credentials: Path = Field(
+        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        description="folder with the account's token, ca.crt and namespace",
+    )
     balance: Balance = Field(
         Balance.LEAST,
         description="among engines that are all the same to a request: the least busy, or the less busy of two_choices",
@@ -121,10 +130,16 @@ class GatewaySettings(ProgramSettings):
     @classmethod
     def _check_engines(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            _check_url(url, ("http", "https", "dns+http", "dns+https"), "http://127.0.0.1:8100")
+            _check_url(url, ENGINE_SCHEMES, "http://127.0.0.1:8100")
             if "@" in urlsplit(url).netloc:
                 raise ValueError("the URL holds a user name or password; leave them out, and use --engine-api-key")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
+
+    @field_validator("kubernetes_api")
+    @classmethod
+    def _check_api(cls, url: str) -> str:
+        _check_url(url, ("http", "https"), "https://kubernetes.default.svc")
+        return url.rstrip("/")
 
     @field_validator("public_paths")
     @classmethod

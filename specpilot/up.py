@@ -171,6 +171,7 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
             *(() if has_own_config else ("--drafter", settings.drafter, "--k-max", str(settings.k_max))),
             *("--served-model-name", settings.served_model_name, "--max-num-seqs", str(settings.max_num_seqs)),
             *("--host", "127.0.0.1", "--port", str(port), "--redis-url", redis_url),
+            *("--drain-grace-s", "0"),  # the gateway has stopped by then
             *(("--static-k", str(settings.k)) if settings.k is not None else ()),
             *extra,
             *shlex.split(settings.engine_args),

@@ -21,7 +21,7 @@ LOCAL_ROUTES = {
     "/v1/models": b'"canned"',
     f"/v1/models/{MODEL}": b'"canned"',
     "/health": b'"ok"',
-    "/ping": b'"ok"',
+    "/ping": b'"ready"',
     "/ready": b'"ready"',
     "/metrics": b"specpilot_gateway_requests_total",
     "/admin/config": b'"engines"',

@@ -49,6 +49,7 @@ class EngineLink:
         self._refused_version = 0
         self._left_over_version = 0
         self._beat_at = float("-inf")
+        self._is_draining = self._said_draining = False
         self._is_connected = True
 
     def run(self) -> None:
@@ -73,6 +74,10 @@ class EngineLink:
                 logger.exception("SpecPilot: a document in Redis cannot be read")
                 self._stopped.wait(RETRY_S)
 
+    def begin_drain(self) -> None:
+        """Let the record say that the engine drains, within `POLL_S`. From any thread."""
+        self._is_draining = True
+
     def stop(self) -> None:
         """End `run` and take the engine off the list."""
         self._stopped.set()
@@ -88,13 +93,20 @@ class EngineLink:
         self._is_connected = True
 
     def _beat(self) -> None:
-        if self._clock.monotonic() - self._beat_at < HEARTBEAT_S:
+        is_draining = self._is_draining
+        if self._clock.monotonic() - self._beat_at < HEARTBEAT_S and is_draining == self._said_draining:
             return
-        record = replace(self._record, heartbeat_at=self._clock.now(), schedule_version=self._control.version)
+        record = replace(
+            self._record,
+            heartbeat_at=self._clock.now(),
+            schedule_version=self._control.version,
+            draining=is_draining,
+        )
         with self._registering:
             if self._stopped.is_set():
                 return
             self._store.heartbeat(record, TTL_S)
+        self._said_draining = is_draining
         self._beat_at = self._clock.monotonic()
 
     def _follow(self, *, is_first_look: bool) -> None:
@@ -140,6 +152,11 @@ class Agent:
         threading.Thread(target=self._export, name="specpilot-export", daemon=True).start()
         if self._link is not None:
             threading.Thread(target=self._join, args=(self._link,), name="specpilot-link", daemon=True).start()
+
+    def begin_drain(self) -> None:
+        """Let gateways know that the engine takes nothing new."""
+        if self._link is not None:
+            self._link.begin_drain()
 
     def stop(self) -> None:
         """Stop both threads and deregister."""

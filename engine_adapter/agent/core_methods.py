@@ -1,8 +1,8 @@
-"""What the control route asks of an engine's core: the state that it applies, and a schedule to apply.
+"""What the API server asks of an engine's core: the state that it applies, a schedule to apply, and to drain.
 
-vLLM runs such methods between two steps, so a schedule is applied whole, never in the middle of one. The route lives in
-the API server's process and calls them there by name (`engine_adapter.agent.endpoint`); `engine_adapter.plugin` puts
-them on vLLM's `EngineCore`.
+vLLM runs such methods between two steps, so a schedule is applied whole, never in the middle of one. Who asks lives in
+the API server's process and calls them by name (`engine_adapter.agent.endpoint` and `draining`);
+`engine_adapter.plugin` puts them on vLLM's `EngineCore`.
 """
 
 import json
@@ -21,6 +21,9 @@ STATE_METHOD = "specpilot_state"
 
 APPLY_METHOD = "specpilot_apply"
 """The name of `apply` there."""
+
+DRAIN_METHOD = "specpilot_drain"
+"""The name of `drain` there."""
 
 
 def state(core: Any) -> str:
@@ -98,6 +101,18 @@ def apply(core: Any, text: str) -> str:
     except ScheduleRefusedError as error:
         return _error(error.status, error.code, str(error))
     return state(core)
+
+
+def drain(core: Any) -> str:
+    """Say to all gateways that the engine drains, from now on; may be called again.
+
+    Returns whether requests run, as JSON; `null` when the scheduler is not the adapter's.
+    """
+    begin_drain = getattr(core.scheduler, "begin_drain", None)
+    if begin_drain is None:
+        return json.dumps(None)
+    begin_drain()
+    return json.dumps(bool(core.scheduler.has_unfinished_requests()))
 
 
 def _error(status: int, code: str, message: str) -> str:

@@ -2,6 +2,8 @@
 
 Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`; without one, only clients on the same machine are
 let in. The gateway never forwards to this route.
+
+It also brings the server what SIGTERM begins, see `engine_adapter.agent.draining`.
 """
 
 import hmac
@@ -13,7 +15,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, STATE_METHOD
+from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, DRAIN_METHOD, STATE_METHOD
+from specpilot.engine_adapter.agent.draining import Draining
 from specpilot.engine_adapter.settings import AdapterSettings
 
 PATH = "/speculation"
@@ -27,13 +30,16 @@ class SpeculationEndpoint:
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
-        self._token = AdapterSettings.read().control_token
+        settings = AdapterSettings.read()
+        self._token = settings.control_token
+        self._draining = Draining(self._begin_drain, settings.drain_grace_s, settings.drain_timeout_s)
         self._engine_client: Any = None
 
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes to vLLM's application."""
         app.add_api_route(PATH, self.read, methods=["GET"])
         app.add_api_route(PATH, self.write, methods=["PUT"])
+        self._draining.attach(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002 - vLLM's protocol
         """Remember how to reach the engine."""
@@ -53,6 +59,9 @@ class SpeculationEndpoint:
         if len(body) > BODY_LIMIT_BYTES:
             return _error(413, "body_too_large", f"a schedule has at most {BODY_LIMIT_BYTES} bytes")
         return self._answer(await self._call(APPLY_METHOD, body.decode("utf-8", errors="replace")))
+
+    async def _begin_drain(self) -> str:
+        return str(await self._engine_client.engine_core.call_utility_async(DRAIN_METHOD))
 
     async def _call(self, method: str, *arguments: str) -> Any:
         return json.loads(await self._engine_client.engine_core.call_utility_async(method, *arguments))

@@ -133,6 +133,10 @@ class _SpecPilotScheduler:
             cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})
         super()._free_request_blocks(request)  # type: ignore[misc]
 
+    def begin_drain(self) -> None:
+        """Say to all gateways that the engine takes nothing new."""
+        self._agent.begin_drain()
+
     def shutdown(self) -> None:
         """Take the engine off the list, then shut vLLM's scheduler down."""
         self._agent.stop()

@@ -1,9 +1,10 @@
 """The engines as this gateway sees them now: where they are, what they serve, what they are busy with.
 
-Fed from three sides: the snapshot (engines that registered in Redis), the static list, and the addresses of DNS names.
-An engine of the latter two that also registered is one engine, under its registered id. Outstanding work is this
-gateway's own count, exact for what it sent; it is unknown for an engine that never answered, so such an engine ranks
-last. Requests under way on an engine that left the fleet end in peace. An engine whose URL is not one is logged and
+Fed from three sides: the snapshot (engines that registered in Redis), the static list, and the addresses of DNS names
+and Kubernetes services. An engine of the latter two that also registered is one engine, under its registered id, and
+drains when either side says so. Outstanding work is this gateway's own count, exact for what it sent; it is unknown for
+an engine that never answered, so such an engine ranks last. Requests under way on an engine that left the fleet end in
+peace. An engine whose URL is not one is logged and
 left out, and disturbs no other.
 
 Owned by the event loop: nothing here may be called from another thread.
@@ -80,6 +81,7 @@ class Fleet:
         self._api_key = api_key
         self._static = tuple(urls)
         self._resolved: dict[str, tuple[str, ...]] = {}
+        self._draining: dict[str, frozenset[str]] = {}
         self._records: tuple[EngineRecord, ...] = ()
         self._left_out: dict[str, str] = {}  # by id the URL, so that each is logged once
         self.chooser = chooser
@@ -102,9 +104,10 @@ class Fleet:
         self._records = tuple(records)
         self._gather()
 
-    def resolve(self, name: str, urls: tuple[str, ...]) -> None:
-        """Take over `urls`, the engines behind the DNS name of the URL `name`."""
+    def resolve(self, name: str, urls: tuple[str, ...], draining: frozenset[str] = frozenset()) -> None:
+        """Take over `urls`, the engines behind the URL `name`; those `draining` get nothing new."""
         self._resolved[name] = urls
+        self._draining[name] = draining
         self._gather()
 
     def _gather(self) -> None:
@@ -120,6 +123,7 @@ class Fleet:
         for engine_id in [*self.engines]:
             if engine_id not in wanted or wanted[engine_id][0] != self.engines[engine_id].url:
                 self.engines.pop(engine_id).pool.close()
+        draining = frozenset().union(*self._draining.values())
         left_out, self._left_out = self._left_out, {}
         for engine_id, (url, found) in wanted.items():
             engine = self.engines.get(engine_id)
@@ -134,7 +138,7 @@ class Fleet:
                     continue
                 engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
                 self.engines[engine_id] = engine
-            engine.is_draining = found is not None and found.draining
+            engine.is_draining = url in draining or (found is not None and found.draining)
             engine.registered_model = None if found is None else found.model
         self.index()
 

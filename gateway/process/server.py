@@ -1,7 +1,8 @@
 """uvicorn's server with a graceful end.
 
 On the first SIGTERM or SIGINT `/ready` turns 503 while requests are still served for `drain_grace_s`, so that load
-balancers can look elsewhere. Then new requests are refused with 503, and those in flight have until `drain_timeout_s`
+balancers can look elsewhere. A balancer of connections moves none that stands, so each is closed with its next answer,
+or when it idles. Then new requests are refused with 503, and those in flight have until `drain_timeout_s`
 after the signal. Only then does the listener close; the exit status is 0. A second signal ends it at once.
 
 A worker that a newer one replaces retires instead: it stops accepting at once, still answers what comes on the
@@ -76,7 +77,7 @@ class GatewayServer(Server):
         if self._asked_at is None or self._is_retiring:
             self._is_retiring = False
             self._asked_at = self._context.monotonic()
-            self._context.is_draining = True
+            self._context.is_draining = self._context.is_leaving = True
 
     def retire(self) -> None:
         """Leave the port to a newer worker, and end when what is under way is served."""
@@ -93,7 +94,7 @@ class GatewayServer(Server):
             now = self._context.monotonic()
             elapsed_s = now - self._asked_at
             if not self._is_retiring and elapsed_s >= self._drain_grace_s:
-                self._context.is_leaving = self._context.is_refusing = True
+                self._context.is_refusing = True
             left = len(self._context.exchanges)
             if left:
                 self._busy_at = now

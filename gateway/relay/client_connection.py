@@ -71,6 +71,9 @@ PIPELINED_BODY_BYTES = 1_048_576
 LINGER_S = 5.0
 """Seconds that a client gets to read the last answer before its connection is closed under it."""
 
+DRAINING_IDLE_S = 1.0
+"""Seconds after which an idle connection is closed in the grace of a drain."""
+
 _ROUTES = {path.encode(): path for path in PROXIED}
 _VERSIONS = ("1.1", "1.0")
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
@@ -343,7 +346,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Close a connection that has been idle, or stuck in a head, for too long."""
-        limits = self._context.limits
+        context, limits = self._context, self._context.limits
+        is_in_grace = context.is_draining and not context.is_refusing  # after that a request here would be refused
+        keep_alive_s = min(DRAINING_IDLE_S, limits.keep_alive_s) if is_in_grace else limits.keep_alive_s
         is_stuck = self._active is None and (self.flow.write_paused or self.transport.is_closing())
         self._stuck_since = (self._stuck_since or now) if is_stuck else None
         if self._stuck_since is not None and now - self._stuck_since > limits.idle_timeout_s:
@@ -352,7 +357,7 @@ class ClientConnection(HttpToolsProtocol):
             if now - self._head_since > limits.request_timeout_s:
                 said = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
                 self._refuse_rest(RequestTimeoutError(said))
-        elif self._idle_since is not None and now - self._idle_since > limits.keep_alive_s:
+        elif self._idle_since is not None and now - self._idle_since > keep_alive_s:
             self.transport.close()
 
     def _refuse_rest(self, error: GatewayError) -> None:

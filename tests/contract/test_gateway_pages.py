@@ -20,7 +20,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "gateway.md
 async def test_health_ready_models_and_metrics(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     engine.models = ["tiny", "adapter"]
     gateway = await start_gateway(engine)
-    for path, found in (("/health", "ok"), ("/ping", "ok"), ("/ready", "ready")):
+    for path, found in (("/health", "ok"), ("/ready", "ready"), ("/ping", "ready")):
         assert (await call(gateway.port, request(path=path, method="GET"))).json == {"status": found}
     models = (await call(gateway.port, request(path="/v1/models", method="GET"))).json
     assert [card["id"] for card in models["data"]] == ["adapter", "tiny"]
@@ -49,8 +49,9 @@ async def test_before_any_engine_is_known(start_gateway: StartGateway) -> None:
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     assert answer.headers["retry-after"] == "1"
-    ready = await call(gateway.port, request(path="/ready", method="GET"))
-    assert (ready.status, ready.json) == (503, {"status": "no engine"})
+    for path in ("/ready", "/ping"):
+        ready = await call(gateway.port, request(path=path, method="GET"))
+        assert (ready.status, ready.json) == (503, {"status": "no engine"})
     assert (await call(gateway.port, request(path="/health", method="GET"))).status == 200
 
 

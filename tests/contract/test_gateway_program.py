@@ -134,11 +134,21 @@ async def test_the_drain_time_out_ends_what_does_not_finish(engine: ScriptedEngi
 
 
 async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start: Start) -> None:
-    program = await start("--engine", engine.url, "--drain-grace-s", "1").started()
-    program.process.send_signal(signal.SIGINT)
-    await asyncio.sleep(0.3)
-    assert (await call(program.port, request(path="/ready", method="GET"))).status == 503
-    assert (await call(program.port)).status == 200
+    program = await start("--engine", engine.url, "--drain-grace-s", "3").started()
+    async with await Client.connect(program.port) as kept, await Client.connect(program.port) as idle:
+        for client in (kept, idle):
+            client.send(request())
+            assert "connection" not in (await client.answer()).headers
+        program.process.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.3)
+        assert (await call(program.port, request(path="/ready", method="GET"))).status == 503
+        kept.send(request())  # a balancer of connections would bring its requests here for as long as it stands
+        answer = await kept.answer()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        async with asyncio.timeout(2.5):
+            assert await idle.reader.read() == b""
+        assert program.process.poll() is None
+        assert (await call(program.port)).status == 200
     assert await program.end() == 0
 
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from specpilot.engine_adapter.agent.agent import EngineLink
+from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
+from specpilot.policy import keys
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import EngineRecord, KRange, Lease, Schedule
@@ -122,6 +124,28 @@ def test_a_stopped_engine_leaves_the_list_at_once(server: RedisServer) -> None:
     link.stop()
     assert store.engines() == []
     thread.join(10.0)
+
+
+def test_a_draining_engine_says_so_at_once_and_again_with_each_heartbeat(server: RedisServer) -> None:
+    store = RedisStore(server.url)
+    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    try:
+        until(lambda: len(store.engines()) == 1, 3.0)
+        assert not store.engines()[0].draining
+        changes = store.changes(5.0)
+        assert next(changes) is None
+        link.begin_drain()
+        assert until(lambda: store.engines()[0].draining, 3.0) < HEARTBEAT_S
+        assert next(changes) == keys.ENGINES  # gateways need not wait for their next poll
+        beat_at = store.engines()[0].heartbeat_at
+        until(lambda: store.engines()[0].heartbeat_at > beat_at, 3.0)
+        assert store.engines()[0].draining
+    finally:
+        link.stop()
+        thread.join(10.0)
 
 
 def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: RedisServer) -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from specpilot.bench.fleet.redis_servers import Cluster
 from specpilot.policy import keys
 from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import ApiKey, Decision, EngineRecord, KRange, Mode, Policy, Schedule
 from tests.support.redis_server import EMBEDDED, SYSTEM, RedisServer
-from tests.support.redis_topologies import Cluster
 
 SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}
 

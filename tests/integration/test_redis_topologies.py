@@ -1,7 +1,6 @@
 """TLS, ACL, Sentinel, Cluster and a full server: real servers, and a gateway under load while they fail over."""
 
 import asyncio
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,14 +11,15 @@ from pathlib import Path
 import pytest
 from redis.exceptions import NoPermissionError
 
+from specpilot.bench.fleet.redis_servers import Cluster, Node, Sentinels, is_answering
 from specpilot.policy import keys
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import ApiKey, EngineRecord, GatewayUsage, KRange, Policy, Schedule
+from tests.support.certificates import make_certificates
 from tests.support.gateway_client import Answer, Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_server import SYSTEM
-from tests.support.redis_topologies import Cluster, Node, Sentinels, is_answering
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.stack import until
 
@@ -47,19 +47,7 @@ def use_everything(store: RedisStore) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder, timeout=60)
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2")
-    for name in ("server", "client"):
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
-    return folder
+    return make_certificates(tmp_path_factory.mktemp("tls") / "files")
 
 
 def test_tls_with_a_certificate_of_the_client(tmp_path: Path, certificates: Path) -> None:

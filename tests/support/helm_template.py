@@ -30,7 +30,7 @@ def render(given: Mapping[str, Any], release: str = "rel") -> list[dict[str, Any
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     top = {
         "Values": given,
-        "Release": {"Name": release, "Service": "Helm"},
+        "Release": {"Name": release, "Service": "Helm", "Namespace": "default"},
         "Chart": {"AppVersion": chart["appVersion"]},
         "Files": _Files(),
     }

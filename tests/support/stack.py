@@ -79,7 +79,7 @@ class Engine:
         command = [sys.executable, "-m", "specpilot.cli", "engine", "--model", str(DEMO_MODEL / "target")]
         command += ["--port", str(self.port), "--served-model-name", "demo", "--enforce-eager"]
         command += ["--max-num-seqs", "32", "--max-model-len", "2048", *flags]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "SPECPILOT_ENGINE_DRAIN_GRACE_S": "0"}
         self.process = subprocess.Popen(
             command, env=os.environ | environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )

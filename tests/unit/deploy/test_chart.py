@@ -25,6 +25,7 @@ FULL: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "gateway": {
         "args": ["--engine-capacity=64"],
+        "watch": [{"service": "rel-engine-h200", "port": 8000}, {"service": "vllm", "namespace": "others"}],
         "autoscaling": {"enabled": True},
         "ingress": {"enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecret": "tls"},
         "httpRoute": {
@@ -96,6 +97,8 @@ def test_everything_that_can_be_asked_for_is_there() -> None:
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("gatway", {"gatway": {}}),
     ("replicas", {"gateway": {"replicas": 0}}),
+    ("service", {"gateway": {"watch": [{"namespace": "models"}]}}),
+    ("watch.0.port", {"gateway": {"watch": [{"service": "vllm", "port": "http"}]}}),
     ("replica", {"controller": {"replica": 2}}),
     ("drafter", {"pools": [{"name": "a", "model": "m"}]}),
     ("name", {"pools": [{**POOL, "name": "H 200"}]}),
@@ -146,12 +149,14 @@ def test_the_programs_read_their_arguments_and_variables(monkeypatch: pytest.Mon
         if kind == "gateway":
             found = load(GatewaySettings, "gateway", arguments[1:])
             assert (found.host, found.engine_capacity, found.drain_timeout_s) == ("0.0.0.0", 64, 120.0)
+            assert found.engine == ("k8s+http://rel-engine-h200:8000", "k8s+http://vllm.others")
         elif kind == "controller":
             assert load(ControllerSettings, "controller", arguments[1:]).interval_s == 1.0
         else:
             ours, passed = _parser().parse_known_args(arguments)
             assert ours.advertise_url == "http://$(POD_IP):8000"
-            assert any(flag.startswith("--shutdown-timeout=") for flag in passed)
+            assert int(ours.drain_timeout_s) > 0
+            assert passed
 
 
 def test_pods_run_as_nobody_on_a_read_only_root_and_outlive_their_drain() -> None:
@@ -160,13 +165,37 @@ def test_pods_run_as_nobody_on_a_read_only_root_and_outlive_their_drain() -> Non
             continue
         pod = manifest["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["automountServiceAccountToken"] is False
+        is_watching = any("--engine=k8s+" in flag for flag in pod["containers"][0]["args"])
+        assert pod["automountServiceAccountToken"] is is_watching
         for container in pod["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             if container["name"] != "engine":  # vLLM compiles into its home
                 assert container["securityContext"]["readOnlyRootFilesystem"] is True
-            drains = [re.search(r"(?:drain-timeout-s|shutdown-timeout)=(\d+)", flag) for flag in container["args"]]
+            drains = [re.search(r"drain-timeout-s=(\d+)", flag) for flag in container["args"]]
             assert all(pod["terminationGracePeriodSeconds"] > int(found[1]) for found in drains if found)
+
+
+def test_a_gateway_that_watches_may_read_the_slices_it_names_and_nothing_else() -> None:
+    manifests = render(values(FULL))
+    by_kind = {kind: [item for item in manifests if item["kind"] == kind] for kind in ("Role", "RoleBinding")}
+    assert [item["metadata"].get("namespace") for item in by_kind["Role"]] == [None, "others"]
+    for role, binding in zip(*by_kind.values(), strict=True):
+        rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+        assert role["rules"] == [rule]
+        assert binding["metadata"] == role["metadata"]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "rel-gateway", "namespace": "default"}]
+    [account] = [item for item in manifests if item["kind"] == "ServiceAccount"]
+    gateway = next(item for item in manifests if item["kind"] == "Deployment" and "gateway" in item["metadata"]["name"])
+    assert gateway["spec"]["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    service = next(
+        item for item in manifests if item["metadata"]["name"] == "rel-engine-h200" and item["kind"] == "Service"
+    )
+    engine = next(
+        item for item in manifests if item["metadata"]["name"] == "rel-engine-h200" and item["kind"] == "Deployment"
+    )
+    assert service["spec"]["selector"].items() <= engine["spec"]["template"]["metadata"]["labels"].items()
+    assert "ServiceAccount" not in {item["kind"] for item in render(values({"pools": [POOL]}))}
 
 
 def test_engines_are_asked_by_gateways_controllers_and_monitoring_alone() -> None:

@@ -10,6 +10,7 @@ from specpilot.engine_adapter.__main__ import main
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import compat
+from tests.support.stack import free_port
 
 
 @pytest.mark.parametrize(
@@ -155,3 +156,35 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
         main(["--model", "./nowhere"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"specpilot engine: {name}: there is no such setting; {remedy}\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("rediss:/r", "it is none of redis://"),
+        ("http://user:secret@r", "'http://' is none of redis://"),
+        ("redis://a,b", "it names several hosts; write redis+sentinel:// or redis+cluster://"),
+        ("redis+sentinel://a", "it names no service"),
+    ],
+)
+def test_a_redis_url_that_is_none_ends_the_start_before_the_model_loads(
+    url: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "some/model", "--redis-url", url, "--any-vllm"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("specpilot engine: --redis-url: ")
+    assert said in error
+    assert "secret" not in error
+
+
+def test_a_redis_that_does_not_answer_is_named_and_the_engine_starts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"redis://user:secret@127.0.0.1:{free_port()}"
+    assert settings_of(monkeypatch, "--redis-url", url).redis_url == url
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "--redis-url" in line]
+    assert line.startswith("specpilot engine: warning: --redis-url: Redis does not answer: ")
+    assert "serves with its static K, and registers when Redis answers" in line
+    assert "secret" not in line

@@ -1,19 +1,26 @@
-"""Redis as it is run: behind Sentinel, as a cluster. Made of the system's `redis-server`."""
+"""Redis as it is run: one server that keeps what it is told, behind Sentinel, as a cluster. Of the system's servers."""
 
 import re
+import shutil
+import socket
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from specpilot.policy import keys
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.redis_store import RedisStore
-from tests.support.redis_server import SYSTEM
-from tests.support.stack import free_port, until
+
+SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
+"""Not the one of a virtual environment, which has neither Sentinel nor `redis-cli`; `None` where there is none."""
 
 WITHIN_S = 20.0
 BUS = 10_000  # a cluster's nodes speak to one another on their port plus this
 
 
 def is_answering(url: str) -> bool:
+    """Whether a Redis answers at `url`."""
     try:
         RedisStore(url).ping()
     except PolicyError:
@@ -21,15 +28,34 @@ def is_answering(url: str) -> bool:
     return True
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > ends_at:
+            raise TimeoutError(f"a Redis server was not as it must be within {seconds:g} s")
+        time.sleep(0.1)
+
+
 class Node:
     """One `redis-server` on a port of the loopback, its state in a folder of its own."""
 
     def __init__(self, folder: Path, *flags: str, port: int | None = None) -> None:
-        self.port = free_port() if port is None else port
+        self.port = _free_port() if port is None else port
         self.folder = folder / str(self.port)
         self.folder.mkdir(parents=True)
-        command = [str(SYSTEM), *flags, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
+        self._command = [str(SYSTEM), *flags, *place]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, with what it kept."""
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
 
     def ask(self, *command: str) -> str:
         """What the node answers, as text; nothing while it does not."""
@@ -37,7 +63,8 @@ class Node:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
 
     def until_said(self, said: str, *command: str) -> None:
-        until(lambda: said in self.ask(*command), WITHIN_S)
+        """Return when the answer to `command` holds `said`. Raises `TimeoutError`."""
+        _until(lambda: said in self.ask(*command), WITHIN_S)
 
     def is_replicated(self) -> bool:
         """Whether its replica has everything that it wrote."""
@@ -46,8 +73,29 @@ class Node:
         return written is not None and f"offset={written[1]}," in said
 
     def kill(self) -> None:
+        """Kill it."""
         self.process.kill()
         self.process.wait()
+
+
+class Single:
+    """One server that writes down what it is told, and is restarted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._node = Node(folder, "--appendonly", "yes")
+        self._node.until_said("PONG", "ping")
+        self.url = f"redis://127.0.0.1:{self._node.port}"
+
+    def fail_over(self) -> None:
+        """Restart it, as its own rolling update would."""
+        self._node.process.terminate()
+        self._node.process.wait()
+        self._node.start()
+        self._node.until_said("PONG", "ping")
+
+    def close(self) -> None:
+        """End it."""
+        self._node.kill()
 
 
 class Sentinels:
@@ -64,7 +112,7 @@ class Sentinels:
             node.until_said("slaves=1,sentinels=3", "info", "sentinel")
 
     def _sentinel(self, folder: Path) -> Node:
-        port = free_port()
+        port = _free_port()
         config = folder / f"{port}.conf"
         config.write_text(
             f"sentinel monitor state 127.0.0.1 {self.primary.port} 2\n"
@@ -72,7 +120,14 @@ class Sentinels:
         )
         return Node(folder, str(config), "--sentinel", port=port)
 
+    def fail_over(self) -> None:
+        """Kill the primary; return when the sentinels' choice answers."""
+        _until(self.primary.is_replicated, WITHIN_S)
+        self.primary.kill()
+        self.replica.until_said("role:master", "info", "replication")
+
     def close(self) -> None:
+        """End every server."""
         for node in (*self.sentinels, self.primary, self.replica):
             node.kill()
 
@@ -82,8 +137,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         ports: set[int] = set()
-        while len(ports) < 6:
-            ports.add(free_port() % BUS + 2 * BUS)
+        while len(ports) < 6:  # noqa: PLR2004 - three primaries and a replica of each
+            ports.add(_free_port() % BUS + 2 * BUS)
         flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
         self.nodes = [Node(folder, *flags, port=port) for port in sorted(ports)]
         for node in self.nodes:
@@ -97,21 +152,42 @@ class Cluster:
         for node in self.nodes[:3]:
             node.until_said("state=online", "info", "replication")
 
-    def owner_of(self, key: str) -> Node:
-        """The primary that holds `key`."""
-        slot = int(self.nodes[0].ask("cluster", "keyslot", key))
-        for line in self.nodes[0].ask("cluster", "nodes").splitlines():
-            _, place, _, _, _, _, _, _, *spans = line.split()
+    def owner_of(self, key: str, asked: Node | None = None) -> Node:
+        """Return the primary that holds `key`, by what `asked` (the first node) knows."""
+        asked = asked or self.nodes[0]
+        slot = int(asked.ask("cluster", "keyslot", key))
+        for line in asked.ask("cluster", "nodes").splitlines():
+            _, place, flags, _, _, _, _, _, *spans = line.split()
+            if "fail" in flags:
+                continue
             for low, _, high in (span.partition("-") for span in spans):
                 if int(low) <= slot <= int(high or low):
                     port = int(place.partition("@")[0].rpartition(":")[2])
                     return next(node for node in self.nodes if node.port == port)
-        raise AssertionError("no node holds the key")
+        raise LookupError(f"no node holds {key}")
+
+    def fail_over(self) -> None:
+        """Kill the primary that holds nearly everything; return when another holds it."""
+        owner = self.owner_of(keys.POLICIES)
+        _until(owner.is_replicated, WITHIN_S)
+        owner.kill()
+        asked = next(node for node in self.nodes if node is not owner)
+        _until(lambda: self.owner_of(keys.POLICIES, asked) is not owner, WITHIN_S)
 
     def empty(self) -> None:
+        """Take everything out."""
         for node in self.nodes:
             node.ask("flushall")
 
     def close(self) -> None:
+        """End every server."""
         for node in self.nodes:
             node.kill()
+
+
+TOPOLOGIES: dict[str, type[Single | Sentinels | Cluster]] = {
+    "server": Single,
+    "sentinel": Sentinels,
+    "cluster": Cluster,
+}
+"""How Redis can be run, by name."""

@@ -1,0 +1,296 @@
+"""`specpilot bench rolling`: every part of a running system replaced under load, and what users notice: nothing.
+
+Real processes: two gateways behind a balancer of connections (`bench.fleet.balancer`), two controllers, a vLLM engine
+on the demo pair, Redis as one server, behind Sentinel or as a cluster. Clients call `/invocations` without a pause
+(`bench.fleet.endpoint_calls`), half of them on connections that they keep. Then, one stretch after the other:
+
+| stretch     | what                                                                                        |
+|-------------|---------------------------------------------------------------------------------------------|
+| calm        | nothing, to compare with                                                                    |
+| gateways    | for each: a new one is ready before the old one gets SIGTERM                                |
+| controllers | for each: the same; the other one leads meanwhile                                           |
+| engine      | a new one is ready before the old one gets SIGTERM, drains and ends with status 0           |
+| redis       | the server is restarted, or the primary is killed and its replica takes over                |
+
+Counted are requests sent, failed (an error, or a wrong answer) and lost (no whole answer). It fails when one of the
+latter two is not 0, when an engine that drains never says so in Redis, or when no controller leads at the end.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+from urllib.request import urlopen
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.chosen import chosen
+from specpilot.bench.fleet.balancer import Balancer
+from specpilot.bench.fleet.endpoint_calls import Callers
+from specpilot.bench.fleet.redis_servers import SYSTEM, TOPOLOGIES
+from specpilot.bench.load.system import wait_for
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.errors import PolicyError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench rolling"
+GRACE_S = 4.0
+"""Of gateways and engines: longer than a balancer takes to look, and than a gateway takes to hear of an engine."""
+DRAIN_S = 60.0
+START_WITHIN_S = 240.0
+LEADS_WITHIN_S = 15.0
+SHOWN_FAULTS = 20
+
+
+class RollingSettings(ProgramSettings):
+    """Replace every part under load and count what fails."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ROLLING_")
+
+    redis: Literal["server", "sentinel", "cluster"] = Field(default="server", description="how Redis is run")
+    only: str = Field(default="", description="stretches to play, comma separated; default: all")
+    clients: int = Field(default=6, ge=2, description="requests in flight")
+    calm_s: float = Field(default=5.0, gt=0, description="seconds before and after each replacement")
+    pair: Path = Field(default=DEMO_MODEL, description="folder with target/ and peagle/")
+    out: Path = Field(default=Path(".specpilot/bench-rolling"), description="folder for logs")
+    port: int = Field(default=8900, ge=1, le=65000, description="first of the ports to use: the balancer's")
+
+
+class Fleet:
+    """The parts, each in processes of its own, with a hand on each."""
+
+    def __init__(self, settings: RollingSettings, folder: Path) -> None:
+        """`folder` is for the Redis servers' state."""
+        self._settings = settings
+        self._next_port = settings.port + 1
+        self.redis = TOPOLOGIES[settings.redis](folder)
+        self.store = RedisStore(self.redis.url)
+        self.gateways: dict[int, subprocess.Popen[bytes]] = {}
+        self.controllers: dict[int, subprocess.Popen[bytes]] = {}
+        self.engines: dict[int, subprocess.Popen[bytes]] = {}
+        self.balancer = Balancer(settings.port, ())
+        self.faults: list[str] = []
+
+    def start(self) -> None:
+        """Start everything; returns when a request would be answered."""
+        self.start_engine()
+        for _ in range(2):
+            self.start_controller()
+            self.balancer.add(self.start_gateway())
+        self.balancer.start()
+
+    def start_gateway(self) -> int:
+        """Start another gateway; return its port when it is ready."""
+        port = self._port()
+        drains = ("--drain-grace-s", str(GRACE_S), "--drain-timeout-s", str(DRAIN_S))
+        self.gateways[port] = self._run("gateway", port, *drains)
+        wait_for(PROGRAM, f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
+        return port
+
+    def start_controller(self) -> None:
+        """Start another controller, and wait until it answers."""
+        port = self._port()
+        self.controllers[port] = self._run("controller", port, "--trust-this-machine", "--holder", f"c{port}")
+        wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", START_WITHIN_S)
+
+    def start_engine(self) -> int:
+        """Start another engine; return its port when it is registered, which it does when it has loaded."""
+        port, pair = self._port(), self._settings.pair
+        flags = ["--model", str(pair / "target"), "--drafter", str(pair / "peagle"), "--served-model-name", "demo"]
+        flags += ["--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8", "--engine-id", f"e{port}"]
+        flags += ["--distributed-executor-backend", "uni", "--disable-uvicorn-access-log"]
+        flags += ["--drain-grace-s", str(GRACE_S), "--drain-timeout-s", str(DRAIN_S)]
+        cpu = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+        self.engines[port] = self._run("engine", port, *flags, **cpu, HF_HUB_OFFLINE="1")
+        wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", START_WITHIN_S)
+        self.until(lambda: f"e{port}" in self.registered(), "the engine is not registered")
+        return port
+
+    def registered(self) -> dict[str, bool]:
+        """Return the engines in Redis, and whether each says that it drains; none while Redis does not answer."""
+        try:
+            return {item.engine_id: item.draining for item in self.store.engines()}
+        except PolicyError:
+            return {}
+
+    def until(self, condition: Callable[[], bool], said: str, within_s: float = 30.0) -> None:
+        """Wait until `condition` holds; note what is `said` when it does not in time."""
+        ends_at = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > ends_at:
+                self.faults.append(said)
+                return
+            time.sleep(0.1)
+
+    def end(self, parts: dict[int, subprocess.Popen[bytes]], port: int) -> None:
+        """Let a part end by SIGTERM; note a status that is not 0."""
+        process = parts.pop(port)
+        process.terminate()
+        try:
+            status: int | None = process.wait(GRACE_S + DRAIN_S + 30.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = None
+        if status:
+            self.faults.append(f"the part on port {port} ended with status {status}")
+        elif status is None:
+            self.faults.append(f"the part on port {port} did not end by itself")
+
+    @property
+    def leaders(self) -> int:
+        """How many controllers lead."""
+        found = 0
+        for port in self.controllers:
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2.0) as reply:
+                found += b"specpilot_controller_lease_held 1.0" in reply.read()
+        return found
+
+    def close(self) -> None:
+        """End everything."""
+        processes = [*self.gateways.values(), *self.controllers.values(), *self.engines.values()]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S + 20.0)
+            process.kill()
+        self.balancer.close()
+        self.redis.close()
+
+    def _port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+    def _run(self, command: str, port: int, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "specpilot.cli", command, "--port", str(port), "--redis-url", self.redis.url]
+        with (self._settings.out / f"{command}-{port}.log").open("wb") as log:
+            return subprocess.Popen([*words, *flags], env=os.environ | environment, stdout=log, stderr=log)
+
+
+def _roll_gateways(fleet: Fleet) -> None:
+    for port in list(fleet.gateways):
+        fleet.balancer.add(fleet.start_gateway())
+        fleet.end(fleet.gateways, port)
+        fleet.balancer.remove(port)
+
+
+def _roll_controllers(fleet: Fleet) -> None:
+    for port in list(fleet.controllers):
+        fleet.start_controller()
+        fleet.end(fleet.controllers, port)
+        fleet.until(lambda: fleet.leaders == 1, "not one controller leads", LEADS_WITHIN_S)
+
+
+def _roll_engine(fleet: Fleet) -> None:
+    [old] = fleet.engines
+    fleet.start_engine()
+    fleet.engines[old].terminate()
+    fleet.until(lambda: fleet.registered().get(f"e{old}", False), "the engine never said that it drains", GRACE_S)
+    process = fleet.engines.pop(old)
+    fleet.until(lambda: process.poll() is not None, "the engine did not end", GRACE_S + DRAIN_S)
+    if process.poll():
+        fleet.faults.append(f"the engine ended with status {process.returncode}")
+    fleet.until(lambda: f"e{old}" not in fleet.registered(), "the engine is still registered")
+
+
+def _fail_redis_over(fleet: Fleet) -> None:
+    fleet.redis.fail_over()
+    fleet.until(lambda: fleet.leaders == 1, "not one controller leads", LEADS_WITHIN_S)
+    fleet.until(lambda: len(fleet.registered()) == len(fleet.engines), "an engine is not registered again")
+
+
+STRETCHES: dict[str, Callable[[Fleet], None]] = {
+    "calm": lambda _: None,
+    "gateways": _roll_gateways,
+    "controllers": _roll_controllers,
+    "engine": _roll_engine,
+    "redis": _fail_redis_over,
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object, and the exit status is 1 when something failed or was lost."""
+    settings = load(RollingSettings, PROGRAM, arguments)
+    names = chosen(PROGRAM, "--only", settings.only, STRETCHES) or list(STRETCHES)
+    if SYSTEM is None or shutil.which("redis-cli") is None:
+        fail(PROGRAM, "there is no redis-server and redis-cli on this machine; install the system's package `redis`")
+    if not (settings.pair / "target" / "config.json").is_file():
+        fail(PROGRAM, f"--pair: no target in {settings.pair}; name a folder with target/ and peagle/")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="specpilot-rolling-") as folder:
+        fleet = Fleet(settings, Path(folder))
+        try:
+            fleet.start()
+            _say(f"two gateways, two controllers, an engine, Redis: {settings.redis}")
+            found = _play(settings, fleet, names)
+        finally:
+            fleet.close()
+    broken = broken_promises(found, fleet.faults)
+    _say("\n" + markdown(found))
+    for said in broken:
+        _say(said)
+    _say(json.dumps({"redis": settings.redis, "stretches": found, "broken_promises": broken}))
+    sys.exit(1 if broken else 0)
+
+
+def _play(settings: RollingSettings, fleet: Fleet, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    callers = Callers(settings.port, "demo", settings.clients, pause_s=0.0, keeping=settings.clients // 2)
+    callers.start()
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for name in names:
+            before, began = dict(callers.counts), time.monotonic()
+            time.sleep(settings.calm_s)
+            STRETCHES[name](fleet)
+            time.sleep(settings.calm_s)
+            if name == names[-1]:
+                callers.end()
+            found[name] = _row(before, callers, time.monotonic() - began)
+            _say(f"{name}: {json.dumps(found[name])}")
+    finally:
+        callers.end()
+    for fault in callers.faults[:SHOWN_FAULTS]:
+        _say(f"  {fault.what}: {fault.detail}")
+    return found
+
+
+def _row(before: dict[str, int], callers: Callers, seconds: float) -> dict[str, Any]:
+    now = {name: callers.counts[name] - before.get(name, 0) for name in ("sent", "refused", "wrong", "lost")}
+    failed = now["refused"] + now["wrong"]
+    return {"seconds": round(seconds, 1), "sent": now["sent"], "failed": failed, "lost": now["lost"]}
+
+
+def broken_promises(found: dict[str, dict[str, Any]], faults: Sequence[str]) -> list[str]:
+    """Return what must not be."""
+    said = [
+        f"{name}: {row[what]} {what} of {row['sent']}"
+        for name, row in found.items()
+        for what in ("failed", "lost")
+        if row[what]
+    ]
+    said += [f"{name}: nothing was sent" for name, row in found.items() if not row["sent"]]
+    return [*said, *faults]
+
+
+def markdown(found: dict[str, dict[str, Any]]) -> str:
+    """Return the table."""
+    lines = ["| replaced | seconds | sent | failed | lost |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {row['seconds']:g} | {row['sent']} | {row['failed']} | {row['lost']} |"
+        for name, row in found.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,130 @@
+"""`python -m specpilot.bench.fleet.simulated_engines PORT MODELS`: many engines in one process, as others see them.
+
+Engine N is at `/eN` on the port and serves the model `model-(N mod MODELS)`. It answers `/metrics` with what an engine
+counts that verifies K = 3 of 7 in four classes and every band (deterministic: so much a second, since the start of the
+process), `/v1/models`, and every POST with a small completion at once. What a fleet costs its gateways, controllers and
+Redis is measured with it; nothing about speculation is.
+"""
+
+import asyncio
+import sys
+import time
+from functools import lru_cache
+from typing import cast
+
+import uvloop
+from typing_extensions import override
+
+from specpilot.policy import engine_metrics as names
+from specpilot.policy.bands import BANDS
+
+CLASSES = ("default", "chat", "code", "json")
+K, K_MAX = 3, 7
+STEPS_A_SECOND = 50.0
+RUNNING = 16
+PAGE_EVERY_S = 0.25
+CELLS = [(decodes, decodes * (1 + K), decodes * K, prefill) for decodes in (4, 8, 16, 32) for prefill in (0, 64, 512)]
+STEP_S = (0.006, 0.00006, 0.0000015)
+"""Of a step: its fixed seconds, those of a verified token, and those of a prefilled token times 32."""
+
+_COMPLETION = (
+    b'{"id":"s","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}'
+)
+
+
+def model_of(number: int, models: int) -> str:
+    """Return the model that engine `number` of a fleet with so many models serves."""
+    return f"model-{number % models}"
+
+
+def page(model: str, seconds: float) -> str:
+    """Return an engine's metrics after it ran for `seconds`."""
+    lines: list[str] = []
+
+    def line(name: str, value: float, **labels: object) -> None:
+        words = ",".join(f'{label}="{text}"' for label, text in {names.LABEL_MODEL: model, **labels}.items())
+        lines.append(f"{name}{{{words}}} {value:.6g}")
+
+    steps = STEPS_A_SECOND * seconds
+    drafts = steps * RUNNING / BANDS
+    for band in range(BANDS):
+        a = (band + 0.5) / BANDS
+        for position in range(1, K_MAX + 1):
+            share = a ** (position - 1) * (1.0 if position <= K else 0.01)  # beyond K by probes alone
+            line(names.TRIALS, drafts * share, band=band, position=position)
+            line(names.ACCEPTS, drafts * share * a, band=band, position=position)
+        for traffic_class in CLASSES:
+            here = {"traffic_class": traffic_class, "band": band}
+            line(names.DRAFTS, drafts / len(CLASSES), **here, k=K)
+            line(names.DRAFTS, drafts / len(CLASSES) * 0.01, **here, k=K_MAX)
+            line(names.DECODE_TOKENS, drafts / len(CLASSES) * (1 + a + a**2 + a**3), **here)
+    for traffic_class in CLASSES:
+        line(names.PROBES, drafts * 0.01, traffic_class=traffic_class)
+        line(names.RUNNING_DECODES, RUNNING / len(CLASSES), traffic_class=traffic_class)
+    fixed_s, token_s, prefill_s = STEP_S
+    for cell in CELLS:
+        decodes, verified, slots, prefill = cell
+        count, labels = steps / len(CELLS), dict(zip(names.CELL_LABELS, cell, strict=True))
+        line(names.STEPS, count, **labels)
+        line(names.STEP_SECONDS, count * (fixed_s + token_s * verified + prefill_s * 32 * prefill), **labels)
+        for name, value in (
+            *((names.STEP_DECODES, decodes), (names.STEP_VERIFIED, verified), (names.STEP_SLOTS, slots)),
+            *((names.STEP_CONTEXT, 300.0 * decodes), (names.STEP_PREFILL, prefill)),
+        ):
+            line(name, count * value, **labels)
+    return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=4096)
+def _page(model: str, quantum: int) -> bytes:
+    return _reply(page(model, 60.0 + quantum * PAGE_EVERY_S).encode(), b"text/plain; version=0.0.4")
+
+
+def _reply(body: bytes, kind: bytes = b"application/json") -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind, len(body), body)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, models: int, began: float) -> None:
+        self._models = models
+        self._began = began
+        self._buffer = b""
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is one in all but name
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:end]
+            _, mark, rest = head.lower().partition(b"\r\ncontent-length:")
+            length = int(rest.partition(b"\r\n")[0]) if mark else 0
+            if len(self._buffer) < end + 4 + length:
+                return
+            self._buffer = self._buffer[end + 4 + length :]
+            self._answer(head.partition(b"\r\n")[0].decode())
+
+    def _answer(self, line: str) -> None:
+        method, target, _ = line.split(" ")
+        engine, _, path = target.partition("?")[0].removeprefix("/e").partition("/")
+        model = model_of(int(engine), self._models) if engine.isdecimal() else "model-0"
+        if method == "POST":
+            self._transport.write(_reply(_COMPLETION))
+        elif path == "metrics":
+            self._transport.write(_page(model, int((time.monotonic() - self._began) / PAGE_EVERY_S)))
+        else:
+            self._transport.write(_reply(b'{"object":"list","data":[{"id":"%b","object":"model"}]}' % model.encode()))
+
+
+async def _serve(port: int, models: int) -> None:
+    began = time.monotonic()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Connection(models, began), "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,229 @@
+"""`specpilot bench unattended`: one machine for good, called as a managed endpoint is, every part killed once.
+
+Starts `specpilot up --sagemaker` on the demo pair, as the container of an endpoint does, and calls `/invocations`
+(`bench.fleet.endpoint_calls`) for as long as is asked. Redis, controller, gateway and engine are killed (SIGKILL), one
+at a time, evenly spread. While a part is away:
+
+| part              | what may fail                                               | `/ping`   |
+|-------------------|-------------------------------------------------------------|-----------|
+| Redis, controller | nothing                                                     | 200       |
+| gateway           | what it had, and what comes until it has been restarted     | no answer |
+| engine            | what it had, and what comes until it has been loaded again  | 503       |
+
+It fails when anything else fails, when a whole answer is wrong, when `/ping` says otherwise, or when the whole does not
+end with status 0. A table, then one JSON object as the last line.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.fleet.endpoint_calls import Callers, Fault
+from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.process_tree import memory_of
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench unattended"
+PARTS = {"redis": "redis-server", "controller": "specpilot.cli controller", "gateway": "specpilot.cli gateway"}
+PARTS["engine"] = "--served-model-name"
+SERVES_ON = ("redis", "controller")
+"""Parts without which requests are served."""
+AWAY_LIMIT_S = 300.0
+SLACK_S = 2.0
+"""Between a part's return and the moment from which nothing may fail."""
+SHOWN_FAULTS = 20
+_MIB = 1 << 20
+
+
+class UnattendedSettings(ProgramSettings):
+    """Call one unattended machine for a while, kill each part once, and count what fails."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_UNATTENDED_")
+
+    minutes: float = Field(default=60.0, gt=0, description="how long it is called")
+    clients: int = Field(default=3, ge=1, description="clients at once, each with a pause of half a second")
+    pair: Path = Field(default=DEMO_MODEL, description="folder with target/ and peagle/")
+    ready_within_s: float = Field(default=600.0, gt=0, description="seconds that it may take to be ready")
+    out: Path = Field(default=Path(".specpilot/bench-unattended"), description="folder for the log and the state")
+    port: int = Field(default=8860, ge=1, le=65000, description="first of the ports to use")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One part killed: when (monotonic seconds), for how long it was away, and what was seen meanwhile."""
+
+    part: str
+    killed_at: float
+    away_s: float
+    sent: int
+    failed: int
+    pings_refused: int
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it; the last line is one JSON object, and the exit status is 1 when a promise was broken."""
+    settings = load(UnattendedSettings, PROGRAM, arguments)
+    if not (settings.pair / "target" / "config.json").is_file():
+        fail(PROGRAM, f"--pair: no target in {settings.pair}; name a folder with target/ and peagle/")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with (settings.out / "log").open("wb") as log:
+        process = _start(settings, log)
+    callers = Callers(settings.port, "demo", settings.clients)
+    try:
+        wait_for(PROGRAM, f"http://127.0.0.1:{settings.port}/ping", settings.ready_within_s)
+        _say("ready")
+        callers.start()
+        found = _play(settings, process, callers)
+    finally:
+        if any(thread.is_alive() for thread in callers.threads):
+            callers.end()
+        if process.poll() is None:
+            process.terminate()
+            process.wait(120.0)
+    found["status"] = process.returncode
+    broken = broken_promises(found)
+    _say("\n" + markdown(found))
+    for said in broken:
+        _say(said)
+    _say(json.dumps({**found, "broken_promises": broken}))
+    sys.exit(1 if broken else 0)
+
+
+def _start(settings: UnattendedSettings, log: Any) -> subprocess.Popen[bytes]:
+    model = (settings.out / "model").resolve()
+    model.mkdir(exist_ok=True)
+    links = {path.name: path for path in (settings.pair / "target").iterdir()} | {"drafter": settings.pair / "peagle"}
+    for name, path in links.items():
+        (model / name).unlink(missing_ok=True)
+        (model / name).symlink_to(path.resolve())
+    stated = {
+        "SM_VLLM_MODEL": str(model),
+        "SM_VLLM_SERVED_MODEL_NAME": "demo",
+        "SM_VLLM_MAX_NUM_SEQS": "8",
+        "SAGEMAKER_BIND_TO_PORT": str(settings.port),
+        "SPECPILOT_UP_HOST": "127.0.0.1",
+        "SPECPILOT_UP_ADMIN_PORT": str(settings.port + 1),
+        "SPECPILOT_UP_ENGINE_PORT": str(settings.port + 2),
+        "SPECPILOT_UP_STATE_DIR": str((settings.out / "state").resolve()),
+    }
+    command = [sys.executable, "-m", "specpilot.cli", "up", "--sagemaker"]
+    return subprocess.Popen(command, env=os.environ | stated, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _play(settings: UnattendedSettings, process: subprocess.Popen[bytes], callers: Callers) -> dict[str, Any]:
+    began, length_s = time.monotonic(), settings.minutes * 60
+    memory = memory_of(process.pid)
+    deaths = []
+    for at, part in enumerate(PARTS, start=1):
+        _sleep_until(began + length_s * at / (len(PARTS) + 1), process)
+        deaths.append(_kill(part, process, callers))
+        _say(f"{part}: {json.dumps(asdict(deaths[-1]))}")
+    _sleep_until(began + length_s, process)
+    memory_after = memory_of(process.pid)
+    callers.end()
+    outside = [fault for fault in callers.faults if not _is_excused(fault, deaths)]
+    return {
+        "minutes": settings.minutes,
+        **{name: callers.counts[name] for name in ("sent", "ok", "refused", "lost", "wrong")},
+        "deaths": [asdict(death) for death in deaths],
+        "failed_outside": len(outside),
+        "faults": [f"{fault.what}: {fault.detail}" for fault in outside[:SHOWN_FAULTS]],
+        "memory_mib": [round(memory / _MIB), round(memory_after / _MIB)],
+    }
+
+
+def _sleep_until(at: float, process: subprocess.Popen[bytes]) -> None:
+    while (left := at - time.monotonic()) > 0:
+        if process.poll() is not None:
+            fail(PROGRAM, f"it ended by itself, with status {process.returncode}; its log is in --out")
+        time.sleep(min(1.0, left))
+
+
+def _kill(part: str, process: subprocess.Popen[bytes], callers: Callers) -> Death:
+    pid = _pid_of(part, process)
+    if pid is None:
+        fail(PROGRAM, f"there is no {part} to kill; its log is in --out")
+    sent, faults, pings = callers.counts["sent"], len(callers.faults), len(callers.pings)
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    while _pid_of(part, process) in {None, pid}:
+        _within(killed_at, part)
+    while part not in SERVES_ON and not callers.is_served_again(pings):
+        _within(killed_at, part)
+    away_s = time.monotonic() - killed_at
+    time.sleep(SLACK_S)
+    refused = sum(not ok for _, ok in callers.pings[pings:])
+    failed = len(callers.faults) - faults
+    return Death(part, killed_at, round(away_s, 1), callers.counts["sent"] - sent, failed, refused)
+
+
+def _within(began: float, part: str) -> None:
+    time.sleep(0.2)
+    if time.monotonic() - began > AWAY_LIMIT_S:
+        fail(PROGRAM, f"{part} is not back {AWAY_LIMIT_S:.0f} s after it was killed; its log is in --out")
+
+
+def _pid_of(part: str, process: subprocess.Popen[bytes]) -> int | None:
+    """Return the process id of a part: a child of the supervisor."""
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        try:
+            command = Path(f"/proc/{child}/cmdline").read_bytes().decode().replace("\0", " ")
+        except OSError:
+            continue
+        if PARTS[part] in command:
+            return int(child)
+    return None
+
+
+def _is_excused(fault: Fault, deaths: Sequence[Death]) -> bool:
+    """Whether the request met a part's absence that users must notice."""
+    return fault.what != "wrong" and any(
+        fault.ended >= death.killed_at and fault.began <= death.killed_at + death.away_s + SLACK_S
+        for death in deaths
+        if death.part not in SERVES_ON
+    )
+
+
+def broken_promises(found: dict[str, Any]) -> list[str]:
+    """Return what failed that must not."""
+    said = []
+    if found["failed_outside"]:
+        said.append(f"{found['failed_outside']} requests failed although nothing that they need was away")
+    if found["wrong"]:
+        said.append(f"{found['wrong']} wrong answers")
+    for death in found["deaths"]:
+        if death["part"] in SERVES_ON and death["pings_refused"]:
+            said.append(f"/ping was refused while {death['part']} was away")
+        if death["part"] not in SERVES_ON and not death["pings_refused"]:
+            said.append(f"/ping stayed 200 while {death['part']} was away")
+    if found["status"]:
+        said.append(f"it ended with status {found['status']}")
+    return said
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Return the table."""
+    lines = ["| killed | away, s | sent meanwhile | failed meanwhile | /ping not 200 |", "|---|---|---|---|---|"]
+    for death in found["deaths"]:
+        cells = (death["part"], death["away_s"], death["sent"], death["failed"], death["pings_refused"])
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    counts = ", ".join(f"{name} {found[name]}" for name in ("sent", "ok", "refused", "lost", "wrong"))
+    return (
+        "\n".join(lines) + f"\n\n{found['minutes']:g} minutes: {counts}; failed otherwise {found['failed_outside']}\n"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,223 @@
+"""Finds the engines of a Kubernetes service by the API: lists its EndpointSlices, then watches them.
+
+One thread for each `k8s+http://` URL, so that no request ever waits for the API server. A list states everything; a
+watch then brings each change as it happens. What holds:
+
+| what happens                                | what follows                                                        |
+|---------------------------------------------|---------------------------------------------------------------------|
+| a watch ends (each does, after `WATCH_S`)    | the next goes on from the last `resourceVersion`, bookmarks included |
+| the connection breaks, or is silent too long | the same, after a pause that doubles up to `PAUSE_LIMIT_S`           |
+| 410 Gone, as status or as event             | a new list: it replaces all, so a deletion that was missed counts    |
+| the API server is gone, refuses, or answers nonsense | the last engines hold; said once, with the remedy           |
+| it lists nothing                            | there are no engines: unlike a resolver it knows                    |
+
+The token is read for each request, as the kubelet replaces it about once an hour; the certificates likewise.
+"""
+
+import http.client
+import json
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+from specpilot.gateway.engines.endpoint_slices import Endpoints, endpoints, service_of
+
+WATCH_S = 60
+"""Seconds after which the API server ends a watch: how long a connection that died in silence may go unnoticed."""
+
+SILENCE_S = WATCH_S + 10.0
+LIST_TIMEOUT_S = 10.0
+PAUSE_S = 0.5
+PAUSE_LIMIT_S = 15.0
+LINE_BYTES = 16 * 1024 * 1024
+"""A longer event is none: a slice has at most 1,000 endpoints, of some hundred bytes each."""
+
+_GONE = 410
+_OK = 200
+_log = logging.getLogger(__name__)
+
+
+class Cluster(NamedTuple):
+    """Where the API server is, and the folder with `token`, `ca.crt` and `namespace` that a pod's account has."""
+
+    api: str
+    credentials: Path
+
+
+class _ExpiredError(Exception):
+    """The version to go on from is too old: list anew."""
+
+
+class _WatchError(Exception):
+    """The API server did not give what was asked; the text says why and what to do."""
+
+
+Publish = Callable[[str, tuple[str, ...], frozenset[str]], None]
+"""Takes the URL that was followed, the engines' URLs and which of them drain."""
+
+
+class EndpointWatch:
+    """Follows the service of `name`, a URL of the form `k8s+http://service.namespace:port`.
+
+    Hands its engines to `publish` from its own thread; a `publish` that raises `RuntimeError` (the loop is closed) ends
+    it.
+    """
+
+    def __init__(self, name: str, cluster: Cluster, publish: Publish, rng: Random) -> None:
+        self.name = name
+        self._service = service_of(name)
+        self._cluster = cluster
+        self._publish = publish
+        self._rng = rng
+        self._slices: dict[str, Mapping[str, Any]] = {}
+        self._version: str | None = None
+        self._complaint: str | None = None
+        self._looking = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"endpoints {self._service.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hand over nothing further. The thread ends with its next event, or with the process."""
+        self._stopped.set()
+
+    def look(self) -> Endpoints:
+        """Return the engines now; those of the last good answer when there is no new one."""
+        try:
+            with self._looking:
+                self._list()
+            self._say(None)
+        except (OSError, http.client.HTTPException, _WatchError, _ExpiredError) as error:
+            self._say(str(error) or type(error).__name__)
+        return endpoints(self._service, self._slices.values())
+
+    def _run(self) -> None:
+        with self._looking:  # a first look that took too long must not come after what the watch brings
+            pause_s = PAUSE_S
+        published: Endpoints | None = None
+        while not self._stopped.is_set():
+            try:
+                with closing(self._changes()) as changes:
+                    for is_watching in changes:
+                        self._say(None)
+                        pause_s = PAUSE_S if is_watching else pause_s
+                        found = endpoints(self._service, self._slices.values())
+                        if found != published and not self._stopped.is_set():
+                            self._publish(self.name, *found)
+                            published = found
+                            _log.info("%s is %s", self.name, _words(found))
+            except _ExpiredError:
+                self._version = None
+            except RuntimeError:
+                return
+            except (OSError, http.client.HTTPException, _WatchError) as error:
+                self._say(str(error) or type(error).__name__)
+            except Exception:  # noqa: BLE001 - nothing may end this thread but the program
+                _log.exception("%s: the watch failed; it begins anew", self.name)
+                self._version = None
+            self._stopped.wait(pause_s * (0.5 + self._rng.random()))
+            pause_s = min(PAUSE_LIMIT_S, pause_s * 2)
+
+    def _say(self, complaint: str | None) -> None:
+        if complaint == self._complaint:
+            return
+        self._complaint = complaint
+        if complaint is None:
+            _log.warning("%s is followed again", self.name)
+        else:
+            _log.warning("%s cannot be followed, keeping its %d slices: %s", self.name, len(self._slices), complaint)
+
+    def _changes(self) -> Generator[bool]:
+        """Yield `False` after the list, if there was none yet, `True` with the watch and after each of its events."""
+        if self._version is None:
+            self._list()
+            yield False
+        asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        with self._get({**asked, "resourceVersion": str(self._version)}, SILENCE_S) as response:
+            yield True
+            while not self._stopped.is_set() and (line := response.readline(LINE_BYTES)):
+                self._take(line)
+                yield True
+
+    def _take(self, line: bytes) -> None:
+        """Apply one event of the watch."""
+        try:
+            event = json.loads(line)
+            kind, found = event["type"], event["object"]
+            meta = found.get("metadata") or {}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _WatchError(f"an event of the watch is cut off or none ({error!r})") from error
+        if kind == "ERROR":
+            if found.get("code") == _GONE:
+                raise _ExpiredError
+            raise _WatchError(f"the watch broke off: {found.get('message') or found}")
+        self._version = meta.get("resourceVersion") or self._version
+        if kind == "DELETED":
+            self._slices.pop(str(meta.get("name")), None)
+        elif kind in {"ADDED", "MODIFIED"}:
+            self._slices[str(meta.get("name"))] = found
+
+    def _list(self) -> None:
+        with self._get({}, LIST_TIMEOUT_S) as response:
+            text = response.read()
+        try:
+            found = json.loads(text)
+            slices = {str(item["metadata"]["name"]): item for item in found["items"] or ()}
+            version = str(found["metadata"]["resourceVersion"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _WatchError(f"what the API server lists is no list of EndpointSlices ({error!r})") from error
+        self._slices, self._version = slices, version
+
+    @contextmanager
+    def _get(self, query: Mapping[str, str], timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+        """Ask for the service's slices. Raises `OSError`, `HTTPException`, `_ExpiredError` and `_WatchError`."""
+        folder, parts = self._cluster.credentials, urlsplit(self._cluster.api)
+        namespace = self._service.namespace or (folder / "namespace").read_text().strip()
+        asked = {"labelSelector": f"kubernetes.io/service-name={self._service.name}", **query}
+        path = f"{parts.path.rstrip('/')}/apis/discovery.k8s.io/v1/namespaces/{quote(namespace)}/endpointslices"
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            trusted = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=timeout_s, context=trusted
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+        token = (folder / "token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        with closing(connection):
+            connection.request("GET", f"{path}?{urlencode(asked)}", headers=headers)
+            with connection.getresponse() as response:
+                if response.status == _OK:
+                    yield response
+                    return
+                said = _message(response.read(LINE_BYTES))
+        if response.status == _GONE:
+            raise _ExpiredError
+        remedy = {
+            401: "; the account's token is not accepted",
+            403: f"; give the gateway's service account `list` and `watch` of `endpointslices` in {namespace}",
+        }.get(response.status, "")
+        raise _WatchError(f"the API server answers {response.status}: {said}{remedy}")
+
+
+def _message(body: bytes) -> str:
+    """Return what a `Status` says, or the beginning of whatever it is."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+def _words(found: Endpoints) -> str:
+    shown = [f"{url} (draining)" if url in found.draining else url for url in found.urls]
+    return ", ".join(shown) or "no engine"

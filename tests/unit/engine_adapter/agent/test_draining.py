@@ -1,0 +1,85 @@
+"""What SIGTERM begins in an engine's API server: the real signal, on a real event loop, before a core that answers."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI
+
+from specpilot.engine_adapter.agent import core_methods
+from specpilot.engine_adapter.agent.draining import Draining
+
+
+class Core:
+    """Says what was asked of it, and `running` for each look, the last for ever."""
+
+    def __init__(self, *running: str) -> None:
+        self.running = list(running)
+        self.asked_at: list[float] = []
+
+    async def begin(self) -> str:
+        self.asked_at.append(time.monotonic())
+        if self.running[0] == "dead":
+            raise RuntimeError("the engine core is dead")
+        return self.running.pop(0) if len(self.running) > 1 else self.running[0]
+
+
+@pytest.fixture
+async def stopped() -> AsyncIterator[asyncio.Event]:
+    """Set by SIGINT, which is how vLLM's own shutdown is reached."""
+    found = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, found.set)
+    yield found
+    loop.remove_signal_handler(signal.SIGINT)
+    loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def seconds_to_stop(
+    core: Core, stopped: asyncio.Event, grace_s: float, timeout_s: float, signals: int = 1
+) -> float:
+    app = FastAPI()
+    Draining(core.begin, grace_s, timeout_s).attach(app)
+    async with app.router.lifespan_context(app):
+        began = time.monotonic()
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(5.0):
+            await stopped.wait()
+        return time.monotonic() - began
+
+
+async def test_sigterm_says_so_at_once_waits_for_gateways_and_then_for_what_runs(stopped: asyncio.Event) -> None:
+    core = Core("true", "true", "false", "true", "false")
+    began = time.monotonic()
+    took_s = await seconds_to_stop(core, stopped, grace_s=0.3, timeout_s=5.0)
+    assert core.asked_at[0] - began < 0.2
+    assert core.asked_at[1] - core.asked_at[0] >= 0.3
+    assert len(core.asked_at) == 6  # idle, busy again, idle twice in a row
+    assert took_s >= 0.3 + 5 * 0.25
+
+
+async def test_what_runs_too_long_is_left_to_vllm(stopped: asyncio.Event) -> None:
+    assert 0.6 <= await seconds_to_stop(Core("true"), stopped, grace_s=0.1, timeout_s=0.5) < 2.0
+
+
+async def test_a_second_sigterm_stops_at_once(stopped: asyncio.Event) -> None:
+    assert await seconds_to_stop(Core("true"), stopped, grace_s=60.0, timeout_s=60.0, signals=2) < 1.0
+
+
+@pytest.mark.parametrize("running", ["dead", "null"])
+async def test_an_engine_that_is_dead_or_has_no_adapter_stops_at_once(running: str, stopped: asyncio.Event) -> None:
+    assert await seconds_to_stop(Core(running), stopped, grace_s=60.0, timeout_s=60.0) < 1.0
+
+
+def test_the_core_is_marked_and_says_whether_requests_run() -> None:
+    begun: list[bool] = []
+    scheduler = SimpleNamespace(begin_drain=lambda: begun.append(True), has_unfinished_requests=lambda: len(begun) < 2)
+    core = SimpleNamespace(scheduler=scheduler)
+    assert [core_methods.drain(core), core_methods.drain(core)] == ["true", "false"]
+    assert core_methods.drain(SimpleNamespace(scheduler=object())) == "null"
