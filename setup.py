@@ -17,6 +17,8 @@ HOT_PATH = (
     "specpilot/gateway/routing/session.py",
     "specpilot/gateway/routing/chooser.py",
     "specpilot/gateway/routing/classify.py",
+    "specpilot/gateway/routing/ceiling.py",
+    "specpilot/gateway/routing/model_route.py",
     "specpilot/gateway/wire/response.py",
     "specpilot/gateway/relay/exchange.py",
     "specpilot/gateway/limits/fair_queue.py",

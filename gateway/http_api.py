@@ -25,6 +25,7 @@ from specpilot.gateway.wire.errors import (
     body_of,
 )
 from specpilot.policy.codec import to_plain
+from specpilot.policy.types import ApiKey
 
 _METHOD_NOT_ALLOWED = 405
 
@@ -76,15 +77,13 @@ def create_routes(  # noqa: C901 - one small function a route
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
-        """Every model of every engine, as last heard."""
-        context.key_of(_bearer(request))
-        return {"object": "list", "data": context.fleet.cards()}
+        """Every name that the caller may ask for: models of engines as last heard, and those with a model route."""
+        return {"object": "list", "data": _cards(context, context.key_of(_bearer(request)))}
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Any:
         """One model."""
-        context.key_of(_bearer(request))
-        for card in context.fleet.cards():
+        for card in _cards(context, context.key_of(_bearer(request))):
             if card["id"] == name:
                 return card
         raise ModelNotFoundError(f"the model `{name[:128]}` does not exist here; GET /v1/models lists those that do")
@@ -119,6 +118,15 @@ def create_routes(  # noqa: C901 - one small function a route
     return app
 
 
+def _cards(context: GatewayContext, key: ApiKey | None) -> list[Mapping[str, Any]]:
+    """Return the entries of `/v1/models` for a client with `key`."""
+    cards = {str(card["id"]): card for card in context.fleet.cards()}
+    for name, route in context.snapshot.model_routes.items():
+        if route.models(name) & context.fleet.by_model.keys():
+            cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
+    return [cards[name] for name in sorted(cards) if key is None or key.may_use(name)]
+
+
 def _bearer(request: Request) -> bytes | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -149,9 +157,14 @@ def _config_of(context: GatewayContext, shown_settings: Mapping[str, Any]) -> di
                 "allowed_classes": key.allowed_classes,
                 "requests_per_minute": key.requests_per_minute,
                 "tokens_per_minute": key.tokens_per_minute,
+                "max_concurrent_requests": key.max_concurrent_requests,
+                "allowed_models": key.allowed_models,
+                "k_max": key.k_max,
+                "expires_at": key.expires_at,
             }
             for key in snapshot.keys.values()
         ],
+        "model_routes": {name: to_plain(route) for name, route in sorted(snapshot.model_routes.items())},
         "policies": {model: to_plain(policy) for model, policy in sorted(snapshot.policies.items())},
         "engines": [
             {

@@ -21,7 +21,7 @@ class Role(StrEnum):
     """What somebody may do. Each role may all that the ones before it may."""
 
     VIEWER = "viewer"  # read
-    OPERATOR = "operator"  # change how K is steered: policies, canaries, freezes
+    OPERATOR = "operator"  # change how K is steered: policies, canaries, freezes; and model routes
     ADMIN = "admin"  # say who gets in: tokens and client keys
 
     def includes(self, other: "Role") -> bool:

@@ -13,6 +13,7 @@
 | `specpilot:history:{<model> <pool>}`   | stream | Decision, those that are kept on  | leading controller |
 | `{specpilot}:gains:<model> <pool>`     | hash   | day and sum -> of `DailyGain`     | leading controller |
 | `{specpilot}:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
+| `{specpilot}:model_routes`             | string | VersionedModelRoutes              | admin API          |
 | `{specpilot}:admin_tokens`             | hash   | token id -> AdminToken            | admin API          |
 | `{specpilot}:freezes`                  | hash   | model, or `*` -> Freeze           | admin API          |
 | `{specpilot}:audit`                    | stream | AuditEntry, what was done         | admin API, leader  |
@@ -23,8 +24,9 @@
 | `{specpilot}:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
 | `{specpilot}:fence`                    | string | counter of leaderships            | controllers        |
 
-Every write of policies, freezes, engines and API keys is announced on `CHANGES`, with the key's name as the message;
-that of a schedule on its pool's own channel (`pool_changes`), so that only the engines of the pool wake up.
+Every write of policies, model routes, freezes, engines and API keys is announced on `CHANGES`, with the key's name as
+the message; that of a schedule on its pool's own channel (`pool_changes`), so that only the engines of the pool wake
+up.
 
 In a cluster the part in braces, the hash tag, says where a key lies. What commands, scripts and transactions touch
 together has the tag `specpilot`; the streams of decisions, which hold nearly all of the bytes, are spread by pool.
@@ -37,6 +39,7 @@ SCHEDULES = PREFIX + "schedules"
 CANARIES = PREFIX + "canaries"
 ENGINES = PREFIX + "engines"
 API_KEYS = PREFIX + "api_keys"
+MODEL_ROUTES = PREFIX + "model_routes"
 ADMIN_TOKENS = PREFIX + "admin_tokens"
 FREEZES = PREFIX + "freezes"
 AUDIT = PREFIX + "audit"

@@ -1,4 +1,4 @@
-"""What operators' tools ask of the shared state besides policies: histories, tokens, freezes, audit, gains by day.
+"""What operators' tools ask of the shared state besides policies: histories, model routes, tokens, freezes, audit, gains.
 
 Part of `Store`; every call may raise `StoreUnavailableError`.
 """
@@ -11,6 +11,7 @@ from specpilot.policy.audit import AuditEntry
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.gain import DailyGain
 from specpilot.policy.history import PolicyVersion
+from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.types import Lease
 
 
@@ -22,6 +23,12 @@ class OperatorStore(Protocol):
 
     def policy_version(self, model: str, version: int) -> PolicyVersion | None:
         """Return one version; `None` when there is none, or no more."""
+
+    def model_routes(self) -> VersionedModelRoutes:
+        """Return the model routes; those of version 0, which are none, before the first were written."""
+
+    def put_model_routes(self, routes: ModelRoutes, expected_version: int, now: float) -> VersionedModelRoutes:
+        """Write `routes` if the stored version is `expected_version`; else raises `VersionConflictError`."""
 
     def admin_tokens(self) -> Sequence[AdminToken]:
         """Return every named token, in order of id."""

@@ -15,10 +15,11 @@ from specpilot.policy import audit, keys
 from specpilot.policy.access import AdminToken
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.codec import decode, encode
-from specpilot.policy.errors import FencedError
+from specpilot.policy.errors import FencedError, VersionConflictError
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, day_of
 from specpilot.policy.history import PolicyVersion
+from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.operator_store import OperatorStore
 from specpilot.policy.types import Lease
 
@@ -29,6 +30,15 @@ local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if found ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
+"""
+
+_PUT_VERSIONED = """
+local found = redis.call('GET', KEYS[1])
+local version = found and cjson.decode(found).version or 0
+if version ~= tonumber(ARGV[1]) then return version end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('PUBLISH', KEYS[2], KEYS[1])
+return version
 """
 
 _APPEND_AUDIT = """
@@ -70,6 +80,7 @@ class OperatorRecords(OperatorStore):
     def __init__(self, connection: Any) -> None:
         self._redis = connection
         self._put_token = connection.register_script(_PUT_IF_SAME)
+        self._put_model_routes = connection.register_script(_PUT_VERSIONED)
         self._append_audit = connection.register_script(_APPEND_AUDIT)
         self._add_gain = connection.register_script(_ADD_GAIN)
 
@@ -91,6 +102,21 @@ class OperatorRecords(OperatorStore):
     def policy_version(self, model: str, version: int) -> PolicyVersion | None:
         text = self._redis.hget(keys.policy_versions(model), version)
         return None if text is None else decode(PolicyVersion, text)
+
+    @override
+    @_guarded
+    def model_routes(self) -> VersionedModelRoutes:
+        text = self._redis.get(keys.MODEL_ROUTES)
+        return VersionedModelRoutes() if text is None else decode(VersionedModelRoutes, text)
+
+    @override
+    @_guarded
+    def put_model_routes(self, routes: ModelRoutes, expected_version: int, now: float) -> VersionedModelRoutes:
+        written = VersionedModelRoutes(expected_version + 1, now, routes.routes)
+        found = self._put_model_routes(keys=[keys.MODEL_ROUTES, keys.CHANGES], args=[expected_version, encode(written)])
+        if found != expected_version:
+            raise VersionConflictError("the document of model routes", expected_version, int(found))
+        return written
 
     @override
     @_guarded

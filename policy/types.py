@@ -39,7 +39,10 @@ PATH_LIMIT = 256
 """Characters of a match rule's path."""
 
 RATE_LIMIT_MAX = 1_000_000_000
-"""A bound on an API key's limits per minute; it only catches typing errors."""
+"""A bound on an API key's limits; it only catches typing errors."""
+
+ALLOWED_MODELS_LIMIT = 256
+"""How many models an API key may name; each of its requests looks through them."""
 
 _NAME = re.compile(r"[!-~]{1,256}")
 _CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -85,12 +88,28 @@ def _name_faults(**names: str) -> list[str]:
 
 
 def rate_faults(**limits: int | None) -> list[str]:
-    """Why `limits`, each a number per minute or none, cannot be an API key's."""
+    """Why `limits`, each a number of requests or tokens or none, cannot be an API key's."""
     return [
         f"{label} is {limit}; it must be between 1 and {RATE_LIMIT_MAX}, or left out for no limit"
         for label, limit in limits.items()
         if limit is not None and not 1 <= limit <= RATE_LIMIT_MAX
     ]
+
+
+def ceiling_faults(k_max: int | None) -> list[str]:
+    """Why `k_max` cannot be an API key's ceiling on K."""
+    if k_max is None or 0 <= k_max <= K_LIMIT:
+        return []
+    return [f"k_max is {k_max}; it must be between 0 (no speculation) and {K_LIMIT}, or left out for no ceiling"]
+
+
+def model_faults(allowed_models: tuple[str, ...] | None) -> list[str]:
+    """Why `allowed_models` cannot be an API key's."""
+    names = allowed_models or ()
+    faults = [f"allowed_models: {fault}" for name in names for fault in _name_faults(model=name)]
+    if len(names) > ALLOWED_MODELS_LIMIT:
+        faults.append(f"allowed_models names {len(names)} models; at most {ALLOWED_MODELS_LIMIT}")
+    return faults
 
 
 class KRange(NamedTuple):
@@ -351,9 +370,11 @@ class ApiKey:
     """A client's key as it is stored: only its SHA-256, never the key.
 
     `traffic_class` is the class of its requests that ask for none; `allowed_classes` those a request may ask
-    for by header, `None` meaning every class of the model. `requests_per_minute` and `tokens_per_minute` are its limits
-    over all gateways together, `None` for none. From `expires_at` (Unix seconds) on it is refused; `None`: it does not
-    expire. After a rotation the secret before it, `previous_sha256`, is good until `previous_expires_at`.
+    for by header, `None` meaning every class of the model. `requests_per_minute`, `tokens_per_minute` and
+    `max_concurrent_requests` (under way at once, those that wait included) are its limits over all gateways together,
+    `None` for none. `allowed_models` are the names that its requests may ask for, `None` meaning any. `k_max` is the
+    ceiling on K of its requests, `None` for none. From `expires_at` (Unix seconds) on it is refused; `None`: it does
+    not expire. After a rotation the secret before it, `previous_sha256`, is good until `previous_expires_at`.
     """
 
     key_id: str
@@ -365,9 +386,17 @@ class ApiKey:
     expires_at: float | None = None
     previous_sha256: str | None = None
     previous_expires_at: float | None = None
+    allowed_models: tuple[str, ...] | None = None
+    max_concurrent_requests: int | None = None
+    k_max: int | None = None
 
     def __post_init__(self) -> None:
-        _raise(rate_faults(requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute))
+        limits = rate_faults(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            max_concurrent_requests=self.max_concurrent_requests,
+        )
+        _raise([*limits, *model_faults(self.allowed_models), *ceiling_faults(self.k_max)])
 
     def admits(self, sha256: str, now: float) -> bool:
         """Whether a client that sends the key with this hash may go on at `now`."""
@@ -380,7 +409,15 @@ class ApiKey:
     @property
     def has_limits(self) -> bool:
         """Whether it may not ask for as much as it likes."""
-        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+        return (
+            self.requests_per_minute is not None
+            or self.tokens_per_minute is not None
+            or self.max_concurrent_requests is not None
+        )
+
+    def may_use(self, model: str) -> bool:
+        """Whether its requests may ask for `model`."""
+        return self.allowed_models is None or model in self.allowed_models
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ COMMANDS = {
     "audit": ("specpilot.controller.cli.audit", "who did what, when and from where"),
     "token": ("specpilot.controller.cli.admin_token", "make, rotate and revoke the admin API's tokens"),
     "key": ("specpilot.controller.cli.client_key", "make, change, rotate and revoke client keys"),
+    "models": ("specpilot.controller.cli.models", "set aliases, splits and fall-back models"),
     "explain": ("specpilot.controller.cli.explain", "say which K is in force, why, and from which evidence"),
     "export": ("specpilot.controller.cli.export", "write the schedule as a table for engines without the adapter"),
     "replay": ("specpilot.controller.cli.replay", "run recorded observations through the control law again"),

@@ -29,7 +29,10 @@ from specpilot.policy.store import Store
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _READS = {"GET", "HEAD"}
 _ADMIN_READS = ("/admin/tokens",)
-_OPERATOR_WRITES = ("/admin/policies", "/admin/canaries", "/admin/canary-promotions", "/admin/freezes")
+_OPERATOR_WRITES = (
+    *("/admin/policies", "/admin/canaries", "/admin/canary-promotions", "/admin/freezes"),
+    "/admin/model-routes",
+)
 _OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-original-host")
 
 

@@ -19,9 +19,19 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.errors import Fault
 from specpilot.policy.history import differences
 from specpilot.policy.store import Store
-from specpilot.policy.types import RATE_LIMIT_MAX, ApiKey, is_class_name, rate_faults
+from specpilot.policy.types import (
+    ALLOWED_MODELS_LIMIT,
+    K_LIMIT,
+    RATE_LIMIT_MAX,
+    ApiKey,
+    ceiling_faults,
+    is_class_name,
+    model_faults,
+    rate_faults,
+)
 
-_FIELDS = ("traffic_class", "allowed_classes", "requests_per_minute", "tokens_per_minute", *EXPIRY_FIELDS)
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
+_FIELDS = ("traffic_class", "allowed_classes", "allowed_models", *_LIMITS, "k_max", *EXPIRY_FIELDS)
 _LONGEST_GRACE_S = 30 * 86_400.0
 
 _CLASS = {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,31}$"}
@@ -31,8 +41,9 @@ _KEY_REQUEST: dict[str, Any] = {
     "properties": {
         "traffic_class": {"anyOf": [_CLASS, {"type": "null"}]},
         "allowed_classes": {"anyOf": [{"type": "array", "items": _CLASS}, {"type": "null"}]},
-        "requests_per_minute": _LIMIT,
-        "tokens_per_minute": _LIMIT,
+        "allowed_models": {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": ALLOWED_MODELS_LIMIT},
+        **dict.fromkeys(_LIMITS, _LIMIT),
+        "k_max": {"type": ["integer", "null"], "minimum": 0, "maximum": K_LIMIT},
         **EXPIRY,
     },
     "additionalProperties": False,
@@ -194,12 +205,18 @@ def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:
         isinstance(allowed, list) and all(isinstance(item, str) and is_class_name(item) for item in allowed)
     ):
         faults.append(Fault("allowed_classes", "must be a list of class names"))
-    for name in ("requests_per_minute", "tokens_per_minute"):
+    models = plain.get("allowed_models")
+    if models is not None and not (isinstance(models, list) and all(isinstance(item, str) for item in models)):
+        faults.append(Fault("allowed_models", "must be a list of model names, or null for any"))
+    elif models is not None:
+        faults.extend(Fault("allowed_models", fault) for fault in model_faults(tuple(models)))
+    for name in (*_LIMITS, "k_max"):
         limit = plain.get(name)
         if limit is not None and type(limit) is not int:
-            faults.append(Fault(name, "must be a whole number, or null for no limit"))
+            faults.append(Fault(name, "must be a whole number, or null for none"))
         else:
-            faults.extend(Fault(name, fault) for fault in rate_faults(**{name: limit}))
+            said = ceiling_faults(limit) if name == "k_max" else rate_faults(**{name: limit})
+            faults.extend(Fault(name, fault) for fault in said)
     faults += expiry_faults(plain, now)
     if faults:
         raise invalid(faults, "key request")
@@ -215,8 +232,11 @@ def _shown(key: ApiKey) -> dict[str, Any]:
         "key_id": key.key_id,
         "traffic_class": key.traffic_class,
         "allowed_classes": None if key.allowed_classes is None else list(key.allowed_classes),
+        "allowed_models": None if key.allowed_models is None else list(key.allowed_models),
         "requests_per_minute": key.requests_per_minute,
         "tokens_per_minute": key.tokens_per_minute,
+        "max_concurrent_requests": key.max_concurrent_requests,
+        "k_max": key.k_max,
         "expires_at": key.expires_at,
         "previous_expires_at": key.previous_expires_at,
     }

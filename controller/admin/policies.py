@@ -6,16 +6,16 @@ for its next tick.
 """
 
 import asyncio
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, merged, version_in
 from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
@@ -27,8 +27,6 @@ from specpilot.policy.history import Cause, Difference, PolicyVersion, differenc
 from specpilot.policy.store import Store
 from specpilot.policy.types import Policy, VersionedPolicy
 
-IfMatch = Annotated[str | None, Header(alias="If-Match")]
-IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
 _CHANGES_TOLD = 8
 
 
@@ -87,9 +85,9 @@ class PolicyWriter:
     ) -> None:
         """Raise `ApiError` unless the caller's conditions allow that `found` is replaced."""
         try:
-            _check_conditions(found, if_match, if_none_match)
+            check_conditions("policy", found.version if found else None, if_match, if_none_match)
         except ApiError as error:
-            seen = _version_in(if_match)
+            seen = version_in(if_match)
             if error.status != 412 or seen is None or found is None or seen >= found.version:  # noqa: PLR2004
                 raise
             raise await self.conflict(model, seen, str(error)) from error
@@ -156,7 +154,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         found = await writer.existing(model)
         if if_match is not None:
             await writer.expected(model, found, if_match, None)
-        policy = policy_from(_merged(to_plain(found.policy), change), model)
+        policy = policy_from(merged(to_plain(found.policy), change), model)
         return await writer.put(policy, found, write, Cause.PATCH)
 
     @router.delete("/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412)})
@@ -187,29 +185,6 @@ def policy_from(plain: dict[str, Any], model: str) -> Policy:
     return policy
 
 
-def _check_conditions(found: VersionedPolicy | None, if_match: str | None, if_none_match: str | None) -> None:
-    if if_none_match is not None and if_none_match.strip() != "*":
-        raise ApiError(400, "invalid_condition", 'If-None-Match may only be "*" here', param="If-None-Match")
-    if found is None:
-        if if_match is not None:
-            raise ApiError(412, "version_conflict", "there is no policy; leave If-Match out", param="If-Match")
-        return
-    if if_none_match is not None:
-        message = f"the policy exists already, at version {found.version}; replace it with If-Match"
-        raise ApiError(412, "version_conflict", message, param="If-None-Match")
-    if if_match is None:
-        message = f'the policy exists; GET it and send its ETag as If-Match (now "{found.version}") to replace it'
-        raise ApiError(428, "precondition_required", message, param="If-Match")
-    if if_match.strip() != "*" and _version_in(if_match) != found.version:
-        message = f"the policy is at version {found.version}, not {if_match[:40]}; GET it again and repeat the change"
-        raise ApiError(412, "version_conflict", message, param="If-Match")
-
-
-def _version_in(etag: str | None) -> int | None:
-    wanted = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', (etag or "").strip())
-    return int(wanted[1]) if wanted else None
-
-
 def _since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
     """Say who wrote `versions`, newest first, and what they changed in all."""
     authors = ", ".join(dict.fromkeys(item.author or "somebody" for item in reversed(versions)))
@@ -233,15 +208,3 @@ def _line(item: Difference) -> str:
 def _short(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 80 else text[:80] + "…"  # noqa: PLR2004 - a line for a person
-
-
-def _merged(old: Any, change: Any) -> Any:
-    if not isinstance(change, dict):
-        return change
-    merged = dict(old) if isinstance(old, dict) else {}
-    for key, value in change.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = _merged(merged.get(key), value)
-    return merged

@@ -85,8 +85,11 @@ class KeyShown:
     key_id: str
     traffic_class: str | None
     allowed_classes: list[str] | None
+    allowed_models: list[str] | None
     requests_per_minute: int | None
     tokens_per_minute: int | None
+    max_concurrent_requests: int | None
+    k_max: int | None
     expires_at: float | None
     previous_expires_at: float | None
 

@@ -18,6 +18,7 @@ from specpilot.controller.admin.canaries import canary_routes
 from specpilot.controller.admin.dry_run import no_forecast
 from specpilot.controller.admin.freezes import freeze_routes
 from specpilot.controller.admin.keys import key_routes
+from specpilot.controller.admin.model_routes import model_route_routes
 from specpilot.controller.admin.policies import PolicyWriter, policy_routes
 from specpilot.controller.admin.problems import ApiError
 from specpilot.controller.admin.replies import ALWAYS, DecisionList, EngineList, Explanation, ScheduleList
@@ -59,6 +60,7 @@ def routes(  # noqa: PLR0913 - collaborators
     canary_routes(writer, router)
     freeze_routes(store, clock, on_change, router)
     key_routes(store, clock, router)
+    model_route_routes(store, clock, router)
     token_routes(store, clock, router)
     audit_routes(store, router)
 

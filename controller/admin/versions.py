@@ -12,8 +12,9 @@ from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.conditions import IfMatch
 from specpilot.controller.admin.dry_run import DryRun, defaults_of
-from specpilot.controller.admin.policies import IfMatch, PolicyWriter
+from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
 from specpilot.policy.codec import to_plain

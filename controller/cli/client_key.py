@@ -21,11 +21,14 @@ _USAGE = """usage: specpilot key COMMAND [--admin-url URL] [--token TOKEN] ...
   revoke ID
 
   --traffic-class code  --allowed-classes code,chat  --requests-per-minute 60  --tokens-per-minute 9000
+  --allowed-models big,small  --max-concurrent-requests 4  --k-max 3 (0: no speculation)
   --expires-in 90d      with create and change; `none` takes any of these away
 """
 
 
-_MAY = ("traffic_class", "allowed_classes", "requests_per_minute", "tokens_per_minute")
+_LISTS = ("allowed_classes", "allowed_models")
+_NUMBERS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "k_max")
+_MAY = ("traffic_class", *_LISTS, *_NUMBERS)
 
 
 class KeySettings(AdminSettings):
@@ -35,6 +38,9 @@ class KeySettings(AdminSettings):
     allowed_classes: Annotated[str | None, Field(description="classes that a request may ask for, by commas")] = None
     requests_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None
     tokens_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None
+    allowed_models: Annotated[str | None, Field(description="models that a request may ask for, by commas")] = None
+    max_concurrent_requests: Annotated[str | None, Field(description="requests under way at once")] = None
+    k_max: Annotated[str | None, Field(description="ceiling on K of its requests; 0: no speculation")] = None
     expires_in: Annotated[str | None, Field(description="for how long it is good: 12h, 90d")] = None
     grace: Annotated[str | None, Field(description="for how long the old key is good after a rotation: 1h")] = None
 
@@ -66,9 +72,8 @@ def _key_body(settings: KeySettings) -> dict[str, Any]:
     body: dict[str, Any] = {}
     reads: dict[str, Callable[[str], Any]] = {
         "traffic_class": str,
-        "allowed_classes": lambda given: [item.strip() for item in given.split(",")],
-        "requests_per_minute": lambda given: int(given) if given.isdecimal() else given,
-        "tokens_per_minute": lambda given: int(given) if given.isdecimal() else given,
+        **dict.fromkeys(_LISTS, lambda given: [item.strip() for item in given.split(",")]),
+        **dict.fromkeys(_NUMBERS, lambda given: int(given) if given.isdecimal() else given),
     }
     for field, read in reads.items():
         given = getattr(settings, field)

@@ -26,6 +26,10 @@ the drafter nothing. The plan says who catches up:
   for each that waits its turn, and goes through the drafter in two passes;
 - who comes with several positions in the step (a prompt, verified drafts): what waits goes first.
 
+*Ceiling.* A request may state the most that its K may be. The schedule's K is cut to that before anything else is
+planned, so the width, the slots and what counts as a probe follow from it, and a probe goes no deeper either. At 0
+nothing is ever verified for the request.
+
 *Probes.* What is not verified is not known, so a request at K = 0 verifies a token now and then, if none of its drafts
 was verified for `PROBE_AFTER` steps:
 
@@ -58,6 +62,7 @@ from specpilot.engine_adapter.plan.tuning import (
     ROWS_PER_STEP,
     VERIFYING_STEP,
 )
+from specpilot.policy.types import K_LIMIT
 
 PLAN = "specpilot_plan"
 """The attribute of a step's `SchedulerOutput` that holds its `StepPlan`, for the workers."""
@@ -70,8 +75,9 @@ _LEAST_POSITIONS = 3
 class DraftState:
     """What the adapter keeps about one request: its class and band, whether it decodes yet, its backlog, its next K.
 
-    `k` is how many tokens of its next draft are verified, `due` how many the schedule says: fewer when it is a probe,
-    more while it waits to catch up. `band` is the one in which that was chosen; its own may have changed since.
+    `k` is how many tokens of its next draft are verified, `due` how many the schedule says within the request's own
+    `ceiling`: fewer when it is a probe, more while it waits to catch up. `band` is the one in which that was chosen;
+    its own may have changed since.
 
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
@@ -81,13 +87,14 @@ class DraftState:
     """
 
     __slots__ = (
-        "acceptance", "allowed", "backlog", "band", "decoding", "due", "is_followed", "k", "kind", "label",
+        "acceptance", "allowed", "backlog", "band", "ceiling", "decoding", "due", "is_followed", "k", "kind", "label",
         "positions", "probe_k", "request_id", "traffic_class", "verifies_at",
     )  # fmt: skip
 
-    def __init__(self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE) -> None:
+    def __init__(self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE, ceiling: int = K_LIMIT) -> None:
         self.request_id = request_id
         self.kind = kind
+        self.ceiling = ceiling
         self.traffic_class = self.label = kind.traffic_class
         self.acceptance = Acceptance(begin)
         self.verifies_at: int | None = None
@@ -182,7 +189,7 @@ class Planner:
         backlogs = [state.backlog for state in states]
         room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
         if table.probe_ratio > 0.0:
-            probed = [state for state in states if table.deepest_probe(state.traffic_class)]
+            probed = [state for state in states if self._deepest_probe(state, table)]
             if probed:
                 room = min(room, self._steps_to_probe(probed, table.probe_ratio))
         return max(0, room)
@@ -207,26 +214,27 @@ class Planner:
         self._budget = min(self._budget + steps * ratio, self._most)
 
     def _look_up(self, states: Sequence[DraftState], table: KTable | None) -> int:
-        """Give each request the K of the schedule; return the largest."""
+        """Give each request the K of the schedule, cut to its ceiling; return the largest."""
         deepest = 0
-        k_of: dict[tuple[str, int], int] = {}
+        k_of: dict[tuple[str, int, int], int] = {}
         running = len(states)
         for state in states:
             band = state.band = state.acceptance.band
-            k = k_of.get((state.traffic_class, band))
+            ceiling = state.ceiling
+            k = k_of.get((state.traffic_class, band, ceiling))
             if k is None:
-                k = table.k(state.traffic_class, band, running) if table is not None else 0
-                k_of[state.traffic_class, band] = k
+                k = min(ceiling, table.k(state.traffic_class, band, running)) if table is not None else 0
+                k_of[state.traffic_class, band, ceiling] = k
                 deepest = max(deepest, k)
             state.k = state.due = k
         return deepest
 
     def _probe(self, states: Sequence[DraftState], table: KTable, width: int) -> int:
         """Set `k` of the requests to be probed in a step that is as wide without; return its width with them."""
-        idle = [state for state in states if state.k == 0 and table.deepest_probe(state.traffic_class)]
+        idle = [state for state in states if state.k == 0 and self._deepest_probe(state, table)]
         for state in [state for state in idle if state.is_followed]:
             state.is_followed = False
-            deepest = table.deepest_probe(state.traffic_class)
+            deepest = self._deepest_probe(state, table)
             if state.probe_k < 2 * deepest:  # else the last one was as deep as may be
                 self._budget -= DRAFTING_STEP if width == 0 else 0.0
                 state.k = min(state.probe_k, deepest)
@@ -246,6 +254,11 @@ class Planner:
             state.k = 1
             width = max(width, 1)
         return width
+
+    @staticmethod
+    def _deepest_probe(state: DraftState, table: KTable) -> int:
+        """Return how deep a probe of a request may go, 0 if it is not to be probed."""
+        return min(table.deepest_probe(state.traffic_class), state.ceiling)
 
     def _is_due(self, state: DraftState) -> bool:
         return state.verifies_at is None or self._step - state.verifies_at >= PROBE_AFTER

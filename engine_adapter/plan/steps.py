@@ -13,10 +13,13 @@ from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome
 from specpilot.engine_adapter.evidence.tuning import FIRST_DRAFTS
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
 from specpilot.engine_adapter.plan.speculation_control import KTable
-from specpilot.policy.types import DEFAULT_CLASS, is_class_name
+from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, is_class_name
 
 CLASS_ARGUMENT = "traffic_class"
 """The entry of a request's `extra_args` that names its class."""
+
+CEILING_ARGUMENT = "k_max"
+"""The entry that is the request's ceiling on K: a whole number, 0 for no speculation."""
 
 
 class _UnderWay(NamedTuple):
@@ -243,9 +246,9 @@ class Steps:
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)
         if state is None:
-            traffic_class, temperature = _asked(request)
+            traffic_class, temperature, ceiling = _asked(request)
             kind = kind_of(traffic_class, temperature, is_structured=request.use_structured_output)
-            state = self.states[request_id] = DraftState(request_id, kind, self.beginnings.of(kind))
+            state = self.states[request_id] = DraftState(request_id, kind, self.beginnings.of(kind), ceiling)
             state.label = self._label(state)
         return state
 
@@ -293,12 +296,18 @@ def _outcome(step: _Step, drafts: Mapping[str, Draft], items: Sequence[Any]) -> 
     return outcome
 
 
-def _asked(request: Any) -> tuple[str, float]:
-    """The class that the gateway put on the request, `default` when there is none or nonsense; and its temperature."""
+def _asked(request: Any) -> tuple[str, float, int]:
+    """What a request states: its class (`default` when there is none or nonsense), temperature, ceiling on K.
+
+    What is no whole number from 0 on is no ceiling.
+    """
     parameters = request.sampling_params
     if parameters is None:
-        return DEFAULT_CLASS, 0.0
-    name = (parameters.extra_args or {}).get(CLASS_ARGUMENT)
+        return DEFAULT_CLASS, 0.0, K_LIMIT
+    arguments = parameters.extra_args or {}
+    name, ceiling = arguments.get(CLASS_ARGUMENT), arguments.get(CEILING_ARGUMENT)
     if not isinstance(name, str) or not is_class_name(name):
         name = DEFAULT_CLASS
-    return name, parameters.temperature
+    if type(ceiling) is not int or ceiling < 0:
+        ceiling = K_LIMIT
+    return name, parameters.temperature, ceiling

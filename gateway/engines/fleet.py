@@ -93,11 +93,7 @@ class Fleet:
     @property
     def is_serving(self) -> bool:
         """Whether some engine can be given a request."""
-        return any(
-            not engine.is_draining and not engine.outlier_detection.is_ejected
-            for engines in self.by_model.values()
-            for engine in engines
-        )
+        return any(self.has_engine(model) for model in self.by_model)
 
     def apply(self, records: Collection[EngineRecord]) -> None:
         """Take over the engines that registered."""
@@ -156,6 +152,13 @@ class Fleet:
                 if type(length) is int and length > 0:
                     model = str(card["id"])
                     self.longest[model] = max(length, self.longest.get(model, 0))
+
+    def has_engine(self, model: str) -> bool:
+        """Whether an engine of `model` in good standing takes requests."""
+        return any(
+            not engine.is_draining and not engine.outlier_detection.is_ejected
+            for engine in self.by_model.get(model, ())
+        )
 
     def pick(
         self, facts: RequestFacts, session: str | None, now: float, avoid: Collection[Engine] = ()

@@ -17,8 +17,9 @@ from specpilot.gateway.limits.rate_limit import EXCHANGE_S, PRESENCE_S, Shares, 
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
 from specpilot.policy.keys import SCHEDULES
+from specpilot.policy.model_routes import VersionedModelRoutes
 from specpilot.policy.store import Store
-from specpilot.policy.types import ApiKey, GatewayUsage
+from specpilot.policy.types import ApiKey, GatewayUsage, VersionedPolicy
 
 RETRY_S = 0.5
 """Seconds before Redis is tried again."""
@@ -73,13 +74,13 @@ class Watcher:
     def read(self) -> Snapshot:
         """Read everything once and return the snapshot that follows the last. Raises `StoreUnavailableError`."""
         last = self._last
+        policies: Sequence[VersionedPolicy] = tuple(last.policies.values())
         api_keys = self._api_keys(tuple(last.keys.values()))
         found = Snapshot(
             engines=tuple(_readable(self._store.engines, last.engines)),
-            policies={
-                item.policy.model: item for item in _readable(self._store.policies, tuple(last.policies.values()))
-            },
+            policies={item.policy.model: item for item in _readable(self._store.policies, policies)},
             keys=by_hash([*api_keys, *self._own_keys]),
+            model_routes=_readable(self._store.model_routes, VersionedModelRoutes(routes=last.model_routes)).routes,
             needs_key=bool(self._key_faults),
             taken_at=self._clock.monotonic(),
         )
@@ -146,7 +147,7 @@ class Watcher:
         self._read_at = now
 
 
-def _readable(read: Callable[[], Sequence[T]], last: Sequence[T]) -> Sequence[T]:
+def _readable(read: Callable[[], T], last: T) -> T:
     try:
         return read()
     except InvalidDocumentError as error:

@@ -1,4 +1,4 @@
-"""What the gateway knows of the shared state at one moment: engines, policies, API keys.
+"""What the gateway knows of the shared state at one moment: engines, policies, API keys, model routes.
 
 Immutable, so that a request sees one state, however often the next one replaces it.
 
@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from specpilot.policy.codec import from_plain
+from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError
+from specpilot.policy.model_routes import ModelRoute
 from specpilot.policy.types import (
     DEFAULT_CLASS,
     ApiKey,
@@ -23,7 +24,6 @@ from specpilot.policy.types import (
     MatchRule,
     VersionedPolicy,
     is_class_name,
-    rate_faults,
 )
 
 SETTLE_S = 15.0
@@ -34,14 +34,15 @@ SETTLE_S = 15.0
 class Snapshot:
     """The shared state as last read.
 
-    `keys` maps the SHA-256 of a key to it. `is_awaiting_keys`: Redis was never read, so `keys` may lack some and
-    `needs_key` may be wrong. `taken_at` is monotonic seconds of the last good read, `None` when the state comes from
-    flags alone.
+    `keys` maps the SHA-256 of a key to it, `model_routes` a name to what serves it. `is_awaiting_keys`: Redis was never
+    read, so `keys` may lack some and `needs_key` may be wrong. `taken_at` is monotonic seconds of the last good read,
+    `None` when the state comes from flags alone.
     """
 
     engines: tuple[EngineRecord, ...] = ()
     policies: Mapping[str, VersionedPolicy] = field(default_factory=dict)
     keys: Mapping[str, ApiKey] = field(default_factory=dict)
+    model_routes: Mapping[str, ModelRoute] = field(default_factory=dict)
     needs_key: bool = False
     is_awaiting_keys: bool = False
     taken_at: float | None = None
@@ -76,6 +77,7 @@ def follow(previous: Snapshot, found: Snapshot, *, is_settling: bool) -> Snapsho
         engines=found.engines + silent,
         policies={**previous.policies, **found.policies},
         keys={**previous.keys, **found.keys},
+        model_routes={**previous.model_routes, **found.model_routes},
         needs_key=needs_key,
         taken_at=found.taken_at,
     )
@@ -103,6 +105,10 @@ class KeyEntry:
     allowed_classes: tuple[str, ...] | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    expires_at: float | None = None
+    allowed_models: tuple[str, ...] | None = None
+    max_concurrent_requests: int | None = None
+    k_max: int | None = None
 
 
 def keys_of(plain: object) -> tuple[ApiKey, ...]:
@@ -125,12 +131,11 @@ def keys_of(plain: object) -> tuple[ApiKey, ...]:
         )
         if not entry.key or not entry.key_id:
             faults.append(Fault(f"[{index}]", "key and key_id must not be empty"))
-        requests, tokens = entry.requests_per_minute, entry.tokens_per_minute
-        wrong = rate_faults(requests_per_minute=requests, tokens_per_minute=tokens)
-        faults.extend(Fault(f"[{index}]", said) for said in wrong)
-        if not wrong:
-            may = (entry.traffic_class, entry.allowed_classes, requests, tokens)
-            keys.append(ApiKey(entry.key_id, hash_of(entry.key), *may))
+        stated = to_plain(entry)
+        try:
+            keys.append(from_plain(ApiKey, {"sha256": hash_of(stated.pop("key")), **stated}))
+        except InvalidDocumentError as error:
+            faults.extend(Fault(f"[{index}]", fault.problem) for fault in error.faults)
     if faults:
         raise InvalidDocumentError("API keys file", tuple(faults))
     return tuple(keys)

@@ -25,6 +25,14 @@ very second. Replicas that never read any have a share of 1: R times the bound; 
 1 / N each, and keep it, though all may come to one of them. A replica that alone is cut off keeps its share while the
 others, after `PRESENCE_S`, divide the whole among themselves: its share is then let through twice.
 
+Places. A limit of L requests at once is divided by the same shares: a replica has max(1, round(s * L)) places, and a
+request passes while fewer than that are under way here, those that wait for an engine included. Its demand counts as
+(requests under way + the one that asks) / L, which does not fade while they last. A request may last for an hour, so
+nothing may pass by a statement that is out of date: s is the lesser of the last two exchanges' shares, and grows only
+once every other replica has read what it follows from. So at most L are under way, and one more for each replica
+whose share is below one place; what is under way when places move to other replicas stays, and comes on top until it
+ends.
+
 All this is about what is charged. Tokens are charged by estimate: what requests under way use beyond theirs is owed
 afterwards, and may be more than one request's.
 
@@ -46,6 +54,9 @@ PRESENCE_S = 5.0
 CLIENT_LEFT = 499
 """The status of a request whose client left before its response was whole."""
 _ERROR_STATUS = 400
+CONCURRENT = "concurrent_requests"
+PLACE_RETRY_S = 1.0
+"""Seconds that a client is told to wait for a place: nobody knows when a request ends, and places move every second."""
 IDLE_DEMAND = 0.00001
 """Below this a demand is not stated: the last request was then a minute ago, and its bucket is full."""
 
@@ -91,23 +102,32 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Why a request may not pass: the limit on `requests` or `tokens`, and when it would."""
+    """Why a request may not pass: the limit on `requests` or `tokens`, or on those `CONCURRENT`; and when it would."""
 
     kind: str
     limit: int
     retry_after_s: float
 
+    @property
+    def message(self) -> str:
+        """What the client is told."""
+        if self.kind == CONCURRENT:
+            said = f"{self.limit} requests of this API key may be under way at once"
+            return f"{said}; wait for the end of one, or try again later"
+        return f"rate limit reached: {self.limit} {self.kind} per minute for this API key; try again later"
+
 
 class Meter:
     """What one key has asked for here."""
 
-    __slots__ = ("_at", "_demand", "requests", "share", "tokens", "unsettled")
+    __slots__ = ("_at", "_concurrent", "_demand", "lasting_share", "requests", "share", "tokens", "unsettled")
 
     def __init__(self, key: ApiKey, share: float, now: float, demand: float = 0.0, unsettled: int = 0) -> None:
         """`unsettled` is how many requests were let pass and are not over."""
-        self.share = share
+        self.share = self.lasting_share = share
         self.requests = None if key.requests_per_minute is None else Bucket(key.requests_per_minute, share, now)
         self.tokens = None if key.tokens_per_minute is None else Bucket(key.tokens_per_minute, share, now)
+        self._concurrent = key.max_concurrent_requests
         self._demand = demand
         self._at = now
         self.unsettled = unsettled
@@ -122,7 +142,8 @@ class Meter:
         """Whether the limits are those that `key` has now."""
         requests = None if self.requests is None else self.requests.limit
         tokens = None if self.tokens is None else self.tokens.limit
-        return (requests, tokens) == (key.requests_per_minute, key.tokens_per_minute)
+        limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent_requests)
+        return (requests, tokens, self._concurrent) == limits
 
     def admit(self, tokens: float, now: float) -> Denied | None:
         """Let a request of an estimated number of `tokens` pass, or say why not."""
@@ -138,6 +159,11 @@ class Meter:
             if tight is None or found_s > wait_s:
                 wait_s, tight, kind = found_s, self.tokens, "tokens"
         self._demand = min(DEMAND_MAX, self.demand(now) + asked * MINUTE_S / DEMAND_S)
+        limit = self._concurrent
+        if limit is not None:
+            self._demand = max(self._demand, min(DEMAND_MAX, (self.unsettled + 1) / limit))
+            if self.unsettled >= max(1, round(self.lasting_share * limit)):
+                return Denied(CONCURRENT, limit, PLACE_RETRY_S)
         if tight is not None and wait_s > 0:
             return Denied(kind, tight.limit, wait_s)
         if self.requests is not None:
@@ -160,6 +186,8 @@ class Meter:
         if now > self._at:
             self._demand *= exp((self._at - now) / DEMAND_S)
             self._at = now
+        if self._concurrent is not None and self.unsettled:
+            self._demand = max(self._demand, min(DEMAND_MAX, self.unsettled / self._concurrent))
         return self._demand
 
     def take_share(self, share: float, now: float) -> None:
@@ -250,6 +278,7 @@ class Rates:
         self._shares = shares
         for key_id, meter in self._meters.items():
             share = shares.of(key_id)
+            meter.lasting_share = min(share, meter.share)
             if share != meter.share:
                 meter.take_share(share, now)
 
@@ -265,6 +294,7 @@ class Rates:
 def _moved(old: Meter, key: ApiKey, now: float) -> Meter:
     """Return the meter of a key whose limits were changed: what it holds stays, as far as it fits."""
     new = Meter(key, old.share, now, old.demand(now), old.unsettled)
+    new.lasting_share = old.lasting_share
     for before, after in ((old.requests, new.requests), (old.tokens, new.tokens)):
         if before is not None and after is not None:
             before.fill(now)

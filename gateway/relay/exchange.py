@@ -14,7 +14,7 @@ from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT, used_tokens
 from specpilot.gateway.relay import relay
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest, prepare
+from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest, pick_engine, prepare
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.deadlines import overdue
@@ -333,8 +333,7 @@ class Exchange:
         if denied is None:
             self._is_charged = True
             return
-        said = f"rate limit reached: {denied.limit} {denied.kind} per minute for this API key; try again later"
-        raise RateLimitError(said, denied.kind, denied.retry_after_s)
+        raise RateLimitError(denied.message, denied.kind, denied.retry_after_s)
 
     def _wait(self, prepared: PreparedRequest, admission: Admission[Engine]) -> None:
         """Wait for an engine with room."""
@@ -367,11 +366,11 @@ class Exchange:
 
     def _go(self, prepared: PreparedRequest) -> None:
         """Choose an engine and go to it."""
-        context, model = self._context, prepared.model
-        avoided = () if context.admission is None else context.admission.full_engines(model)
-        engine = context.fleet.pick(prepared.take_facts(), self._request.session, context.monotonic(), avoided)
+        context = self._context
+        avoided = () if context.admission is None else context.admission.full_engines(prepared.model)
+        engine = pick_engine(context, prepared, self._request.session, avoided)
         if engine is None:
-            said = f"no engine of `{model}` takes requests now; try again"
+            said = f"no engine of `{prepared.model}` takes requests now; try again"
             raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
         self._relay = relay.Relay(
             context,
@@ -444,6 +443,7 @@ class Exchange:
             outcome.key_id = self._key.key_id
         if prepared is not None:
             outcome.model = prepared.model
+            outcome.requested_model = prepared.requested_model
             outcome.traffic_class = prepared.traffic_class
             outcome.is_stream = prepared.is_stream
             outcome.max_tokens = prepared.max_tokens

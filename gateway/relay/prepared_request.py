@@ -1,14 +1,29 @@
-"""From a whole request to what is to be done with it: facts, class, the bytes for the engine, where it counts.
+"""From a whole request to what is to be done with it: facts, model, class, the bytes for the engine, where it counts.
 
 Decides and performs nothing; the exchange acts on what is returned. The routes that are relayed are named here.
+
+A request for a name with a model route is for the model that the route chooses: everything from the class on is that
+model's. While none of its answer has arrived it may still be turned to the next fall-back model (`pick_engine`), for
+which its body is amended anew; so the body as it came is kept until then.
 """
 
+from collections.abc import Collection
+
+from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
+from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for
+from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.telemetry.metrics import Cell
 from specpilot.gateway.wire.body import RequestFacts, amend, amendments, read_facts
-from specpilot.gateway.wire.errors import EngineUnavailableError, GatewayError, ModelNotFoundError
-from specpilot.gateway.wire.heads import RequestHead
+from specpilot.gateway.wire.errors import (
+    EngineUnavailableError,
+    GatewayError,
+    ModelNotAllowedError,
+    ModelNotFoundError,
+)
+from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.policy.types import ApiKey
 
@@ -29,13 +44,34 @@ RETRY_AFTER_S = 1.0
 """Seconds that a client is told to wait when the gateway cannot know better."""
 
 
+class Source:
+    """What a request was prepared from, and the models that it may still be turned to."""
+
+    __slots__ = ("body", "fallback", "head", "key", "outline")
+
+    def __init__(
+        self,
+        head: RequestHead,
+        key: ApiKey | None,
+        body: bytes,
+        outline: BodyOutline | None,
+        fallback: tuple[str, ...],
+    ) -> None:
+        self.head = head
+        self.key = key
+        self.body = body
+        self.outline = outline
+        self.fallback = fallback
+
+
 class PreparedRequest:
     """A request as the gateway takes it on. `own` are the header lines that tell the client of it.
 
     `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` when the
     request waits or its engine is chosen. `body` is empty once there can be no retry. `outline` is what was parsed of a
-    large body. `charged_tokens` is what counts against the key's limit until the response states its usage;
-    `strips_usage`: the gateway asked for that, and the client did not.
+    large body. `requested_model` is what the client asked for, where that name has a model route; `source` is there
+    while the request may be turned to another model. `charged_tokens` is what counts against the key's limit until the
+    response states its usage; `strips_usage`: the gateway asked for that, and the client did not.
     """
 
     __slots__ = (
@@ -49,22 +85,23 @@ class PreparedRequest:
         "outline",
         "own",
         "path",
+        "requested_model",
+        "source",
         "strips_usage",
         "traffic_class",
         "work_tokens",
     )
 
-    def __init__(  # noqa: PLR0913, PLR0917 - a plain record, and no dataclass: mypyc would leave that interpreted
+    def __init__(
         self,
         facts: RequestFacts,
         traffic_class: str,
         own: bytes,
         cell: Cell,
         body: tuple[bytes | memoryview, ...],
-        outline: bytes | None,
     ) -> None:
         self.facts: RequestFacts | None = facts
-        self.outline = outline
+        self.outline: bytes | None = None
         self.path = facts.path
         self.model = facts.model
         self.is_stream = facts.stream
@@ -75,6 +112,8 @@ class PreparedRequest:
         self.cell = cell
         self.charged_tokens = facts.charged_tokens
         self.strips_usage = False
+        self.requested_model: str | None = None
+        self.source: Source | None = None
         self.body = body
 
     @property
@@ -85,11 +124,31 @@ class PreparedRequest:
     def take_facts(self) -> RequestFacts:
         """Return what the choice of an engine looks at and let go of it; a second time it is parsed again."""
         facts, self.facts = self.facts, None
-        if facts is not None:
-            return facts
-        if self.outline is not None:
-            return read_facts(self.path, self.outline, self.size)
-        return read_facts(self.path, b"".join(self.body))
+        if facts is None:
+            if self.outline is not None:
+                facts = read_facts(self.path, self.outline, self.size)
+            else:
+                facts = read_facts(self.path, b"".join(self.body))
+            facts.model = self.model  # an outline is of the body as it came
+        return facts
+
+    def release_body(self) -> None:
+        """Let go of the body: there can be no retry."""
+        self.body = ()
+        self.outline = self.source = None
+
+    def turn_to(self, other: "PreparedRequest") -> None:
+        """Be as `other`, the same request for another model. What it was charged for stays."""
+        self.cell.in_flight -= 1
+        other.cell.in_flight += 1
+        self.facts = other.facts
+        self.model = other.model
+        self.requested_model = other.requested_model
+        self.traffic_class = other.traffic_class
+        self.own = other.own
+        self.cell = other.cell
+        self.body = other.body
+        self.strips_usage = other.strips_usage
 
 
 def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
@@ -103,35 +162,117 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on."""
     text = None if outline is None else outline.finish()
     facts = read_facts(path, body) if text is None else read_facts(path, text, len(body))
-    model = facts.model
-    if model not in context.fleet.by_model:
-        raise _no_model(context, model)
+    asked = facts.model
+    if key is not None and not key.may_use(asked):
+        raise ModelNotAllowedError(
+            f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
+            param="model",
+        )
+    routes = context.snapshot.model_routes
+    route = routes.get(asked) if routes else None
+    if route is None:
+        if asked not in context.fleet.by_model:
+            raise _no_model(context, asked)
+        prepared = _for_model(context, facts, head, key, body, outline)
+        prepared.outline = text
+        return prepared
+    fleet = context.fleet
+    models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
+    at = first_serving(models, fleet.has_engine)
+    if models[at] not in fleet.by_model:
+        named = " or ".join(f"`{model}`" for model in models)
+        said = f"no engine serves {named}, to which `{asked}` is routed; try again"
+        raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
+    facts.model = models[at]
+    prepared = _for_model(context, facts, head, key, body, outline, asked)
+    prepared.outline = text
+    if models[at + 1 :]:
+        prepared.source = Source(head, key, body, outline, models[at + 1 :])
+    context.metrics.count_route(asked, models[at], RouteRule.FALLBACK if at else RouteRule.SPLIT)
+    return prepared
+
+
+def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
+    context: GatewayContext,
+    facts: RequestFacts,
+    head: RequestHead,
+    key: ApiKey | None,
+    body: bytes,
+    outline: BodyOutline | None,
+    asked: str | None = None,
+) -> PreparedRequest:
+    """Prepare a request for the model of `facts`, which is in the fleet; `asked` is the name that has a route."""
+    path, model = facts.path, facts.model
     snapshot = context.snapshot
     found = classify(facts, head.traffic_class, key, context.known_classes(model), snapshot.rules(model))
     if found.has_unknown:
         context.metrics.unknown_class += 1
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
+    is_marked = path in MARKED
+    k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
     wanted = amendments(
-        found.traffic_class if context.marks_class and path in MARKED else None,
+        found.traffic_class if context.marks_class and is_marked else None,
         -context.class_policy(model, found.traffic_class).priority if context.sends_priority else None,
         asks_usage,
+        k_max,
+        None if asked is None or asked == model else model,
     )
     own = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
         found.traffic_class.encode(),
         snapshot.policy_version(model),
     )
+    if k_max is not None:
+        own += b"%s: %d\r\n" % (K_MAX_HEADER, k_max)
+    if asked is not None:
+        own += b"x-specpilot-model: %s\r\n" % model.encode()
     prepared = PreparedRequest(
         facts,
         found.traffic_class,
         own,
         context.metrics.cell(model, found.traffic_class),
         tuple(amend(body, facts, wanted, outline)),
-        text,
     )
+    prepared.requested_model = asked
     prepared.strips_usage = asks_usage and not facts.asks_usage
     longest = context.fleet.longest.get(model)
     prepared.charged_tokens = facts.charged_tokens if longest is None else min(facts.charged_tokens, longest)
     return prepared
+
+
+def pick_engine(
+    context: GatewayContext, prepared: PreparedRequest, session: str | None, avoid: Collection[Engine]
+) -> Engine | None:
+    """Return the engine for a request, which is turned to its fall-back models while there is none; `None` at last.
+
+    `session` is what its header names, `avoid` are the engines that are full or failed it.
+    """
+    while True:
+        engine = context.fleet.pick(prepared.take_facts(), session, context.monotonic(), avoid)
+        if engine is not None or not _fall_back(context, prepared):
+            return engine
+
+
+def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
+    """Turn `prepared` to the next model that has an engine in good standing; return whether there is one."""
+    source = prepared.source
+    if source is None:
+        return False
+    at = first_serving(source.fallback, context.fleet.has_engine)
+    model, left = source.fallback[at], source.fallback[at + 1 :]
+    if not context.fleet.has_engine(model):
+        return False
+    text = None if source.outline is None else source.outline.finish()
+    facts = (
+        read_facts(prepared.path, source.body) if text is None else read_facts(prepared.path, text, len(source.body))
+    )
+    asked, facts.model = facts.model, model
+    prepared.turn_to(_for_model(context, facts, source.head, source.key, source.body, source.outline, asked))
+    if left:
+        source.fallback = left
+    else:
+        prepared.source = None
+    context.metrics.count_route(asked, model, RouteRule.FALLBACK)
+    return True
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:

@@ -19,7 +19,7 @@ from typing import Protocol
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempt import Attempt
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest
+from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest, pick_engine
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.deadlines import Overdue
 from specpilot.gateway.wire.errors import (
@@ -217,7 +217,7 @@ class Relay:
             return False
         if not self._context.budget.allows(now):
             return False  # before the choice, which counts and remembers what it sends where
-        engine = self._context.fleet.pick(self._prepared.take_facts(), self._request.session, now, self.engines)
+        engine = pick_engine(self._context, self._prepared, self._request.session, self.engines)
         if engine is None:
             return False
         self._context.budget.spend(now)
@@ -302,8 +302,7 @@ class Relay:
             self._prepared.cell.itl.observe(delivery.gap_s, delivery.gaps)
         if out:
             if self._prepared.body:  # there will be no retry, and a stream may last
-                self._prepared.body = ()
-                self._prepared.outline = None
+                self._prepared.release_body()
                 self._owner.body_released()
             self._write(out)
 

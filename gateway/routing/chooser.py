@@ -56,7 +56,7 @@ class Chooser:
         self._is_least = balance is Balance.LEAST
         self._has_session = affinity in (Affinity.SESSION, Affinity.BOTH)
         self._has_prefix = affinity in (Affinity.PREFIX, Affinity.BOTH)
-        self._draw = draw
+        self.draw = draw
         self._turn = 0
         self.prefixes = Prefixes()
         self.counts: dict[str, int] = dict.fromkeys((rule.value for rule in Rule), 0)
@@ -113,4 +113,4 @@ class Chooser:
         if self._is_least:
             self._turn += 1
             return least(engines, busy, self._turn)
-        return two_choices(engines, busy, self._draw())
+        return two_choices(engines, busy, self.draw())

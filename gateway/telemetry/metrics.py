@@ -21,12 +21,14 @@ from prometheus_client.registry import Collector
 
 from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, MetricsSnapshot
 from specpilot.gateway.wire.sse import Usage
+from specpilot.policy.types import OTHER
 
 PREFIX = "specpilot_gateway_"
 GAUGES = {"in_flight": SUMS, "queued": SUMS, "policy_versions": LEAST, "snapshot_age_s": LARGEST, "ejected": LARGEST}
 """How the workers' gauges become one: the oldest policy in force and the oldest snapshot anywhere are what counts."""
 
 NUMBERS = (
+    *("key_requests", "key_tokens", "model_routes"),
     *("retries", "unknown_class", "refusals", "upstream_errors", "disconnects", "choices", "policy_versions"),
     *("snapshot_age_s", "ejected", "log_lines_dropped", "spans"),
 )
@@ -40,6 +42,9 @@ CELL_NUMBERS = (
 
 CELL_LIMIT = 1024
 """More pairs of model and class than any fleet has; what comes after counts under `other`."""
+
+KEY_LIMIT = 512
+"""API keys that one process counts apart; those that come after count under `other`."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
 _ITL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -62,6 +67,9 @@ HELP = {
     "refusals": "Requests refused for want of room, by kind.",
     "queue_length": "Requests that wait for an engine with room.",
     "queue_seconds": "Seconds that requests which had to wait for an engine did so, with or without success.",
+    "key_requests": "Requests answered, by API key and HTTP status; of requests with a key alone.",
+    "key_tokens": "Tokens by API key: input as engines stated it, output as in output_tokens.",
+    "model_routes": "Requests for a name that has a model route, by the model that was to serve and the rule.",
     "unknown_class": "Requests whose header, body or key named a class that the model does not have.",
     "policy_version": "Version of the policy applied to a model; 0: none.",
     "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
@@ -149,6 +157,9 @@ class GatewayMetrics(Collector):
         self.cells: dict[tuple[str, str], Cell] = {}
         self.retries = 0
         self.unknown_class = 0
+        self.key_requests: dict[str, dict[int, int]] = {}
+        self.key_tokens: dict[str, dict[str, int]] = {}
+        self.model_routes: dict[str, dict[str, dict[str, int]]] = {}
         self.refusals: dict[str, int] = {}
         self.upstream_errors: dict[str, int] = {}
         self.disconnects: dict[str, int] = {}
@@ -168,6 +179,27 @@ class GatewayMetrics(Collector):
                 return self.cell("other", "other")
             found = self.cells[key] = Cell()
         return found
+
+    def count_key(self, key_id: str, status: int, usage: Usage | None, events: int) -> None:
+        """A request of API key `key_id` ended with `status`; its response stated `usage`, or had `events`."""
+        requests = self.key_requests.get(key_id)
+        if requests is None:
+            if len(self.key_requests) >= KEY_LIMIT:
+                key_id = OTHER
+            requests = self.key_requests.setdefault(key_id, {})
+        requests[status] = requests.get(status, 0) + 1
+        if usage is None:
+            return
+        tokens = self.key_tokens.get(key_id)
+        if tokens is None:
+            tokens = self.key_tokens[key_id] = {"input": 0, "output": 0}
+        tokens["input"] += usage.input_tokens or 0
+        tokens["output"] += events if usage.output_tokens is None else usage.output_tokens
+
+    def count_route(self, requested: str, model: str, rule: str) -> None:
+        """A request for the name `requested` goes to `model`, by `rule`: split or fallback."""
+        rules = self.model_routes.setdefault(requested, {}).setdefault(model, {})
+        rules[rule] = rules.get(rule, 0) + 1
 
     def count_upstream_error(self, reason: str) -> None:
         """An engine failed."""
@@ -228,6 +260,8 @@ class GatewayMetrics(Collector):
         yield self._counter("choices", "rule", self.choices)
         yield self._counter("spans", "outcome", self.spans)
         yield self._counter("refusals", "kind", self.refusals)
+        yield from self._key_counters()
+        yield self._route_counter()
         for name, count in (
             ("retries", self.retries),
             ("unknown_class", self.unknown_class),
@@ -262,6 +296,26 @@ class GatewayMetrics(Collector):
             queued.add_metric(key, cell.queued)
         yield from (requests, tokens, in_flight, queued)
 
+    def _key_counters(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(PREFIX + "key_requests", HELP["key_requests"], labels=("key_id", "status"))
+        for key_id, statuses in self.key_requests.items():
+            for status, count in statuses.items():
+                requests.add_metric((key_id, str(status)), count)
+        tokens = CounterMetricFamily(PREFIX + "key_tokens", HELP["key_tokens"], labels=("key_id", "direction"))
+        for key_id, directions in self.key_tokens.items():
+            for direction, count in directions.items():
+                tokens.add_metric((key_id, direction), count)
+        yield from (requests, tokens)
+
+    def _route_counter(self) -> Metric:
+        labels = ("requested_model", "model", "rule")
+        family = CounterMetricFamily(PREFIX + "model_routes", HELP["model_routes"], labels=labels)
+        for requested, models in self.model_routes.items():
+            for model, rules in models.items():
+                for rule, count in rules.items():
+                    family.add_metric((requested, model, rule), count)
+        return family
+
     def _counter(self, name: str, label: str, counts: Mapping[str, int]) -> Metric:
         family = CounterMetricFamily(PREFIX + name, HELP[name], labels=(label,))
         for value, count in counts.items():
@@ -279,7 +333,7 @@ def exposition(metrics: GatewayMetrics) -> bytes:
 def _plain(value: Any) -> Any:
     if isinstance(value, Histogram):
         return {"counts": [*value.counts], "total": value.total}
-    return dict(value) if isinstance(value, dict) else value
+    return {name: _plain(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _restore(cell: Cell, numbers: dict[str, Any]) -> None:

@@ -9,13 +9,14 @@ class Outcome:
     `error` says what went wrong where the status does not: the code of the gateway's own error, sent instead of a
     response or at the end of one; `error_event` for an engine's within a stream; `stalled` for a client cut off.
     `is_stream` is what the client asked for, `is_event_stream` what the engine answered. `overhead_s` runs from the
-    beginning to the last time that the request went out. `first_byte_at` and `events` are of the engine's body.
+    beginning to the last time that the request went out. `requested_model` is what the client asked for, where a model
+    route made another `model` of it. `first_byte_at` and `events` are of the engine's body.
     """
 
     __slots__ = (
         "client_host", "ended_at", "engine_id", "engines_tried", "error", "events", "first_byte_at",
         "is_event_stream", "is_stream", "key_id", "max_tokens", "method", "model", "overhead_s", "path", "phase",
-        "received_at", "request_id", "status", "traffic_class", "usage", "waited_s",
+        "received_at", "request_id", "requested_model", "status", "traffic_class", "usage", "waited_s",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
@@ -42,6 +43,7 @@ class Outcome:
         self.client_host: str | None = None
         self.key_id: str | None = None
         self.model: str | None = None
+        self.requested_model: str | None = None
         self.traffic_class: str | None = None
         self.is_stream = False
         self.max_tokens: int | None = None

@@ -34,6 +34,8 @@ class Recorder:
             cell.ttft.observe(ttft_s)
         if usage is not None:
             cell.learn(usage, outcome.events)
+        if outcome.key_id is not None:
+            self.metrics.count_key(outcome.key_id, outcome.status, usage, outcome.events)
         trace = None
         if span is not None and self.tracing is not None:
             trace = self.tracing.trace_id(span)
@@ -47,6 +49,7 @@ class Recorder:
                 "method": outcome.method.decode(),
                 "path": outcome.path,
                 "model": outcome.model,
+                "requested_model": outcome.requested_model,
                 "traffic_class": outcome.traffic_class,
                 "key_id": outcome.key_id,
                 "client": outcome.client_host,

@@ -3,10 +3,11 @@
 Law: the client's bytes reach the engine as they came. The body, or of a large one its outline
 (`gateway.wire.outline`), is parsed once, to look; it is never written anew from what was parsed.
 
-`amend` splices what the gateway decides into the bytes themselves: `vllm_xargs.traffic_class`, `priority`, and of a
-stream `stream_options.include_usage`. An object that is there is merged into, what it says of these replaced; else it
-becomes a first member of the body. When a body names a field twice every one of them is amended, so that it does not
-matter which the engine believes. A `vllm_xargs` that is neither object nor null is left for the engine to refuse.
+`amend` splices what the gateway decides into the bytes themselves: `vllm_xargs.traffic_class` and `vllm_xargs.k_max`,
+`priority`, of a stream `stream_options.include_usage`, and `model` where another one is to serve. An object that is
+there is merged into, what it says of these replaced; else it becomes a first member of the body. When a body names a
+field twice every one of them is amended, so that it does not matter which the engine believes. A `vllm_xargs` that is
+neither object nor null is left for the engine to refuse.
 
 Whether `messages` and the like make sense is the engine's business. Pure.
 """
@@ -24,10 +25,12 @@ from specpilot.policy.types import is_class_name
 
 XARGS = "vllm_xargs"
 CLASS_FIELD = "traffic_class"
+CEILING_FIELD = "k_max"
+MODEL = "model"
 PRIORITY = "priority"
 STREAM_OPTIONS = "stream_options"
 INCLUDE_USAGE = "include_usage"
-_USAGE_MEMBER = b'"include_usage":true'
+_USAGE = {INCLUDE_USAGE: b"true"}
 CHARS_PER_TOKEN = 4
 """A rough measure that ranks engines; nothing is billed by it."""
 
@@ -132,17 +135,23 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
 class Amendments:
     """What the gateway decides of a body: values are few, and each is made once (`amendments`).
 
-    `traffic_class` and `priority` are `None` where they are not set: then a client's own `priority` becomes 0 all the
-    same, since it orders the queue of all clients. `asks_usage`: of a stream, ask for its usage.
+    `traffic_class`, `priority`, `k_max` and `model` are `None` where they are not set: then a client's own `priority`
+    becomes 0 all the same, since it orders the queue of all clients. `asks_usage`: of a stream, ask for its usage.
     """
 
-    __slots__ = ("asks_usage", "class_member", "class_value", "has_priority", "priority", "usual_members")
+    __slots__ = ("asks_usage", "has_priority", "model", "priority", "usual_members", "xargs")
 
-    def __init__(self, traffic_class: str | None, priority: int | None, *, asks_usage: bool) -> None:
+    def __init__(
+        self, traffic_class: str | None, priority: int | None, k_max: int | None, model: str | None, *, asks_usage: bool
+    ) -> None:
         if traffic_class is not None and not is_class_name(traffic_class):
             raise ValueError(f"{traffic_class!r} is not a class name")
-        self.class_value = b"" if traffic_class is None else b'"%s"' % traffic_class.encode()
-        self.class_member = b'"%s":%s' % (CLASS_FIELD.encode(), self.class_value) if traffic_class else b""
+        self.xargs: dict[str, bytes] = {}
+        if traffic_class is not None:
+            self.xargs[CLASS_FIELD] = b'"%s"' % traffic_class.encode()
+        if k_max is not None:
+            self.xargs[CEILING_FIELD] = b"%d" % k_max
+        self.model = None if model is None else orjson.dumps(model)
         self.has_priority = priority is not None and priority != 0
         self.priority = b"%d" % (priority or 0)
         self.asks_usage = asks_usage
@@ -151,19 +160,25 @@ class Amendments:
     def first_members(self, body: dict[str, Any]) -> bytes:
         """Return the members to add to a body that was parsed as `body`."""
         text = b""
-        if self.class_member and XARGS not in body:
-            text += b'"%s":{%s},' % (XARGS.encode(), self.class_member)
+        if self.xargs and XARGS not in body:
+            text += b'"%s":{%s},' % (XARGS.encode(), _text_of(self.xargs))
         if self.has_priority and PRIORITY not in body:
             text += b'"%s":%s,' % (PRIORITY.encode(), self.priority)
         if self.asks_usage and STREAM_OPTIONS not in body:
-            text += b'"%s":{%s},' % (STREAM_OPTIONS.encode(), _USAGE_MEMBER)
+            text += b'"%s":{%s},' % (STREAM_OPTIONS.encode(), _text_of(_USAGE))
         return text
 
 
 @lru_cache(maxsize=1024)
-def amendments(traffic_class: str | None, priority: int | None, asks_usage: bool) -> Amendments:  # noqa: FBT001 - cached
+def amendments(
+    traffic_class: str | None,
+    priority: int | None,
+    asks_usage: bool,  # noqa: FBT001 - cached
+    k_max: int | None = None,
+    model: str | None = None,
+) -> Amendments:
     """Return what to amend, the same value for the same decisions."""
-    return Amendments(traffic_class, priority, asks_usage=asks_usage)
+    return Amendments(traffic_class, priority, k_max, model, asks_usage=asks_usage)
 
 
 def amend(
@@ -175,39 +190,48 @@ def amend(
     """
     found = facts.body
     start = body.index(b"{") + 1
-    if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found:
+    if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:
         return _spliced(body, [(start, start, wanted.usual_members)])
     added = wanted.first_members(found)
-    has_class = bool(wanted.class_member) and XARGS in found
+    has_xargs = bool(wanted.xargs) and XARGS in found
     has_options = wanted.asks_usage and STREAM_OPTIONS in found
     edits: list[tuple[int, int, bytes]] = [(start, start, added)] if added else []
-    if not (has_class or has_options or PRIORITY in found):
+    if not (has_xargs or has_options or PRIORITY in found or wanted.model is not None):
         return _spliced(body, edits)
     text = body if outline is None else outline.finish()
     changed: list[tuple[int, int, bytes]] = []
     for key, begin, end in _members(text, text.index(b"{")):
-        if key == XARGS and has_class:
-            changed += _merged(text, begin, end, CLASS_FIELD, wanted.class_value, wanted.class_member)
+        if key == XARGS and has_xargs:
+            changed += _merged(text, begin, end, wanted.xargs)
         elif key == STREAM_OPTIONS and has_options:
-            changed += _merged(text, begin, end, INCLUDE_USAGE, b"true", _USAGE_MEMBER)
+            changed += _merged(text, begin, end, _USAGE)
         elif key == PRIORITY:
             changed.append((begin, end, wanted.priority))
+        elif key == MODEL and wanted.model is not None:
+            changed.append((begin, end, wanted.model))
     if outline is not None:
         changed = [(outline.place(begin), outline.place(end), text) for begin, end, text in changed]
     return _spliced(body, edits + changed)
 
 
-def _merged(  # noqa: PLR0913, PLR0917 - a place, and what to put there
-    body: bytes, start: int, end: int, name: str, value: bytes, member: bytes
-) -> list[tuple[int, int, bytes]]:
-    """Return what sets the member `name` of the object or null between `start` and `end`; nothing for other values."""
+def _text_of(members: dict[str, bytes]) -> bytes:
+    """Return `members`, values in JSON by their names, as an object has them between its braces."""
+    return b",".join([b'"%s":%s' % (name.encode(), value) for name, value in members.items()])
+
+
+def _merged(body: bytes, start: int, end: int, wanted: dict[str, bytes]) -> list[tuple[int, int, bytes]]:
+    """Return what sets the members `wanted` of the object or null between `start` and `end`; nothing for others."""
     if body[start:end] == b"null":
-        return [(start, end, b"{" + member + b"}")]
+        return [(start, end, b"{" + _text_of(wanted) + b"}")]
     if body[start : start + 1] != b"{":
         return []
     members = list(_members(body, start))
-    replaced = [(begin, end, value) for key, begin, end in members if key == name]
-    return replaced or [(start + 1, start + 1, member + (b"," if members else b""))]
+    replaced = [(begin, end, wanted[key]) for key, begin, end in members if key in wanted]
+    named = {key for key, _, _ in members}
+    added = {name: value for name, value in wanted.items() if name not in named}
+    if not added:
+        return replaced
+    return [(start + 1, start + 1, _text_of(added) + (b"," if members else b"")), *replaced]
 
 
 def _spliced(body: bytes, edits: list[tuple[int, int, bytes]]) -> Sequence[bytes | memoryview]:
@@ -231,8 +255,10 @@ def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
     while body[position] != ord("}"):
         count += 1
         if count > WALKED_MEMBERS:
-            said = f"with `{XARGS}`, `{STREAM_OPTIONS}` or `{PRIORITY}` at most {WALKED_MEMBERS} members can be read"
-            raise BodyTooComplexError(f"{said} of an object; send fewer")
+            said = (
+                f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a routed model at most {WALKED_MEMBERS} members"
+            )
+            raise BodyTooComplexError(f"{said} of an object can be read; send fewer")
         found = _STRING.match(body, position)
         assert found is not None
         key: str = orjson.loads(found[0])

@@ -54,6 +54,12 @@ class InvalidApiKeyError(GatewayError):
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
+class ModelNotAllowedError(GatewayError):
+    """The API key may not ask for the model."""
+
+    status, type, code = 403, "permission_error", "model_not_allowed"
+
+
 class ModelNotFoundError(GatewayError):
     """No engine serves the model, not even one that is down."""
 

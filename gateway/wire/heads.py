@@ -14,6 +14,9 @@ from math import ceil
 from specpilot.gateway.wire.errors import BadHeadError, GatewayError, body_of
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead
 
+K_MAX_HEADER = b"x-specpilot-k-max"
+"""The most that K may be: of a request what its client asks for, of a response what held."""
+
 _READ = frozenset(
     (
         b"host",
@@ -36,6 +39,7 @@ _READ = frozenset(
         b"x-request-id",
         b"x-traffic-class",
         b"x-session-id",
+        K_MAX_HEADER,
         b"x-data-parallel-rank",  # vLLM would let the client choose, past the balance
     )
 )
@@ -44,6 +48,8 @@ _OWN = frozenset(
         b"x-request-id",
         b"x-specpilot-class",
         b"x-specpilot-engine",
+        K_MAX_HEADER,
+        b"x-specpilot-model",
         b"x-specpilot-policy-version",
         b"x-specpilot-overhead-ms",
         b"x-specpilot-queue-ms",
@@ -71,7 +77,7 @@ class RequestHead:
     """
 
     __slots__ = (
-        "api_key", "forwarded", "is_chunked", "is_expecting", "is_modern", "length", "request_id", "session",
+        "api_key", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "request_id", "session",
         "traffic_class",
     )  # fmt: skip
 
@@ -79,6 +85,7 @@ class RequestHead:
         self.forwarded = b""
         self.api_key: bytes | None = None
         self.traffic_class: str | None = None
+        self.k_max: bytes | None = None
         self.request_id: bytes | None = None
         self.session: str | None = None
         self.length: int | None = None
@@ -121,6 +128,8 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
         elif name == b"x-session-id":
             head.session = value.decode("latin-1") or None
             kept += (name, b": ", value, b"\r\n")
+        elif name == K_MAX_HEADER:
+            head.k_max = value.strip()
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
             dropped = (dropped or set()) | tokens

@@ -113,6 +113,24 @@ def test_at_k_0_the_drafter_is_off_and_new_requests_speculate_again(engine: Engi
     assert total(engine, names.BACKLOG_TOKENS)[()] == 0
 
 
+@pytest.mark.parametrize("k", [7, 0], ids=["by schedule", "probes only"])
+def test_a_requests_ceiling_bounds_its_drafts_and_probes_beside_requests_without_one(engine: Engine, k: int) -> None:
+    def spent(k_max: object) -> dict[str, Any]:
+        arguments = {"traffic_class": "json", "k_max": k_max}
+        reply = chat(engine, prompts(3)[0][1]["messages"], max_tokens=160, vllm_xargs=arguments)
+        found: dict[str, Any] = reply["metrics"]["speculative_decoding"]
+        return found
+
+    set_k(engine, k, probe_ratio=1.0, lowest_band_with_k=0 if k else len(BAND_EDGES) + 1)
+    with ThreadPoolExecutor(4) as pool:
+        none, two, *free = pool.map(spent, [0, 2, 7, "nonsense"])
+    assert none["num_draft_tokens"] == 0
+    assert 0 < two["num_draft_tokens"] <= 2 * two["num_spec_steps"]
+    assert sum(two["acceptance_histogram"][3:]) == 0
+    assert all(one["num_draft_tokens"] > 0 for one in free)
+    assert k == 0 or all(one["num_draft_tokens"] > 2 * one["num_spec_steps"] for one in free)
+
+
 def test_a_conversation_that_decoded_without_drafter_speculates_in_its_next_turn(engine: Engine) -> None:
     """Blocks that the drafter has not seen leave the prefix cache, so the next turn prefills and drafts as ever."""
     question = [{"role": "user", "content": "Tell me what a dictionary is, and name the methods that it has. " * 8}]

@@ -220,8 +220,14 @@ def test_what_is_frozen_is_shown_on_every_page_and_lifted(
 def test_keys_and_tokens_are_made_and_shown_once(browser: Browser, controller: Controller) -> None:
     show(browser, controller, "access")
     browser.fill("traffic class", "code")
+    browser.fill("most K", "0")
+    browser.fill("requests at once", "4")
+    browser.fill("models, by commas", "big, small")
     browser.press("Make a client key")
     browser.sees("shown only this once: sk-")
+    [made] = controller.call("/admin/keys")[1]["keys"]
+    assert (made["k_max"], made["max_concurrent_requests"], made["allowed_models"]) == (0, 4, ["big", "small"])
+    browser.sees("4 requests at once, K at most 0")
     browser.fill("name", "night shift")
     browser.press("Make a token")
     browser.sees("Token night shift (viewer), shown only this once: spt_")

@@ -96,7 +96,8 @@ def test_a_client_key_is_shown_once_and_stored_as_its_hash(controller: Controlle
     stored = RedisStore(controller.redis.url).api_keys()
     assert [item.sha256 for item in stored] == [hashlib.sha256(made["key"].encode()).hexdigest()]
     listed = controller.call("/admin/keys")[1]["keys"]
-    limits = dict.fromkeys(("requests_per_minute", "tokens_per_minute", "expires_at", "previous_expires_at"))
+    numbers = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "k_max")
+    limits = dict.fromkeys((*numbers, "allowed_models", "expires_at", "previous_expires_at"))
     assert listed == [{"key_id": made["key_id"], "traffic_class": "code", "allowed_classes": ["code"], **limits}]
     assert controller.call("/admin/keys", "POST", {"traffic_class": "No!", "colour": 1})[0] == 422
     assert controller.call(f"/admin/keys/{made['key_id']}", "DELETE")[0] == 204
@@ -116,6 +117,51 @@ def test_the_limits_of_a_client_key_are_set_changed_and_checked(controller: Cont
     assert status == 422
     assert [fault["field"] for fault in refused["error"]["faults"]] == ["requests_per_minute", "tokens_per_minute"]
     assert controller.call("/admin/keys/none", "PATCH", {"requests_per_minute": 5})[0] == 404
+
+
+def test_the_models_places_and_ceiling_of_a_client_key_are_set_changed_and_checked(controller: Controller) -> None:
+    may = {"allowed_models": ["big"], "max_concurrent_requests": 4, "k_max": 0}
+    status, made, _ = controller.call("/admin/keys", "POST", may)
+    assert (status, {name: made[name] for name in may}) == (201, may)
+    path = f"/admin/keys/{made['key_id']}"
+    changed = controller.call(path, "PATCH", {"k_max": 3, "allowed_models": None})[1]
+    assert {name: changed[name] for name in may} == {"allowed_models": None, "max_concurrent_requests": 4, "k_max": 3}
+    wrong = {"allowed_models": "big", "max_concurrent_requests": 0, "k_max": 65}
+    status, refused, _ = controller.call(path, "PATCH", wrong)
+    assert status == 422
+    assert {fault["field"] for fault in refused["error"]["faults"]} == set(wrong)
+    status, refused, _ = controller.call(path, "PATCH", {"allowed_models": ["a b"], "k_max": True})
+    assert [fault["field"] for fault in refused["error"]["faults"]] == ["allowed_models", "k_max"]
+    assert controller.call(path, "DELETE")[0] == 204
+
+
+def test_model_routes_are_one_document_that_nobody_overwrites_unseen(controller: Controller) -> None:
+    status, body, headers = controller.call("/admin/model-routes")
+    assert (status, body, headers["etag"]) == (200, {"version": 0, "updated_at": 0.0, "routes": {}}, '"0"')
+    chat = {"split": [{"model": "big", "weight": 9.0}, {"model": "new", "weight": 1.0}], "fallback": ["small"]}
+    tried = controller.call("/admin/model-routes?validate_only=true", "PUT", {"routes": {"chat": chat}})[1]
+    assert (tried["dry_run"], tried["subject"], tried["version"]) == (True, "model-routes", 1)
+    assert [item[0] for item in tried["changes"]] == ["routes.chat"]
+    status, body, headers = controller.call("/admin/model-routes", "PUT", {"routes": {"chat": chat}})
+    assert (status, body["version"], body["routes"], headers["etag"]) == (201, 1, {"chat": chat}, '"1"')
+    assert controller.call("/admin/model-routes", "PUT", {})[0] == 428
+    assert controller.call("/admin/model-routes", "PUT", {}, {"If-Match": '"7"'})[0] == 412
+    more = {"routes": {"fast": {"split": [{"model": "small"}]}}}
+    status, body, _ = controller.call("/admin/model-routes", "PATCH", more)
+    assert (status, body["version"], sorted(body["routes"])) == (200, 2, ["chat", "fast"])
+    assert body["routes"]["fast"] == {"split": [{"model": "small", "weight": 1.0}], "fallback": []}
+    assert controller.call("/admin/model-routes", "PATCH", more, {"If-Match": '"1"'})[0] == 412
+    status, refused, _ = controller.call("/admin/model-routes", "PATCH", {"routes": {"x": {}, "y": {"split": [{}]}}})
+    assert status == 422
+    assert [fault["field"] for fault in refused["error"]["faults"]] == ["routes.x", "routes.y.split.0.model"]
+    assert "names no model; give split, fallback or both" in refused["error"]["message"]
+    status, body, _ = controller.call("/admin/model-routes", "PUT", {"routes": {}}, {"If-Match": '"2"'})
+    assert (status, body["version"], body["routes"]) == (200, 3, {})
+    entries = [item for item in controller.call("/admin/audit")[1]["entries"] if item["subject"] == "model-routes"]
+    assert [item["action"] for item in entries if item["result"] == "done"] == [
+        *("put_model_routes", "patch_model_routes", "put_model_routes")
+    ]
+    assert [item[:2] for entry in entries for item in entry["changes"]].count(["routes.chat", None]) == 1
 
 
 def test_unknown_paths_methods_and_queries_are_told_in_the_envelope(controller: Controller) -> None:

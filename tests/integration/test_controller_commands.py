@@ -125,6 +125,38 @@ def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> No
     assert controller.command("key", "revoke", key_id).returncode == 0
 
 
+def test_what_a_key_may_from_the_command_line(controller: Controller) -> None:
+    flags = ("--allowed-models", "big, small", "--max-concurrent-requests", "4", "--k-max", "0")
+    key_id = controller.command("key", "create", *flags).stderr.split(":")[0]
+    said = f"{key_id}  allowed_models ['big', 'small'], max_concurrent_requests 4, k_max 0"
+    assert said in controller.command("key", "list").stdout
+    changed = json.loads(controller.command("key", "change", key_id, "--k-max", "none").stdout)
+    assert (changed["k_max"], changed["allowed_models"]) == (None, ["big", "small"])
+    assert "k_max" in controller.command("key", "change", key_id, "--k-max", "65").stderr
+    assert controller.command("key", "revoke", key_id).returncode == 0
+
+
+def test_models_are_routed_from_the_command_line(controller: Controller) -> None:
+    assert controller.command("models", "list").stdout == "no name has a route\n"
+    tried = controller.command("models", "set", "chat", "big=9", "new", "--fallback", "small,tiny", "--dry-run")
+    assert "dry run, nothing was written. It would change model-routes, as version 1:" in tried.stdout, tried.stderr
+    line = "chat  served by big 90 %, new 10 %; else small, tiny\n"
+    assert controller.command("models", "set", "chat", "big=9", "new", "--fallback", "small,tiny").stdout == line
+    assert controller.command("models", "set", "fast", "small").stdout == "fast  served by small\n"
+    assert (
+        controller.command("models", "set", "big", "--fallback", "small").stdout == "big  served by big; else small\n"
+    )
+    assert controller.command("models", "list").stdout.splitlines()[1] == line.strip()
+    assert controller.command("models", "set", "chat", "big").stdout == "chat  served by big\n"
+    assert controller.command("models", "remove", "chat", "--comment", "over").stdout == "chat has no route any more\n"
+    again = controller.command("models", "remove", "chat")
+    assert (again.returncode, "has no route" in again.stderr) == (1, True)
+    empty = controller.command("models", "set", "chat")
+    assert (empty.returncode, "routes.chat: names no model" in empty.stderr) == (1, True)
+    for words in (["set"], ["remove"], ["set", "chat", "big=many"], ["move"]):
+        assert controller.command("models", *words).returncode == 2
+
+
 def test_a_freeze_from_the_command_line(controller: Controller) -> None:
     begun = controller.command("freeze", "demo", "--hold", "static", "--for", "2h", "--comment", "launch")
     assert begun.stdout.startswith("demo is frozen: the static K, until 20"), begun.stderr

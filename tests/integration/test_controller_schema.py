@@ -49,6 +49,7 @@ def fill(controller: Controller) -> None:
     assert controller.call("/admin/policies/seen", "PUT", {})[0] == 428
     assert controller.call("/admin/policies/seen", "PATCH", {"k_min": 1})[0] == 200
     assert controller.call("/admin/keys", "POST", {"traffic_class": "code"})[0] == 201
+    assert controller.call("/admin/model-routes", "PATCH", {"routes": {"a": {"fallback": ["seen"]}}})[0] == 201
     assert controller.call("/admin/freezes/seen", "PUT", {"hold": "static"})[0] == 200
 
 

@@ -15,6 +15,7 @@ from specpilot.policy.errors import FencedError, StoreUnavailableError, VersionC
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain
 from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
+from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import ApiKey, Policy
 from tests.support.redis_server import RedisServer
@@ -39,6 +40,26 @@ def store(server: RedisServer, raw: object) -> Iterator[RedisStore]:
     subject = RedisStore(server.url)
     yield subject
     subject.close()
+
+
+def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
+    store: RedisStore, raw: "redis.Redis[bytes]"
+) -> None:
+    assert store.model_routes() == VersionedModelRoutes()
+    routes = {"chat": ModelRoute((Target("big", 9.0), Target("new")), ("small",))}
+    with raw.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(keys.CHANGES)
+        heard.get_message(timeout=1.0)
+        stored = store.put_model_routes(ModelRoutes(routes), 0, 5.0)
+        message = heard.get_message(timeout=1.0)
+        assert message is not None
+        assert message["data"] == keys.MODEL_ROUTES.encode()
+    assert store.model_routes() == stored == VersionedModelRoutes(1, 5.0, routes)
+    for expected in (0, 2):
+        with pytest.raises(VersionConflictError, match=f"is at version 1, not {expected}"):
+            store.put_model_routes(ModelRoutes(), expected, 6.0)
+    assert store.put_model_routes(ModelRoutes(), 1, 6.0).version == 2
+    assert store.model_routes().routes == {}
 
 
 def test_every_version_is_kept_with_who_wrote_it_and_why(store: RedisStore) -> None:

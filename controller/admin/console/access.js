@@ -9,6 +9,11 @@ const DAY_S = 86400;
 const never = (at) => at === null ? "never" : moment(at);
 const secret = (label, value) => h("p", {}, `${label}, shown only this once: `, h("code", {}, value));
 
+const limits = (key) => [
+  key.requests_per_minute && `${key.requests_per_minute} requests a minute`, key.tokens_per_minute && `${key.tokens_per_minute} tokens a minute`,
+  key.max_concurrent_requests && `${key.max_concurrent_requests} requests at once`, key.k_max !== null && `K at most ${key.k_max}`,
+].filter(Boolean).join(", ") || "none";
+
 export function access(page, me) {
   const keys = h("div", {}), tokens = h("div", {}), said = h("div", { role: "status" });
   const isAdmin = me.role === "admin";
@@ -34,15 +39,18 @@ export function access(page, me) {
 
   function newKey() {
     const [expires, expiryOf] = expiry(), name = h("input", { placeholder: "none" });
-    const requests = h("input", { type: "number", min: 1, placeholder: "no limit" }), perMinute = h("input", { type: "number", min: 1, placeholder: "no limit" });
+    const limit = (min = 1, placeholder = "no limit") => h("input", { type: "number", min, placeholder });
+    const requests = limit(), perMinute = limit(), atOnce = limit(), ceiling = limit(0, "no ceiling"), models = h("input", { placeholder: "any" });
     const make = () => act(async () => {
       const body = { ...(name.value && { traffic_class: name.value }), ...(requests.value && { requests_per_minute: Number(requests.value) }),
-        ...(perMinute.value && { tokens_per_minute: Number(perMinute.value) }), ...expiryOf() };
+        ...(perMinute.value && { tokens_per_minute: Number(perMinute.value) }), ...(atOnce.value && { max_concurrent_requests: Number(atOnce.value) }),
+        ...(ceiling.value && { k_max: Number(ceiling.value) }), ...(models.value.trim() && { allowed_models: models.value.split(",").map((item) => item.trim()) }), ...expiryOf() };
       const made = await call("keys", { method: "POST", body });
       said.replaceChildren(secret(`Client key ${made.key_id}`, made.key));
     });
     return h("div", {}, h("div", { class: "fields" }, h("label", {}, "traffic class", name), h("label", {}, "requests per minute", requests),
-      h("label", {}, "tokens per minute", perMinute), expires), h("button", { type: "button", class: "primary", onclick: make }, "Make a client key"));
+      h("label", {}, "tokens per minute", perMinute), h("label", {}, "requests at once", atOnce), h("label", {}, "most K", ceiling),
+      h("label", {}, "models, by commas", models), expires), h("button", { type: "button", class: "primary", onclick: make }, "Make a client key"));
   }
 
   function newToken() {
@@ -72,8 +80,8 @@ export function access(page, me) {
   async function refresh() {
     const { keys: found } = await call("keys");
     keys.replaceChildren(
-      found.length ? table("Client keys", [["id"], ["class"], ["per minute"], ["expires"], [""]], found.map((key) => [h("code", {}, key.key_id), text(key.traffic_class),
-        { cell: [key.requests_per_minute && `${key.requests_per_minute} requests`, key.tokens_per_minute && `${key.tokens_per_minute} tokens`].filter(Boolean).join(", ") || "no limit", class: "wrap" },
+      found.length ? table("Client keys", [["id"], ["class"], ["models"], ["limits"], ["expires"], [""]], found.map((key) => [h("code", {}, key.key_id), text(key.traffic_class),
+        { cell: key.allowed_models === null ? "any" : key.allowed_models.join(", ") || "none", class: "wrap" }, { cell: limits(key), class: "wrap" },
         never(key.expires_at), buttons("keys", `client key ${key.key_id}`, key.key_id, "key", { grace_s: 3600 })])) : empty("No client key: the gateway serves without one."),
       isAdmin ? newKey() : "");
     if (!isAdmin) return tokens.replaceChildren(empty("Only an admin sees them."));

@@ -346,6 +346,31 @@ def test_a_class_with_one_row_for_all_bands_is_pinned_and_a_ratio_of_0_switches_
             assert [one.k for one in states] == [7, 0]
 
 
+def test_a_ceiling_cuts_the_schedules_k_and_the_width_follows() -> None:
+    states = decoding("code", "code", "chat")
+    states[0].ceiling, states[2].ceiling = 2, 0
+    plan = Planner(K_MAX, ROWS).plan(states[::2], table(default=4, code=5))
+    assert [(one.k, one.due) for one in states[::2]] == [(2, 2), (0, 0)]
+    assert plan == StepPlan(2, slots=2, left_out=("2",))
+    assert Planner(K_MAX, ROWS).plan(states, table(default=4, code=5)).width == 5
+    assert [one.k for one in states] == [2, 5, 0]
+    assert Planner(K_MAX, ROWS).plan(states[2:], table(default=4)) == StepPlan(0)
+
+
+def test_probes_go_no_deeper_than_a_ceiling_and_at_0_there_are_none() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("json", "chat", "chat")
+    states[1].ceiling, states[2].ceiling = 3, 0
+    deep: list[set[int]] = [set(), set(), set()]
+    for _ in range(2 * SHARED_AFTER):
+        lying(states, 0.95, 0.0, 0.0)
+        planner.plan(states, table(1.0, default=UP))
+        for one, found in zip(states, deep, strict=True):
+            found.add(one.k)
+            if one.k:
+                one.note(one.k, one.k, is_probe=one.k > one.due, is_refused=False)
+    assert deep == [{7}, {0, 1, 2, 3}, {0}]
+
+
 def test_probes_do_not_pile_up_where_there_is_nothing_to_probe() -> None:
     planner, states = Planner(K_MAX, ROWS, rows_per_step=64), decoding("chat", "chat")
     lying(states, 0.95, 0.95)
@@ -375,6 +400,7 @@ def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
 ) -> None:
     """Replay what the worker would hold, and what it would have to do for every draft to see all before it."""
     planner, states = Planner(K_MAX, limit, per_step), decoding(*["chat", "code"] * 3)
+    states[4].ceiling, states[5].ceiling = 0, 2
     rows = {state.request_id: 0 for state in states}
     for running, has_prefill, code, chat, can_draft, accepted in steps:
         batch, prefilling = states[:running], states[running:] if has_prefill else []
@@ -393,7 +419,7 @@ def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
         for state in (*batch, *prefilling):
             name = state.request_id
             assert not (state.positions > 1 and rows[name]), "its new positions would be read before what waits"
-            assert state.k <= plan.width
+            assert state.k <= min(plan.width, state.ceiling)
             assert not (state.k and rows[name])
             if plan.width == 0 or name in plan.left_out:
                 assert plan.width == 0 or state.positions == 1

@@ -140,6 +140,28 @@ def test_each_draft_counts_for_its_class_and_as_a_probe_where_it_is_deeper_than_
     assert tokens(evidence) == {"code": 6, "default": 1}
 
 
+@pytest.mark.parametrize(("asked", "k"), [(0, 0), (2, 2), (9, 5), (-1, 5), ("2", 5), (2.0, 5), (True, 5), (None, 5)])
+def test_a_requests_own_ceiling_cuts_its_k_and_what_is_no_whole_number_is_none(asked: object, k: int) -> None:
+    engine = Engine(table(default=5))
+    engine.requests["a"] = named("a")
+    engine.requests["a"].sampling_params.extra_args = {"k_max": asked}
+    engine.begin(a=9)
+    assert [(state.k, state.due) for state in engine.steps.decoding] == [(k, k)]
+
+
+def test_a_draft_within_a_ceiling_is_no_probe_and_counts_as_any_other() -> None:
+    engine = Engine(table(1.0, default=5))
+    engine.requests["a"] = named("a")
+    engine.requests["a"].sampling_params.extra_args = {"k_max": 2}
+    engine.prefill("a")
+    output = engine.begin(drafted={"a": 2}, a=3)
+    engine.steps.verified("a", drafted=2, accepted=2, invalid=0)
+    engine.end(output, a=3)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 2): 1}
+    assert (by_position(evidence.trials), +evidence.probes) == ({1: 1, 2: 1}, {})
+
+
 def test_a_draft_is_held_against_the_schedule_under_which_it_was_made() -> None:
     """The asynchronous scheduler plans the next step before it hears how the last one ended."""
     engine = Engine(table(default=5))

@@ -69,6 +69,26 @@ def test_keys_are_kept_as_hashes() -> None:
     assert by_hash([ApiKey("a", found.sha256.upper())])[found.sha256].key_id == "a"
 
 
+def test_a_keys_file_states_all_that_a_key_may() -> None:
+    may = {"requests_per_minute": 6, "tokens_per_minute": 7, "max_concurrent_requests": 8, "k_max": 0}
+    [found] = keys_of([{"key_id": "a", "key": "sk-1", "expires_at": 9.5, "allowed_models": ["m"], **may}])
+    assert (found.expires_at, found.allowed_models, found.may_use("m"), found.may_use("n")) == (
+        9.5,
+        ("m",),
+        True,
+        False,
+    )
+    assert {name: getattr(found, name) for name in may} == may
+    assert found.has_limits
+    with pytest.raises(InvalidDocumentError) as caught:
+        keys_of([{"key_id": "a", "key": "sk-1", "k_max": 65, "max_concurrent_requests": 0, "allowed_models": ["a b"]}])
+    said = str(caught.value)
+    assert "k_max is 65" in said
+    assert "max_concurrent_requests is 0" in said
+    assert "allowed_models: model 'a b'" in said
+    assert "sk-1" not in said
+
+
 def test_every_fault_of_a_keys_file_is_reported_and_no_key() -> None:
     with pytest.raises(InvalidDocumentError) as caught:
         keys_of(

@@ -232,6 +232,93 @@ def test_while_the_store_is_gone_the_last_shares_hold_and_add_up_to_one() -> Non
     assert held == pytest.approx(1, abs=0.2)
 
 
+def places(limit: int, **more: int) -> ApiKey:
+    return ApiKey("k", "ab" * 32, max_concurrent_requests=limit, **more)
+
+
+def test_requests_under_way_are_bounded_and_an_end_makes_room() -> None:
+    meter = Meter(places(2), 1.0, 0.0)
+    assert [meter.admit(5, 0.0) for _ in range(3)] == [None, None, Denied("concurrent_requests", 2, 1.0)]
+    meter.settle(5, 5, 9.0)
+    assert meter.admit(5, 9.0) is None
+    assert meter.admit(5, 9.0) is not None
+    assert meter.unsettled == 2
+
+
+def test_a_request_without_a_place_takes_from_no_other_limit() -> None:
+    meter = Meter(places(1, requests_per_minute=60, tokens_per_minute=100), 1.0, 0.0)
+    assert meter.admit(10, 0.0) is None
+    assert meter.admit(10, 0.0) is not None
+    assert meter.requests is not None
+    assert meter.tokens is not None
+    assert (meter.requests.held, meter.tokens.held) == (59, 90)
+
+
+def test_the_demand_of_requests_under_way_does_not_fade_and_the_key_is_not_forgotten() -> None:
+    rates = Rates()
+    for _ in range(2):
+        rates.meter(places(4), 1, 0.0).admit(1, 0.0)
+    assert rates.demands(3600.0) == {"k": 0.5}
+    for _ in range(2):
+        rates.settle("k", 1, 1, 3600.0)
+    assert rates.demands(3600.0 + 120.0) == {}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.lists(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=20), min_size=3, max_size=12),
+)
+def test_a_fleet_keeps_to_its_places_but_for_one_a_replica_and_for_those_that_moved(
+    limit: int, count: int, seconds: list[list[tuple[int, bool]]]
+) -> None:
+    """In each second requests come to replicas or end there; all replicas exchange at once, so none is out of date."""
+    fleet = Fleet(count)
+    under_way = [0] * count
+    for second, visits in enumerate(seconds):
+        now = float(second)
+        for index in range(count):
+            fleet.stated[fleet.names[index]] = fleet.replicas[index].demands(now)
+        for index in range(count):
+            fleet.replicas[index].adopt(fleet.shares(index), now)
+        meters = [replica._meters.get("k") for replica in fleet.replicas]
+        shares = [fleet.replicas[i]._shares.of("k") if m is None else m.lasting_share for i, m in enumerate(meters)]
+        held = [max(1, round(share * limit)) for share in shares]
+        assert sum(held) <= limit + count
+        over = [max(0, running - place) for running, place in zip(under_way, held, strict=True)]
+        for target, is_end in visits:
+            index = target % count
+            if is_end and under_way[index]:
+                under_way[index] -= 1
+                fleet.replicas[index].settle("k", 1, 1, now)
+            elif fleet.replicas[index].meter(places(limit), 1, now).admit(1, now) is None:
+                under_way[index] += 1
+            assert under_way[index] <= held[index] + over[index]
+
+
+def test_one_busy_replica_gets_all_places_and_two_share_them() -> None:
+    fleet = Fleet(4)
+    passed = [0, 0, 0, 0]
+
+    def run(targets: tuple[int, ...], start: int) -> None:
+        for second in range(start, start + 10):
+            for index in targets:
+                for _ in range(8):
+                    passed[index] += fleet.replicas[index].meter(places(8), 1, second).admit(1, second) is None
+            for index in range(4):
+                fleet.exchange(index, float(second))
+
+    run((0,), 0)
+    assert passed == [8, 0, 0, 0]
+    for _ in range(8):
+        fleet.replicas[0].settle("k", 1, 1, 10.0)
+    for index in range(4):
+        fleet.exchange(index, 200.0)
+    run((1, 2), 210)
+    assert passed[1:] == [4, 4, 0]
+
+
 def test_replicas_that_never_met_multiply_the_limit() -> None:
     fleet = Fleet(2)
     fleet.is_store_up = False

@@ -9,7 +9,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.gateway.telemetry.access_log import BACKLOG, AccessLog, parts_of
-from specpilot.gateway.telemetry.metrics import CELL_LIMIT, HELP, PREFIX, GatewayMetrics, Histogram
+from specpilot.gateway.telemetry.merge import total
+from specpilot.gateway.telemetry.metrics import (
+    CELL_LIMIT,
+    HELP,
+    KEY_LIMIT,
+    PREFIX,
+    GatewayMetrics,
+    Histogram,
+    exposition,
+)
 from specpilot.gateway.wire.sse import Usage
 
 
@@ -79,6 +88,36 @@ class Slow(io.BytesIO):
     def write(self, data: object) -> int:
         time.sleep(0.01)
         return super().write(data)  # type: ignore[arg-type]
+
+
+def test_keys_beyond_the_limit_count_together() -> None:
+    metrics = GatewayMetrics()
+    for number in range(2 * KEY_LIMIT):
+        metrics.count_key(f"key-{number}", 200, None, 0)
+    metrics.count_key("key-0", 429, None, 0)
+    assert len(metrics.key_requests) == KEY_LIMIT + 1
+    assert metrics.key_requests["other"] == {200: KEY_LIMIT}
+    assert metrics.key_requests["key-0"] == {200: 1, 429: 1}
+
+
+def test_what_keys_used_adds_up_over_workers_and_without_usage_events_stand_in() -> None:
+    workers = [GatewayMetrics(), GatewayMetrics()]
+    usage = Usage()
+    usage.input_tokens, usage.output_tokens = 3, 4
+    for metrics in workers:
+        metrics.count_key("a", 200, usage, 99)
+        metrics.count_key("a", 499, Usage(), 5)
+        metrics.count_route("chat", "big", "split")
+    snapshots = [orjson.loads(orjson.dumps(one.snapshot(), option=orjson.OPT_NON_STR_KEYS)) for one in workers]
+    text = exposition(GatewayMetrics.of(total(snapshots))).decode()
+    for line in (
+        'key_requests_total{key_id="a",status="200"} 2.0',
+        'key_requests_total{key_id="a",status="499"} 2.0',
+        'key_tokens_total{direction="input",key_id="a"} 6.0',
+        'key_tokens_total{direction="output",key_id="a"} 18.0',
+        'model_routes_total{model="big",requested_model="chat",rule="split"} 2.0',
+    ):
+        assert f"specpilot_gateway_{line}\n" in text
 
 
 def test_the_log_is_lines_of_json() -> None:

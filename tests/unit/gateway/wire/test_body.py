@@ -202,3 +202,25 @@ def test_what_is_charged_has_no_bound_that_a_client_could_use() -> None:
     found = read_facts(PATH, json.dumps({"model": "m", "prompt": "x" * 400_000, "max_tokens": 50_000}).encode())
     assert found.charged_tokens > 150_000
     assert found.work_tokens == 8192 + 4096
+
+
+def test_a_ceiling_and_a_model_are_set_wherever_the_body_names_them() -> None:
+    body = b'{"vllm_xargs":{"k_max":9,"b":{"k_max":9}}, "model" : "alias","mod\\u0065l":"x","vllm_xargs":{"a":[1]}}'
+    wanted = amendments("code", None, False, 2, 'served "m"')
+    found = json.loads(b"".join(amend(body, read_facts(PATH, body), wanted)), object_pairs_hook=list)
+    assert found == [
+        ("vllm_xargs", [("traffic_class", "code"), ("k_max", 2), ("b", [("k_max", 9)])]),
+        ("model", 'served "m"'),
+        ("model", 'served "m"'),
+        ("vllm_xargs", [("traffic_class", "code"), ("k_max", 2), ("a", [1])]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["null", "{}", '{"traffic_class":1}', '{"k_max":1,"traffic_class":"x","k_max":3}']
+)
+def test_both_arguments_replace_what_an_object_says_of_them(arguments: str) -> None:
+    body = b'{"model":"m","vllm_xargs":%s}' % arguments.encode()
+    text = b"".join(amend(body, read_facts(PATH, body), amendments("code", None, False, 0)))
+    assert json.loads(text) == {"model": "m", "vllm_xargs": {"traffic_class": "code", "k_max": 0}}
+    assert text.count(b'"k_max":0') == max(1, arguments.count("k_max"))

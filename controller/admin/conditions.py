@@ -1,0 +1,53 @@
+"""What a caller may demand of the document that it replaces, and how a part of a document is changed.
+
+A document's ETag is its version. One that exists is replaced only over the version that the caller has seen, so that
+two operators cannot overwrite each other unseen. Pure.
+"""
+
+import re
+from typing import Annotated, Any
+
+from fastapi import Header
+
+from specpilot.controller.admin.problems import ApiError
+
+IfMatch = Annotated[str | None, Header(alias="If-Match")]
+IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
+
+
+def check_conditions(what: str, version: int | None, if_match: str | None, if_none_match: str | None) -> None:
+    """Raise `ApiError` unless the caller may write `what`, which is stored at `version` (`None`: not at all)."""
+    if if_none_match is not None and if_none_match.strip() != "*":
+        raise ApiError(400, "invalid_condition", 'If-None-Match may only be "*" here', param="If-None-Match")
+    if version is None:
+        if if_match is not None:
+            raise ApiError(412, "version_conflict", f"there is no {what}; leave If-Match out", param="If-Match")
+        return
+    if if_none_match is not None:
+        message = f"the {what} exists already, at version {version}; replace it with If-Match"
+        raise ApiError(412, "version_conflict", message, param="If-None-Match")
+    if if_match is None:
+        message = f'the {what} exists; GET it and send its ETag as If-Match (now "{version}") to replace it'
+        raise ApiError(428, "precondition_required", message, param="If-Match")
+    if if_match.strip() != "*" and version_in(if_match) != version:
+        message = f"the {what} is at version {version}, not {if_match[:40]}; GET it again and repeat the change"
+        raise ApiError(412, "version_conflict", message, param="If-Match")
+
+
+def version_in(etag: str | None) -> int | None:
+    """Return the version that `etag` names; `None` where it names none."""
+    wanted = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', (etag or "").strip())
+    return int(wanted[1]) if wanted else None
+
+
+def merged(old: Any, change: Any) -> Any:
+    """Return `old` with `change` as a JSON merge patch: members of objects one by one, `None` removes."""
+    if not isinstance(change, dict):
+        return change
+    found = dict(old) if isinstance(old, dict) else {}
+    for key, value in change.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = merged(found.get(key), value)
+    return found

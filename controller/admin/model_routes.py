@@ -1,0 +1,89 @@
+"""The admin API's model routes: aliases, splits and fall-back models, one versioned document with ETag and If-Match.
+
+Every gateway follows within a second. Nothing of the control loop depends on it. An earlier document is not kept: the
+audit has what each write changed.
+"""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from specpilot.controller.admin.audited import Write, Writing
+from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, merged
+from specpilot.controller.admin.dry_run import DryRun, answer
+from specpilot.controller.admin.problems import invalid
+from specpilot.controller.admin.replies import refusals
+from specpilot.policy.clock import Clock
+from specpilot.policy.codec import from_plain, to_plain
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.history import differences
+from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
+from specpilot.policy.store import Store
+
+_WHAT = "document of model routes"
+_SUBJECT = "model-routes"
+_BODY = body_schema({"type": "object", "properties": {"routes": {"type": "object"}}})
+
+
+def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
+    """Add the routes of model routes to `router`, and return it."""
+
+    async def write_over(found: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
+        write.note.subject = _SUBJECT
+        try:
+            routes = from_plain(ModelRoutes, plain)
+        except InvalidDocumentError as error:
+            raise invalid(error.faults, _WHAT) from error
+        changes = differences(_shown(found), to_plain(routes))
+        if write.is_dry_run:
+            return answer(_SUBJECT, found.version + 1, changes)
+        write.note.changes = changes
+        stored = await asyncio.to_thread(store.put_model_routes, routes, found.version, clock.now())
+        return _response(stored, status=201 if found.version == 0 else 200)
+
+    @router.get("/model-routes", response_model=VersionedModelRoutes)
+    async def get_model_routes() -> Response:
+        """Every model route, by the name that clients ask for; the ETag goes into If-Match of a later PUT."""
+        return _response(await asyncio.to_thread(store.model_routes))
+
+    @router.put(
+        "/model-routes",
+        openapi_extra=_BODY,
+        response_model=VersionedModelRoutes | DryRun,
+        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413, 428)},
+    )
+    async def put_model_routes(
+        request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    ) -> Response:
+        """Replace all model routes (If-Match: the ETag; the first time If-None-Match: * or nothing)."""
+        plain = await object_of(request)
+        found = await asyncio.to_thread(store.model_routes)
+        check_conditions(_WHAT, found.version or None, if_match, if_none_match)
+        return await write_over(found, plain, write)
+
+    @router.patch(
+        "/model-routes",
+        openapi_extra=_BODY,
+        response_model=VersionedModelRoutes | DryRun,
+        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413)},
+    )
+    async def patch_model_routes(request: Request, write: Writing, if_match: IfMatch = None) -> Response:
+        """Change the named routes (JSON merge patch: null removes a route, what is not named stays)."""
+        change = await object_of(request)
+        found = await asyncio.to_thread(store.model_routes)
+        if if_match is not None:
+            check_conditions(_WHAT, found.version or None, if_match, None)
+        return await write_over(found, merged(_shown(found), change), write)
+
+    return router
+
+
+def _response(found: VersionedModelRoutes, status: int = 200) -> Response:
+    return JSONResponse(to_plain(found), status_code=status, headers={"ETag": f'"{found.version}"'})
+
+
+def _shown(found: VersionedModelRoutes) -> dict[str, Any]:
+    return {"routes": to_plain(found)["routes"]}

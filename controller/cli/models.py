@@ -1,0 +1,105 @@
+"""`specpilot models`: which model serves a name that clients ask for, through the admin API."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from pydantic import Field
+
+from specpilot.controller.cli import text
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.policy.settings import fail, load
+
+PROGRAM = "specpilot models"
+_PATH = "/admin/model-routes"
+_USAGE = """usage: specpilot models COMMAND [--admin-url URL] [--token TOKEN] ...
+
+  list                              every name that has a route
+  set NAME MODEL                    an alias: MODEL serves requests for NAME
+  set NAME MODEL=9 MODEL=1          a split by weight
+  set NAME [MODEL ...] --fallback A,B
+                                    A, else B, while no engine of the chosen model is left; without MODEL, of NAME
+  remove NAME                       take the route of NAME away
+
+  --dry-run                         with set and remove: show what it would do, and write nothing
+  --comment TEXT                    what it is for; goes into the audit
+"""
+
+
+class ModelsSettings(AdminSettings):
+    """Lists, sets and removes model routes through the admin API."""
+
+    fallback: Annotated[str, Field(description="models to fall back to, by commas")] = ""
+    dry_run: Annotated[bool, Field(description="show what it would do, and write nothing")] = False
+    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`specpilot models`; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in {"-h", "--help"}:
+        sys.stdout.write(_USAGE)
+        sys.exit(0 if words else 2)
+    command = words.pop(0)
+    if command not in {"list", "set", "remove"}:
+        fail(PROGRAM, f"no command {command!r}; choose one of list, set, remove")
+    names = []
+    while words and not words[0].startswith("-"):
+        names.append(words.pop(0))
+    settings = load(ModelsSettings, f"{PROGRAM} {command}", words)
+    client = AdminClient(settings, PROGRAM)
+    if command == "list":
+        _list(client)
+        return
+    if not names:
+        fail(PROGRAM, f"{command}: give the name that clients ask for, as in {_USAGE}")
+    if command == "set":
+        _write(client, settings, names[0], _route(names[1:], settings.fallback))
+    elif names[0] in client.ask(_PATH)[0]["routes"]:
+        _write(client, settings, names[0], None)
+    else:
+        client.refuse(f"{names[0]!r} has no route; `specpilot models list` lists those that have")
+
+
+def _route(targets: Sequence[str], fallback: str) -> dict[str, Any]:
+    split = []
+    for target in targets:
+        model, equals, weight = target.rpartition("=")
+        try:
+            split.append({"model": model, "weight": float(weight)} if equals else {"model": target})
+        except ValueError:
+            fail(PROGRAM, f"set: {target!r}: {weight!r} is no weight; give MODEL or MODEL=9")
+    return {"split": split, "fallback": [name.strip() for name in fallback.split(",") if name.strip()]}
+
+
+def _write(client: AdminClient, settings: ModelsSettings, name: str, route: dict[str, Any] | None) -> None:
+    query = {"comment": settings.comment} if settings.comment else {}
+    if settings.dry_run:
+        query["validate_only"] = "true"
+    body = json.dumps({"routes": {name: route}}).encode()
+    answer = client.ask(_PATH + ("?" + urlencode(query) if query else ""), "PATCH", body)[0]
+    if answer.get("dry_run"):
+        sys.stdout.write(text.dry_run(answer))
+    elif route is None:
+        sys.stdout.write(f"{name} has no route any more\n")
+    else:
+        sys.stdout.write(_line(name, answer["routes"][name]))
+
+
+def _list(client: AdminClient) -> None:
+    routes = client.ask(_PATH)[0]["routes"]
+    for name in sorted(routes):
+        sys.stdout.write(_line(name, routes[name]))
+    if not routes:
+        sys.stdout.write("no name has a route\n")
+
+
+def _line(name: str, route: dict[str, Any]) -> str:
+    split = route["split"]
+    total = sum(target["weight"] for target in split)
+    shares = [f"{target['model']} {100 * target['weight'] / total:.3g} %" for target in split]
+    served = ", ".join(shares) if len(split) > 1 else split[0]["model"] if split else name
+    fallback = f"; else {', '.join(route['fallback'])}" if route["fallback"] else ""
+    return f"{name}  served by {served}{fallback}\n"

@@ -1,0 +1,73 @@
+"""Which model serves a request for a name that has a route: a weighted split, then what it falls back to.
+
+Split, of a request that names a session (`gateway.routing.session`): weighted rendezvous hashing. Each target scores
+
+    -weight / ln((h + 1/2) / 2^53),   h = 53 bits of hash(name, session, target),
+
+and the highest score wins, so each target gets its weight's share of sessions. Every gateway finds the same one without
+memory, a conversation stays with its model, and a change of weights moves only the sessions whose share it moves.
+Without a session each request is drawn by itself.
+
+Fall-back: the first model of the list that has an engine in good standing, while the chosen one has none; when nobody
+has, the chosen one, which then fails as it would without a route. A session returns when its model does. Pure.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from math import log
+
+from specpilot.gateway.routing.session import hash_of
+from specpilot.policy.model_routes import ModelRoute, Target
+
+_BITS = 53
+
+
+class RouteRule(StrEnum):
+    """Why a model serves a routed request."""
+
+    SPLIT = "split"
+    FALLBACK = "fallback"
+
+
+def models_for(name: str, route: ModelRoute, session: str | None, draw: Callable[[], int]) -> tuple[str, ...]:
+    """Return the models for a request for `name`: the chosen one, then those to fall back to, in order.
+
+    `session` is what the request names; `draw` returns a random whole number of at least `_BITS` bits.
+    """
+    split = route.split
+    if not split:
+        chosen = name
+    elif len(split) == 1:
+        chosen = split[0].model
+    else:
+        chosen = _drawn(split, draw()) if session is None else _home(name, split, session)
+    return (chosen, *(model for model in route.fallback if model != chosen))
+
+
+def first_serving(models: tuple[str, ...], has_engine: Callable[[str], bool]) -> int:
+    """Return which of `models` is to serve: the first that has an engine, else the first."""
+    for at, model in enumerate(models):
+        if has_engine(model):
+            return at
+    return 0
+
+
+def _home(name: str, split: tuple[Target, ...], session: str) -> str:
+    def score(target: Target) -> float:
+        return -target.weight / log(_unit(hash_of(f"{name}\0{session}\0{target.model}")))
+
+    return max(split, key=score).model
+
+
+def _drawn(split: tuple[Target, ...], draw: int) -> str:
+    left = _unit(draw) * sum(target.weight for target in split)
+    for target in split:
+        left -= target.weight
+        if left < 0:
+            return target.model
+    return split[-1].model
+
+
+def _unit(bits: int) -> float:
+    """Return the middle bits of a 64-bit number as a number between 0 and 1, both excluded."""
+    return ((bits >> 8 & (1 << _BITS) - 1) + 0.5) / (1 << _BITS)

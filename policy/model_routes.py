@@ -1,0 +1,97 @@
+"""Which model serves a name that clients ask for: aliases, weighted splits, fall-back models.
+
+One document for all names, because a route is a matter of the fleet and of no single model. A target is always a name
+that engines serve and never another route, so routes cannot form a chain or a cycle. Frozen and checked at birth, as
+in `types`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from specpilot.policy.types import is_name
+
+ROUTES_LIMIT = 256
+"""How many names may have a route; with `TARGETS_LIMIT` it bounds the document and the labels of metrics."""
+
+TARGETS_LIMIT = 16
+"""How many models a route may name in its split, and in its fall-back."""
+
+_STRICT: Mapping[str, Any] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model that takes part in a split, by its `weight` over the sum of all weights."""
+
+    __pydantic_config__: ClassVar = _STRICT
+    model: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        faults = _name_faults("model", self.model)
+        if not 0 < self.weight <= 1_000_000:  # noqa: PLR2004 - a bound that only catches nonsense
+            said = "it must be above 0 and at most 1000000; leave a model out to give it nothing"
+            faults.append(f"weight is {self.weight}; {said}")
+        _raise(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """What serves requests for one name.
+
+    `split`: models by weight; one model is an alias, none is the model of the name itself. `fallback`: models to be
+    taken, the first that has one, while no engine of the chosen model is left.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    split: tuple[Target, ...] = ()
+    fallback: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not self.split and not self.fallback:
+            faults.append("names no model; give split, fallback or both, or remove the route")
+        for label, names in (("split", [target.model for target in self.split]), ("fallback", list(self.fallback))):
+            if len(names) > TARGETS_LIMIT:
+                faults.append(f"{label} names {len(names)} models; at most {TARGETS_LIMIT}")
+            faults.extend(f"{label} names {name!r} twice" for name in sorted({n for n in names if names.count(n) > 1}))
+        faults.extend(fault for name in self.fallback for fault in _name_faults("fallback", name))
+        _raise(faults)
+
+    def models(self, name: str) -> frozenset[str]:
+        """Return every model that requests for `name`, which has this route, may be served by."""
+        split = {target.model for target in self.split} or {name}
+        return frozenset(split.union(self.fallback))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoutes:
+    """Every route, by the name that clients ask for. Written by people, through the admin API."""
+
+    __pydantic_config__: ClassVar = _STRICT
+    routes: Mapping[str, ModelRoute] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        faults = [fault for name in self.routes for fault in _name_faults(f"routes.{name}", name)]
+        if len(self.routes) > ROUTES_LIMIT:
+            faults.append(f"routes has {len(self.routes)} names; at most {ROUTES_LIMIT}")
+        _raise(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedModelRoutes:
+    """The routes as they are stored: `version` is the ETag (0: never written), `updated_at` Unix seconds."""
+
+    version: int = 0
+    updated_at: float = 0.0
+    routes: Mapping[str, ModelRoute] = field(default_factory=dict)
+
+
+def _name_faults(label: str, name: str) -> list[str]:
+    return [] if is_name(name) else [f"{label} {name!r} must be 1 to 256 printable ASCII characters without a space"]
+
+
+def _raise(faults: list[str]) -> None:
+    if faults:
+        raise ValueError("; ".join(faults))

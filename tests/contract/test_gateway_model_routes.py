@@ -1,0 +1,194 @@
+"""Names that have a model route: aliases, splits, fall-back models."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from specpilot.gateway.engines import snapshot
+from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import ApiKey, ClassPolicy, Policy
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Answer, call, request
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.redis_server import RedisServer
+from tests.support.scripted_engine import ScriptedEngine, Seen, completion, reply
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def store(redis: RedisServer) -> Iterator[RedisStore]:
+    found = RedisStore(redis.url)
+    found._redis.flushall()
+    yield found
+    found.close()
+
+
+async def started(*models: str) -> ScriptedEngine:
+    """An engine of `models` that names in its answer the model that it was asked for."""
+
+    def answer(seen: Seen) -> list[bytes]:
+        return [reply(completion(model=seen.json["model"]))]
+
+    engine = ScriptedEngine(models=models)
+    engine.choose = answer
+    return await engine.start()
+
+
+@pytest.fixture
+async def big() -> AsyncIterator[ScriptedEngine]:
+    engine = await started("big")
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+async def small() -> AsyncIterator[ScriptedEngine]:
+    engine = await started("small")
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+async def gateway(
+    big: ScriptedEngine, small: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer, store: RedisStore
+) -> GatewayThread:
+    store.ping()
+    return await start_gateway(big, small, redis_url=redis.url)
+
+
+async def route(gateway: GatewayThread, store: RedisStore, **routes: ModelRoute) -> None:
+    store.put_model_routes(ModelRoutes(routes), store.model_routes().version, 1.0)
+    await eventually(lambda: gateway.context.snapshot.model_routes == routes, 2.0)
+
+
+async def ask(gateway: GatewayThread, model: str, headers: str = "", **members: Any) -> Answer:
+    body = {"n": 1, "model": model, "messages": [{"role": "user", "content": "hi"}], **members}
+    return await call(gateway.port, request(body, headers=headers))
+
+
+def alias(model: str) -> ModelRoute:
+    return ModelRoute(split=(Target(model),))
+
+
+async def test_an_alias_is_served_by_its_model_under_the_models_policy(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
+) -> None:
+    store.put_policy(Policy("big", classes={"code": ClassPolicy()}), None, 1.0)
+    assert (await ask(gateway, "chat")).code == "model_not_found"
+    await route(gateway, store, chat=alias("big"))
+    answer = await ask(gateway, "chat", "x-traffic-class: code\r\n", unknown={"model": "chat"})
+    assert answer.status == 200
+    assert (answer.json["model"], answer.headers["x-specpilot-model"]) == ("big", "big")
+    assert (answer.headers["x-specpilot-class"], answer.headers["x-specpilot-policy-version"]) == ("code", "1")
+    assert big.seen[-1].json["model"] == "big"
+    assert big.seen[-1].json["unknown"] == {"model": "chat"}
+    assert "x-specpilot-model" not in (await ask(gateway, "big")).headers
+    listed = await call(gateway.port, request(path="/v1/models", method="GET"))
+    assert [card["id"] for card in listed.json["data"]] == ["big", "chat", "small"]
+    await eventually(lambda: len(gateway.log_lines()) >= 3)
+    logged = [(line["model"], line["requested_model"]) for line in gateway.log_lines()]
+    assert logged[-2:] == [("big", "chat"), ("big", None)]
+
+
+async def test_a_body_that_names_its_model_twice_or_is_large_is_for_the_same_model_throughout(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
+) -> None:
+    await route(gateway, store, chat=alias("big"))
+    for body in (
+        b'{"model":"other","\\u006dodel":"chat"}',
+        json.dumps({"prompt": "a" * 300_000, "model": "chat", "vllm_xargs": {"a": "b"}}).encode(),
+    ):
+        assert (await call(gateway.port, request(body, path="/v1/completions"))).status == 200
+        pairs = json.loads(big.seen[-1].body, object_pairs_hook=list)
+        assert {value for name, value in pairs if name == "model"} == {"big"}
+    assert big.seen[-1].json["prompt"] == "a" * 300_000
+
+
+async def test_a_conversation_stays_on_one_model_of_a_split_and_others_spread_by_weight(
+    gateway: GatewayThread, store: RedisStore
+) -> None:
+    await route(gateway, store, chat=ModelRoute(split=(Target("big", 3), Target("small", 1))))
+    by_session = {}
+    for number in range(40):
+        found = {(await ask(gateway, "chat", f"x-session-id: s{number}\r\n")).json["model"] for _ in range(2)}
+        found.add((await ask(gateway, "chat", prompt_cache_key=f"s{number}")).json["model"])
+        assert len(found) == 1
+        by_session[number] = found.pop()
+    assert 20 <= sum(model == "big" for model in by_session.values()) <= 38
+    alone = [(await ask(gateway, "chat")).json["model"] for _ in range(60)]
+    assert {"big", "small"} == set(alone)
+    text = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    counted = dict(re.findall(r'model_routes_total\{model="(\w+)",requested_model="chat",rule="split"\} (\S+)', text))
+    assert sum(map(float, counted.values())) == 180
+    assert float(counted["big"]) == 3 * list(by_session.values()).count("big") + alone.count("big")
+    assert 'requests_total{model="chat"' not in text
+
+
+async def test_requests_fall_back_while_no_engine_of_their_model_is_left_and_return_with_it(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
+) -> None:
+    await route(gateway, store, big=ModelRoute(fallback=("absent", "small")), only=alias("big"))
+    assert (await ask(gateway, "big")).json["model"] == "big"
+    await big.stop()
+    large = {"messages": [{"role": "user", "content": "a" * 300_000}]}
+    for members in ({}, large, {"vllm_xargs": {"a": 1}, "priority": 3}):
+        answer = await ask(gateway, "big", **members)  # the first finds out that nobody listens any more
+        assert (answer.status, answer.json["model"], answer.headers["x-specpilot-model"]) == (200, "small", "small")
+        assert small.seen[-1].json["messages"] == members.get("messages", [{"role": "user", "content": "hi"}])
+    assert gateway.context.metrics.model_routes["big"]["small"] == {"fallback": 3}
+    assert (await ask(gateway, "only")).code == "engine_unavailable"
+    assert gateway.context.metrics.cells["small", "default"].requests == {200: 3}
+    assert {cell.in_flight for cell in gateway.context.metrics.cells.values()} == {0}
+    await big.start()
+    await eventually(lambda: gateway.context.fleet.has_engine("big"), 6.0)
+    assert (await ask(gateway, "big")).json["model"] == "big"
+
+
+async def test_a_large_request_whose_engine_refuses_it_is_retried_at_the_fall_back_model(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
+) -> None:
+    await route(gateway, store, big=ModelRoute(fallback=("small",)))
+    big.choose = None
+    big.script = [reply(b"{}", "503 Service Unavailable")]
+    answer = await ask(gateway, "big", "x-specpilot-k-max: 2\r\n", messages=[{"content": "a" * 300_000}])
+    assert (answer.status, answer.json["model"]) == (200, "small")
+    assert (len(big.seen), len(small.seen)) == (1, 1)
+    assert small.seen[0].json["vllm_xargs"] == {"traffic_class": "default", "k_max": 2}
+    assert small.seen[0].json["messages"] == [{"content": "a" * 300_000}]
+    assert gateway.context.metrics.retries == 1
+
+
+async def test_a_route_to_nobody_says_so_and_a_key_is_held_to_the_name_that_it_asks_for(
+    gateway: GatewayThread, store: RedisStore
+) -> None:
+    await route(gateway, store, gone=ModelRoute((Target("absent"),), ("also-absent",)), chat=alias("big"))
+    refused = await ask(gateway, "gone")
+    assert (refused.status, refused.code) == (503, "engine_unavailable")
+    assert "no engine serves `absent` or `also-absent`, to which `gone` is routed" in refused.json["error"]["message"]
+    store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k"), allowed_models=("chat",)))
+    await eventually(lambda: gateway.context.snapshot.needs_key, 2.0)
+    headers = "authorization: Bearer sk-k\r\n"
+    assert (await ask(gateway, "chat", headers)).json["model"] == "big"
+    assert (await ask(gateway, "big", headers)).code == "model_not_allowed"
+    listed = await call(gateway.port, request(path="/v1/models", method="GET", headers=headers))
+    assert [card["id"] for card in listed.json["data"]] == ["chat"]
+
+
+async def test_routes_that_cannot_be_read_leave_the_last_good_ones_in_place(
+    gateway: GatewayThread, store: RedisStore
+) -> None:
+    await route(gateway, store, chat=alias("big"))
+    store._redis.set("{specpilot}:model_routes", '{"version": 2, "routes": {"chat": {"split": "big"}}}')
+    store.put_policy(Policy("big"), None, 1.0)
+    await eventually(lambda: gateway.context.snapshot.policies, 2.0)
+    assert (await ask(gateway, "chat")).json["model"] == "big"
