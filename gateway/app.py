@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -26,6 +26,7 @@ from specpilot.gateway.engines import dns
 from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.probe import Probe
+from specpilot.gateway.engines.read_counters import read_counters
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
 from specpilot.gateway.engines.upstream import tls_context
@@ -45,6 +46,7 @@ from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.access_log import AccessLog
+from specpilot.gateway.telemetry.engine_counters import EngineCounters, OwnAccount, SharedAccount, exposition
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
@@ -115,9 +117,9 @@ def create_app(
     if settings.workers > 1:
         context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until Redis tells the workers of one another
     watcher = _watcher(settings, own_keys, context, clock, worker)
-    exposition = context.exposition if worker is None else partial(worker.exposition, context)
+    show = _exposition(settings, context, clock, worker)
     is_apart = settings.admin_port is not None
-    pages = (context, _secret(settings.admin_token), _shown(settings), exposition)
+    pages = (context, _secret(settings.admin_token), _shown(settings), show)
     app = create_routes(*pages, is_open=not is_apart)
     followers: list[Watcher | Resolver] = [
         Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
@@ -315,6 +317,24 @@ def _watcher(
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
         _log.warning("Redis does not answer yet; until then only keys of --api-keys-file pass: %s", error)
     return watcher
+
+
+def _exposition(
+    settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None
+) -> Callable[[], Awaitable[bytes]]:
+    """Return what answers `/metrics`: the gateway's own counts, all workers', and sums of the engines'."""
+    own = context.exposition if worker is None else partial(worker.exposition, context)
+    if not settings.engine_counters_s:
+        return own
+    keeper = OwnAccount() if worker is None else SharedAccount(worker.folder)
+    ask = partial(read_counters, context.fleet, clock.monotonic)
+    counters = EngineCounters(ask, keeper, clock.monotonic, settings.engine_counters_s)
+
+    async def show() -> bytes:
+        totals = await counters.read()
+        return await own() + exposition(totals)
+
+    return show
 
 
 def _secret(value: SecretStr | None) -> str | None:

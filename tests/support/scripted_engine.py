@@ -126,6 +126,8 @@ class ScriptedEngine:
         self.connections = 0
         self.open: set[_Connection] = set()
         self.model_calls = 0
+        self.metrics = b""
+        self.metrics_calls = 0
         self.port = 0
         self._server: asyncio.Server | None = None
 
@@ -223,6 +225,11 @@ class _Connection(asyncio.Protocol):
             self._engine.model_calls += 1
             cards = [{"id": name, "object": "model", "created": 1, "owned_by": "test"} for name in self._engine.models]
             self._transport.write(reply(json.dumps({"object": "list", "data": cards}).encode()))
+            self._next()
+            return
+        if line.startswith(b"GET /metrics "):
+            self._engine.metrics_calls += 1
+            self._transport.write(reply(self._engine.metrics, content_type="text/plain; version=0.0.4"))
             self._next()
             return
         self._engine.seen.append(seen)
