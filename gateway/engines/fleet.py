@@ -19,6 +19,8 @@ from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
 from specpilot.gateway.routing.session import hash_of
 from specpilot.gateway.wire.body import RequestFacts
+from specpilot.gateway.wire.response_id import tag_in, tag_of
+from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.settings import without_secrets
 from specpilot.policy.types import EngineRecord
 
@@ -31,6 +33,7 @@ class Engine:
     def __init__(self, engine_id: str, url: str, pool: Pool, address: Address, api_key: str | None) -> None:
         self.engine_id = engine_id
         self.engine_hash = hash_of(engine_id)
+        self.response_tag = tag_of(self.engine_hash)
         self.url = url
         self.pool = pool
         self.outlier_detection = OutlierDetection()
@@ -158,12 +161,25 @@ class Fleet:
     ) -> Engine | None:
         """Return the engine for a request; `None` when there is none but those to `avoid`.
 
-        `session` is what its header names.
+        `session` is what its header names. What goes on from a stored response or asks for it goes to the engine that
+        has it, also to one that drains or is to be avoided: any other would say that there is no such response.
         """
         candidates = self.by_model.get(facts.model, ())
+        previous = facts.previous_response
+        if previous is not None:
+            maker = self.maker(previous, self.engines.values() if facts.path in STORED else candidates)
+            if maker is not None:
+                return maker
         if not avoid and len(candidates) == 1:
             return None if candidates[0].is_draining else candidates[0]
         return self.chooser.choose(candidates, facts, session, now, avoid)
+
+    def maker(self, identifier: str, engines: Collection[Engine]) -> Engine | None:
+        """Return which of `engines` made the response `identifier`; `None` when that cannot be told."""
+        if len(self.engines) == 1:
+            return next(iter(engines), None)
+        tag = tag_in(identifier)
+        return next((engine for engine in engines if engine.response_tag == tag), None)
 
     def cards(self) -> list[Mapping[str, Any]]:
         """Return `/v1/models` over all engines: one entry per model, those not yet asked as registered."""

@@ -3,13 +3,22 @@
 Decides and performs nothing; the exchange acts on what is returned. The routes that are relayed are named here.
 """
 
+import orjson
+
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.telemetry.metrics import Cell
-from specpilot.gateway.wire.body import RequestFacts, amend, amendments, read_facts
-from specpilot.gateway.wire.errors import EngineUnavailableError, GatewayError, ModelNotFoundError
+from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts, amend, amendments, read_facts
+from specpilot.gateway.wire.errors import (
+    EngineUnavailableError,
+    GatewayError,
+    InvalidFormError,
+    ModelNotFoundError,
+    ResponseNotFoundError,
+)
 from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, asks_stream, response_id
 from specpilot.policy.types import ApiKey
 
 MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
@@ -19,6 +28,9 @@ PROXIED = MARKED | {
     "/v1/embeddings",
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     *("/tokenize", "/detokenize"),
+    *("/classify", "/pooling", "/v1/messages/count_tokens"),
+    *FORMS,
+    *STORED,
 }
 """Every route that is relayed. What is not here never reaches an engine."""
 
@@ -35,7 +47,8 @@ class PreparedRequest:
     `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` when the
     request waits or its engine is chosen. `body` is empty once there can be no retry. `outline` is what was parsed of a
     large body. `charged_tokens` is what counts against the key's limit until the response states its usage;
-    `strips_usage`: the gateway asked for that, and the client did not.
+    `strips_usage`: the gateway asked for that, and the client did not. `is_unnamed`: the response is to have an
+    identifier, and the client chose none.
     """
 
     __slots__ = (
@@ -44,6 +57,7 @@ class PreparedRequest:
         "charged_tokens",
         "facts",
         "is_stream",
+        "is_unnamed",
         "max_tokens",
         "model",
         "outline",
@@ -68,6 +82,7 @@ class PreparedRequest:
         self.path = facts.path
         self.model = facts.model
         self.is_stream = facts.stream
+        self.is_unnamed = facts.path == RESPONSES and REQUEST_ID not in facts.body
         self.max_tokens = facts.max_tokens
         self.work_tokens = facts.work_tokens
         self.traffic_class = traffic_class
@@ -102,7 +117,12 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
 ) -> PreparedRequest:
     """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on."""
     text = None if outline is None else outline.finish()
-    facts = read_facts(path, body) if text is None else read_facts(path, text, len(body))
+    if head.target:
+        text, body = _reference(context, head.target), b""
+    elif path in FORMS and text is None:
+        raise InvalidFormError("the form is empty; send it in the body")
+    is_counted = path not in FORMS  # what an engine makes of a file's bytes is no prompt of a quarter as many tokens
+    facts = read_facts(path, body) if text is None else read_facts(path, text, len(body) if is_counted else len(text))
     model = facts.model
     if model not in context.fleet.by_model:
         raise _no_model(context, model)
@@ -132,6 +152,20 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     longest = context.fleet.longest.get(model)
     prepared.charged_tokens = facts.charged_tokens if longest is None else min(facts.charged_tokens, longest)
     return prepared
+
+
+def _reference(context: GatewayContext, target: str) -> bytes:
+    """Return what a request that refers to a stored response says, as the body that it does not have."""
+    found = response_id(target)
+    engines = context.fleet.engines.values()
+    engine = context.fleet.maker(found, engines)
+    if engine is None or not engine.models:
+        if not engines:
+            raise EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
+        raise ResponseNotFoundError(f"no engine here made the response `{found}`, or it has gone")
+    model = engine.registered_model or min(engine.models)
+    asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
+    return orjson.dumps(asked)
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:
