@@ -34,6 +34,7 @@ from specpilot.gateway.http_api import create_routes
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Shares
 from specpilot.gateway.process.admin_listener import AdminListener
+from specpilot.gateway.process.certificates import Certificates, engine_certificates, listener_certificates
 from specpilot.gateway.process.heap import trimmer
 from specpilot.gateway.process.listening import BACKLOG, listen, listen_together
 from specpilot.gateway.process.server import GatewayServer
@@ -71,6 +72,7 @@ def create_app(
 ) -> tuple[FastAPI, GatewayContext]:
     """Return the app and the context that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
+    towards_engines = engine_certificates(settings)
     snapshot = Snapshot(
         keys=by_hash(own_keys),
         needs_key=bool(own_keys) or settings.require_api_key,
@@ -81,6 +83,7 @@ def create_app(
         Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
+        tls_context if towards_engines is None else lambda: towards_engines.context,
     )
     context = GatewayContext(
         fleet=fleet,
@@ -128,11 +131,12 @@ def create_app(
     ]
     if watcher is not None:
         followers.append(watcher)
-    lifespan = partial(_lifespan, context, followers, worker)
+    lifespan = partial(_lifespan, context, followers, worker, towards_engines)
     app.router.lifespan_context = lifespan
     if settings.admin_port is not None:
         bind = listen if worker is None else listen_together
-        admin = AdminListener(create_routes(*pages), bind(settings.host, settings.admin_port))
+        admin_listener = bind(settings.host, settings.admin_port, "--admin-port")
+        admin = AdminListener(create_routes(*pages), admin_listener, listener_certificates(settings, None))
         app.router.lifespan_context = partial(_lifespan_with, admin, lifespan)
     return app, context
 
@@ -164,7 +168,8 @@ def create_server(
         backlog=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker)
+    certificates = listener_certificates(settings, settings.tls_client_ca_file)
+    server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker, certificates)
     return server, listen(settings.host, settings.port) if worker is None else worker.listener
 
 
@@ -198,6 +203,7 @@ async def _lifespan(
     context: GatewayContext,
     followers: Sequence[Watcher | Resolver],
     worker: Worker | None,
+    towards_engines: Certificates | None,
     app: FastAPI,
 ) -> AsyncIterator[None]:
     del app
@@ -212,6 +218,8 @@ async def _lifespan(
     tasks = [context.spawn(asyncio.get_running_loop().create_task(probe.run()))]
     if worker is not None:
         tasks.append(context.spawn(asyncio.get_running_loop().create_task(worker.run(context))))
+    if towards_engines is not None:
+        tasks.append(context.spawn(asyncio.get_running_loop().create_task(towards_engines.follow())))
     for follower in followers:
         follower.start()
     try:

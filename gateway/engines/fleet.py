@@ -10,11 +10,12 @@ Owned by the event loop: nothing here may be called from another thread.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import ssl
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from specpilot.gateway.engines.upstream import Address, Pool
+from specpilot.gateway.engines.upstream import Address, Pool, tls_context
 from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
 from specpilot.gateway.routing.session import hash_of
@@ -77,8 +78,16 @@ class Engine:
 class Fleet:
     """Every engine, and which of them serves a model."""
 
-    def __init__(self, urls: Iterable[str], chooser: Chooser, engine_keep_alive_s: float, api_key: str | None) -> None:
-        """`urls` is the static list."""
+    def __init__(
+        self,
+        urls: Iterable[str],
+        chooser: Chooser,
+        engine_keep_alive_s: float,
+        api_key: str | None,
+        tls: Callable[[], ssl.SSLContext] = tls_context,
+    ) -> None:
+        """`urls` is the static list; `tls` returns what new connections to `https://` are made with."""
+        self._tls = tls
         self._keep_alive_s = engine_keep_alive_s
         self._api_key = api_key
         self._static = tuple(urls)
@@ -128,7 +137,7 @@ class Fleet:
             engine = self.engines.get(engine_id)
             if engine is None:
                 try:
-                    address = Address(url, None if url in self._static else hosts.get(url))
+                    address = Address(url, None if url in self._static else hosts.get(url), self._tls)
                 except ValueError:
                     self._left_out[engine_id] = url
                     if left_out.get(engine_id) != url:

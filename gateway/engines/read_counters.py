@@ -29,7 +29,7 @@ async def read_counters(fleet: Fleet, monotonic: Callable[[], float]) -> list[Re
         try:
             text = await fetch(engine, _PATH, b"text/plain", METRICS_BYTES, TIMEOUT_S)
         except OSError as error:
-            _log.debug("the counters of %s cannot be read: %s", engine.engine_id, error or type(error).__name__)
+            _log.debug("the counters of %s cannot be read: %s", engine.engine_id, str(error) or type(error).__name__)
             return None
         counts = await asyncio.to_thread(parse, text)
         return Reading(engine.url, began_at, monotonic(), counts) if counts else None

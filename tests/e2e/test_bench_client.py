@@ -12,14 +12,23 @@ from tests.support.stack import DEMO_MODEL, Stack, counters
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+PROGRAM = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""The sub-command without the command: that wants a distribution named vllm, and the one for the CPU is not."""
+
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 
 def bench_serve(url: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """Run `vllm bench serve` against `url`; return what it says and its figures."""
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--base-url", url]
-    command += ["--model", "demo", "--tokenizer", str(DEMO_MODEL / "target"), "--backend", "openai-chat"]
+    command = [sys.executable, "-c", PROGRAM, "--base-url", url, "--model", "demo"]
+    command += ["--tokenizer", str(DEMO_MODEL / "target"), "--backend", "openai-chat"]
     command += ["--endpoint", "/v1/chat/completions", "--dataset-name", "random", "--random-input-len", "24"]
     command += ["--random-output-len", "24", "--num-prompts", "6", "--disable-tqdm", "--ignore-eos"]
     command += ["--save-result", "--result-dir", str(folder), "--result-filename", "figures.json"]

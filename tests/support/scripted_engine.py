@@ -8,6 +8,7 @@ without `CLOSE` or `RESET`.
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -116,7 +117,10 @@ def completion(
 class ScriptedEngine:
     """A server on a free port. `script` is played for every request; `scripts` first, one each, in order."""
 
-    def __init__(self, models: Sequence[str] = ("tiny",), host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, models: Sequence[str] = ("tiny",), host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.tls = tls
         self.models = list(models)
         self.host = host
         self.script: Script = [reply(completion())]
@@ -133,11 +137,12 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{self.host}:{self.port}"
 
     async def start(self) -> "ScriptedEngine":
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port)
+        self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
