@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -27,6 +27,7 @@ from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
 from specpilot.gateway.engines.probe import Probe
+from specpilot.gateway.engines.read_counters import read_counters
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
 from specpilot.gateway.engines.upstream import tls_context
@@ -34,6 +35,7 @@ from specpilot.gateway.http_api import create_routes
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Shares
 from specpilot.gateway.process.admin_listener import AdminListener
+from specpilot.gateway.process.certificates import Certificates, engine_certificates, listener_certificates
 from specpilot.gateway.process.heap import trimmer
 from specpilot.gateway.process.listening import BACKLOG, listen, listen_together
 from specpilot.gateway.process.server import GatewayServer
@@ -46,6 +48,7 @@ from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.access_log import AccessLog
+from specpilot.gateway.telemetry.engine_counters import EngineCounters, OwnAccount, SharedAccount, exposition
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
@@ -70,6 +73,7 @@ def create_app(
 ) -> tuple[FastAPI, GatewayContext]:
     """Return the app and the context that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
+    towards_engines = engine_certificates(settings)
     snapshot = Snapshot(
         keys=by_hash(own_keys),
         needs_key=bool(own_keys) or settings.require_api_key,
@@ -80,6 +84,7 @@ def create_app(
         Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
+        tls_context if towards_engines is None else lambda: towards_engines.context,
     )
     context = GatewayContext(
         fleet=fleet,
@@ -116,9 +121,9 @@ def create_app(
     if settings.workers > 1:
         context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until Redis tells the workers of one another
     watcher = _watcher(settings, own_keys, context, clock, worker)
-    exposition = context.exposition if worker is None else partial(worker.exposition, context)
+    show = _exposition(settings, context, clock, worker)
     is_apart = settings.admin_port is not None
-    pages = (context, _secret(settings.admin_token), _shown(settings), exposition)
+    pages = (context, _secret(settings.admin_token), _shown(settings), show)
     app = create_routes(*pages, is_open=not is_apart)
     followers: list[Watcher | Resolver | EndpointWatch] = [
         Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
@@ -133,11 +138,12 @@ def create_app(
     ]
     if watcher is not None:
         followers.append(watcher)
-    lifespan = partial(_lifespan, context, followers, worker)
+    lifespan = partial(_lifespan, context, followers, worker, towards_engines)
     app.router.lifespan_context = lifespan
     if settings.admin_port is not None:
         bind = listen if worker is None else listen_together
-        admin = AdminListener(create_routes(*pages), bind(settings.host, settings.admin_port))
+        admin_listener = bind(settings.host, settings.admin_port, "--admin-port")
+        admin = AdminListener(create_routes(*pages), admin_listener, listener_certificates(settings, None))
         app.router.lifespan_context = partial(_lifespan_with, admin, lifespan)
     return app, context
 
@@ -169,7 +175,8 @@ def create_server(
         backlog=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker)
+    certificates = listener_certificates(settings, settings.tls_client_ca_file)
+    server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker, certificates)
     return server, listen(settings.host, settings.port) if worker is None else worker.listener
 
 
@@ -203,6 +210,7 @@ async def _lifespan(
     context: GatewayContext,
     followers: Sequence[Watcher | Resolver | EndpointWatch],
     worker: Worker | None,
+    towards_engines: Certificates | None,
     app: FastAPI,
 ) -> AsyncIterator[None]:
     del app
@@ -216,9 +224,10 @@ async def _lifespan(
                 elif isinstance(follower, EndpointWatch):
                     context.fleet.resolve(follower.name, *await asyncio.to_thread(follower.look))
             await probe.once()
-    tasks = [context.spawn(asyncio.get_running_loop().create_task(probe.run()))]
-    if worker is not None:
-        tasks.append(context.spawn(asyncio.get_running_loop().create_task(worker.run(context))))
+    running = [probe.run()]
+    running += [] if worker is None else [worker.run(context)]
+    running += [] if towards_engines is None else [towards_engines.follow()]
+    tasks = [context.spawn(asyncio.get_running_loop().create_task(item)) for item in running]
     for follower in followers:
         follower.start()
     try:
@@ -324,6 +333,24 @@ def _watcher(
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
         _log.warning("Redis does not answer yet; until then only keys of --api-keys-file pass: %s", error)
     return watcher
+
+
+def _exposition(
+    settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None
+) -> Callable[[], Awaitable[bytes]]:
+    """Return what answers `/metrics`: the gateway's own counts, all workers', and sums of the engines'."""
+    own = context.exposition if worker is None else partial(worker.exposition, context)
+    if not settings.engine_counters_s:
+        return own
+    keeper = OwnAccount() if worker is None else SharedAccount(worker.folder)
+    ask = partial(read_counters, context.fleet, clock.monotonic)
+    counters = EngineCounters(ask, keeper, clock.monotonic, settings.engine_counters_s)
+
+    async def show() -> bytes:
+        totals = await counters.read()
+        return await own() + exposition(totals)
+
+    return show
 
 
 def _secret(value: SecretStr | None) -> str | None:

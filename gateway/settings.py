@@ -29,6 +29,14 @@ class GatewaySettings(ProgramSettings):
     admin_port: Port | None = Field(
         None, description="port for /metrics and /admin alone, which --port then does not have; keep it from clients"
     )
+    tls_cert_file: str | None = Field(
+        None,
+        description="PEM file with the certificate to serve by and its chain; its key too, or in --tls-key-file",
+    )
+    tls_key_file: str | None = Field(None, description="PEM file with the key of --tls-cert-file, without a password")
+    tls_client_ca_file: str | None = Field(
+        None, description="PEM file with authorities; clients of --port then need a certificate of one of them"
+    )
     workers: int = Field(1, ge=1, le=64, description="processes that share the port; above 1 under a supervisor")
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -67,6 +75,14 @@ class GatewaySettings(ProgramSettings):
     require_api_key: bool = Field(default=False, description="refuse requests without a key even while no key exists")
     admin_token: SecretStr | None = Field(None, description="bearer token of GET /admin/config; without it: closed")
     engine_api_key: SecretStr | None = Field(None, description="bearer token to send to engines; the client's never is")
+    engine_ca_file: str | None = Field(
+        None, description="PEM file with the authorities of https:// engines, instead of the system's"
+    )
+    engine_cert_file: str | None = Field(
+        None,
+        description="PEM file with the certificate to show to engines; its key too, or in --engine-key-file",
+    )
+    engine_key_file: str | None = Field(None, description="PEM file with the key of --engine-cert-file")
     mark_class: bool = Field(
         default=True, description="add vllm_xargs.traffic_class to bodies; off for engines that refuse unknown fields"
     )
@@ -97,6 +113,9 @@ class GatewaySettings(ProgramSettings):
     keep_alive_s: Seconds = Field(75.0, description="seconds an idle client connection stays open")
     engine_keep_alive_s: float = Field(
         4.0, ge=0, le=86_400, description="seconds an idle engine connection is kept; below the engine's own (vLLM: 5)"
+    )
+    engine_counters_s: float = Field(
+        1.0, ge=0, le=86_400, description="seconds that the engines' vllm:spec_decode_* in /metrics may be old; 0: none"
     )
     engine_capacity: int | None = Field(
         None, ge=1, description="requests under way on one engine, from this replica, before others wait; default: any"
@@ -140,6 +159,14 @@ class GatewaySettings(ProgramSettings):
     def _check_api(cls, url: str) -> str:
         _check_url(url, ("http", "https"), "https://kubernetes.default.svc")
         return url.rstrip("/")
+
+    @field_validator("tls_key_file", "tls_client_ca_file", "engine_key_file")
+    @classmethod
+    def _check_certificate(cls, path: str | None, info: ValidationInfo) -> str | None:
+        needed = "engine_cert_file" if info.field_name == "engine_key_file" else "tls_cert_file"
+        if path is not None and info.data.get(needed) is None:
+            raise ValueError(f"there is no certificate to use it with; give --{needed.replace('_', '-')} too")
+        return path
 
     @field_validator("public_paths")
     @classmethod

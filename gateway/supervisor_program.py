@@ -4,6 +4,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from specpilot.gateway.process.listening import reserve
@@ -25,6 +26,10 @@ def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
     try:
         reserved = reserve(settings.host, settings.port)
+        admin = None
+        if settings.admin_port is not None:
+            admin = reserve(settings.host, settings.admin_port, "--admin-port")
+            flags = [*flags, "--admin-port", str(admin.getsockname()[1])]  # the last one counts: 0 is one port for all
     except StartError as error:
         fail(PROGRAM, *error.lines)
     try:
@@ -32,12 +37,13 @@ def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
     except OSError as error:
         said = f"the workers need a temporary directory: {error}; point TMPDIR at one that can be written"
         fail(PROGRAM, f"--workers: {said}")
-    with folder as name, reserved:
+    with folder as name, reserved, admin or nullcontext():
         supervision = Supervision(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
         try:
             ledger = Ledger(Path(name))
         except OSError as error:
             remedy = "make room there, or point TMPDIR at another directory"
             fail(PROGRAM, f"--workers: the workers' counts cannot be written to {name}: {error.strerror}; {remedy}")
-        status = Supervisor(supervision, reserved, Path(name), ledger, flags, SystemClock()).run()
+        parts = (supervision, reserved, Path(name), ledger, flags, SystemClock())
+        status = Supervisor(*parts, is_tls=settings.tls_cert_file is not None).run()
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""What operators' tools ask of the shared state besides policies: histories, model routes, tokens, freezes, audit, gains.
+"""What operators' tools ask of the shared state besides policies: history, model routes, tokens, freezes, audit, gains.
 
 Part of `Store`; every call may raise `StoreUnavailableError`.
 """

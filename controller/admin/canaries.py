@@ -15,8 +15,9 @@ from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.conditions import IfMatch
 from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
-from specpilot.controller.admin.policies import IfMatch, PolicyWriter
+from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
 from specpilot.controller.experiments.canary import described, ended

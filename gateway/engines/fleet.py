@@ -11,15 +11,18 @@ Owned by the event loop: nothing here may be called from another thread.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import ssl
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from specpilot.gateway.engines.upstream import Address, Pool
+from specpilot.gateway.engines.upstream import Address, Pool, tls_context
 from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
 from specpilot.gateway.routing.session import hash_of
 from specpilot.gateway.wire.body import RequestFacts
+from specpilot.gateway.wire.response_id import tag_in, tag_of
+from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.settings import without_secrets
 from specpilot.policy.types import EngineRecord
 
@@ -32,6 +35,7 @@ class Engine:
     def __init__(self, engine_id: str, url: str, pool: Pool, address: Address, api_key: str | None) -> None:
         self.engine_id = engine_id
         self.engine_hash = hash_of(engine_id)
+        self.response_tag = tag_of(self.engine_hash)
         self.url = url
         self.pool = pool
         self.outlier_detection = OutlierDetection()
@@ -75,8 +79,16 @@ class Engine:
 class Fleet:
     """Every engine, and which of them serves a model."""
 
-    def __init__(self, urls: Iterable[str], chooser: Chooser, engine_keep_alive_s: float, api_key: str | None) -> None:
-        """`urls` is the static list."""
+    def __init__(
+        self,
+        urls: Iterable[str],
+        chooser: Chooser,
+        engine_keep_alive_s: float,
+        api_key: str | None,
+        tls: Callable[[], ssl.SSLContext] = tls_context,
+    ) -> None:
+        """`urls` is the static list; `tls` returns what new connections to `https://` are made with."""
+        self._tls = tls
         self._keep_alive_s = engine_keep_alive_s
         self._api_key = api_key
         self._static = tuple(urls)
@@ -125,7 +137,7 @@ class Fleet:
             engine = self.engines.get(engine_id)
             if engine is None:
                 try:
-                    address = Address(url, None if url in self._static else hosts.get(url))
+                    address = Address(url, None if url in self._static else hosts.get(url), self._tls)
                 except ValueError:
                     self._left_out[engine_id] = url
                     if left_out.get(engine_id) != url:
@@ -165,12 +177,25 @@ class Fleet:
     ) -> Engine | None:
         """Return the engine for a request; `None` when there is none but those to `avoid`.
 
-        `session` is what its header names.
+        `session` is what its header names. What goes on from a stored response or asks for it goes to the engine that
+        has it, also to one that drains or is to be avoided: any other would say that there is no such response.
         """
         candidates = self.by_model.get(facts.model, ())
+        previous = facts.previous_response
+        if previous is not None:
+            maker = self.maker(previous, self.engines.values() if facts.path in STORED else candidates)
+            if maker is not None:
+                return maker
         if not avoid and len(candidates) == 1:
             return None if candidates[0].is_draining else candidates[0]
         return self.chooser.choose(candidates, facts, session, now, avoid)
+
+    def maker(self, identifier: str, engines: Collection[Engine]) -> Engine | None:
+        """Return which of `engines` made the response `identifier`; `None` when that cannot be told."""
+        if len(self.engines) == 1:
+            return next(iter(engines), None)
+        tag = tag_in(identifier)
+        return next((engine for engine in engines if engine.response_tag == tag), None)
 
     def cards(self) -> list[Mapping[str, Any]]:
         """Return `/v1/models` over all engines: one entry per model, those not yet asked as registered."""

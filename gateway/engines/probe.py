@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
+from specpilot.gateway.engines.fetch import UnreachableError, fetch
 from specpilot.gateway.engines.fleet import Engine, Fleet
-from specpilot.gateway.wire.framing import Framer, ResponseHead
 from specpilot.policy.types import is_name
 
 PROBE_CHECK_S = 0.25
@@ -32,64 +32,12 @@ STOOD_STILL_S = 0.25
 """A time-out that comes so much too late says more of this process than of the engine."""
 
 _log = logging.getLogger(__name__)
-_OK = 200
 _PATH = b"/v1/models"
-
-
-class _UnreachableError(OSError):
-    """Nobody listens there."""
-
-
-class _Answer:
-    """Collects one small answer: a `gateway.engines.upstream.Reader`."""
-
-    def __init__(self) -> None:
-        self.whole: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._parts: list[bytes] = []
-
-    def head(self, head: ResponseHead, framer: Framer) -> None:
-        """Keep the status."""
-        del framer
-        self._status = head.status
-
-    def body(self, raw: bytes, payload: list[bytes]) -> None:
-        """Keep part of the answer, up to `MODELS_BYTES`."""
-        del raw
-        self._parts += payload
-        if sum(map(len, self._parts)) > MODELS_BYTES:
-            self._fail("too long")
-
-    def complete(self) -> None:
-        """The answer is whole: hand it over if its status is 200."""
-        if self._status != _OK:
-            self._fail(f"status {self._status}")
-        elif not self.whole.done():
-            self.whole.set_result(b"".join(self._parts))
-
-    def reset(self, reason: str, *, is_stale: bool) -> None:
-        """There will be no answer."""
-        del is_stale
-        self._fail(reason)
-
-    def _fail(self, reason: str) -> None:
-        if not self.whole.done():
-            self.whole.set_exception(OSError(reason))
 
 
 async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, Any], ...]:
     """Return what `engine` says it serves. Raises `OSError` (time-outs included) when it does not say."""
-    async with asyncio.timeout(timeout_s):
-        try:
-            connection = await engine.pool.connect()
-        except OSError as error:
-            raise _UnreachableError(str(error)) from error
-        answer = _Answer()
-        try:
-            connection.send(answer, (engine.head(b"GET", _PATH) + b"accept: application/json\r\n\r\n",))
-            text = await answer.whole
-        finally:
-            connection.release(answer)
+    text = await fetch(engine, _PATH, b"application/json", MODELS_BYTES, timeout_s)
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -171,7 +119,7 @@ class Probe:
             return
         if outlier_detection.is_ejected:
             outlier_detection.eject(now)
-        elif (is_silent or isinstance(error, _UnreachableError)) and engine.cards is not None:
+        elif (is_silent or isinstance(error, UnreachableError)) and engine.cards is not None:
             is_connect = not is_silent
             if outlier_detection.fail_probe(now, is_connect=is_connect):
                 _log.warning("%s is ejected: it does not answer its probes", engine.engine_id)

@@ -8,7 +8,7 @@ keep-alive would close it under a new request.
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -40,7 +40,7 @@ class Reader(Protocol):
 
 @lru_cache(maxsize=1)
 def tls_context() -> ssl.SSLContext:
-    """Return what checks engines' certificates: loaded once, as it takes tens of milliseconds."""
+    """Return what checks engines' certificates by the system's authorities: loaded once, as it takes tens of ms."""
     return ssl.create_default_context()
 
 
@@ -52,16 +52,17 @@ class Address:
 
     __slots__ = ("host", "host_header", "name", "port", "prefix", "tls")
 
-    def __init__(self, url: str, name: str | None = None) -> None:
+    def __init__(self, url: str, name: str | None = None, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
         """`url` is the engine's base URL, without a trailing `/v1`; `name` its host's name where `url` has none.
 
+        `tls` returns what new connections to `https://` are made with; it must not block.
         Raises `ValueError` for a `url` that names no place.
         """
         parts = urlsplit(url)
         port = parts.port
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("it is not http://host:port")
-        self.tls = tls_context() if parts.scheme == "https" else None
+        self.tls = tls if parts.scheme == "https" else None
         self.host = parts.hostname
         self.port = port or (443 if self.tls else 80)
         name = name or self.host
@@ -236,7 +237,7 @@ class Pool:
                 lambda: cast("asyncio.Protocol", connection),
                 address.host,
                 address.port,
-                ssl=address.tls,
+                ssl=None if address.tls is None else address.tls(),
                 server_hostname=address.name,
             )
         except UnicodeError as error:

@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import socket
+import ssl
 from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from specpilot.gateway.process.listening import url_of
+from specpilot.gateway.process.certificates import Certificates
+from specpilot.gateway.process.listening import relisten, url_of
 
 _log = logging.getLogger(__name__)
 
@@ -17,7 +19,10 @@ _log = logging.getLogger(__name__)
 class AdminListener:
     """Serves `app` on `listener`, on the gateway's own loop and with it."""
 
-    def __init__(self, app: Any, listener: socket.socket) -> None:
+    def __init__(self, app: Any, listener: socket.socket, certificates: Certificates | None) -> None:
+        """With `certificates` it speaks TLS."""
+        self._certificates = certificates
+        self._task: asyncio.Task[None] | None = None
         self._config = Config(app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
         self._listener = listener
         self._state = ServerState()
@@ -26,15 +31,25 @@ class AdminListener:
     async def start(self) -> None:
         """Begin to serve. On the running loop."""
         self._config.load()
-        self._server = await asyncio.get_running_loop().create_server(self._connection, sock=self._listener)
-        _log.info("pages for operators on %s", url_of(self._listener))
+        loop, certificates = asyncio.get_running_loop(), self._certificates
+        context = None if certificates is None else certificates.context
+        self._server = await loop.create_server(self._connection, sock=self._listener, ssl=context)
+        if certificates is not None:
+            self._task = loop.create_task(certificates.follow(self._renew))
+        _log.info("pages for operators on %s", url_of(self._listener, is_tls=context is not None))
 
     def close(self) -> None:
         """Serve no longer."""
+        if self._task is not None:
+            self._task.cancel()
         if self._server is not None:
             self._server.close()
         for connection in [*self._state.connections]:
             connection.shutdown()
+
+    async def _renew(self, context: ssl.SSLContext) -> None:
+        assert self._server is not None
+        self._server = await relisten(self._server, self._connection, context)
 
     def _connection(self) -> asyncio.Protocol:
         return HttpToolsProtocol(config=self._config, server_state=self._state, app_state={})

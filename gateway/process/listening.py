@@ -5,7 +5,10 @@ connections once they listen. The option would also let a second gateway of the 
 a word, so the port is tried without it first.
 """
 
+import asyncio
 import socket
+import ssl
+from collections.abc import Callable
 
 from specpilot.gateway.process.start_error import StartError
 
@@ -13,40 +16,55 @@ BACKLOG = 4096
 """Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a port of its own. Raises `StartError`."""
-    bound = _bind(host, port, is_shared=False)
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Return a socket that listens on a port of its own, which `flag` sets. Raises `StartError`."""
+    bound = _bind(host, port, flag, is_shared=False)
     bound.listen(BACKLOG)
     return bound
 
 
-def reserve(host: str, port: int) -> socket.socket:
+def reserve(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Return a socket that only holds `port`, or a free one for 0, for others to `share`. Raises `StartError`."""
     if port:
-        _bind(host, port, is_shared=False).close()
-    return _bind(host, port, is_shared=True)
+        _bind(host, port, flag, is_shared=False).close()
+    return _bind(host, port, flag, is_shared=True)
 
 
 def share(reserved: socket.socket) -> socket.socket:
     """Return another socket on the port of `reserved`. It gets connections from when it listens."""
     address = reserved.getsockname()
-    return _bind(address[0], address[1], is_shared=True)
+    return _bind(address[0], address[1], "--port", is_shared=True)
 
 
-def listen_together(host: str, port: int) -> socket.socket:
+def listen_together(host: str, port: int, flag: str) -> socket.socket:
     """Return a socket that listens on `port` beside those of other workers. Raises `StartError`."""
-    bound = _bind(host, port, is_shared=True)
+    bound = _bind(host, port, flag, is_shared=True)
     bound.listen(BACKLOG)
     return bound
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     """Return where `listener` can be reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_tls else 'http'}://{shown}:{port}"
 
 
-def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
+async def relisten(
+    server: asyncio.Server, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext
+) -> asyncio.Server:
+    """Return a server in place of `server`, on the same socket and with `context`; no connection is refused meanwhile.
+
+    The sockets are two descriptors of one queue of connections, so it does not matter which of the two is closed.
+    """
+    (listener,) = server.sockets
+    again = socket.fromfd(listener.fileno(), listener.family, listener.type)
+    found = await asyncio.get_running_loop().create_server(protocol, sock=again, ssl=context, backlog=BACKLOG)
+    server.close()
+    return found
+
+
+def _bind(host: str, port: int, flag: str, *, is_shared: bool) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -60,6 +78,6 @@ def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
     except OSError as error:
         bound.close()
         said = f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or choose another port"
-        raise StartError(f"--port: {said}") from error
+        raise StartError(f"{flag}: {said}") from error
     bound.setblocking(False)
     return bound

@@ -10,14 +10,17 @@ connections that it has, closing each with its next answer, and ends when nothin
 `LINGER_S`. Its socket is the newer worker's too, so no connection is lost.
 """
 
+import asyncio
 import logging
 import socket
+import ssl
 from types import FrameType
 
 from uvicorn.config import Config
 from uvicorn.server import Server
 
-from specpilot.gateway.process.listening import url_of
+from specpilot.gateway.process.certificates import Certificates
+from specpilot.gateway.process.listening import relisten, url_of
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.wire.errors import DrainingError
@@ -34,31 +37,51 @@ _log = logging.getLogger(__name__)
 class GatewayServer(Server):
     """Serves until told to stop, then drains. `worker` when it is one of several."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a server
         self,
         config: Config,
         context: GatewayContext,
         drain_grace_s: float,
         drain_timeout_s: float,
         worker: Worker | None,
+        certificates: Certificates | None = None,
     ) -> None:
+        """With `certificates` it speaks TLS."""
         super().__init__(config)
         self._context = context
         self._drain_grace_s = drain_grace_s
         self._drain_timeout_s = drain_timeout_s
         self._worker = worker
+        self._certificates = certificates
         self._asked_at: float | None = None
         self._busy_at = 0.0
         self._is_retiring = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say where it listens once signals are handled and requests are taken."""
+        certificates = self._certificates
+        if certificates is not None:
+            self.config.ssl = certificates.context
         await super().startup(sockets)
+        if certificates is not None:
+            self._context.spawn(asyncio.get_running_loop().create_task(certificates.follow(self.renew)))
         if self._worker is not None:
             self._worker.serve(self.retire, self.drain)
             return
         for listener in sockets or ():
-            _log.info("listening on %s", url_of(listener))
+            _log.info("listening on %s", url_of(listener, is_tls=certificates is not None))
+
+    async def renew(self, context: ssl.SSLContext) -> None:
+        """Serve new connections by `context`. Those that stand keep what they have."""
+        if self._asked_at is None:
+            self.config.ssl = context
+            self.servers = [await relisten(server, self._connection, context) for server in self.servers]
+
+    def _connection(self) -> asyncio.Protocol:
+        config = self.config
+        return config.http_protocol_class(  # type: ignore[call-arg]
+            config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain, or with a second signal stop at once.

@@ -56,7 +56,8 @@ class _Child:
 class Supervisor:
     """Performs what `supervision` decides.
 
-    `flags` are the program's own; `folder` is where snapshots are left, and `ledger` the account there.
+    `flags` are the program's own; `folder` is where snapshots are left, and `ledger` the account there. `is_tls`: the
+    workers speak TLS.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a whole program
@@ -67,6 +68,8 @@ class Supervisor:
         ledger: Ledger,
         flags: Sequence[str],
         clock: Clock,
+        *,
+        is_tls: bool = False,
     ) -> None:
         self._supervision = supervision
         self._reserved = reserved
@@ -78,6 +81,7 @@ class Supervisor:
         self._listeners: dict[int, socket.socket] = {}
         self._signals: list[int] = []
         self._has_listened = False
+        self._is_tls = is_tls
 
     def run(self) -> int:
         """Work until the supervision is over; return the exit status."""
@@ -128,7 +132,7 @@ class Supervisor:
             self._perform(self._supervision.ready(worker, self._monotonic()))
             if not self._has_listened:
                 self._has_listened = True
-                _log.info("listening on %s", url_of(self._reserved))
+                _log.info("listening on %s", url_of(self._reserved, is_tls=self._is_tls))
         elif not said:
             self._selector.unregister(child.channel)
             child.channel.close()

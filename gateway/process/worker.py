@@ -45,7 +45,7 @@ class Worker:
         self.number = number
         self.listener = listener
         self._channel = channel
-        self._folder = folder
+        self.folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")  # one: snapshots are written in order
         self._is_failing = False
 
@@ -106,10 +106,10 @@ class Worker:
         context.refresh_metrics()
         snapshot = context.metrics.snapshot()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, publish, self._folder, self.number, snapshot)
+            await asyncio.get_running_loop().run_in_executor(self._thread, publish, self.folder, self.number, snapshot)
         except OSError as error:
             if not self._is_failing:
-                _log.error("counts cannot be written to %s: %s", self._folder, error)
+                _log.error("counts cannot be written to %s: %s", self.folder, error)
             self._is_failing = True
         else:
             self._is_failing = False
@@ -123,8 +123,8 @@ class Worker:
         snapshot = context.metrics.snapshot()
 
         def show() -> bytes:
-            publish(self._folder, self.number, snapshot)
-            return exposition(GatewayMetrics.of(read_total(self._folder)))
+            publish(self.folder, self.number, snapshot)
+            return exposition(GatewayMetrics.of(read_total(self.folder)))
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, show)
 

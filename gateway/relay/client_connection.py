@@ -55,6 +55,7 @@ from specpilot.gateway.wire.errors import (
     RequestTimeoutError,
 )
 from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
+from specpilot.gateway.wire.routes import STORED, method_of, stored_route
 
 HEAD_BYTES = 65_536
 """Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
@@ -74,7 +75,8 @@ LINGER_S = 5.0
 DRAINING_IDLE_S = 1.0
 """Seconds after which an idle connection is closed in the grace of a drain."""
 
-_ROUTES = {path.encode(): path for path in PROXIED}
+_ROUTES = {path.encode(): path for path in PROXIED - STORED}
+_STORED = b"/v1/responses/"
 _VERSIONS = ("1.1", "1.0")
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _log = logging.getLogger(__name__)
@@ -212,6 +214,9 @@ class ClientConnection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = _origin_form(self.url)
         path = _ROUTES.get(self.url.partition(b"?")[0])
+        if path is None and self.url.startswith(_STORED):
+            path = stored_route(self.url)
+            head.target = "" if path is None else self.url.decode()
         if path is None:
             self._leave_to_uvicorn(is_expecting=head.is_expecting)
         else:
@@ -245,8 +250,9 @@ class ClientConnection(HttpToolsProtocol):
         method = parser.get_method()
         exchange = Exchange(self._context, self, method, path, head)
         exchange.keep_alive = head.is_modern and parser.should_keep_alive()
-        if method != b"POST":
-            exchange.refusal = MethodNotAllowedError(f"{path} takes POST")
+        wanted = method_of(path)
+        if method.decode() != wanted:
+            exchange.refusal = MethodNotAllowedError(f"{path} takes {wanted}", wanted)
         previous: RequestResponseCycle | None = self.cycle
         self.cycle = cast("RequestResponseCycle", exchange)
         if previous is not None and not previous.response_complete:

@@ -26,12 +26,15 @@ from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
     InternalError,
+    InvalidFormError,
     QueueTimeoutError,
     RateLimitError,
     RequestTimeoutError,
 )
+from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.heads import RequestHead, error_reply, rate_lines
 from specpilot.gateway.wire.outline import OUTLINED_BYTES, BodyOutline
+from specpilot.gateway.wire.routes import FORMS, STORED
 from specpilot.policy.types import ApiKey
 
 UNREAD_BYTES = 64 * 1024 * 1024
@@ -187,14 +190,15 @@ class Exchange:
             )
         context.body_bytes += len(data)
         self._counted_bytes += len(data)
-        if self._size <= OUTLINED_BYTES:
+        is_form = self._path in FORMS
+        if self._size <= OUTLINED_BYTES and not is_form:
             return None
         try:
             if self._outline is None:
-                self._outline = BodyOutline()
+                self._outline = FormOutline(self._request.forwarded) if is_form else BodyOutline()
                 self._outline.feed(b"".join(self._chunks) if self._whole is None else bytes(self._whole))
             self._outline.feed(data)
-        except BodyTooComplexError as error:
+        except (BodyTooComplexError, InvalidFormError) as error:
             return error
         return None
 
@@ -250,7 +254,8 @@ class Exchange:
         if error.refusal is not None:
             self._context.metrics.count_refusal(error.refusal)
         is_head = self._method == b"HEAD"
-        self._connection.write(error_reply(error, self.own_lines(), keep_alive=self.keep_alive, is_head=is_head))
+        lines = self.own_lines()
+        self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=self._path))
         self.finish()
 
     def sweep(self, now: float) -> None:
@@ -309,10 +314,11 @@ class Exchange:
             if self._key is not None and self._key.has_limits:
                 self._charge(self._key, prepared)
             self._context.budget.earn(self._received_at)
-            if self._context.admission is None or self._context.admission.is_open(prepared.model, self._received_at):
+            admission = None if self._path in STORED else self._context.admission  # nothing is generated there
+            if admission is None or admission.is_open(prepared.model, self._received_at):
                 self._go(prepared)
             else:
-                self._wait(prepared, self._context.admission)
+                self._wait(prepared, admission)
         except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
             self._fail(error)
 
@@ -453,7 +459,7 @@ class Exchange:
 
     def _used_tokens(self, estimate: int, status: int) -> int:
         trip = self._relay
-        if trip is None or not trip.sent_at:
+        if trip is None or not trip.sent_at or self._path in STORED:
             return 0
         delivery = trip.delivery
         if delivery is None:

@@ -9,6 +9,8 @@ which its body is amended anew; so the body as it came is kept until then.
 
 from collections.abc import Collection
 
+import orjson
+
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.routing.ceiling import ceiling_of
@@ -16,15 +18,18 @@ from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.telemetry.metrics import Cell
-from specpilot.gateway.wire.body import RequestFacts, amend, amendments, read_facts
+from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts, amend, amendments, read_facts
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
+    InvalidFormError,
     ModelNotAllowedError,
     ModelNotFoundError,
+    ResponseNotFoundError,
 )
 from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, asks_stream, response_id
 from specpilot.policy.types import ApiKey
 
 MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
@@ -34,6 +39,9 @@ PROXIED = MARKED | {
     "/v1/embeddings",
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     *("/tokenize", "/detokenize"),
+    *("/classify", "/pooling", "/v1/messages/count_tokens"),
+    *FORMS,
+    *STORED,
 }
 """Every route that is relayed. What is not here never reaches an engine."""
 
@@ -71,7 +79,8 @@ class PreparedRequest:
     request waits or its engine is chosen. `body` is empty once there can be no retry. `outline` is what was parsed of a
     large body. `requested_model` is what the client asked for, where that name has a model route; `source` is there
     while the request may be turned to another model. `charged_tokens` is what counts against the key's limit until the
-    response states its usage; `strips_usage`: the gateway asked for that, and the client did not.
+    response states its usage; `strips_usage`: the gateway asked for that, and the client did not. `is_unnamed`: the
+    response is to have an identifier, and the client chose none.
     """
 
     __slots__ = (
@@ -80,6 +89,7 @@ class PreparedRequest:
         "charged_tokens",
         "facts",
         "is_stream",
+        "is_unnamed",
         "max_tokens",
         "model",
         "outline",
@@ -105,6 +115,7 @@ class PreparedRequest:
         self.path = facts.path
         self.model = facts.model
         self.is_stream = facts.stream
+        self.is_unnamed = facts.path == RESPONSES and REQUEST_ID not in facts.body
         self.max_tokens = facts.max_tokens
         self.work_tokens = facts.work_tokens
         self.traffic_class = traffic_class
@@ -161,15 +172,20 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
 ) -> PreparedRequest:
     """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on."""
     text = None if outline is None else outline.finish()
-    facts = read_facts(path, body) if text is None else read_facts(path, text, len(body))
+    if head.target:
+        text, body = _reference(context, head.target), b""
+    elif path in FORMS and text is None:
+        raise InvalidFormError("the form is empty; send it in the body")
+    facts = _facts(path, body, text)
     asked = facts.model
-    if key is not None and not key.may_use(asked):
+    if key is not None and not head.target and not key.may_use(asked):
         raise ModelNotAllowedError(
             f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
             param="model",
         )
     routes = context.snapshot.model_routes
-    route = routes.get(asked) if routes else None
+    # A form goes as it came, so that the name in it cannot be another; what a response's identifier names is made.
+    route = routes.get(asked) if routes and not head.target and path not in FORMS else None
     if route is None:
         if asked not in context.fleet.by_model:
             raise _no_model(context, asked)
@@ -262,9 +278,7 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
     if not context.fleet.has_engine(model):
         return False
     text = None if source.outline is None else source.outline.finish()
-    facts = (
-        read_facts(prepared.path, source.body) if text is None else read_facts(prepared.path, text, len(source.body))
-    )
+    facts = _facts(prepared.path, source.body, text)
     asked, facts.model = facts.model, model
     prepared.turn_to(_for_model(context, facts, source.head, source.key, source.body, source.outline, asked))
     if left:
@@ -273,6 +287,28 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
         prepared.source = None
     context.metrics.count_route(asked, model, RouteRule.FALLBACK)
     return True
+
+
+def _facts(path: str, body: bytes, text: bytes | None) -> RequestFacts:
+    """Return the facts of a body; `text` is what stands for it where it is large, a form, or not there at all."""
+    if text is None:
+        return read_facts(path, body)
+    # What an engine makes of a file's bytes is no prompt of a quarter as many tokens.
+    return read_facts(path, text, len(text) if path in FORMS else len(body))
+
+
+def _reference(context: GatewayContext, target: str) -> bytes:
+    """Return what a request that refers to a stored response says, as the body that it does not have."""
+    found = response_id(target)
+    engines = context.fleet.engines.values()
+    engine = context.fleet.maker(found, engines)
+    if engine is None or not engine.models:
+        if not engines:
+            raise EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
+        raise ResponseNotFoundError(f"no engine here made the response `{found}`, or it has gone")
+    model = engine.registered_model or min(engine.models)
+    asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
+    return orjson.dumps(asked)
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:

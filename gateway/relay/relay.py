@@ -13,7 +13,8 @@ After the first byte there is no retry: see `gateway.wire.response`.
 The relay holds the engine's side only. What ends a request, and what it counts as, is its `RelayOwner`'s business.
 """
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from specpilot.gateway.engines.fleet import Engine
@@ -33,6 +34,8 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.framing import Framer, ResponseHead
 from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.response import Delivery
+from specpilot.gateway.wire.response_id import identified, new_response_id
+from specpilot.gateway.wire.routes import STORED
 
 RETRIED_STATUS = (401, 403, 500, 502, 503, 504)
 _REFUSED_CREDENTIALS = (401, 403)
@@ -42,6 +45,8 @@ SMALL_BODY_BYTES = 65_536
 STALE_S = 1.0
 """An engine that closed an idle connection is heard of within a round trip of sending; later it broke off its work."""
 _SERVER_ERROR = 500
+_NOT_IMPLEMENTED = 501
+"""What vLLM answers where the model has no such API: the client asked for it, and no engine has failed."""
 
 
 class ResponseSink(Protocol):
@@ -141,7 +146,7 @@ class Relay:
             outcome.overhead_s = max(0.0, self.sent_at - self._began_at)
         delivery = self.delivery
         if delivery is not None:
-            outcome.usage = delivery.usage
+            outcome.usage = None if self._path in STORED else delivery.usage
             outcome.events = delivery.events
             outcome.is_event_stream = delivery.is_stream
             outcome.first_byte_at = delivery.first_at
@@ -218,8 +223,8 @@ class Relay:
         if not self._context.budget.allows(now):
             return False  # before the choice, which counts and remembers what it sends where
         engine = pick_engine(self._context, self._prepared, self._request.session, self.engines)
-        if engine is None:
-            return False
+        if engine is None or engine in self.engines:
+            return False  # or no other has what the request refers to
         self._context.budget.spend(now)
         self.engines.append(engine)
         self._try_again(engine)
@@ -240,18 +245,21 @@ class Relay:
         prepared, attempt = self._prepared, self.attempt
         assert attempt is not None
         self.phase = "wait"
-        size = prepared.size
+        body: Sequence[bytes | memoryview] = prepared.body
+        if prepared.is_unnamed and self._context.marks_class:
+            body = identified(body, new_response_id(attempt.engine.engine_hash, secrets.randbits(104)))
+        size = sum(map(len, body))
         head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
-            attempt.engine.head(self._method, self._path.encode()),
+            attempt.engine.head(self._method, (self._request.target or self._path).encode()),
             self._request.forwarded,
             self._request_id,
             size,
         )
         self.sent_at = self.last_at = self._context.monotonic()
-        if size <= SMALL_BODY_BYTES and len(prepared.body) == 1:
-            attempt.send((head + bytes(prepared.body[0]),))
+        if size <= SMALL_BODY_BYTES and len(body) == 1:
+            attempt.send((head + bytes(body[0]),))
         else:
-            attempt.send((head, *prepared.body))
+            attempt.send((head, *body))
 
     def unconnected(self, reason: str) -> None:
         """The engine cannot be reached."""
@@ -265,7 +273,7 @@ class Relay:
         """The engine's head arrived; nothing of it goes out yet."""
         assert self.attempt is not None
         self.last_at = now = self._context.monotonic()
-        if head.status >= _SERVER_ERROR or head.status in _REFUSED_CREDENTIALS:
+        if (head.status >= _SERVER_ERROR and head.status != _NOT_IMPLEMENTED) or head.status in _REFUSED_CREDENTIALS:
             self._context.metrics.count_upstream_error(f"status_{head.status}")
             self.attempt.engine.outlier_detection.fail(now, is_connect=False)
             if head.status in RETRIED_STATUS and self._retry():
@@ -283,6 +291,7 @@ class Relay:
             is_modern=self._request.is_modern,
             keep_alive=owner.keep_alive,
             strips_usage=self._prepared.strips_usage,
+            path=self._path,
         )
         owner.keep_alive = self.delivery.keep_alive
 

@@ -8,7 +8,6 @@ was read before: a counter cannot go backwards, whichever worker is asked. These
 event loop.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ _LEDGER = "ledger.json"
 
 def publish(folder: Path, worker: int, snapshot: MetricsSnapshot) -> None:
     """Replace the snapshot of `worker`."""
-    _replace(_path(folder, worker), snapshot)
+    replace_file(_path(folder, worker), snapshot)
 
 
 def read_total(folder: Path) -> dict[str, Any]:
@@ -67,10 +66,10 @@ class Ledger:
         """Write the ledger anew. Also keeps it young: cleaners of temporary folders look for what is old."""
         ledger = {"running": self._running, "ended": self._ended}
         try:
-            _replace(self._folder / _LEDGER, ledger)
+            replace_file(self._folder / _LEDGER, ledger)
         except FileNotFoundError:
             self._folder.mkdir(mode=0o700)  # somebody cleaned up
-            _replace(self._folder / _LEDGER, ledger)
+            replace_file(self._folder / _LEDGER, ledger)
 
 
 def _path(folder: Path, worker: int) -> Path:
@@ -81,7 +80,8 @@ def _read(path: Path) -> Any:
     return orjson.loads(path.read_bytes())
 
 
-def _replace(path: Path, value: MetricsSnapshot | Sequence[Any]) -> None:
+def replace_file(path: Path, value: Any) -> None:
+    """Put `value` into the file at `path` as JSON, whole or not at all."""
     new = path.with_suffix(".new")
     new.write_bytes(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
     new.replace(path)

@@ -21,6 +21,7 @@ import orjson
 
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED
 from specpilot.policy.types import is_class_name
 
 XARGS = "vllm_xargs"
@@ -30,6 +31,8 @@ MODEL = "model"
 PRIORITY = "priority"
 STREAM_OPTIONS = "stream_options"
 INCLUDE_USAGE = "include_usage"
+REQUEST_ID = "request_id"
+PREVIOUS = "previous_response_id"
 _USAGE = {INCLUDE_USAGE: b"true"}
 CHARS_PER_TOKEN = 4
 """A rough measure that ranks engines; nothing is billed by it."""
@@ -95,6 +98,14 @@ class RequestFacts:
         """The length of the prompt's text in characters. Images, audio and token ids do not count."""
         body = self.body
         return sum(_text_chars(body.get(name)) for name in ("messages", "prompt", "input", "system", "instructions"))
+
+    @property
+    def previous_response(self) -> str | None:
+        """The identifier of the response that the request goes on from or asks for."""
+        if self.path != RESPONSES and self.path not in STORED:
+            return None
+        found = self.body.get(PREVIOUS)
+        return found if isinstance(found, str) else None
 
     @property
     def asked_class(self) -> str | None:
@@ -184,10 +195,12 @@ def amendments(
 def amend(
     body: bytes, facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
 ) -> Sequence[bytes | memoryview]:
-    """Return `body` with what is `wanted` of it, as buffers to send one after another.
+    """Return `body` with what is `wanted` of it, as buffers to send one after another; a form as it is.
 
     `facts` must be what `read_facts` made of `body`, or of its `outline`. Raises `BodyTooComplexError`.
     """
+    if facts.path in FORMS or facts.path in STORED:
+        return (body,)
     found = facts.body
     start = body.index(b"{") + 1
     if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:

@@ -1,14 +1,28 @@
 """What the gateway itself answers when it cannot relay: who is at fault, and what to do about it.
 
 Every error of the gateway derives from `GatewayError` and becomes, once and here, the OpenAI envelope
-`{"error": {"message", "type", "param", "code"}}`. Texts name the field and the remedy; they carry no secret
-and nothing of a body. Engines' own errors pass through; only those in another shape are put into the envelope.
+`{"error": {"message", "type", "param", "code"}}`, on the routes of Anthropic's API `{"type": "error", "error": {...}}`.
+Texts name the field and the remedy; they carry no secret and nothing of a body. Engines' own errors pass through; only
+those in another shape than the route's are put into it.
 """
 
 import contextlib
 from typing import Any, ClassVar
 
 import orjson
+
+from specpilot.gateway.wire.routes import ANTHROPIC
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's types of error, by status; any other is `invalid_request_error` below 500 and `api_error` from there."""
 
 
 class GatewayError(Exception):
@@ -48,6 +62,12 @@ class InvalidFieldError(GatewayError):
     status, type, code = 400, "invalid_request_error", "invalid_field"
 
 
+class InvalidFormError(GatewayError):
+    """The body is no form that every server would read alike, or not a whole one."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_form"
+
+
 class InvalidApiKeyError(GatewayError):
     """No key, or one that nobody knows."""
 
@@ -66,6 +86,12 @@ class ModelNotFoundError(GatewayError):
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
 
+class ResponseNotFoundError(GatewayError):
+    """No engine here made the response, or it has gone."""
+
+    status, type, code = 404, "invalid_request_error", "response_not_found"
+
+
 class RouteNotFoundError(GatewayError):
     """The gateway relays an allow-list of routes; this is not one."""
 
@@ -73,9 +99,13 @@ class RouteNotFoundError(GatewayError):
 
 
 class MethodNotAllowedError(GatewayError):
-    """The route exists, with another method."""
+    """The route exists, with the method `allowed`."""
 
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+    def __init__(self, message: str, allowed: str = "POST") -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class RequestTimeoutError(GatewayError):
@@ -181,9 +211,18 @@ def envelope(message: str, kind: str, param: str | None, code: str | None) -> by
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def body_of(error: GatewayError) -> bytes:
-    """Return the body that tells a client of `error`."""
+def body_of(error: GatewayError, path: str = "") -> bytes:
+    """Return the body that tells a client of the route `path` of `error`."""
+    if path in ANTHROPIC:
+        return _anthropic(error.status, error.message, error.param, error.code)
     return envelope(error.message, error.type, error.param, error.code)
+
+
+def _anthropic(status: int, message: str, param: str | None, code: str | None) -> bytes:
+    """Return Anthropic's error body, with OpenAI's `param` and `code` beside its own members."""
+    kind = _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")  # noqa: PLR2004
+    error = {"type": kind, "message": message, "param": param, "code": code}
+    return orjson.dumps({"type": "error", "error": error})
 
 
 def event_of(error: GatewayError, path: str) -> bytes:
@@ -191,8 +230,8 @@ def event_of(error: GatewayError, path: str) -> bytes:
 
     Anthropic's client passes over events without a name; OpenAI's, and others', over events with an unknown one.
     """
-    name = b"event: error\n" if path == "/v1/messages" else b""
-    return name + b"data: " + body_of(error) + b"\n\n"
+    name = b"event: error\n" if path in ANTHROPIC else b""
+    return name + b"data: " + body_of(error, path) + b"\n\n"
 
 
 def all_errors() -> tuple[type[GatewayError], ...]:
@@ -200,8 +239,8 @@ def all_errors() -> tuple[type[GatewayError], ...]:
     return tuple(GatewayError.__subclasses__())
 
 
-def enveloped(status: int, body: bytes) -> bytes | None:
-    """Return an engine's error in the envelope; `None` if it is in one already.
+def enveloped(status: int, body: bytes, path: str = "") -> bytes | None:
+    """Return an engine's error in the shape of the route `path`; `None` if it has that already.
 
     `body` is the engine's whole error body. Plain text, FastAPI's `{"detail": ...}` and vLLM's older
     `{"object": "error", "message": ...}` are understood.
@@ -210,8 +249,15 @@ def enveloped(status: int, body: bytes) -> bytes | None:
     with contextlib.suppress(orjson.JSONDecodeError):
         found = orjson.loads(body)
     if isinstance(found, dict):
-        if isinstance(found.get("error"), dict):
-            return None
+        stated = found.get("error")
+        if isinstance(stated, dict):
+            if path not in ANTHROPIC or found.get("type") == "error":
+                return None
+            code = stated.get("code")
+            message, param = str(stated.get("message") or ""), stated.get("param")
+            return _anthropic(
+                status, message, param if isinstance(param, str) else None, code if isinstance(code, str) else None
+            )
         said = found.get("message") or found.get("detail") or found.get("error")
     else:
         said = body.decode(errors="replace").strip()
@@ -219,5 +265,7 @@ def enveloped(status: int, body: bytes) -> bytes | None:
         said = f"the engine answered {status} without a reason"
     elif not isinstance(said, str):
         said = orjson.dumps(said).decode()
+    if path in ANTHROPIC:
+        return _anthropic(status, said[:4096], None, "engine_error")
     kind = "invalid_request_error" if status < 500 else "api_error"  # noqa: PLR2004 - HTTP's border
     return envelope(said[:4096], kind, None, "engine_error")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from math import ceil
 
-from specpilot.gateway.wire.errors import BadHeadError, GatewayError, body_of
+from specpilot.gateway.wire.errors import BadHeadError, GatewayError, MethodNotAllowedError, body_of
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead
 
 K_MAX_HEADER = b"x-specpilot-k-max"
@@ -73,12 +73,13 @@ _STATUS = {
 class RequestHead:
     """What the gateway reads of a request's headers. `forwarded` are those for the engine, as bytes.
 
+    `target` is the path and query for the engine where the route stands for many; empty where the route is the path.
     `is_modern`: the client speaks HTTP/1.1, and so understands chunks and keeps its connection.
     """
 
     __slots__ = (
         "api_key", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "request_id", "session",
-        "traffic_class",
+        "target", "traffic_class",
     )  # fmt: skip
 
     def __init__(self, *, is_modern: bool) -> None:
@@ -88,6 +89,7 @@ class RequestHead:
         self.k_max: bytes | None = None
         self.request_id: bytes | None = None
         self.session: str | None = None
+        self.target = ""
         self.length: int | None = None
         self.is_chunked = False
         self.is_expecting = False
@@ -182,14 +184,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
 
 
-def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False) -> bytes:
-    """Return a whole response that tells of `error`; without its body when `is_head`."""
-    body = body_of(error)
+def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False, path: str = "") -> bytes:
+    """Return a whole response that tells a client of the route `path` of `error`; without its body when `is_head`."""
+    body = body_of(error, path)
     parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), own]
     if error.retry_after_s is not None:
         parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
-    if error.status == HTTPStatus.METHOD_NOT_ALLOWED:
-        parts.append(b"allow: POST\r\n")
+    if isinstance(error, MethodNotAllowedError):
+        parts.append(b"allow: %s\r\n" % error.allowed.encode())
     if error.status == HTTPStatus.UNAUTHORIZED:
         parts.append(b"www-authenticate: Bearer\r\n")
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")

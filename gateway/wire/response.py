@@ -31,13 +31,13 @@ class Delivery:
 
     `own` are the gateway's header lines, `is_modern` whether the client speaks HTTP/1.1, `keep_alive` whether its
     connection may serve another request after this; it is `False` afterwards if the body can only end with the
-    connection. `strips_usage`: the client did not ask for the usage that the stream states. `has_failed_first`: the
-    body begins with an error that is the engine's failure. After each `take`, `gaps` is how many gaps between events
-    it ended, each of `gap_s` seconds.
+    connection. `path` is the route. `strips_usage`: the client did not ask for the usage that the stream states.
+    `has_failed_first`: the body begins with an error that is the engine's failure. After each `take`, `gaps` is how
+    many gaps between events it ended, each of `gap_s` seconds.
     """
 
     __slots__ = (
-        "_at", "_filter", "_first", "_framer", "_head", "_held", "_is_raw", "_own", "_tap", "_usage_frames",
+        "_at", "_filter", "_first", "_framer", "_head", "_held", "_is_raw", "_own", "_path", "_tap", "_usage_frames",
         "first_at", "gap_s", "gaps", "has_begun", "has_failed_first", "keep_alive", "usage",
     )  # fmt: skip
 
@@ -50,8 +50,10 @@ class Delivery:
         is_modern: bool,
         keep_alive: bool,
         strips_usage: bool = False,
+        path: str = "",
     ) -> None:
         self._head = head
+        self._path = path
         self._framer = framer
         self._own = own
         self._is_raw = is_modern or not head.is_chunked
@@ -194,7 +196,7 @@ class Delivery:
         own = self._own
         if head.status in _WANT_RETRY_AFTER and not any(name == b"retry-after" for name, _ in head.headers):
             own += b"retry-after: 1\r\n"
-        wrapped = enveloped(head.status, body)
+        wrapped = enveloped(head.status, body, self._path)
         if wrapped is not None:
             body = wrapped
             headers = tuple(item for item in head.headers if item[0] not in (b"content-type", b"content-encoding"))

@@ -136,4 +136,7 @@ async def test_a_hangup_signal_ends_no_gateway(engine: ScriptedEngine) -> None:
 
 
 def test_the_authorities_of_engines_certificates_are_loaded_once() -> None:
-    assert Address("https://a:1").tls is Address("https://b:1").tls
+    one, other = Address("https://a:1").tls, Address("https://b:1").tls
+    assert one is not None
+    assert other is not None
+    assert one() is other()

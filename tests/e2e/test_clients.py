@@ -27,7 +27,7 @@ TOOLS: Any = [
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a gateway before an engine of its own."""
-    engine = Engine(tmp_path_factory.mktemp("clients"))
+    engine = Engine(tmp_path_factory.mktemp("clients"), VLLM_ENABLE_RESPONSES_API_STORE="1")
     program = GatewayProgram(["--engine", engine.url, "--no-access-log"])
     try:
         asyncio.run(program.started())
@@ -55,6 +55,12 @@ def test_messages(messages: Anthropic) -> None:
     assert said.content[0].text
     assert 0 < said.usage.output_tokens <= 24
     assert said.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_tokens_of_messages_are_counted(messages: Anthropic) -> None:
+    counted = messages.messages.count_tokens(model="demo", messages=MESSAGES)
+    said = messages.messages.create(model="demo", messages=MESSAGES, max_tokens=1)
+    assert counted.input_tokens == said.usage.input_tokens > 0
 
 
 def test_a_stream_of_messages_is_the_whole_message(messages: Anthropic) -> None:
@@ -112,6 +118,42 @@ def test_responses(client: OpenAI) -> None:
     assert kinds[0] == "response.created"
     assert kinds[-1] in ("response.completed", "response.incomplete")
     assert text == said.output_text
+
+
+def test_stored_responses(client: OpenAI) -> None:
+    first = client.responses.create(model="demo", input="My name is Ann.", max_output_tokens=8)
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    after = client.responses.create(
+        model="demo", input="Say my name.", previous_response_id=first.id, max_output_tokens=8
+    )
+    assert after.previous_response_id == first.id
+    assert after.usage is not None
+    assert first.usage is not None
+    assert after.usage.input_tokens > first.usage.input_tokens
+    with pytest.raises(openai.NotFoundError, match="resp_none"):
+        client.responses.retrieve("resp_none")
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
+        client.responses.cancel(first.id)
+
+
+def test_a_response_in_the_background_is_cancelled(client: OpenAI) -> None:
+    made = client.responses.create(
+        model="demo", input="Count.", background=True, max_output_tokens=1500, extra_body={"ignore_eos": True}
+    )
+    assert made.status in ("queued", "in_progress")
+    assert client.responses.cancel(made.id).status == "cancelled"
+    assert client.responses.retrieve(made.id).status == "cancelled"
+
+
+def test_apis_of_other_kinds_of_model_are_not_there(client: OpenAI) -> None:
+    """The routes lead to the engine, which has them for other models alone."""
+    for path, body in (("pooling", {"input": "hi"}), ("classify", {"input": "hi"})):
+        with pytest.raises(openai.NotFoundError):
+            client.post(
+                f"{str(client.base_url).removesuffix('v1/')}{path}", cast_to=object, body={"model": "demo", **body}
+            )
+    with pytest.raises(openai.NotFoundError):
+        client.audio.transcriptions.create(model="demo", file=("a.wav", b"RIFF"))
 
 
 def test_tools_reach_the_engine(client: OpenAI) -> None:

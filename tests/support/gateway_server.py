@@ -77,7 +77,7 @@ class GatewayProgram:
         with self.process.stderr as stream:
             for line in stream:
                 self.errors.append(line)
-                found = re.search(r"listening on http://[^ ]*:(\d+)", line)
+                found = re.search(r"listening on https?://[^ ]*:(\d+)", line)
                 if found:
                     self.port = int(found[1])
 

@@ -8,6 +8,7 @@ without `CLOSE` or `RESET`.
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -116,7 +117,10 @@ def completion(
 class ScriptedEngine:
     """A server on a free port. `script` is played for every request; `scripts` first, one each, in order."""
 
-    def __init__(self, models: Sequence[str] = ("tiny",), host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, models: Sequence[str] = ("tiny",), host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.tls = tls
         self.models = list(models)
         self.host = host
         self.script: Script = [reply(completion())]
@@ -126,16 +130,19 @@ class ScriptedEngine:
         self.connections = 0
         self.open: set[_Connection] = set()
         self.model_calls = 0
+        self.metrics = b""
+        self.metrics_calls = 0
         self.port = 0
         self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{self.host}:{self.port}"
 
     async def start(self) -> "ScriptedEngine":
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port)
+        self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -223,6 +230,11 @@ class _Connection(asyncio.Protocol):
             self._engine.model_calls += 1
             cards = [{"id": name, "object": "model", "created": 1, "owned_by": "test"} for name in self._engine.models]
             self._transport.write(reply(json.dumps({"object": "list", "data": cards}).encode()))
+            self._next()
+            return
+        if line.startswith(b"GET /metrics "):
+            self._engine.metrics_calls += 1
+            self._transport.write(reply(self._engine.metrics, content_type="text/plain; version=0.0.4"))
             self._next()
             return
         self._engine.seen.append(seen)

@@ -72,7 +72,8 @@ def counters(url: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:
 class Engine:
     """An engine without the rest: `specpilot engine` with the flags given."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, **variables: str) -> None:
+        """`variables` are added to the environment."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = (folder / f"engine-{self.port}.log").open("wb")
@@ -81,7 +82,11 @@ class Engine:
         command += ["--max-num-seqs", "32", "--max-model-len", "2048", *flags]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "SPECPILOT_ENGINE_DRAIN_GRACE_S": "0"}
         self.process = subprocess.Popen(
-            command, env=os.environ | environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=os.environ | environment | variables,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         with ended_on_failure(self.process):
             wait_for(f"{self.url}/health", self.process, 180.0)

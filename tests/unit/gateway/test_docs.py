@@ -7,6 +7,7 @@ from specpilot.gateway.relay.prepared_request import PROXIED
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import HELP, PREFIX
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
+from specpilot.gateway.wire import spec_decode
 from specpilot.gateway.wire.errors import all_errors
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,6 +56,11 @@ def test_settings() -> None:
 def test_metrics() -> None:
     documented = {row[0].strip("`") for row in rows("Metrics")}
     assert documented == {f"{PREFIX}{name}{'_total' if name in COUNTERS else ''}" for name in HELP}
+
+
+def test_counters_of_engines() -> None:
+    documented = {row[0].strip("`") for row in rows("Counters of the engines")}
+    assert documented == {f"{spec_decode.PREFIX}{name}_total" for name in spec_decode.HELP}
 
 
 def test_errors() -> None:

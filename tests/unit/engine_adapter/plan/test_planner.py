@@ -361,7 +361,7 @@ def test_probes_go_no_deeper_than_a_ceiling_and_at_0_there_are_none() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("json", "chat", "chat")
     states[1].ceiling, states[2].ceiling = 3, 0
     deep: list[set[int]] = [set(), set(), set()]
-    for _ in range(2 * SHARED_AFTER):
+    for _ in range(64):
         lying(states, 0.95, 0.0, 0.0)
         planner.plan(states, table(1.0, default=UP))
         for one, found in zip(states, deep, strict=True):

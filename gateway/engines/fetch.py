@@ -1,0 +1,72 @@
+"""Asks one engine for one small document: a list of models, its metrics. Not for clients' requests."""
+
+import asyncio
+
+from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.wire.framing import Framer, ResponseHead
+
+_OK = 200
+
+
+class UnreachableError(OSError):
+    """Nobody listens there."""
+
+
+class _Answer:
+    """Collects one answer: a `gateway.engines.upstream.Reader`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.whole: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._limit_bytes = limit_bytes
+        self._status = 0
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def head(self, head: ResponseHead, framer: Framer) -> None:
+        """Keep the status."""
+        del framer
+        self._status = head.status
+
+    def body(self, raw: bytes, payload: list[bytes]) -> None:
+        """Keep part of the answer, up to the limit."""
+        del raw
+        self._parts += payload
+        self._size += sum(map(len, payload))
+        if self._size > self._limit_bytes:
+            self._parts.clear()
+            self._fail("too long")
+
+    def complete(self) -> None:
+        """The answer is whole: hand it over if its status is 200."""
+        if self._status != _OK:
+            self._fail(f"status {self._status}")
+        elif not self.whole.done():
+            self.whole.set_result(b"".join(self._parts))
+
+    def reset(self, reason: str, *, is_stale: bool) -> None:
+        """There will be no answer."""
+        del is_stale
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        if not self.whole.done():
+            self.whole.set_exception(OSError(reason))
+
+
+async def fetch(engine: Engine, path: bytes, accept: bytes, limit_bytes: int, timeout_s: float) -> bytes:
+    """Return what `engine` answers to `GET path`, on a connection of its own.
+
+    Raises `UnreachableError` when there is no connection and `OSError` (time-outs included) when there is no answer
+    with status 200 of at most `limit_bytes`.
+    """
+    async with asyncio.timeout(timeout_s):
+        try:
+            connection = await engine.pool.connect()
+        except OSError as error:
+            raise UnreachableError(str(error)) from error
+        answer = _Answer(limit_bytes)
+        try:
+            connection.send(answer, (engine.head(b"GET", path) + b"accept: " + accept + b"\r\n\r\n",))
+            return await answer.whole
+        finally:
+            connection.release(answer)

@@ -1,0 +1,39 @@
+"""Reads what the engines have counted of speculation, all at the same time."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from specpilot.gateway.engines.fetch import fetch
+from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.wire.spec_decode import Reading, parse
+
+TIMEOUT_S = 2.0
+"""Seconds that an engine gets to answer: how long a hung one can hold up `/metrics`, until it is ejected."""
+
+METRICS_BYTES = 16 * 1024 * 1024
+"""A longer exposition is left unread: vLLM's takes some 100 kB a model."""
+
+_log = logging.getLogger(__name__)
+_PATH = b"/metrics"
+
+
+async def read_counters(fleet: Fleet, monotonic: Callable[[], float]) -> list[Reading]:
+    """Return a reading of each engine.
+
+    Engines that are ejected are not asked; those that do not answer, or have none of these counters, are left out.
+    """
+
+    async def read(engine: Engine) -> Reading | None:
+        began_at = monotonic()
+        try:
+            text = await fetch(engine, _PATH, b"text/plain", METRICS_BYTES, TIMEOUT_S)
+        except OSError as error:
+            _log.debug("the counters of %s cannot be read: %s", engine.engine_id, str(error) or type(error).__name__)
+            return None
+        counts = await asyncio.to_thread(parse, text)
+        return Reading(engine.url, began_at, monotonic(), counts) if counts else None
+
+    asked = [engine for engine in fleet.engines.values() if not engine.outlier_detection.is_ejected]
+    found = await asyncio.gather(*(read(engine) for engine in asked))
+    return [item for item in found if item is not None]

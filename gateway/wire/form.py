@@ -1,0 +1,127 @@
+"""A body of `multipart/form-data` as it arrives: its short fields kept, files passed over. Pure.
+
+Only the fields matter to the gateway; the bytes go to the engine as they came. A file is searched for the end of its
+part and not kept a second time. `FormOutline.finish` returns the fields as a JSON object, so that a form is judged by
+the same rules as any other body (`gateway.wire.body.read_facts`).
+
+What servers read in different ways is refused, so that the engine sees the fields that the gateway saw: another
+charset, escapes in names, two dispositions of one part.
+"""
+
+import re
+
+import orjson
+
+from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
+from specpilot.gateway.wire.outline import BodyOutline
+
+PARTS_MAX = 128
+"""Parts of one form; OpenAI's largest has some 20."""
+
+HEAD_BYTES = 4096
+"""Bytes of one part's headers."""
+
+FIELD_BYTES = 16_384
+"""Bytes kept of one field: a prompt. What is longer is cut for the gateway, not for the engine."""
+
+_CONTENT_TYPE = re.compile(rb"(?:^|\r\n)content-type: *([^\r\n]*)", re.IGNORECASE)
+_FORM = re.compile(
+    rb"multipart/form-data *;(?: *charset=utf-8 *;)? *"
+    rb"boundary=(?:\"([\w'()+,./:=? -]{1,70})\"|([\w'()+./:=?-]{1,70})) *",
+    re.IGNORECASE | re.ASCII,
+)
+_DISPOSITION = re.compile(rb"^content-disposition *:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_FIELD = re.compile(rb' *form-data *; *name="([^"\\]{1,128})" *', re.IGNORECASE)
+_FILE = re.compile(rb"; *filename\*?=", re.IGNORECASE)
+_TRUE = ("true", "1", "yes", "on", "t", "y")
+_FALSE = ("false", "0", "no", "off", "f", "n")
+_LINE = b"\r\n"
+
+
+class FormOutline(BodyOutline):
+    """What is known of a form so far."""
+
+    __slots__ = ("_delimiter", "_fields", "_is_head", "_is_kept", "_is_over", "_name", "_parts", "_rest", "_value")
+
+    def __init__(self, header_lines: bytes) -> None:
+        """`header_lines` are the request's, names in lower case. Raises `InvalidFormError`."""
+        super().__init__()
+        stated = _CONTENT_TYPE.findall(header_lines)
+        found = _FORM.fullmatch(stated[0]) if len(stated) == 1 else None
+        if found is None:
+            raise InvalidFormError(
+                "this route takes a form; send one content-type, multipart/form-data with a boundary"
+            )
+        self._delimiter: bytes = _LINE + b"--" + (found[1] or found[2])
+        self._rest = _LINE  # the first delimiter needs no line before it
+        self._is_head = False
+        self._is_over = False
+        self._is_kept = False
+        self._name = b""
+        self._value = b""
+        self._parts = 0
+        self._fields: dict[str, str] = {}
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next part of the body. Raises `InvalidFormError` and `BodyTooComplexError`."""
+        text = self._rest + data
+        at = 0
+        while not self._is_over:
+            if self._is_head:
+                end = text.find(b"\r\n\r\n", at)
+                if (len(text) if end < 0 else end) - at > HEAD_BYTES:
+                    raise InvalidFormError(
+                        f"a part of the form has more than {HEAD_BYTES} bytes of headers; send fewer"
+                    )
+                if end < 0 and not text.startswith(b"--", at):
+                    break
+                if text.startswith(b"--", at):
+                    self._is_over = True
+                    break
+                self._begin_part(text[at : end + 2])
+                at = end + 2  # an empty value ends at once: its delimiter begins with this line's end
+                self._is_head = False
+                continue
+            end = text.find(self._delimiter, at)
+            if end < 0:
+                kept = max(at, len(text) - len(self._delimiter) + 1)
+                self._keep(text[at:kept])
+                at = kept
+                break
+            self._keep(text[at:end])
+            self._end_part()
+            at = end + len(self._delimiter)
+            self._is_head = True
+        self._rest = b"" if self._is_over else text[at:]
+
+    def finish(self) -> bytes:
+        """The body is whole: return its fields as a JSON object. Raises `InvalidFormError` when its end is missing."""
+        if not self._is_over:
+            raise InvalidFormError("the form is not whole: its last boundary is missing; send it to its end")
+        fields: dict[str, str | bool] = {**self._fields}
+        stream = self._fields.get("stream", "").lower()
+        if stream in _TRUE or stream in _FALSE:
+            fields["stream"] = stream in _TRUE
+        return orjson.dumps(fields)
+
+    def _begin_part(self, head: bytes) -> None:
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise BodyTooComplexError(f"the form has more than {PARTS_MAX} parts; send fewer")
+        stated = _DISPOSITION.findall(head.removeprefix(_LINE))
+        field = _FIELD.fullmatch(stated[0]) if len(stated) == 1 else None
+        if field is None and not (len(stated) == 1 and _FILE.search(stated[0])):
+            raise InvalidFormError('a part of the form has no name; give each `form-data; name="..."`, once')
+        self._is_kept = field is not None
+        self._name = b"" if field is None else field[1]
+        self._value = b""
+
+    def _keep(self, data: bytes) -> None:
+        if self._is_kept and len(self._value) < FIELD_BYTES:
+            self._value += data[: FIELD_BYTES - len(self._value)]
+
+    def _end_part(self) -> None:
+        if self._is_kept:
+            value = self._value.removeprefix(_LINE)  # that of the head's end
+            self._fields[self._name.decode(errors="replace")] = value.decode(errors="replace")
+        self._is_kept = False

@@ -1,0 +1,76 @@
+"""vLLM's counters of speculation, read from the text of an engine's `/metrics`.
+
+Clients measure acceptance by them (`vllm bench serve`, AIPerf), so the gateway shows their sums under the same names
+and labels. A series is kept under `key_of` its name, position and model; what differs only in another label (`engine`:
+the rank within one engine) adds up. Pure.
+"""
+
+import re
+from dataclasses import dataclass
+from math import isfinite
+
+PREFIX = "vllm:spec_decode_"
+HELP = {
+    "num_drafts": "Drafts verified, summed over the engines.",
+    "num_draft_tokens": "Draft tokens verified, summed over the engines.",
+    "num_accepted_tokens": "Draft tokens accepted, summed over the engines.",
+    "num_accepted_tokens_per_pos": "Draft tokens accepted at a position, from 0, summed over the engines.",
+}
+"""The counters that are read, `_total` left out, and what they count."""
+
+PER_POSITION = "num_accepted_tokens_per_pos"
+SERIES_MAX = 1024
+"""Series read of one engine: some hundred positions of several models. More are left out."""
+
+Counts = dict[str, float]
+"""The value of each series, by `key_of`."""
+
+_NAMES = "|".join(HELP).encode()
+_SERIES = re.compile(rb"^%s(%s)_total\{([^\n]*)\} +([^ \n]+)" % (PREFIX.encode(), _NAMES), re.MULTILINE)
+_LABEL = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\\n]|\\.)*)"')
+_ESCAPE = re.compile(rb"\\(.)")
+_POSITION = re.compile(r"\d{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the engine at `url` has counted, asked for at `began_at` and answered at `ended_at` (monotonic seconds)."""
+
+    url: str
+    began_at: float
+    ended_at: float
+    counts: Counts
+
+
+def key_of(name: str, position: str, model: str) -> str:
+    """Return under what a series is kept; `position` is empty where the counter has none."""
+    return f"{name}|{position}|{model}"
+
+
+def parts_of(key: str) -> tuple[str, str, str]:
+    """Return name, position and model of a series."""
+    name, position, model = key.split("|", 2)
+    return name, position, model
+
+
+def parse(text: bytes) -> Counts:
+    """Return the counters in the exposition `text`; a series without a model, or that is no counter's, is left out."""
+    found: Counts = {}
+    for name, labels, value in _SERIES.findall(text):
+        named = {label.decode(): _plain(said) for label, said in _LABEL.findall(labels)}
+        model, position = named.get("model_name"), named.get("position", "")
+        is_placed = bool(_POSITION.fullmatch(position)) if name.decode() == PER_POSITION else not position
+        try:
+            count = float(value)
+        except ValueError:
+            continue
+        if model is None or not is_placed or not isfinite(count) or count < 0:
+            continue
+        key = key_of(name.decode(), position, model)
+        if key in found or len(found) < SERIES_MAX:
+            found[key] = found.get(key, 0.0) + count
+    return found
+
+
+def _plain(value: bytes) -> str:
+    return _ESCAPE.sub(lambda found: b"\n" if found[1] == b"n" else found[1], value).decode(errors="replace")

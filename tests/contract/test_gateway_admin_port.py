@@ -1,0 +1,94 @@
+"""The operators' port of several workers: one port, one sum, whichever worker answers and whichever died."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.gateway_client import Answer, call, request
+from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.scripted_engine import ScriptedEngine
+
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+REQUESTS = "specpilot_gateway_requests_total"
+METRICS = request(path="/metrics", method="GET")
+CONFIG = request(path="/admin/config", method="GET", headers="authorization: Bearer t\r\n")
+
+
+def counted(drafts: int) -> bytes:
+    return b'%s{engine="0",model_name="tiny"} %d\n' % (DRAFTS.encode(), drafts)
+
+
+def admin_ports(program: GatewayProgram) -> list[int]:
+    found = (re.search(r"pages for operators on http://127.0.0.1:(\d+)", line) for line in program.errors)
+    return [int(item[1]) for item in found if item is not None]
+
+
+@pytest.fixture
+async def program(engine: ScriptedEngine) -> AsyncIterator[GatewayProgram]:
+    engine.metrics = counted(100)
+    flags = ["--engine", engine.url, "--workers", "2", "--admin-port", "0", "--admin-token", "t"]
+    started = GatewayProgram([*flags, "--engine-counters-s", "0.001"])
+    try:
+        await started.started()
+        await eventually(lambda: len(admin_ports(started)) == 2, 20)
+        yield started
+    finally:
+        started.close()
+
+
+async def at_many_workers(port: int, asked: bytes) -> list[Answer]:
+    """Ask on many connections; that all reach one of two workers happens once in 2,048 times."""
+    return await asyncio.gather(*(call(port, asked) for _ in range(12)))
+
+
+def value(answer: Answer, name: str) -> float:
+    assert answer.status == 200
+    families = text_string_to_metric_families(answer.body.decode())
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+def a_worker(parent: int) -> int:
+    return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+
+
+async def test_pages_and_sums_are_those_of_all_workers(engine: ScriptedEngine, program: GatewayProgram) -> None:
+    port, other = admin_ports(program)
+    assert port == other != program.port
+    assert {answer.status for answer in await at_many_workers(program.port, METRICS)} == {404}
+    assert {answer.status for answer in await at_many_workers(program.port, CONFIG)} == {404}
+    assert {answer.status for answer in await at_many_workers(port, CONFIG)} == {200}
+    assert {value(answer, DRAFTS) for answer in await at_many_workers(port, METRICS)} == {0}
+    engine.metrics = counted(107)
+    await at_many_workers(program.port, request())
+    await asyncio.sleep(1.2)  # the workers leave their counts once a second
+    answers = await at_many_workers(port, METRICS)
+    assert {value(answer, DRAFTS) for answer in answers} == {7}
+    assert {value(answer, REQUESTS) for answer in answers} == {12}
+
+    os.kill(a_worker(program.process.pid), signal.SIGKILL)
+    await eventually(lambda: any("worker 3 serves" in line for line in program.errors), 20)
+    engine.metrics = counted(110)
+    answers = await at_many_workers(port, METRICS)
+    assert {value(answer, DRAFTS) for answer in answers} == {10}
+    assert {value(answer, REQUESTS) for answer in answers} == {12}
+
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: sum("has left" in line for line in program.errors) == 2, 30)
+    engine.metrics = counted(3)  # and the engine was started anew
+    assert {value(answer, DRAFTS) for answer in await at_many_workers(port, METRICS)} == {13}
+
+
+async def test_a_second_gateway_does_not_take_the_same_port(engine: ScriptedEngine, program: GatewayProgram) -> None:
+    port = str(admin_ports(program)[0])
+    second = GatewayProgram(["--engine", engine.url, "--workers", "2", "--admin-port", port])
+    try:
+        assert await second.end() == 2
+    finally:
+        second.close()
+    assert any("--admin-port: cannot listen" in line for line in second.errors)

@@ -1,0 +1,285 @@
+"""Stored responses, forms and the other routes that are relayed with a difference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Answer, Client, call, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import Script, ScriptedEngine, Seen, completion, reply
+
+RESPONSES = "/v1/responses"
+AUDIO = "/v1/audio/transcriptions"
+USAGE = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
+
+
+class Stored:
+    """An engine's store of responses: what it made it can return, as vLLM does."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.made: list[str] = []
+        engine.choose = self.answer
+
+    def answer(self, seen: Seen) -> Script:
+        said: dict[str, Any] = {"object": "response", "model": "tiny", "status": "completed", "usage": USAGE}
+        if seen.line.startswith(b"POST /v1/responses "):
+            previous = seen.json.get("previous_response_id")
+            if previous is None or previous in self.made:
+                self.made.append(seen.json.get("request_id", f"resp_own{len(self.made)}"))
+                return [reply(json.dumps({**said, "id": self.made[-1]}).encode())]
+        else:
+            previous = seen.path.partition("?")[0].split("/")[3]
+            if previous in self.made:
+                return [reply(json.dumps({**said, "id": previous}).encode())]
+        return [reply(b'{"error":{"message":"not found","type":"invalid_request_error"}}', "404 Not Found")]
+
+
+def ask(**fields: Any) -> bytes:
+    return request({"model": "tiny", "input": "hi", **fields}, path=RESPONSES)
+
+
+async def test_what_refers_to_a_response_goes_to_the_engine_that_made_it(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    stores = [Stored(engine), Stored(other_engine)]
+    gateways = [await start_gateway(engine, other_engine) for _ in range(2)]  # neither knows of the other
+    made = [(await call(gateways[0].port, ask(input=f"{at}"))).json["id"] for at in range(6)]
+    assert all(store.made for store in stores)
+    for gateway in gateways:
+        for identifier in made:
+            answer = await call(gateway.port, ask(previous_response_id=identifier))
+            assert answer.status == 200, answer.body
+            for asked in (
+                request(b"", path=f"{RESPONSES}/{identifier}?stream=false", method="GET"),
+                request(b"", path=f"{RESPONSES}/{identifier}/cancel"),
+            ):
+                answer = await call(gateway.port, asked)
+                assert (answer.status, answer.json["id"]) == (200, identifier)
+    asked_for = {seen.line for seen in (*engine.seen, *other_engine.seen) if RESPONSES + "/" in seen.path}
+    assert f"GET {RESPONSES}/{made[0]}?stream=false HTTP/1.1".encode() in asked_for
+    assert f"POST {RESPONSES}/{made[0]}/cancel HTTP/1.1".encode() in asked_for
+
+
+async def test_a_response_that_cannot_be_found(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    for each in (engine, other_engine):
+        Stored(each)
+    gateway = await start_gateway(engine, other_engine)
+    for identifier in ("resp_1", "resp_" + "0" * 32):
+        answer = await call(gateway.port, request(b"", path=f"{RESPONSES}/{identifier}", method="GET"))
+        assert (answer.status, answer.code) == (404, "response_not_found")
+    answer = await call(gateway.port, ask(previous_response_id="resp_1"))
+    assert answer.status == 404  # the engine's own words
+    wrong = await call(gateway.port, request(b"", path=f"{RESPONSES}/resp_1", method="DELETE"))
+    assert (wrong.status, wrong.code, wrong.headers["allow"]) == (405, "method_not_allowed", "GET")
+    for path in (f"{RESPONSES}/", f"{RESPONSES}/a/input_items", f"{RESPONSES}/%2e%2e", f"{RESPONSES}/a?x=%0a"):
+        answer = await call(gateway.port, request(b"", path=path, method="GET"))
+        assert (answer.status, answer.code) == (404, "route_not_found")
+    assert len(engine.seen) + len(other_engine.seen) == 1
+
+
+async def test_a_draining_or_failing_engine_is_still_the_only_one_with_its_responses(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    stores = [Stored(engine), Stored(other_engine)]
+    gateway = await start_gateway(engine, other_engine)
+    while not stores[0].made:
+        await call(gateway.port, ask())
+    identifier = stores[0].made[0]
+    maker = next(item for item in gateway.context.fleet.engines.values() if str(engine.port) in item.url)
+    maker.is_draining = True
+    assert (await call(gateway.port, ask(previous_response_id=identifier))).status == 200
+    maker.is_draining = False
+    engine.scripts = [[reply(b"{}", "503 Service Unavailable")]]
+    before = len(other_engine.seen)
+    assert (await call(gateway.port, ask(previous_response_id=identifier))).status == 503
+    assert len(other_engine.seen) == before
+
+
+async def test_a_clients_own_identifier_and_an_engine_alone(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    Stored(engine)
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, ask(request_id="mine"))).json["id"] == "mine"
+    assert (await call(gateway.port, request(b"", path=f"{RESPONSES}/mine", method="GET"))).status == 200
+    plain = await start_gateway(engine, mark_class=False)
+    await call(plain.port, ask())
+    assert "request_id" not in engine.seen[-1].json
+
+
+async def test_stored_responses_need_the_key_count_as_requests_and_cost_no_tokens(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    Stored(engine)
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-k", "tokens_per_minute": 1000, "requests_per_minute": 9}]))
+    gateway = await start_gateway(engine, api_keys_file=str(keys), engine_capacity=1, queue_limit=0)
+    key = "authorization: Bearer sk-k\r\n"
+    made = (await call(gateway.port, request({"model": "tiny", "input": "hi"}, path=RESPONSES, headers=key))).json["id"]
+    path = f"{RESPONSES}/{made}"
+    stranger = await call(gateway.port, request(b"", path=path, method="GET"))
+    assert (stranger.status, stranger.code) == (401, "invalid_api_key")
+    answer = await call(gateway.port, request(b"", path=path, method="GET", headers=key))
+    assert answer.status == 200
+    left = int(answer.headers["x-ratelimit-remaining-tokens"])
+    again = await call(gateway.port, request(b"", path=path, method="GET", headers=key))
+    assert int(again.headers["x-ratelimit-remaining-tokens"]) >= left
+    assert int(again.headers["x-ratelimit-remaining-requests"]) == 6
+    metrics = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    assert 'output_tokens_total{model="tiny",source="usage",traffic_class="default"} 4.0' in metrics
+    assert 'requests_total{model="tiny",status="200",traffic_class="default"} 3.0' in metrics
+    lines = await eventually(lambda: found if len(found := gateway.log_lines()) >= 4 else None)
+    assert lines[-1]["path"] == "/v1/responses/{id}"
+    assert lines[-1]["output_tokens"] is None
+
+
+async def test_a_cancellation_waits_for_no_room(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    store = Stored(engine)
+    store.made.append("resp_1")
+    gateway = await start_gateway(engine, engine_capacity=1, queue_limit=0)
+    async with await Client.connect(gateway.port) as busy:
+        engine.scripts = [[3.0, reply(completion())]]
+        busy.send(request())
+        await engine.wait_seen(1)
+        assert (await call(gateway.port)).status == 429
+        assert (await call(gateway.port, request(b"", path=f"{RESPONSES}/resp_1/cancel"))).status == 200
+
+
+# Forms
+
+
+def form(*parts: tuple[str, bytes, str]) -> bytes:
+    made = b"".join(
+        b'--b0\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (name.encode(), extra.encode(), value)
+        for name, value, extra in parts
+    )
+    return made + b"--b0--\r\n"
+
+
+def upload(body: bytes, path: str = AUDIO) -> bytes:
+    return request(body, path=path).replace(b"application/json", b"multipart/form-data; boundary=b0")
+
+
+SOUND = ("file", b"RIFF" * 50_000, '; filename="a.wav"')
+MODEL = ("model", b"tiny", "")
+
+
+@pytest.mark.parametrize("path", [AUDIO, "/v1/audio/translations"])
+@pytest.mark.parametrize("parts", [(SOUND, MODEL), (MODEL, SOUND)], ids=["file first", "model first"])
+async def test_a_form_reaches_the_engine_of_its_model_byte_for_byte(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, path: str, parts: Any
+) -> None:
+    other_engine.models = ["other"]
+    gateway = await start_gateway(engine, other_engine)
+    body = form(*parts)
+    answer = await call(gateway.port, upload(body, path))
+    assert answer.status == 200
+    assert engine.seen[0].body == body
+    assert engine.seen[0].path == path
+    assert engine.seen[0].headers["content-type"] == "multipart/form-data; boundary=b0"
+    assert not other_engine.seen
+
+
+async def test_forms_by_openais_client(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.script = [reply(b'{"text":"hello","usage":{"type":"duration","seconds":1}}')]
+    gateway = await start_gateway(engine)
+    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        said = await client.audio.transcriptions.create(model="tiny", file=("a.wav", SOUND[1]), prompt="héllo")
+        assert said.text == "hello"
+        with pytest.raises(Exception, match="huge"):
+            await client.audio.transcriptions.create(model="huge", file=("a.wav", b"x"))
+
+
+async def test_forms_that_cannot_be_taken(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, max_body_bytes=300_000)
+    for asked, status, code in (
+        (request(path=AUDIO), 400, "invalid_form"),
+        (upload(b""), 400, "invalid_form"),
+        (upload(form(SOUND, MODEL)[:-9]), 400, "invalid_form"),
+        (upload(form(SOUND)), 400, "invalid_field"),
+        (upload(form(MODEL, ("stream", b"maybe", ""))), 400, "invalid_field"),
+        (upload(form(("model", b"huge", ""))), 404, "model_not_found"),
+        (upload(form(SOUND, SOUND, MODEL)), 413, "body_too_large"),
+        (upload(form(*[MODEL] * 200)), 413, "body_too_complex"),
+    ):
+        answer = await call(gateway.port, asked)
+        assert (answer.status, answer.code) == (status, code)
+    assert not engine.seen
+    assert gateway.context.body_bytes == 0
+
+
+async def test_a_form_is_retried_elsewhere_and_waits_for_room_as_any_body(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    for each in (engine, other_engine):
+        each.scripts = [[reply(b"{}", "503 Service Unavailable")]]
+    gateway = await start_gateway(engine, other_engine, engine_capacity=1)
+    other_engine.scripts = []
+    body = form(SOUND, MODEL)
+    for _ in range(2):
+        assert (await call(gateway.port, upload(body))).status == 200
+    assert {seen.body for seen in (*engine.seen, *other_engine.seen)} == {body}
+    assert len(engine.seen) + len(other_engine.seen) == 3
+
+
+# Anthropic's shape of errors, and routes without a difference
+
+
+def anthropic_error(answer: Answer) -> tuple[str, str]:
+    found = answer.json
+    assert found["type"] == "error"
+    return found["error"]["type"], found["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_errors_of_anthropics_routes_have_its_shape(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+) -> None:
+    gateway = await start_gateway(engine, require_api_key=False)
+    kind, said = anthropic_error(await call(gateway.port, request({"model": "huge"}, path=path)))
+    assert kind == "not_found_error"
+    assert "huge" in said
+    assert anthropic_error(await call(gateway.port, request(b"{", path=path)))[0] == "invalid_request_error"
+    for body, status, wanted in (
+        (b'{"error":{"message":"too long","type":"BadRequestError","code":400}}', "400 Bad Request", "too long"),
+        (b'{"detail":"Not Found"}', "404 Not Found", "Not Found"),
+        (b"busy", "429 Too Many Requests", "busy"),
+    ):
+        engine.script = [reply(body, status)]
+        assert anthropic_error(await call(gateway.port, request({"model": "tiny"}, path=path)))[1] == wanted
+    own = b'{"type":"error","error":{"type":"x","message":"y"}}'
+    engine.script = [reply(own, "400 Bad Request")]
+    assert (await call(gateway.port, request({"model": "tiny"}, path=path))).body == own
+
+
+async def test_an_api_that_a_model_does_not_have_ejects_no_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [reply(b'{"error":{"message":"no","type":"NotImplementedError"}}', "501 Not Implemented")]
+    gateway = await start_gateway(engine)
+    for _ in range(8):
+        assert (await call(gateway.port, request({"model": "tiny"}, path="/pooling"))).status == 501
+    assert not any(item.outlier_detection.is_ejected for item in gateway.context.fleet.engines.values())
+
+
+async def test_a_body_is_taken_by_httpx_with_a_generator(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    """A form in chunks of its own, without a length."""
+    gateway = await start_gateway(engine)
+    body = form(SOUND, MODEL)
+
+    async def pieces() -> Any:
+        for at in range(0, len(body), 1000):
+            yield body[at : at + 1000]
+
+    async with httpx.AsyncClient() as client:
+        headers = {"content-type": 'multipart/form-data; boundary="b0"'}
+        answer = await client.post(f"{gateway.url}{AUDIO}", content=pieces(), headers=headers)
+    assert answer.status_code == 200
+    assert engine.seen[0].body == body

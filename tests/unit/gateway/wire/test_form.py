@@ -1,0 +1,102 @@
+"""Forms as they arrive: fields found, files passed over, however the bytes are cut."""
+
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
+from specpilot.gateway.wire.form import FIELD_BYTES, HEAD_BYTES, PARTS_MAX, FormOutline
+
+LINES = b'content-type: multipart/form-data; boundary="xYz"\r\n'
+
+
+def part(name: str, value: bytes, extra: str = "") -> bytes:
+    return b'--xYz\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (
+        name.encode(),
+        extra.encode(),
+        value,
+    )
+
+
+def read(parts: Iterable[bytes], lines: bytes = LINES) -> Any:
+    outline = FormOutline(lines)
+    for item in parts:
+        outline.feed(item)
+    return json.loads(outline.finish())
+
+
+FORM = (
+    part("file", b"\x00\r\n--xY\r\nmodel\r\n--" * 50, '; filename="a.wav"\r\nContent-Type: audio/wav')
+    + part("model", b"whisper")
+    + part("prompt", b"")
+    + part("stream", b"True")
+    + b"--xYz--\r\nan epilogue"
+)
+
+
+@given(st.lists(st.integers(0, len(FORM)), max_size=12))
+def test_fields_are_found_wherever_the_bytes_are_cut(cuts: list[int]) -> None:
+    at = [0, *sorted(cuts), len(FORM)]
+    pieces = [FORM[start:end] for start, end in pairwise(at)]
+    assert read(pieces) == {"model": "whisper", "prompt": "", "stream": True}
+
+
+def test_a_file_is_not_held() -> None:
+    outline = FormOutline(LINES)
+    outline.feed(part("file", b"", '; filename="a"')[:-2])
+    for _ in range(64):
+        outline.feed(b"a" * 65_536)
+        assert len(outline._rest) < 100
+    outline.feed(b"\r\n" + part("model", b"m" * 2 * FIELD_BYTES) + b"--xYz--\r\n")
+    assert len(json.loads(outline.finish())["model"]) < FIELD_BYTES
+
+
+def test_the_last_of_two_fields_counts_as_it_does_in_vllm() -> None:
+    assert read([part("model", b"a") + part("model", b"b") + b"--xYz--"])["model"] == "b"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"",
+        b"content-type: application/json\r\n",
+        b"content-type: multipart/form-data\r\n",
+        b"content-type: multipart/mixed; boundary=xYz\r\n",
+        b"content-type: multipart/form-data; charset=utf-16; boundary=xYz\r\n",
+        b"content-type: multipart/form-data; boundary=a\r\ncontent-type: multipart/form-data; boundary=b\r\n",
+        b"content-type: multipart/form-data; boundary=%s\r\n" % (b"x" * 71),
+    ],
+)
+def test_another_content_type_is_refused(lines: bytes) -> None:
+    with pytest.raises(InvalidFormError, match="multipart/form-data with a boundary"):
+        FormOutline(lines)
+
+
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        b"",
+        b"Content-Disposition: attachment\r\n",
+        b"Content-Disposition: form-data; name=model\r\n",
+        b'Content-Disposition: form-data; name="mo\\del"\r\n',
+        b"Content-Disposition: form-data; name=\"a\"; name*=utf-8''model\r\n",
+        b'Content-Disposition: form-data; name="a"\r\nContent-Disposition: form-data; name="model"\r\n',
+    ],
+)
+def test_what_another_parser_may_read_otherwise_is_refused(disposition: bytes) -> None:
+    with pytest.raises(InvalidFormError, match="no name"):
+        read([b"--xYz\r\n" + disposition + b"\r\nm\r\n--xYz--"])
+
+
+def test_bounds() -> None:
+    with pytest.raises(BodyTooComplexError, match=str(PARTS_MAX)):
+        read([part("a", b"b") * (PARTS_MAX + 1)])
+    with pytest.raises(InvalidFormError, match=str(HEAD_BYTES)):
+        read([b"--xYz\r\n" + b"x: " + b"y" * HEAD_BYTES])
+    with pytest.raises(InvalidFormError, match="not whole"):
+        read([part("model", b"m")])

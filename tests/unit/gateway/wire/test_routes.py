@@ -1,0 +1,62 @@
+"""Routes to stored responses, and identifiers that name their engine."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.gateway.wire.response_id import identified, new_response_id, tag_in, tag_of
+from specpilot.gateway.wire.routes import RESPONSE, RESPONSE_CANCEL, asks_stream, method_of, response_id, stored_route
+
+
+@pytest.mark.parametrize(
+    ("target", "route"),
+    [
+        ("/v1/responses/resp_1", RESPONSE),
+        ("/v1/responses/resp_1?stream=true&starting_after=3", RESPONSE),
+        ("/v1/responses/resp_1/cancel", RESPONSE_CANCEL),
+        ("/v1/responses/", None),
+        ("/v1/responses/../models", None),
+        ("/v1/responses/a/b", None),
+        ("/v1/responses/a%2f..%2f", None),
+        ("/v1/responses/resp_1/cancel/x", None),
+        ("/v1/responses/resp_1?a=%0d%0a", None),
+        ("/v1/responses/resp_1?a=b#c", None),
+        ("/v1/responses/" + "a" * 129, None),
+    ],
+)
+def test_targets(target: str, route: str | None) -> None:
+    assert stored_route(target.encode()) == (None if "%" in target and "?" in target else route)
+    if route is not None:
+        assert response_id(target) == "resp_1"
+
+
+def test_methods_and_streams() -> None:
+    assert [method_of(path) for path in (RESPONSE, RESPONSE_CANCEL, "/pooling")] == ["GET", "POST", "POST"]
+    assert asks_stream("/v1/responses/a?starting_after=1&stream=true")
+    assert not asks_stream("/v1/responses/a?stream=false")
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**104 - 1))
+def test_an_identifier_names_its_engine(engine_hash: int, random_bits: int) -> None:
+    made = new_response_id(engine_hash, random_bits)
+    assert len(made) == len("resp_") + 32  # as vLLM's own
+    assert tag_in(made) == tag_of(engine_hash)
+
+
+def test_other_identifiers_name_none() -> None:
+    for other in ("", "resp_1", "chatcmpl-" + "0" * 32, "resp_" + "g" * 32, "resp_" + "0" * 33):
+        assert tag_in(other) is None
+
+
+@pytest.mark.parametrize("body", [b'{"a":1}', b' \n{"a":{}}', b'{"a":"' + b"x" * 100_000 + b'"}'])
+def test_a_body_gets_an_identifier_however_it_is_cut(body: bytes) -> None:
+    wanted = json.loads(body) | {"request_id": "resp_x"}
+    for parts in ((body,), (memoryview(body),), (memoryview(body)[:5], body[5:])):
+        assert json.loads(b"".join(identified(parts, "resp_x"))) == wanted
+
+
+def test_a_body_behind_much_white_space_stays_as_it_is() -> None:
+    body = (b" " * 70_000 + b'{"a":1}',)
+    assert identified(body, "resp_x") is body
