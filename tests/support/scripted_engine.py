@@ -130,7 +130,7 @@ class ScriptedEngine:
         self.connections = 0
         self.open: set[_Connection] = set()
         self.model_calls = 0
-        self.metrics = b""
+        self.metrics: bytes | None = b""  # the page; `None`: a request for it is played as any other
         self.metrics_calls = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(reply(json.dumps({"object": "list", "data": cards}).encode()))
             self._next()
             return
-        if line.startswith(b"GET /metrics "):
+        if line.startswith(b"GET /metrics ") and self._engine.metrics is not None:
             self._engine.metrics_calls += 1
             self._transport.write(reply(self._engine.metrics, content_type="text/plain; version=0.0.4"))
             self._next()

@@ -35,6 +35,7 @@ class Endpoint(ScriptedEngine):
 
     def __init__(self, *, is_steered: bool = False, dies_after: int | None = None) -> None:
         super().__init__()
+        self.metrics = None
         self.is_steered = is_steered
         self.dies_after = dies_after
         self.asked: list[dict[str, Any]] = []
