@@ -15,7 +15,7 @@ from specpilot.bench.load.trace import Trace
 WIDTH, LEFT, RIGHT = 900, 60, 20
 BARS_TOP, BARS_HEIGHT = 60, 170
 K_TOP, K_HEIGHT = 270, 130
-HEIGHT = 450
+HEIGHT = 430
 """Places and sizes in pixels."""
 
 ARM_COLOURS = ("#1a7f5a", "#9aa5b1", "#c0562f", "#7a6bb0", "#b8860b")
@@ -35,9 +35,7 @@ def picture(trace: Trace, rates: Mapping[str, Sequence[float]], phases: Sequence
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="13" '
             'font-family="system-ui, sans-serif" aria-label="Tokens per second by phase, and K over time">'
         ),
-        '<rect width="100%" height="100%" fill="#ffffff"/><g fill="#1f2933">',
-        f'<text x="{LEFT}" y="20" font-weight="600">Output tokens per second, by phase</text>',
-        f'<text x="{LEFT}" y="{K_TOP - 14}" font-weight="600">Mean K of adaptive drafts, by class</text></g>',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
     for index, phase in enumerate(trace.phases):
         left, right = x(starts[index]), x(starts[index + 1])
@@ -46,6 +44,10 @@ def picture(trace: Trace, rates: Mapping[str, Sequence[float]], phases: Sequence
             parts.append(f'<rect {box} fill="#f3f6f9"/>')
         label = f'x="{(left + right) / 2:.0f}" y="{K_TOP + K_HEIGHT + 18}" text-anchor="middle"'
         parts.append(f'<text {label} fill="#52606d">{escape(phase.name)}</text>')
+    parts += [
+        f'<g fill="#1f2933" font-weight="600"><text x="{LEFT}" y="20">Output tokens per second, by phase</text>',
+        f'<text x="{LEFT}" y="{K_TOP - 13}">Mean K of adaptive drafts, by class</text></g>',
+    ]
     parts += _bars(rates, starts, x)
     parts += _lines(phases, starts, x)
     return "\n".join([*parts, "</svg>"]) + "\n"

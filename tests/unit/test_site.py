@@ -19,7 +19,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` builds it: a broken link, anchor or page without a place in `nav` is a failure."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -46,3 +46,23 @@ def test_the_search_index_has_every_section(site: Path) -> None:
     for section in SECTIONS:
         assert any(entry["location"].startswith(f"{section}/") and entry["text"] for entry in entries), section
     assert any("minimum_gain_ratio" in entry["text"] for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("redis gone nothing holds", "operations/failures.html"),
+        ("pin k one class", "how-to/classes.html"),
+        ("minimum_gain_ratio", "concepts/glossary.html"),
+        ("k is 0", "operations/troubleshooting.html"),
+        ("keep a tenant out of a class", "how-to/classes.html"),
+    ],
+)
+def test_a_search_finds_what_operators_ask(site: Path, words: str, page: str) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    found = {
+        entry["location"].split("#")[0]
+        for entry in entries
+        if all(word in f"{entry['title']} {entry['text']}".lower() for word in words.split())
+    }
+    assert page in found
