@@ -188,7 +188,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     prepared.outline = text
     if models[at + 1 :]:
         prepared.source = Source(head, key, body, outline, models[at + 1 :])
-    context.metrics.count_route(asked, models[at], RouteRule.FALLBACK if at else RouteRule.SPLIT)
+    context.metrics.count_route(asked, models[at], (RouteRule.FALLBACK if at else RouteRule.SPLIT).value)
     return prepared
 
 
@@ -271,7 +271,7 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
         source.fallback = left
     else:
         prepared.source = None
-    context.metrics.count_route(asked, model, RouteRule.FALLBACK)
+    context.metrics.count_route(asked, model, RouteRule.FALLBACK.value)
     return True
 
 
