@@ -178,7 +178,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         return prepared
     fleet = context.fleet
     models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
-    at = first_serving(models, fleet.has_engine)
+    at = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
     if models[at] not in fleet.by_model:
         named = " or ".join(f"`{model}`" for model in models)
         said = f"no engine serves {named}, to which `{asked}` is routed; try again"
