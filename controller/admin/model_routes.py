@@ -32,7 +32,6 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
     """Add the routes of model routes to `router`, and return it."""
 
     async def write_over(found: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
-        write.note.subject = _SUBJECT
         try:
             routes = from_plain(ModelRoutes, plain)
         except InvalidDocumentError as error:
@@ -59,6 +58,7 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
     ) -> Response:
         """Replace all model routes (If-Match: the ETag; the first time If-None-Match: * or nothing)."""
+        write.note.subject = _SUBJECT
         plain = await object_of(request)
         found = await asyncio.to_thread(store.model_routes)
         check_conditions(_WHAT, found.version or None, if_match, if_none_match)
@@ -72,6 +72,7 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
     )
     async def patch_model_routes(request: Request, write: Writing, if_match: IfMatch = None) -> Response:
         """Change the named routes (JSON merge patch: null removes a route, what is not named stays)."""
+        write.note.subject = _SUBJECT
         change = await object_of(request)
         found = await asyncio.to_thread(store.model_routes)
         if if_match is not None:

@@ -194,7 +194,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         return prepared
     fleet = context.fleet
     models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
-    at = first_serving(models, fleet.has_engine)
+    at = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
     if models[at] not in fleet.by_model:
         named = " or ".join(f"`{model}`" for model in models)
         said = f"no engine serves {named}, to which `{asked}` is routed; try again"
@@ -204,7 +204,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     prepared.outline = text
     if models[at + 1 :]:
         prepared.source = Source(head, key, body, outline, models[at + 1 :])
-    context.metrics.count_route(asked, models[at], RouteRule.FALLBACK if at else RouteRule.SPLIT)
+    context.metrics.count_route(asked, models[at], (RouteRule.FALLBACK if at else RouteRule.SPLIT).value)
     return prepared
 
 
@@ -285,7 +285,7 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
         source.fallback = left
     else:
         prepared.source = None
-    context.metrics.count_route(asked, model, RouteRule.FALLBACK)
+    context.metrics.count_route(asked, model, RouteRule.FALLBACK.value)
     return True
 
 

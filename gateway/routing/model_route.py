@@ -9,7 +9,7 @@ memory, a conversation stays with its model, and a change of weights moves only 
 Without a session each request is drawn by itself.
 
 Fall-back: the first model of the list that has an engine in good standing, while the chosen one has none; when nobody
-has, the chosen one, which then fails as it would without a route. A session returns when its model does. Pure.
+has, the first that has an engine at all, as a verdict on it may be wrong. A session returns when its model does. Pure.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def models_for(name: str, route: ModelRoute, session: str | None, draw: Callable
 
 
 def first_serving(models: tuple[str, ...], has_engine: Callable[[str], bool]) -> int:
-    """Return which of `models` is to serve: the first that has an engine, else the first."""
+    """Return which of `models` is the first that has an engine; 0 when none has."""
     for at, model in enumerate(models):
         if has_engine(model):
             return at

@@ -137,7 +137,8 @@ async def test_a_conversation_stays_on_one_model_of_a_split_and_others_spread_by
 async def test_requests_fall_back_while_no_engine_of_their_model_is_left_and_return_with_it(
     gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
 ) -> None:
-    await route(gateway, store, big=ModelRoute(fallback=("absent", "small")), only=alias("big"))
+    last = ModelRoute((Target("absent"),), ("big",))
+    await route(gateway, store, big=ModelRoute(fallback=("absent", "small")), only=alias("big"), last=last)
     assert (await ask(gateway, "big")).json["model"] == "big"
     await big.stop()
     large = {"messages": [{"role": "user", "content": "a" * 300_000}]}
@@ -146,7 +147,9 @@ async def test_requests_fall_back_while_no_engine_of_their_model_is_left_and_ret
         assert (answer.status, answer.json["model"], answer.headers["x-specpilot-model"]) == (200, "small", "small")
         assert small.seen[-1].json["messages"] == members.get("messages", [{"role": "user", "content": "hi"}])
     assert gateway.context.metrics.model_routes["big"]["small"] == {"fallback": 3}
-    assert (await ask(gateway, "only")).code == "engine_unavailable"
+    for name in ("only", "last"):
+        refused = await ask(gateway, name)  # no other is left, so the one that was ejected is tried
+        assert (refused.code, "cannot be reached" in refused.json["error"]["message"]) == ("engine_unavailable", True)
     assert gateway.context.metrics.cells["small", "default"].requests == {200: 3}
     assert {cell.in_flight for cell in gateway.context.metrics.cells.values()} == {0}
     await big.start()

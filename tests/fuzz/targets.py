@@ -14,6 +14,7 @@ from typing import Any
 
 from specpilot.gateway.relay.client_connection import PIPELINED
 from specpilot.gateway.relay.prepared_request import MARKED, PROXIED
+from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.wire.body import amend, amendments, read_facts
 from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
@@ -21,9 +22,11 @@ from specpilot.gateway.wire.framing import ChunkedFramer, FramingError
 from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap, Usage
 from specpilot.policy.types import MatchRule
 from tests.fuzz.memory_gateway import MemoryGateway
-from tests.fuzz.readings import Reading, events_in, requests_in, response_in
+from tests.fuzz.readings import Message, Reading, events_in, requests_in, response_in
 
 CLASS = "code"
+CEILING = 2
+SERVED = "another"
 PATH = "/v1/chat/completions"
 REQUEST = b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 16\r\n\r\n{"model":"tiny"}'
 RULES = (
@@ -72,7 +75,7 @@ def heads(data: bytes) -> None:
     wanted = [item for item in theirs.messages if item.first[0] == b"POST" and _path_of(item.first[1]) in PROXIED]  # type: ignore[index]
     is_tolerated = theirs.fault is not None and _TOLERATED.match(theirs.fault) is not None
     if is_pipelined and is_read and not any(code in whole.answered for code in _REFUSALS):
-        assert len(whole.relayed) >= sum(_is_relayable(item.body) for item in wanted)
+        assert len(whole.relayed) >= sum(_is_relayable(item) for item in wanted)
     for at, sent in enumerate(whole.relayed):
         ours = requests_in(sent)
         assert ours.fault is None, ours.fault
@@ -84,7 +87,7 @@ def heads(data: bytes) -> None:
         assert not {b"transfer-encoding", b"authorization", b"cookie", b"x-api-key", b"expect"} & set(names)
         if is_tolerated:
             continue
-        while wanted and not _is_relayable(wanted[0].body):
+        while wanted and not _is_relayable(wanted[0]):
             wanted.pop(0)
         assert wanted, f"request {at} reached an engine, but another parser sees none: {theirs.fault}"
         other = wanted.pop(0)
@@ -95,7 +98,7 @@ def heads(data: bytes) -> None:
 
 
 def bodies(data: bytes) -> None:
-    """Whatever a body is: it is refused, or reaches the engine with the class and nothing else changed."""
+    """Whatever a body is: it is refused, or reaches the engine with class, ceiling, model and nothing else changed."""
     try:
         facts = read_facts(PATH, data)
     except (InvalidJsonError, InvalidFieldError) as error:
@@ -105,11 +108,18 @@ def bodies(data: bytes) -> None:
     assert 0 <= facts.work_tokens <= 8192 + 4096
     assert facts.prompt_chars >= 0
     assert classify(facts, None, None, ("default", CLASS), RULES).traffic_class in ("default", CLASS)
-    marked = b"".join(amend(data, facts, amendments(CLASS, None, False)))
+    marked = b"".join(amend(data, facts, amendments(CLASS, None, False, CEILING, SERVED)))
+    try:
+        ceiling = ceiling_of(None, facts.body, CEILING)
+        assert ceiling is not None
+        assert 0 <= ceiling <= CEILING
+    except InvalidFieldError as error:
+        assert error.param == "vllm_xargs.k_max"
     before = _members(data)
     if not any(key == "vllm_xargs" for key, _ in before):
         before = _Members([("vllm_xargs", None), *before])
-    wanted = _Members((key, _marked(value) if key == "vllm_xargs" else value) for key, value in before)
+    change: dict[str, Callable[[Any], Any]] = {"vllm_xargs": _marked, "model": lambda _: SERVED}
+    wanted = _Members((key, change[key](value) if key in change else value) for key, value in before)
     assert _members(marked) == wanted
 
 
@@ -184,15 +194,21 @@ def _path_of(target: bytes) -> str:
     return path
 
 
-def _is_relayable(body: bytes) -> bool:
+def _is_relayable(message: Message) -> bool:
     try:
-        return read_facts(PATH, body).model == "tiny"
+        facts = read_facts(PATH, message.body)
+        if _path_of(message.first[1]) in MARKED:  # type: ignore[index]
+            ceiling_of(None, facts.body, None)
+        return facts.model == "tiny"
     except (InvalidJsonError, InvalidFieldError):
         return False
 
 
 def _as_relayed(path: str, body: bytes) -> bytes:
-    return b"".join(amend(body, read_facts(path, body), amendments("default", None, False))) if path in MARKED else body
+    if path not in MARKED:
+        return body
+    facts = read_facts(path, body)
+    return b"".join(amend(body, facts, amendments("default", None, False, ceiling_of(None, facts.body, None))))
 
 
 def _without_ids(sent: list[bytes]) -> list[list[bytes]]:
@@ -221,13 +237,11 @@ def _members(text: bytes) -> _Members:
 
 
 def _marked(old: Any) -> Any:
-    if old is None:
-        return _Members([("traffic_class", CLASS)])
-    if not isinstance(old, _Members):
+    if old is not None and not isinstance(old, _Members):
         return old
-    if any(key == "traffic_class" for key, _ in old):
-        return _Members((key, CLASS if key == "traffic_class" else value) for key, value in old)
-    return _Members([("traffic_class", CLASS), *old])
+    wanted, members = {"traffic_class": CLASS, "k_max": str(CEILING)}, old or ()
+    added = [(name, value) for name, value in wanted.items() if name not in dict(members)]
+    return _Members([*added, *((key, wanted.get(key, value)) for key, value in members)])
 
 
 def _is_enveloped(body: bytes, sent_bytes: int) -> bool:

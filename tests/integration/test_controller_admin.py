@@ -145,17 +145,17 @@ def test_model_routes_are_one_document_that_nobody_overwrites_unseen(controller:
     status, body, headers = controller.call("/admin/model-routes", "PUT", {"routes": {"chat": chat}})
     assert (status, body["version"], body["routes"], headers["etag"]) == (201, 1, {"chat": chat}, '"1"')
     assert controller.call("/admin/model-routes", "PUT", {})[0] == 428
-    assert controller.call("/admin/model-routes", "PUT", {}, {"If-Match": '"7"'})[0] == 412
+    assert controller.call("/admin/model-routes", "PUT", {}, If_Match='"7"')[0] == 412
     more = {"routes": {"fast": {"split": [{"model": "small"}]}}}
     status, body, _ = controller.call("/admin/model-routes", "PATCH", more)
     assert (status, body["version"], sorted(body["routes"])) == (200, 2, ["chat", "fast"])
     assert body["routes"]["fast"] == {"split": [{"model": "small", "weight": 1.0}], "fallback": []}
-    assert controller.call("/admin/model-routes", "PATCH", more, {"If-Match": '"1"'})[0] == 412
+    assert controller.call("/admin/model-routes", "PATCH", more, If_Match='"1"')[0] == 412
     status, refused, _ = controller.call("/admin/model-routes", "PATCH", {"routes": {"x": {}, "y": {"split": [{}]}}})
     assert status == 422
     assert [fault["field"] for fault in refused["error"]["faults"]] == ["routes.x", "routes.y.split.0.model"]
     assert "names no model; give split, fallback or both" in refused["error"]["message"]
-    status, body, _ = controller.call("/admin/model-routes", "PUT", {"routes": {}}, {"If-Match": '"2"'})
+    status, body, _ = controller.call("/admin/model-routes", "PUT", {"routes": {}}, If_Match='"2"')
     assert (status, body["version"], body["routes"]) == (200, 3, {})
     entries = [item for item in controller.call("/admin/audit")[1]["entries"] if item["subject"] == "model-routes"]
     assert [item["action"] for item in entries if item["result"] == "done"] == [
