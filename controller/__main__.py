@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         create_app(settings, store, SystemClock()), log_config=None, access_log=False, timeout_graceful_shutdown=3
     )
     with contextlib.suppress(KeyboardInterrupt):
+        # uvicorn raises the signal again when all is closed: an end in order, and status 0.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         uvicorn.Server(config).run(sockets=[listener])
     store.close()
 

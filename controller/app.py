@@ -26,7 +26,7 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.recording.record import Recorded, to_line
 from specpilot.controller.settings import ControllerSettings
 from specpilot.controller.telemetry.prometheus_source import PrometheusSource
-from specpilot.controller.telemetry.scraper import Collector
+from specpilot.controller.telemetry.scraper import AT_ONCE, Collector
 from specpilot.controller.tuning import without
 from specpilot.policy.access import roles_in
 from specpilot.policy.clock import Clock
@@ -55,7 +55,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=256)) as session:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as session:
             loop = ControlLoop(
                 store=store,
                 leadership=Leadership(store, settings.holder, clock),

@@ -172,7 +172,14 @@ class Cluster:
         _until(owner.is_replicated, WITHIN_S)
         owner.kill()
         asked = next(node for node in self.nodes if node is not owner)
-        _until(lambda: self.owner_of(keys.POLICIES, asked) is not owner, WITHIN_S)
+
+        def is_taken_over() -> bool:
+            try:
+                return self.owner_of(keys.POLICIES, asked) is not owner
+            except LookupError:
+                return False  # the dead one is known to be dead, and nobody has taken over yet
+
+        _until(is_taken_over, WITHIN_S)
 
     def empty(self) -> None:
         """Take everything out."""

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.chosen import chosen
 from specpilot.bench.fleet.redis_servers import SYSTEM, Node
 from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, K, model_of
 from specpilot.bench.fleet.small_calls import calls_for
@@ -65,6 +66,7 @@ class SizingSettings(ProgramSettings):
     ticks: int = Field(default=6, ge=2, description="ticks of the controller that count")
     seconds: float = Field(default=15.0, gt=0, description="how long links, idle and loaded gateway are measured")
     clients: int = Field(default=16, ge=1, description="connections that load the gateway")
+    only: str = Field(default="", description="parts to measure, comma separated; default: all")
     out: Path = Field(default=Path(".specpilot/bench-sizing"), description="folder for logs")
     port: int = Field(default=8950, ge=1, le=65000, description="first of the ports to use")
 
@@ -103,7 +105,8 @@ class Stage:
 
     def keep_engines(self) -> None:
         """Keep every engine registered from now on."""
-        self._keeping.start()
+        if not self._keeping.is_alive():
+            self._keeping.start()
 
     def _keep(self) -> None:
         while not self._ended.wait(HEARTBEAT_S):
@@ -213,7 +216,6 @@ def _metrics(port: int) -> dict[str, float]:
 
 def _controller(stage: Stage) -> dict[str, float]:
     """Return what one controller costs with everything."""
-    stage.keep_engines()
     settings, port = stage.settings, stage.settings.port + 1
     interval = ("--interval-s", str(settings.interval_s))
     process = stage.run("controller", "--port", str(port), "--trust-this-machine", *interval)
@@ -280,23 +282,29 @@ def _gateway(stage: Stage) -> dict[str, float]:
     return found
 
 
+PARTS: dict[str, Callable[[Stage], dict[str, float]]] = {
+    "memory": _memory,
+    "links": _links,
+    "controller": _controller,
+    "gateway": _gateway,
+}
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(SizingSettings, PROGRAM, arguments)
     if SYSTEM is None:
         fail(PROGRAM, "there is no redis-server on this machine; install the system's package `redis`")
+    names = chosen(PROGRAM, "--only", settings.only, PARTS) or list(PARTS)
     settings.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {name: getattr(settings, name) for name in ("engines", "pools", "policies", "interval_s")}
     with tempfile.TemporaryDirectory(prefix="specpilot-sizing-") as folder:
         stage = Stage(settings, Path(folder))
         try:
-            for name, part in (
-                ("memory", _memory),
-                ("links", _links),
-                ("controller", _controller),
-                ("gateway", _gateway),
-            ):
-                found[name] = {key: round(value, 3) for key, value in part(stage).items()}
+            for name in ["memory", *(item for item in names if item != "memory")]:  # that fills Redis for the others
+                if name in {"controller", "gateway"}:
+                    stage.keep_engines()
+                found[name] = {key: round(value, 3) for key, value in PARTS[name](stage).items()}
                 _say(f"{name}: {json.dumps(found[name])}")
         finally:
             stage.close()
@@ -307,7 +315,7 @@ def main(arguments: Sequence[str]) -> None:
 def markdown(found: Mapping[str, Any]) -> str:
     """Return the table."""
     lines = ["| part | figure | value |", "|---|---|---|"]
-    for part in ("memory", "links", "controller", "gateway"):
+    for part in (item for item in PARTS if item in found):
         lines += [f"| {part} | {name.replace('_', ' ')} | {value:g} |" for name, value in found[part].items()]
     return "\n".join(lines) + "\n"
 

@@ -139,7 +139,9 @@ def test_an_endpoints_container_serves_and_outlives_the_death_of_each_part(conta
         assert container.invoke(CHAT)[0] == 200
     for words in ("specpilot.cli gateway", "--served-model-name"):
         os.kill(container.pid_of(words), signal.SIGKILL)
+        until(lambda: not container.pings(), 30.0)  # the platform sees that nothing is served
         until(lambda: container.invoke(CHAT)[0] == 200, READY_S, every=1.0)
+        assert container.pings()
 
     began = time.monotonic()
     container.process.terminate()

@@ -2,11 +2,12 @@
 
 import pytest
 
-from specpilot.bench.fleet.simulated_engines import BANDS, CLASSES, K_MAX, model_of, page
+from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, model_of, page
 from specpilot.bench.fleet.sizing import markdown, per_second
 from specpilot.controller.estimation.observation import LABELS
 from specpilot.controller.telemetry.exposition import parse
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.bands import BANDS
 
 
 def test_a_page_says_all_that_the_law_reads_and_its_counters_grow() -> None:

@@ -1,0 +1,44 @@
+"""The collector before real servers: how many it asks at once, and from when an engine's time counts."""
+
+import asyncio
+from dataclasses import replace
+
+import aiohttp
+from aiohttp import web
+
+from specpilot.bench.fleet.simulated_engines import page
+from specpilot.controller.telemetry.scraper import Collector
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.types import EngineRecord
+
+RECORD = EngineRecord("e", "http://e", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
+ANSWER_S = 0.3
+
+
+async def test_an_engines_time_counts_from_when_it_is_asked() -> None:
+    """Six engines, two at once: the last ones are asked when the first have answered, and are not late for that."""
+    under_way: list[int] = []
+    asked = 0
+
+    async def metrics(request: web.Request) -> web.Response:
+        nonlocal asked
+        del request
+        asked += 1
+        under_way.append(asked)
+        await asyncio.sleep(ANSWER_S)
+        asked -= 1
+        return web.Response(text=page("m", 60.0))
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    engines = [replace(RECORD, engine_id=f"e{number}", url=f"http://{host}:{port}") for number in range(6)]
+    async with aiohttp.ClientSession() as session:
+        found = await Collector(session, SystemClock(), timeout_s=2 * ANSWER_S, at_once=2).scrape(engines)
+    await runner.cleanup()
+    assert [item.engine_id for item in found] == [engine.engine_id for engine in engines]
+    assert max(under_way) == 2
