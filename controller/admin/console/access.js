@@ -72,14 +72,14 @@ export function access(page, me) {
   async function refresh() {
     const { keys: found } = await call("keys");
     keys.replaceChildren(
-      found.length ? table("Client keys", [["id"], ["class"], ["per minute"], ["expires"], ["actions"]], found.map((key) => [h("code", {}, key.key_id), text(key.traffic_class),
+      found.length ? table("Client keys", [["id"], ["class"], ["per minute"], ["expires"], [""]], found.map((key) => [h("code", {}, key.key_id), text(key.traffic_class),
         { cell: [key.requests_per_minute && `${key.requests_per_minute} requests`, key.tokens_per_minute && `${key.tokens_per_minute} tokens`].filter(Boolean).join(", ") || "no limit", class: "wrap" },
         never(key.expires_at), buttons("keys", `client key ${key.key_id}`, key.key_id, "key", { grace_s: 3600 })])) : empty("No client key: the gateway serves without one."),
       isAdmin ? newKey() : "");
     if (!isAdmin) return tokens.replaceChildren(empty("Only an admin sees them."));
     const { tokens: named } = await call("tokens");
     tokens.replaceChildren(
-      named.length ? table("Tokens", [["name"], ["role"], ["expires"], ["made by"], ["actions"]], named.map((item) => [{ cell: item.name, class: "wrap" }, item.role, never(item.expires_at),
+      named.length ? table("Tokens", [["name"], ["role"], ["expires"], ["made by"], [""]], named.map((item) => [{ cell: item.name, class: "wrap" }, item.role, never(item.expires_at),
         { cell: item.created_by, class: "wrap" }, buttons("tokens", `token ${item.name}`, item.token_id, "token", {})])) : empty("No named token yet."),
       newToken());
   }

@@ -95,7 +95,7 @@ export function policies(page) {
       draft.classes = { ...draft.classes, [name.value.trim()]: {} };
       changed();
     } }, "Add class");
-    const classes = table("Classes", [["class"], ...OF_CLASS.map((field) => [field.replaceAll("_", " ")]), ["actions"]], classRows());
+    const classes = table("Classes", [["class"], ...OF_CLASS.map((field) => [field.replaceAll("_", " ")]), [""]], classRows());
     classes.classList.add("classes");
     form.replaceChildren(
       h("div", { class: "fields" }, FIELDS.map(([field, kind]) => h("label", {}, field.replaceAll("_", " "), input(draft, field, kind)))),
@@ -172,7 +172,7 @@ export function policies(page) {
       { cell: item.comment, class: "wrap" },
       h("span", {}, h("button", { type: "button", onclick: () => compare(item.version === 1 ? 0 : item.version - 1, item.version).catch(fail) }, "Diff"), " ",
         at > 0 && item.policy && h("button", { type: "button", onclick: () => rollBack(item.version).catch(fail) }, "Go back to it"))]);
-    history.replaceChildren(rows.length ? table("Versions", [["version", true], ["when"], ["cause"], ["who"], ["comment"], ["actions"]], rows) : empty("It was never written."));
+    history.replaceChildren(rows.length ? table("Versions", [["version", true], ["when"], ["cause"], ["who"], ["comment"], [""]], rows) : empty("It was never written."));
     compared.replaceChildren(empty("Choose a version's diff."));
   }
 

@@ -44,7 +44,7 @@ export function ruleForm(draft, set, changed) {
       h("button", { type: "button", "aria-label": `remove rule ${at + 1}`, onclick: () => change((found) => found.splice(at, 1)) }, "Remove"))];
   }
 
-  const heads = [["rule", true], ["class"], ["path"], ...FACTS.map((field) => [field.replaceAll("_", " ")]), ...SIZES.map((field) => [field.replaceAll("_", " ")]), ["actions"]];
+  const heads = [["rule", true], ["class"], ["path"], ...FACTS.map((field) => [field.replaceAll("_", " ")]), ...SIZES.map((field) => [field.replaceAll("_", " ")]), [""]];
   const list = rules().length ? table("Match rules", heads, rules().map(row)) : empty("No rule: a request is in the class that it or its key names, else in default.");
   list.classList.add("classes");
   return h("div", {}, h("h3", {}, "Class of requests that name none: the first rule that fits"), list,
