@@ -3,6 +3,7 @@
 Frozen and checked at birth, as in `types`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,6 +59,19 @@ class Difference(NamedTuple):
     field: str
     before: Any
     after: Any
+
+
+def shown(value: Any) -> str:
+    """Return a field's value for a person, as JSON without the members that say nothing; `none` for none."""
+    if value is None or isinstance(value, str):
+        return value or "none"
+    return json.dumps(_stated(value), default=str)
+
+
+def _stated(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _stated(inner) for name, inner in value.items() if inner is not None}
+    return [_stated(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[Difference]:

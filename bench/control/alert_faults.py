@@ -22,7 +22,6 @@ from specpilot.bench.load.system import System
 from specpilot.bench.load.trace import Phase
 
 MODEL = "demo"
-ENGINES = 3
 EASY = Phase("predictable", 1.0, {"json": 9})
 HARD = Phase("unpredictable", 1.0, {"chat": 12}, temperature=1.5)
 CROWD = Phase("crowd", 1.0, {"json": 120})
@@ -34,6 +33,7 @@ class Scene:
     """The running system and what plays on it. `belief` is the file that the erring controller goes by."""
 
     stage: Stage
+    engines: int
     load: Load
     other_load: Load
     redis: RedisSocket
@@ -49,12 +49,13 @@ Making = Callable[[Scene], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault, the alerts that must fire while it holds, and the seconds that they may take."""
+    """A fault, the alerts that must fire while it holds, the seconds that they may take, and the engines it needs."""
 
     says: str
     make: Making
     alerts: tuple[str, ...]
     within_s: float = 60.0
+    least_engines: int = 1
 
 
 def _admin(scene: Scene, method: str, path: str) -> None:
@@ -116,11 +117,11 @@ async def _stumbling(scene: Scene, engines: Iterable[int], stopped_s: float, run
 
 
 def _one_slow(scene: Scene) -> AbstractAsyncContextManager[None]:
-    return _stumbling(scene, [ENGINES - 1], 0.3, 0.1)
+    return _stumbling(scene, [scene.engines - 1], 0.3, 0.1)
 
 
 def _all_slow(scene: Scene) -> AbstractAsyncContextManager[None]:
-    return _stumbling(scene, range(ENGINES), 1.5, 0.5)
+    return _stumbling(scene, range(scene.engines), 1.5, 0.5)
 
 
 @asynccontextmanager
@@ -143,11 +144,11 @@ async def _traffic(scene: Scene, phase: Phase) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _metrics_hidden(scene: Scene) -> AsyncIterator[None]:
-    scene.stage.hide_metrics(1)
+    scene.stage.hide_metrics(scene.engines - 1)
     try:
         yield
     finally:
-        scene.stage.show_metrics(1)
+        scene.stage.show_metrics(scene.engines - 1)
 
 
 @asynccontextmanager
@@ -184,7 +185,7 @@ async def _without_engines(scene: Scene) -> AsyncIterator[None]:
 
     async def kill() -> None:
         while True:
-            for number in range(ENGINES):
+            for number in range(scene.engines):
                 with suppress(ProcessLookupError):
                     scene.stage.kill_engine(number)
             await asyncio.sleep(1.0)
@@ -205,10 +206,12 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "redis-full": Fault("Redis given little more memory than it uses", _redis_full, ("SpecPilotRedisMemory",)),
     "redis-silent": Fault("Redis stopped", _redis_silent, ("SpecPilotRedisGone",)),
-    "engine-slow": Fault("one engine of three stopped three quarters of the time", _one_slow, ("SpecPilotEngineSlow",)),
+    "engine-slow": Fault(
+        "one engine of three stopped three quarters of the time", _one_slow, ("SpecPilotEngineSlow",), least_engines=3
+    ),
     "other-traffic": Fault(
         "one engine of three is sent traffic that is hard to draft", _one_gets_other_traffic,
-        ("SpecPilotEngineAcceptsLess",),
+        ("SpecPilotEngineAcceptsLess",), least_engines=3,
     ),
     "metrics-hidden": Fault("the metrics of one engine unreadable", _metrics_hidden, ("SpecPilotEngineNotScraped",)),
     "false-counters": Fault(

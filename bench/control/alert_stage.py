@@ -50,18 +50,20 @@ def redis_exporter(redis: RedisSocket, port: int) -> Iterator[None]:
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            with suppress(ConnectionError):  # who asked has given up
+                self._answer()
+
+        def _answer(self) -> None:
             try:
                 memory = redis.memory()
                 used, limit = memory["used_memory"], memory["maxmemory"]
             except (OSError, KeyError):
                 self.send_error(503)
                 return
-            body = f"redis_memory_used_bytes {used}\nredis_memory_max_bytes {limit}\n".encode()
-            with suppress(ConnectionError):  # who asked has given up
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.end_headers()
-                self.wfile.write(body)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(f"redis_memory_used_bytes {used}\nredis_memory_max_bytes {limit}\n".encode())
 
         def log_message(self, *_: Any) -> None:
             """Say nothing of each request."""

@@ -21,7 +21,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
-from specpilot.bench.control.alert_faults import EASY, ENGINES, FAULTS, HARD, MODEL, Fault, Scene
+from specpilot.bench.control.alert_faults import EASY, FAULTS, HARD, MODEL, Fault, Scene
 from specpilot.bench.control.alert_rules import quickened
 from specpilot.bench.control.alert_stage import Prometheus, RedisSocket, prometheus, redis_exporter
 from specpilot.bench.control.fault_stage import Stage, engines_alone
@@ -49,6 +49,9 @@ class AlertsSettings(ProgramSettings):
 
     only: str = Field(default="", description="faults to make, comma separated; default: all")
     faster: float = Field(default=60.0, ge=1, description="by which factor the rules' durations are shortened")
+    engines: int = Field(
+        default=3, ge=1, le=16, description="how many engines; with fewer than 3 two faults cannot be made"
+    )
     settle_s: float = Field(default=150.0, gt=0, description="seconds of calm load before the first fault")
     quiet_s: float = Field(default=0.0, ge=0, description="no fault: play the demo's load for so many seconds")
     rules: Path = Field(default=RULES, description="the alerts' rule file")
@@ -60,13 +63,17 @@ def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(AlertsSettings, PROGRAM, arguments)
     names = chosen(PROGRAM, "--only", settings.only, FAULTS) or list(FAULTS)
+    unfit = [name for name in names if FAULTS[name].least_engines > settings.engines and not settings.quiet_s]
+    if unfit:
+        fail(PROGRAM, f"--engines: {', '.join(unfit)} need 3 engines or more; leave them out with --only")
     try:
         rules = settings.rules.read_text()
     except OSError as error:
         fail(PROGRAM, f"--rules: {settings.rules} cannot be read: {error.strerror}")
     settings.out.mkdir(parents=True, exist_ok=True)
-    os.environ.update(ROOM)
-    engines, played = (1, rules) if settings.quiet_s else (ENGINES, quickened(rules, settings.faster))
+    if not settings.quiet_s:
+        os.environ.update(ROOM)
+    engines, played = (1, rules) if settings.quiet_s else (settings.engines, quickened(rules, settings.faster))
     with engines_alone(PROGRAM, settings.out, settings.port, engines) as stage:
         stage.start_controller()
         redis, exporter = RedisSocket(stage.redis_url), settings.port + 10
@@ -116,8 +123,8 @@ async def _make(
 ) -> dict[str, Any]:
     prompts = read_prompts(DEMO_MODEL / "prompts", tuple({*EASY.demand, *HARD.demand}))
     load_ = Load(f"{stage.gateway_url}/v1", MODEL, prompts)
-    other = Load(f"http://127.0.0.1:{stage.engine_port(ENGINES - 1)}/v1", MODEL, prompts)
-    scene = Scene(stage, load_, other, redis, settings.out / "belief")
+    other = Load(f"http://127.0.0.1:{stage.engine_port(settings.engines - 1)}/v1", MODEL, prompts)
+    scene = Scene(stage, settings.engines, load_, other, redis, settings.out / "belief")
     streaming = asyncio.create_task(_stream(stage.gateway_url, prompts["json"]))
     found: dict[str, Any] = {"faster": settings.faster, "faults": {}}
     try:

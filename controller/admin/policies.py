@@ -23,7 +23,7 @@ from specpilot.controller.forecast import Forecast
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import from_plain, schema, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
-from specpilot.policy.history import Cause, Difference, PolicyVersion, differences
+from specpilot.policy.history import Cause, Difference, PolicyVersion, differences, shown
 from specpilot.policy.store import Store
 from specpilot.policy.types import Policy, VersionedPolicy
 
@@ -206,5 +206,5 @@ def _line(item: Difference) -> str:
 
 
 def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
+    text = shown(value)
     return text if len(text) <= 80 else text[:80] + "…"  # noqa: PLR2004 - a line for a person

@@ -38,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if settings.expires_in is not None:
         body["expires_in_s"] = seconds(PROGRAM, "--expires-in", settings.expires_in)
     if command == "list":
-        for item in client.ask("/admin/tokens")[0]["tokens"]:
+        tokens = client.ask("/admin/tokens")[0]["tokens"]
+        if not tokens:
+            sys.stderr.write("no named token yet\n")
+        for item in tokens:
             sys.stdout.write(f"{item['token_id']}  {item['role']:<8}  {item['name']}  {expiry(item)}\n")
     elif command == "create":
         if settings.role is None:

@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     client = AdminClient(settings, PROGRAM)
     with suppress(KeyboardInterrupt):
         latest = client.ask(f"/admin/audit?limit={settings.limit}")[0]["entries"]
+        if not latest:
+            sys.stderr.write("nothing was written or refused yet\n")
         last = _print(reversed(latest), settings, 0)
         while settings.follow:
             time.sleep(POLL_S)

@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = load(KeySettings, f"{PROGRAM} {command}", rest)
     client = AdminClient(settings, PROGRAM)
     if command == "list":
-        for item in client.ask("/admin/keys")[0]["keys"]:
+        keys = client.ask("/admin/keys")[0]["keys"]
+        if not keys:
+            sys.stderr.write("no client key yet: the gateway serves without one\n")
+        for item in keys:
             may = ", ".join(f"{field} {item[field]}" for field in _MAY if item[field] is not None) or "no limits"
             sys.stdout.write(f"{item['key_id']}  {may}  {expiry(item)}\n")
     elif command == "create":

@@ -35,6 +35,8 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   canary promote MODEL      end it now, and make its policy the model's
   canary abort MODEL        end it now, and keep the present policy
 
+  echo '{"model": "demo", "k_max": 5}' | specpilot policy put - --dry-run
+
   --dry-run                 with any that writes: show what it would do, and write nothing
   --comment TEXT            with any that writes: what it is for; goes into the history and the audit
 """

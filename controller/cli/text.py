@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specpilot.policy.bands import row_parts, serving_rows
+from specpilot.policy.history import shown
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -24,9 +25,7 @@ def duration_s(given: str) -> float | None:
 def changes(found: Sequence[Any]) -> str:
     """Return a line for each `[field, before, after]`, or each object with these members."""
     rows = [(item["field"], item["before"], item["after"]) if isinstance(item, dict) else item for item in found]
-    return (
-        "".join(f"  {field}: {_value(before)} -> {_value(after)}\n" for field, before, after in rows) or "  nothing\n"
-    )
+    return "".join(f"  {field}: {shown(before)} -> {shown(after)}\n" for field, before, after in rows) or "  nothing\n"
 
 
 def forecast(found: Sequence[Mapping[str, Any]] | None) -> str:
@@ -52,7 +51,7 @@ def audit_line(entry: Mapping[str, Any]) -> str:
     line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {who}{source}"
     if entry["message"]:
         line += f": {entry['message']}"
-    told = [f"{field} {_value(before)} -> {_value(after)}" for field, before, after in entry["changes"]]
+    told = [f"{field} {shown(before)} -> {shown(after)}" for field, before, after in entry["changes"]]
     if entry["changes_left_out"]:
         told.append(f"{entry['changes_left_out']} more")
     return line + (f"  [{'; '.join(told)}]" if told else "") + (f"  # {entry['comment']}" if entry["comment"] else "")
@@ -66,7 +65,7 @@ def _pool(found: Mapping[str, Any]) -> str:
     if today and then:
         for name in serving_rows({*today["k"], *then["k"]}):
             itl = f"{_number(today['itl_ms'].get(name), ' ms')} -> {_number(then['itl_ms'].get(name), ' ms')}"
-            k = f"{_value(today['k'].get(name))} -> {_value(then['k'].get(name))}"
+            k = f"{shown(today['k'].get(name))} -> {shown(then['k'].get(name))}"
             lines.append(f"  {row_name(name)}: K {k}, inter-token latency {itl}")
         lines.append(
             f"  goodput: {_number(today['goodput'])} -> {_number(then['goodput'])} tokens/s and engine{_gain(found)}"
@@ -100,7 +99,3 @@ def _number(value: float | None, unit: str = "") -> str:
     if value is None:
         return "unknown"
     return f"{value:.0f}{unit}" if value >= 100 else f"{value:.2f}{unit}"  # noqa: PLR2004 - digits that matter
-
-
-def _value(value: Any) -> str:
-    return "none" if value is None else str(value)

@@ -38,8 +38,7 @@ def engine(controller: Controller) -> Iterator[None]:
     store, is_over = RedisStore(controller.redis.url), threading.Event()
 
     async def live() -> None:
-        async with HttpEngine(store) as found:
-            found.load = {"code": 6, "chat": 4}
+        async with HttpEngine(store):
             await asyncio.to_thread(is_over.wait)
 
     thread = threading.Thread(target=lambda: asyncio.run(live()))
@@ -273,19 +272,25 @@ def test_every_page_and_dialog_is_accessible(
     script = axe.script()
     assert script is not None
     full = {"classes": {"code": {"k_max": 3}}, "match": [{"traffic_class": "code", "stream": True}]}
-    controller.call(f"/admin/policies/{MODEL}", "PUT", full, If_Match="*")
-    controller.call("/admin/keys", "POST", {"traffic_class": "code"})
-    controller.call("/admin/tokens", "POST", {"name": "day shift", "role": "viewer"})
-    controller.call(f"/admin/freezes/{MODEL}", "PUT", {"for_s": 600})
-    controller.call(f"/admin/canaries/{MODEL}", "PUT", {"policy": {**full, "k_max": 2}})
+    controller.call(f"/admin/policies/{MODEL}", "DELETE")
+    controller.call(f"/admin/canaries/{MODEL}", "DELETE")
+    for place, method, body in (
+        (f"policies/{MODEL}", "PUT", full),
+        ("keys", "POST", {"traffic_class": "code"}),
+        ("tokens", "POST", {"name": "day shift", "role": "viewer"}),
+        (f"canaries/{MODEL}", "PUT", {"policy": {**full, "k_max": 2}}),
+        (f"freezes/{MODEL}", "PUT", {"for_s": 600}),
+    ):
+        assert controller.call(f"/admin/{place}", method, body)[0] < 300
     browser.look(width, 900, dark=dark)
+    browser.run("sessionStorage.setItem('policy', arguments[0])", MODEL)
     found = []
     for page in PAGES:
         show(browser, controller, page)
         if page == "fleet":
             browser.until("return document.querySelectorAll('.heat td').length > 1")
         elif page == "policies":
-            browser.press(MODEL)
+            browser.sees(f"Policy of {MODEL}, version")
             browser.fill("k max", "3")
             browser.sees("Would be version")
             browser.press("As JSON")
@@ -299,8 +304,7 @@ def test_every_page_and_dialog_is_accessible(
     browser.open(f"{controller.url}/")
     browser.until("return document.getElementById('ask').open")
     found += [f"ask: {line}" for line in axe.violations(browser, script)]
-    controller.call(f"/admin/freezes/{MODEL}", "DELETE")
-    controller.call(f"/admin/canaries/{MODEL}", "DELETE")
+    assert controller.call(f"/admin/freezes/{MODEL}", "DELETE")[0] == 204
     assert found == []
 
 

@@ -13,7 +13,7 @@ from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import FencedError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
-from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain
+from specpilot.policy.gain import GAIN_DAYS_KEPT
 from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
 from specpilot.policy.redis_store import RedisStore
@@ -200,7 +200,7 @@ def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(
         store.add_gain("m", "p", midnight + number * day_s, 0.1, lease)
     latest = midnight + (GAIN_DAYS_KEPT + 1) * day_s
     found = store.add_gain("m", "p", latest + day_s - 1, -0.2, lease)
-    assert found == DailyGain(found.day, 2, pytest.approx(-0.1), pytest.approx(0.05))
+    assert (found.windows, found.log_sum, found.log_square_sum) == (2, pytest.approx(-0.1), pytest.approx(0.05))
     kept = store.daily_gains("m", "p")
     assert len(kept) == GAIN_DAYS_KEPT
     assert kept[0] == found

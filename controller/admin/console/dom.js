@@ -21,9 +21,9 @@ export function section(title, size, ...children) {
   return h("section", { class: size }, h("h2", {}, title), ...children);
 }
 
-// heads: [text, isNumber]; rows: arrays of cells, a cell being text, an element, or { cell, ...attributes }.
+// heads: [text, isNumber], without text for a column of buttons; rows: arrays of cells, a cell being text, an element, or { cell, ...attributes }.
 export function table(label, heads, rows) {
-  const head = h("tr", {}, heads.map(([text, isNumber]) => h("th", { scope: "col", class: isNumber && "number" }, text)));
+  const head = h("tr", {}, heads.map(([text, isNumber]) => h("th", { scope: "col", class: isNumber && "number" }, text || "actions")));
   const body = rows.map((cells) => h("tr", {}, cells.map((cell, at) => {
     const { cell: inner, ...attributes } = cell !== null && typeof cell === "object" && "cell" in cell ? cell : { cell };
     return h("td", { class: heads[at][1] && "number", ...attributes }, inner ?? "–");

@@ -78,8 +78,8 @@ export function fleet(page) {
     section("Acceptance by band", "half", places.survival),
     section("Goodput", "", places.goodput),
     section("Engines", "half", places.engines),
-    section("Decisions", "half", places.decisions),
-    section("What adaptive K gained, by day", "half", places.days));
+    section("What adaptive K gained, by day", "half", places.days),
+    section("Decisions", "", places.decisions));
 
   function choose(key) {
     chosen = key;

@@ -23,7 +23,7 @@ export const duration = (seconds) => seconds < 120 ? `${number(seconds)} s` : se
 
 // A field's value; fields of times hold Unix seconds.
 export const text = (value, field = "") => isKnown(value) && /(^|_)(until|at)$/.test(field) ? moment(value) : value === null || value === undefined ? "none"
-  : typeof value === "object" ? JSON.stringify(value) : String(value);
+  : typeof value === "object" ? JSON.stringify(value, (_, inner) => inner ?? undefined) : String(value);
 
 // A schedule's row: "code" is the class, "code:7" its band 7.
 export function rowName(row) {

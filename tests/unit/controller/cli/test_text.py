@@ -3,6 +3,7 @@
 import pytest
 
 from specpilot.controller.cli.text import dry_run, duration_s, forecast, k_by_class, moment, row_name
+from specpilot.policy.history import shown
 
 
 @pytest.mark.parametrize(
@@ -11,6 +12,11 @@ from specpilot.controller.cli.text import dry_run, duration_s, forecast, k_by_cl
 )
 def test_a_duration_has_a_unit_or_is_seconds(given: str, seconds: float | None) -> None:
     assert duration_s(given) == seconds
+
+
+def test_a_value_is_json_without_what_says_nothing() -> None:
+    assert [shown(value) for value in (None, "act", True, 2, 0.5)] == ["none", "act", "true", "2", "0.5"]
+    assert shown([{"traffic_class": "code", "path": None}]) == '[{"traffic_class": "code"}]'
 
 
 def test_a_time_is_in_utc() -> None:
