@@ -73,7 +73,7 @@ def create_app(
 ) -> tuple[FastAPI, GatewayContext]:
     """Return the app and the context that it shares with the relayed routes. Raises `StartError`."""
     own_keys = _own_keys(settings)
-    towards_engines = engine_certificates(settings)
+    towards_engines = engine_certificates(settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file)
     snapshot = Snapshot(
         keys=by_hash(own_keys),
         needs_key=bool(own_keys) or settings.require_api_key,
@@ -108,7 +108,7 @@ def create_app(
         recorder=Recorder(
             GatewayMetrics(),
             AccessLog(log_stream, None if worker is None else PIPE_BUF),
-            _load_tracing(os.environ),
+            _load_tracing(os.environ, "http" if settings.tls_cert_file is None else "https"),
             clock,
         ),
         clock=clock,
@@ -143,7 +143,8 @@ def create_app(
     if settings.admin_port is not None:
         bind = listen if worker is None else listen_together
         admin_listener = bind(settings.host, settings.admin_port, "--admin-port")
-        admin = AdminListener(create_routes(*pages), admin_listener, listener_certificates(settings, None))
+        certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, None)
+        admin = AdminListener(create_routes(*pages), admin_listener, certificates)
         app.router.lifespan_context = partial(_lifespan_with, admin, lifespan)
     return app, context
 
@@ -175,7 +176,7 @@ def create_server(
         backlog=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    certificates = listener_certificates(settings, settings.tls_client_ca_file)
+    certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
     server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker, certificates)
     return server, listen(settings.host, settings.port) if worker is None else worker.listener
 
@@ -258,12 +259,12 @@ async def _lifespan_with(
             admin.close()
 
 
-def _load_tracing(environment: Mapping[str, str]) -> Tracing | None:
-    """Return tracing if `environment` asks for it and it can be had."""
+def _load_tracing(environment: Mapping[str, str], scheme: str) -> Tracing | None:
+    """Return tracing, of a gateway whose clients speak `scheme`, if `environment` asks for it and it can be had."""
     if not is_wanted(environment):
         return None
     try:
-        return cast("Tracing", import_module("specpilot.gateway.telemetry.otel").OtelTracing(environment))
+        return cast("Tracing", import_module("specpilot.gateway.telemetry.otel").OtelTracing(environment, scheme))
     except ImportError as error:
         _log.warning("nothing is traced: %s; run `pip install 'specpilot[otel]'`, or unset OTEL_EXPORTER_OTLP_*", error)
     except Exception as error:  # noqa: BLE001 - the SDK's own reading of its variables; tracing is worth no start

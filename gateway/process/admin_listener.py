@@ -33,10 +33,12 @@ class AdminListener:
         self._config.load()
         loop, certificates = asyncio.get_running_loop(), self._certificates
         context = None if certificates is None else certificates.context
+        place = url_of(self._listener, is_tls=context is not None)
         self._server = await loop.create_server(self._connection, sock=self._listener, ssl=context)
-        if certificates is not None:
+        if context is not None and certificates is not None:
+            await self._renew(context)
             self._task = loop.create_task(certificates.follow(self._renew))
-        _log.info("pages for operators on %s", url_of(self._listener, is_tls=context is not None))
+        _log.info("pages for operators on %s", place)
 
     def close(self) -> None:
         """Serve no longer."""

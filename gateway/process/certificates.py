@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.settings import GatewaySettings
 
 LOOK_S = 2.0
 """Seconds between two looks at the files."""
@@ -69,12 +68,11 @@ class Certificates:
             raise StartError(f"{self._flag}: {named}: {error.strerror or error}; {remedy}") from error
 
 
-def listener_certificates(settings: GatewaySettings, client_ca: str | None) -> Certificates | None:
-    """Return what serves clients, with `client_ca` only those with a certificate of it; `None` without TLS.
+def listener_certificates(cert: str | None, key: str | None, client_ca: str | None) -> Certificates | None:
+    """Return what serves clients, with `client_ca` only those with a certificate of it; `None` without `cert`.
 
     Raises `StartError`.
     """
-    cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None:
         return None
 
@@ -89,12 +87,11 @@ def listener_certificates(settings: GatewaySettings, client_ca: str | None) -> C
     return Certificates("--tls-cert-file", (cert, key, client_ca), make)
 
 
-def engine_certificates(settings: GatewaySettings) -> Certificates | None:
+def engine_certificates(ca: str | None, cert: str | None, key: str | None) -> Certificates | None:
     """Return what connections to engines are made with; `None`: the system's authorities, and no certificate.
 
     Raises `StartError`.
     """
-    ca, cert, key = settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file
     if ca is None and cert is None:
         return None
 

@@ -16,6 +16,10 @@ BACKLOG = 4096
 """Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
 
 
+HANDSHAKE_S = 10.0
+"""Seconds that a client may take to agree on TLS: until then it counts as no connection, and can be many."""
+
+
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Return a socket that listens on a port of its own, which `flag` sets. Raises `StartError`."""
     bound = _bind(host, port, flag, is_shared=False)
@@ -59,7 +63,9 @@ async def relisten(
     """
     (listener,) = server.sockets
     again = socket.fromfd(listener.fileno(), listener.family, listener.type)
-    found = await asyncio.get_running_loop().create_server(protocol, sock=again, ssl=context, backlog=BACKLOG)
+    found = await asyncio.get_running_loop().create_server(
+        protocol, sock=again, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HANDSHAKE_S
+    )
     server.close()
     return found
 

@@ -60,16 +60,18 @@ class GatewayServer(Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say where it listens once signals are handled and requests are taken."""
         certificates = self._certificates
+        places = [url_of(listener, is_tls=certificates is not None) for listener in sockets or ()]
         if certificates is not None:
             self.config.ssl = certificates.context
         await super().startup(sockets)
         if certificates is not None:
+            await self.renew(certificates.context)  # uvicorn sets no bound on a handshake
             self._context.spawn(asyncio.get_running_loop().create_task(certificates.follow(self.renew)))
         if self._worker is not None:
             self._worker.serve(self.retire, self.drain)
             return
-        for listener in sockets or ():
-            _log.info("listening on %s", url_of(listener, is_tls=certificates is not None))
+        for place in places:
+            _log.info("listening on %s", place)
 
     async def renew(self, context: ssl.SSLContext) -> None:
         """Serve new connections by `context`. Those that stand keep what they have."""

@@ -55,7 +55,7 @@ from specpilot.gateway.wire.errors import (
     RequestTimeoutError,
 )
 from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
-from specpilot.gateway.wire.routes import STORED, method_of, stored_route
+from specpilot.gateway.wire.routes import RESPONSE, STORED, method_of, stored_route
 
 HEAD_BYTES = 65_536
 """Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
@@ -250,8 +250,8 @@ class ClientConnection(HttpToolsProtocol):
         method = parser.get_method()
         exchange = Exchange(self._context, self, method, path, head)
         exchange.keep_alive = head.is_modern and parser.should_keep_alive()
-        wanted = method_of(path)
-        if method.decode() != wanted:
+        if method != (b"GET" if path == RESPONSE else b"POST"):
+            wanted = method_of(path)
             exchange.refusal = MethodNotAllowedError(f"{path} takes {wanted}", wanted)
         previous: RequestResponseCycle | None = self.cycle
         self.cycle = cast("RequestResponseCycle", exchange)

@@ -158,4 +158,4 @@ class EngineCounters:
             if account.updated_at is None or self._monotonic() - account.updated_at >= self._max_age_s:
                 readings = await self._ask()
                 account = await asyncio.to_thread(self._keeper.add, readings, self._monotonic())
-            return account.totals
+            return dict(account.totals)  # the next reading changes them, on a thread

@@ -99,7 +99,8 @@ class _Processor(BatchSpanProcessor):
 class OtelTracing:
     """`gateway.telemetry.tracing.Tracing` by the SDK. `environment` is what the SDK reads too."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], scheme: str) -> None:
+        self._scheme = scheme
         named = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get(
             "OTEL_RESOURCE_ATTRIBUTES", ""
         )
@@ -128,7 +129,7 @@ class OtelTracing:
                 f"{name} {path}",
                 self._propagator.extract(carrier),
                 SpanKind.SERVER,
-                {"http.request.method": name, "url.path": path, "url.scheme": "http", "http.route": path},
+                {"http.request.method": name, "url.path": path, "url.scheme": self._scheme, "http.route": path},
             )
             request.forwarded = rest + _context_lines(span)
         except Exception:  # noqa: BLE001 - see the module

@@ -79,7 +79,7 @@ class FormOutline(BodyOutline):
                     self._is_over = True
                     break
                 self._begin_part(text[at : end + 2])
-                at = end + 2  # an empty value ends at once: its delimiter begins with this line's end
+                at = end + 4
                 self._is_head = False
                 continue
             end = text.find(self._delimiter, at)
@@ -122,6 +122,9 @@ class FormOutline(BodyOutline):
 
     def _end_part(self) -> None:
         if self._is_kept:
-            value = self._value.removeprefix(_LINE)  # that of the head's end
-            self._fields[self._name.decode(errors="replace")] = value.decode(errors="replace")
+            how = "strict" if len(self._value) < FIELD_BYTES else "replace"  # a cut may go through a character
+            try:
+                self._fields[self._name.decode()] = self._value.decode(errors=how)
+            except UnicodeDecodeError as error:
+                raise InvalidFormError("a field of the form is not UTF-8; send it in UTF-8") from error
         self._is_kept = False

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.gateway.process import certificates
+from specpilot.gateway.process import certificates, listening
 from specpilot.gateway.process.start_error import StartError
 from tests.contract.conftest import StartGateway
 from tests.support.certificates import Authority
@@ -158,6 +158,16 @@ async def test_plain_http_to_a_tls_port_is_no_request(
         client.send(request())
         assert await client.is_closed()
     assert not engine.seen
+
+
+async def test_a_client_that_never_agrees_on_tls_is_cut_off(
+    engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.3)
+    cert, key = authority.issue("gateway")
+    gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key)
+    async with await Client.connect(gateway.port) as client:
+        assert await client.is_closed()
 
 
 async def test_files_that_cannot_be_used_end_the_start_with_a_line(

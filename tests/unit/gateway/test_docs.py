@@ -9,6 +9,7 @@ from specpilot.gateway.telemetry.metrics import HELP, PREFIX
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
 from specpilot.gateway.wire import spec_decode
 from specpilot.gateway.wire.errors import all_errors
+from specpilot.gateway.wire.routes import method_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "reference" / "gateway.md").read_text()
@@ -70,7 +71,7 @@ def test_errors() -> None:
 
 def test_routes() -> None:
     documented = {row[0].strip("`") for row in rows("Routes")}
-    assert {f"POST {path}" for path in PROXIED} <= documented
+    assert {f"{method_of(path)} {path}" for path in PROXIED} <= documented
     others = {item.split(" ")[1] for item in documented} - PROXIED
     assert others == {"/health", "/ping", "/ready", "/metrics", "/v1/models", "/v1/models/{name}", "/admin/config"}
 

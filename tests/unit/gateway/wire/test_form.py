@@ -53,7 +53,7 @@ def test_a_file_is_not_held() -> None:
         outline.feed(b"a" * 65_536)
         assert len(outline._rest) < 100
     outline.feed(b"\r\n" + part("model", b"m" * 2 * FIELD_BYTES) + b"--xYz--\r\n")
-    assert len(json.loads(outline.finish())["model"]) < FIELD_BYTES
+    assert len(json.loads(outline.finish())["model"]) == FIELD_BYTES
 
 
 def test_the_last_of_two_fields_counts_as_it_does_in_vllm() -> None:
@@ -98,5 +98,7 @@ def test_bounds() -> None:
         read([part("a", b"b") * (PARTS_MAX + 1)])
     with pytest.raises(InvalidFormError, match=str(HEAD_BYTES)):
         read([b"--xYz\r\n" + b"x: " + b"y" * HEAD_BYTES])
+    with pytest.raises(InvalidFormError, match="UTF-8"):
+        read([part("model", b"caf\xe9") + b"--xYz--"])
     with pytest.raises(InvalidFormError, match="not whole"):
         read([part("model", b"m")])
