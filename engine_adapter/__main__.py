@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     try:
         ours, passed = _parser().parse_known_args(presets.expanded(arguments))
-        settings = AdapterSettings.read(url=_url(ours))
+        settings = AdapterSettings.read(url=_url(ours), **({"graph_k": ours.graph_k} if ours.graph_k else {}))
         compat.check_installed(any_version=ours.any_vllm or settings.any_vllm)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pool", help="engines alike in model, hardware and configuration (default)")
     parser.add_argument("--static-k", type=int, help="K while there is no schedule (K_max)")
     parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
+    parser.add_argument("--graph-k", help="K that get FULL CUDA graphs beside 0 and K_max, by commas (none)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
@@ -97,6 +98,7 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "POOL": ours.pool,
         "STATIC_K": ours.static_k,
         "HOLD_SCHEDULE_S": ours.hold_schedule_s,
+        "GRAPH_K": ours.graph_k,
         "CONTROL_TOKEN": ours.control_token,
         "ANY_VLLM": "1" if ours.any_vllm else None,
     }
