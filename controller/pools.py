@@ -19,8 +19,8 @@ def pool_contexts(
 
     Where engines of a pool differ the most careful value holds: the smallest K_max and static K, since an engine
     refuses a schedule beyond its K_max, and the largest number of running requests, since ranges must cover it. An
-    engine that cannot speculate (K_max 0) has no say in K; it refuses the schedule and goes on without drafts. Steps are
-    priced with the engines' CUDA graphs where all have the same.
+    engine that cannot speculate (K_max 0) has no say in K; it refuses the schedule and goes on without drafts. Steps
+    are priced with the engines' CUDA graphs where all have the same.
     """
     pools: dict[tuple[str, str], list[EngineRecord]] = {}
     for engine in engines:

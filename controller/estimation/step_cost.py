@@ -1,6 +1,6 @@
 """How long a step takes: a value, and how it is fitted to steps that were measured.
 
-    T = s [ c0 + c1 n + g(m + P) + [D > 0] c2 + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]    seconds
+    T = s [ c0 + c1 n + g(m + P) + [D > 0] c2 + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]   seconds
 
 n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
 lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
@@ -80,8 +80,8 @@ class StepCost:
         """Seconds of a step that catches up with nothing; the arguments are broadcast.
 
         `drafts` is the probability that the drafter runs, of a step known on average only; by default it runs where it
-        has slots. `shares` [..., K_max + 1] are those of each K among the decodes, where it is a mean over mixes; without
-        it the step is one that was measured, or in which all have the same K.
+        has slots. `shares` [..., K_max + 1] are those of each K among the decodes, where it is a mean over mixes;
+        without it the step is one that was measured, or in which all have the same K.
         """
         n, d = np.asarray(decodes, dtype=np.float64), np.asarray(slots, dtype=np.float64)
         runs = (d > 0).astype(np.float64) if drafts is None else np.asarray(drafts, dtype=np.float64)

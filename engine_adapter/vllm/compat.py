@@ -162,8 +162,8 @@ def notes(vllm_config: Any) -> list[str]:
     found = []
     if _uses_mla(speculative.draft_model_config):
         found.append(
-            "the drafter's attention is MLA, which takes the host's bound of a sequence's length for exact, so it cannot "
-            "fall behind and runs in every step, also at K = 0: K = 0 saves less than with other heads"
+            "the drafter's attention is MLA, which takes the host's bound of a sequence's length for exact, so it "
+            "cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than with other heads"
         )
     if _is_windowed(speculative.draft_model_config):
         found.append(
