@@ -1,5 +1,6 @@
 """How many positions a request gets that joins with one token left to prefill, from vLLM's own scheduler."""
 
+import time
 import warnings
 from typing import Any
 
@@ -66,7 +67,7 @@ def step(engine: Any) -> dict[str, int]:
 def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scheduler(monkeypatch)
     rows = {"default": (KRange(1, 8, k),)}
-    engine.control.offer(Schedule(engine.control.model, "default", 1, 0.0, 1e9, 0.0, rows), 0.0)
+    engine.control.offer(Schedule(engine.control.model, "default", 1, 0.0, 3600.0, 0.0, rows), time.monotonic())
     add(engine, "first", [*range(1, 9)])
     assert step(engine) == {"first": 8}
     assert step(engine) == {"first": 1 + k}
