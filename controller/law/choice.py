@@ -210,14 +210,25 @@ class Choice:
         return found if self._setting.cost.graphs is None else self._rising(n, found)
 
     def _rising(self, n: Vector, k: Ints) -> Ints:
-        """Return the better of the tables nearest to `k` [n, rows] in which no band has less than a lower one."""
+        """Return the better of the tables nearest to `k` [n, rows] in which no band has less than a lower one.
+
+        That is over the rows with traffic; the others of their class go with them. Where only `k` keeps all SLOs it
+        stays.
+        """
         up, down, bands = k.copy(), k.copy(), self._setting.bands
+        is_served = np.isin(np.arange(len(bands)), self._rows)
         for begin, end in pairwise([*np.flatnonzero(bands <= 0).tolist(), len(bands)]):  # rows of one class
             if bands[begin] == 0:
-                up[:, begin:end] = np.maximum.accumulate(k[:, begin:end], axis=1)
-                down[:, begin:end] = np.minimum.accumulate(k[:, begin:end][:, ::-1], axis=1)[:, ::-1]
-        is_up = self.evaluate(n, up).score >= self.evaluate(n, down).score
-        return np.where(is_up[:, None], up, down)
+                served, own = is_served[begin:end], slice(begin, end)
+                highest = np.maximum.accumulate(np.where(served, k[:, own], 0), axis=1)
+                lowest = np.minimum.accumulate(np.where(served, k[:, own], self._k_max)[:, ::-1], axis=1)[:, ::-1]
+                up[:, own] = np.where(served, highest, np.maximum(k[:, own], highest))
+                down[:, own] = np.where(served, lowest, np.minimum(k[:, own], lowest))
+        up, down = up.clip(self._setting.low, self._setting.high), down.clip(self._setting.low, self._setting.high)
+        scores = [self.evaluate(n, table).score for table in (up, down, k)]
+        found = np.where((scores[0] >= scores[1])[:, None], up, down)
+        keeps = (scores[2] > 0) & (np.maximum(scores[0], scores[1]) <= 0)
+        return np.where(keeps[:, None], k, found)
 
     def _alone(self, n: Vector, width: int | None) -> Ints:
         """Return the K [n, rows] of each row by itself, where the drafter lays out `width` slots; `None`: K of them."""

@@ -38,6 +38,9 @@ class _SpecPilotScheduler:
     plans_drafts = True
     """Tells the workers, by the scheduler's class, that steps bring a plan of their drafts."""
 
+    num_spec_tokens: int
+    """vLLM's own, K_max: as many placeholders a request gets that joins with one token left to prefill."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config  # type: ignore[attr-defined]
