@@ -43,7 +43,8 @@ def pool_contexts(
 
     Where engines of a pool differ the most careful value holds: the smallest K_max and static K, since an engine
     refuses a schedule beyond its K_max, and the largest number of running requests, since ranges must cover it. An
-    engine that cannot speculate (K_max 0) has no say in K; it refuses the schedule and goes on without drafts.
+    engine that cannot speculate (K_max 0) has no say in K; it refuses the schedule and goes on without drafts. Steps
+    are priced with the engines' CUDA graphs where all have the same.
     """
     pools: dict[tuple[str, str], list[EngineRecord]] = {}
     for engine in engines:
@@ -61,6 +62,7 @@ def pool_contexts(
                 static_k=min(member.static_k for member in able),
                 max_num_seqs=max(member.max_num_seqs for member in members),
                 in_force=in_force.get((model, pool)),
+                graphs=able[0].graphs if all(member.graphs == able[0].graphs for member in able) else None,
             )
         )
     return found

@@ -35,8 +35,12 @@ def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     try:
         ours, passed = _parser().parse_known_args(presets.expanded(arguments))
-        drains = {"drain_grace_s": ours.drain_grace_s, "drain_timeout_s": ours.drain_timeout_s}
-        settings = AdapterSettings.read(url=_url(ours), **{name: text for name, text in drains.items() if text})
+        own = {
+            "drain_grace_s": ours.drain_grace_s,
+            "drain_timeout_s": ours.drain_timeout_s,
+            "graph_k": ours.graph_k,
+        }
+        settings = AdapterSettings.read(url=_url(ours), **{name: text for name, text in own.items() if text})
         compat.check_installed(any_version=ours.any_vllm or settings.any_vllm)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
@@ -88,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--static-k", type=int, help="K while there is no schedule (K_max)")
     parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
     parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
+    parser.add_argument("--graph-k", help="K that get FULL CUDA graphs beside 0 and K_max, by commas (none)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
     parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to see that it drains (5)")
     parser.add_argument("--drain-timeout-s", help="seconds that running requests then get to their end (30)")
@@ -105,6 +110,7 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "STATIC_K": ours.static_k,
         "HOLD_SCHEDULE_S": ours.hold_schedule_s,
         "CALIBRATE_S": ours.calibrate_s,
+        "GRAPH_K": ours.graph_k,
         "CONTROL_TOKEN": ours.control_token,
         "DRAIN_GRACE_S": ours.drain_grace_s,
         "DRAIN_TIMEOUT_S": ours.drain_timeout_s,

@@ -4,8 +4,8 @@ vLLM loads it wherever the package is installed, also for engines that do not us
 engines with other schedulers be, but for the repair; and on a version of vLLM that was not tested it leaves vLLM as it
 is: an engine with the adapter's scheduler refuses to start there by itself.
 
-Installs the wrappers of vLLM's runner and drafters and a repair that CPUs need, and adds to `EngineCore` the methods
-that the API server calls.
+Installs the wrappers of vLLM's runner and drafters, a repair that CPUs need and the question for CUDA graphs, and adds
+to `EngineCore` the methods that the API server calls.
 """
 
 from pydantic import ValidationError
@@ -25,10 +25,11 @@ def register() -> None:
     setattr(EngineCore, core_methods.DRAIN_METHOD, core_methods.drain)
     if not _is_fit():
         return
-    from specpilot.engine_adapter.vllm import cpu_sampling, installation  # noqa: PLC0415 - import torch
+    from specpilot.engine_adapter.vllm import cpu_sampling, graph_record, installation  # noqa: PLC0415 - import torch
 
     cpu_sampling.install()
     installation.install()
+    graph_record.install()
 
 
 def _is_fit() -> bool:

@@ -1,10 +1,10 @@
 """What the adapter reads from the environment of the engine's processes. `specpilot engine` sets it from flags."""
 
-from typing import Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.policy.codec import faults_of
@@ -38,6 +38,21 @@ class AdapterSettings(BaseSettings):
     drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400, description="seconds that running requests then get")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
+
+    graph_k: Annotated[tuple[int, ...], NoDecode] = Field(
+        default=(), description="K that get FULL CUDA graphs beside 0 and K_max, by commas"
+    )
+
+    @field_validator("graph_k", mode="before")
+    @classmethod
+    def _split_graph_k(cls, value: Any) -> Any:
+        """Take a list by commas apart, and refuse what is no list of K."""
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isdecimal() for part in parts):
+            raise ValueError(f"{value!r} is no list of K; write whole numbers from 0 on, by commas: 1,3")
+        return tuple(int(part) for part in parts)
 
     @field_validator("url")
     @classmethod

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from specpilot.policy.bands import classes_in, row_parts
+from specpilot.policy.graphs import Graphs
 
 DEFAULT_CLASS = "default"
 """The traffic class of a request that no rule names, and of every request an engine cannot place."""
@@ -438,7 +439,8 @@ class EngineRecord:
 
     `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` what it applies when
     it has no valid schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the
-    drafter, `schedule_version` the version in force (0: none). Times are Unix seconds.
+    drafter, `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` where it runs
+    without. Times are Unix seconds.
     """
 
     engine_id: str
@@ -455,6 +457,7 @@ class EngineRecord:
     heartbeat_at: float
     schedule_version: int = 0
     draining: bool = False
+    graphs: Graphs | None = None
 
     def __post_init__(self) -> None:
         _raise(_name_faults(engine_id=self.engine_id, model=self.model, pool=self.pool))

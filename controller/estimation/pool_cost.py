@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from specpilot.controller.estimation.observation import CatchUpCell, Cell, CellSums, Evidence
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
 from specpilot.controller.tuning import Tuning
+from specpilot.policy.graphs import Graphs
 
 Vector = NDArray[np.float64]
 _ESTABLISHED_STEPS = 30.0
@@ -68,6 +69,7 @@ class PoolCost:
         self._left_s = 0.0
         self._fit: StepCost | None = None
         self._is_fresh = True
+        self._graphs: Graphs | None = None
         self.surprise_ratio: float | None = None
         """Recent relative error of predictions made before the steps were taken in (median of a look, smoothed)."""
 
@@ -95,6 +97,12 @@ class PoolCost:
         self._is_fresh = False
         self._learn_left(evidence, is_history=is_history)
 
+    def use(self, graphs: Graphs | None) -> None:
+        """Note which CUDA graphs the pool's engines have; `None` for none, or not known."""
+        if graphs != self._graphs:
+            self._graphs = graphs
+            self._is_fresh = not self._cells
+
     def fit(self) -> StepCost | None:
         """Return the cost by all that is remembered; `None` before the first step."""
         if not self._is_fresh:
@@ -107,6 +115,7 @@ class PoolCost:
                 np.array([memory.seconds for memory in memories]),
                 steps / (steps + self._tuning.cell_saturation_steps) * fading,
                 self._drift,
+                self._graphs,
             )
             self._is_fresh = True
         if self._fit is None:

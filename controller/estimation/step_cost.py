@@ -1,17 +1,19 @@
 """How long a step takes: a value, and how it is fitted to steps that were measured.
 
-    T = s [ c0 + c1 n + g(m + P) + [D > 0] c2 + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R ]      seconds
+    T = s [ c0 + c1 n + g(m + P) + [D > 0] c2 + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]   seconds
 
 n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
 lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
-that the drafter read to catch up; s: drift that strikes everything alike, which `pool_cost` follows. Decode-only steps,
+that the drafter read to catch up; s: drift that strikes everything alike, which `pool_cost` follows. On an engine with
+CUDA graphs (`graph_shape`) m + P and D are what the passes are padded to, and W, G, H are 1 where the target's pass is
+piecewise, has no graph, and the drafter's has none. Decode-only steps,
 steps with prefill and steps that caught up are all fitted together; each is priced by what was in it.
 
 g is piecewise linear and not decreasing, with knots at powers of two and halfway between: a processor that fills up, a
 kernel that pads and one that runs ever more efficiently all fit. Prefilled tokens fill the processor as verified ones
 do: where a step prefills, verification is not free any more; c4 is what they cost besides. No coefficient is negative,
-so T never falls with anything that a step is given to do. Every term is a column of `_features` and a coefficient of
-`StepCost`: a cost with cliffs (sizes of CUDA graphs) would be one more of each.
+so T never falls with anything that a step is given to do; but where that makes it find a graph, K_max may be cheaper
+than K_max - 1. Every term is a column of `_features` and a coefficient of `StepCost`.
 
 Fit: non-negative least squares on the means of cells of like steps, with s taken out, errors relative to the measured
 time, every cell with the weight that it comes with. Two mild penalties make it unique: neighbouring slopes of g are
@@ -29,6 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.controller.estimation import nnls
+from specpilot.controller.estimation.graph_shape import Shape, Step, of_cell, of_mix, unpadded
+from specpilot.policy.graphs import Graphs
 
 Vector = NDArray[np.float64]
 KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
@@ -36,12 +40,15 @@ _EDGES = np.append(KNOTS, 1e7)
 _SHORTEST_S = 1e-9
 _SMOOTHNESS = 0.05
 _RIDGE = 1e-4
-_DOUBT = np.array([0.1, 5.0, 5.0, 3.0, 1.0, 5.0, 1.0, 1.0] + [1.0] * len(KNOTS))  # of c0 to c7, then of g's slopes
+_DOUBT = np.array([0.1, 5.0, 5.0, 3.0, 1.0, 5.0, 1.0, 1.0, 5.0, 5.0, 5.0] + [1.0] * len(KNOTS))  # c0 to c10, then g's
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A fitted T. `left_s` are seconds that a decode at K = 0 leaves to be caught up; it is no part of T."""
+    """A fitted T. `left_s` are seconds that a decode at K = 0 leaves to be caught up; it is no part of T.
+
+    `graphs` are the engine's, `None` where it has none, or none are known: there nothing is padded.
+    """
 
     base_s: float
     per_decode_s: float
@@ -54,6 +61,10 @@ class StepCost:
     verify_s: Vector  # g at KNOTS, then far beyond
     drift_ratio: float = 1.0
     left_s: float = 0.0
+    piecewise_s: float = 0.0
+    graphless_s: float = 0.0
+    drafter_graphless_s: float = 0.0
+    graphs: Graphs | None = None
 
     def step_s(  # noqa: PLR0913 - what is in a step
         self,
@@ -64,19 +75,24 @@ class StepCost:
         drafts: Vector | float | None = None,
         prefill: Vector | float = 0.0,
         context: Vector | float = 0.0,
+        shares: Vector | None = None,
     ) -> Vector:
         """Seconds of a step that catches up with nothing; the arguments are broadcast.
 
         `drafts` is the probability that the drafter runs, of a step known on average only; by default it runs where it
-        has slots.
+        has slots. `shares` [..., K_max + 1] are those of each K among the decodes, where it is a mean over mixes;
+        without it the step is one that was measured, or in which all have the same K.
         """
         n, d = np.asarray(decodes, dtype=np.float64), np.asarray(slots, dtype=np.float64)
         runs = (d > 0).astype(np.float64) if drafts is None else np.asarray(drafts, dtype=np.float64)
         p = np.asarray(prefill, dtype=np.float64)
+        shape = _shape(self.graphs, Step(n, np.asarray(verified, dtype=np.float64), d, p, runs), shares)
         within = (
-            self.base_s + self.per_decode_s * n + np.interp(np.asarray(verified) + p, _EDGES, self.verify_s)
-            + self.drafter_s * runs + self.per_slot_s * d
+            self.base_s + self.per_decode_s * n + np.interp(shape.tokens, _EDGES, self.verify_s)
+            + self.drafter_s * runs + self.per_slot_s * shape.slots
             + self.per_prefill_s * p + self.per_context_s * np.asarray(context)
+            + self.piecewise_s * shape.piecewise + self.graphless_s * shape.graphless
+            + self.drafter_graphless_s * shape.drafter_graphless
         )  # fmt: skip
         total: Vector = np.maximum(self.drift_ratio * within, _SHORTEST_S)
         return total
@@ -96,6 +112,9 @@ class StepCost:
             "per_context_s": self.per_context_s,
             "read_s": self.read_s,
             "per_read_s": self.per_read_s,
+            "piecewise_s": self.piecewise_s,
+            "graphless_s": self.graphless_s,
+            "drafter_graphless_s": self.drafter_graphless_s,
             "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
             "drift_ratio": self.drift_ratio,
             "left_s": self.left_s,
@@ -106,14 +125,16 @@ COLUMNS = ("decodes", "verified", "slots", "context", "prefill", "read")
 """What the means of a cell state, in this order."""
 
 
-def fit_cells(means: Vector, seconds: Vector, weight: Vector, drift_ratio: float) -> StepCost:
+def fit_cells(
+    means: Vector, seconds: Vector, weight: Vector, drift_ratio: float, graphs: Graphs | None = None
+) -> StepCost:
     """Return the cost that says best what cells of like steps took, with `drift_ratio` put on it.
 
     `means` [cells, COLUMNS] is what was in their steps on average, `seconds` [cells] what these took with the drift
     taken out, `weight` [cells] how much each squared relative error counts, 1 for a cell that is fully believed. There
-    is one cell at least.
+    is one cell at least. `graphs` are the engine's.
     """
-    features = _features(means)
+    features = _features(means, graphs)
     size = np.sqrt(weight)
     penalties = _penalties(features, float((means[:, 1] + means[:, 4]).max()), float(np.average(seconds, weights=size)))
     rows = np.vstack([features * (size / seconds)[:, None], penalties])
@@ -123,7 +144,7 @@ def fit_cells(means: Vector, seconds: Vector, weight: Vector, drift_ratio: float
     found = nnls.solve(rows / size_of, target) / size_of
     plain = len(found) - len(KNOTS)
     heights = np.cumsum(found[plain:] * np.diff(_EDGES))
-    base, decode, drafter, slot, prefill, context, read, per_read = map(float, found[:plain])
+    base, decode, drafter, slot, prefill, context, read, per_read, *of_graphs = map(float, found[:plain])
     return StepCost(
         base_s=base,
         per_decode_s=decode,
@@ -135,16 +156,28 @@ def fit_cells(means: Vector, seconds: Vector, weight: Vector, drift_ratio: float
         per_read_s=per_read,
         verify_s=np.concatenate([[0.0], heights]),
         drift_ratio=drift_ratio,
+        piecewise_s=of_graphs[0],
+        graphless_s=of_graphs[1],
+        drafter_graphless_s=of_graphs[2],
+        graphs=graphs,
     )
 
 
-def _features(means: Vector) -> Vector:
-    """What c0 to c7 and the slopes of g are multiplied by: [cells, coefficients]."""
+def _shape(graphs: Graphs | None, step: Step, shares: Vector | None = None) -> Shape:
+    if graphs is None:
+        return unpadded(step)
+    return of_cell(graphs, step) if shares is None else of_mix(graphs, step, shares)
+
+
+def _features(means: Vector, graphs: Graphs | None) -> Vector:
+    """What c0 to c10 and the slopes of g are multiplied by: [cells, coefficients]."""
     n, m, d, x, p, r = means.T
     runs, reads = (d > 0).astype(np.float64), (r > 0).astype(np.float64)
+    shape = _shape(graphs, Step(n, m, d, p, runs))
+    missing = [np.broadcast_to(part, n.shape) for part in shape[2:]]
     widths = np.diff(_EDGES)
-    ramps = np.clip((m + p)[:, None] - KNOTS[None, :], 0.0, widths[None, :])
-    return np.column_stack([np.ones_like(n), n, runs, d, p, x, reads, r, ramps])
+    ramps = np.clip(shape.tokens[:, None] - KNOTS[None, :], 0.0, widths[None, :])
+    return np.column_stack([np.ones_like(n), n, runs, shape.slots, p, x, reads, r, *missing, ramps])
 
 
 def _penalties(features: Vector, most_verified: float, typical_s: float) -> Vector:

@@ -28,7 +28,9 @@ taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged
 
 Search: with the width of the drafter bounded by W and all costs taken as linear, every row is solved alone, for every
 W; the best of these tables and of the one in force is then improved row by row until nothing gains. It is exact where T
-is linear and one width serves all rows.
+is linear and one width serves all rows. Where the engine has CUDA graphs, the tables of one K for all compete too; and
+no band has less than a lower one: where any request that drafts less would save a step its padding, the search row by
+row may find one that drafts well.
 
 SLO: a bound on a class's mean inter-token latency is held for each of its streams, the low bands too: T / AL_i with
 prefill. A table in which every bound holds beats every one in which some bound breaks; when none holds, the one with
@@ -37,6 +39,7 @@ the smallest worst excess wins.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,9 +158,12 @@ class Choice:
         if unserved:
             found[:, unserved] = self._alone(n, None)[:, unserved]
         score = self.evaluate(n, found).score
-        starts = np.repeat(found[None], self._k_max + 1, axis=0)
-        for width in range(self._k_max + 1):
+        depths = range(self._k_max + 1)
+        starts = np.repeat(found[None], len(depths) * (1 if self._setting.cost.graphs is None else 2), axis=0)
+        for width in depths:
             starts[width][:, served] = self._alone(n, width)[:, served]
+        for at, k in enumerate(depths[: len(starts) - len(depths)], start=len(depths)):
+            starts[at][:, served] = np.clip(k, low, high)[served]  # a graph of its own wants the same K for all
         scores = self.evaluate(n, starts).score
         widest, top = scores.argmax(axis=0), scores.max(axis=0)
         better = top > score + _GAIN * np.abs(score)
@@ -166,7 +172,28 @@ class Choice:
         for _ in range(_ROUNDS):
             if not self._improve(n, found, score):
                 break
-        return found
+        return found if self._setting.cost.graphs is None else self._rising(n, found)
+
+    def _rising(self, n: Vector, k: Ints) -> Ints:
+        """Return the better of the tables nearest to `k` [n, rows] in which no band has less than a lower one.
+
+        That is over the rows with traffic; the others of their class go with them. Where only `k` keeps all SLOs it
+        stays.
+        """
+        up, down, bands = k.copy(), k.copy(), self._setting.bands
+        is_served = np.isin(np.arange(len(bands)), self._served)
+        for begin, end in pairwise([*np.flatnonzero(bands <= 0).tolist(), len(bands)]):  # rows of one class
+            if bands[begin] == 0:
+                served, own = is_served[begin:end], slice(begin, end)
+                highest = np.maximum.accumulate(np.where(served, k[:, own], 0), axis=1)
+                lowest = np.minimum.accumulate(np.where(served, k[:, own], self._k_max)[:, ::-1], axis=1)[:, ::-1]
+                up[:, own] = np.where(served, highest, np.maximum(k[:, own], highest))
+                down[:, own] = np.where(served, lowest, np.minimum(k[:, own], lowest))
+        up, down = up.clip(self._setting.low, self._setting.high), down.clip(self._setting.low, self._setting.high)
+        scores = [self.evaluate(n, table).score for table in (up, down, k)]
+        found = np.where((scores[0] >= scores[1])[:, None], up, down)
+        keeps = (scores[2] > 0) & (np.maximum(scores[0], scores[1]) <= 0)
+        return np.where(keeps[:, None], k, found)
 
     def _improve(self, n: Vector, found: Ints, score: Vector) -> bool:
         """Give each row in turn its best K, the others given, in `found` and `score`; return whether any changed."""
@@ -215,10 +242,14 @@ class Choice:
         slots = n * (drafted[..., None] - alone * (drafted[..., None] - above)).sum(axis=-1)
         drafts = 1.0 - np.maximum(1.0 - drafted, 0.0) ** n
         verified = n * (1.0 + per_decode[..., 0])
+        edges = np.concatenate([np.ones_like(drafted)[..., None], above, np.zeros_like(drafted)[..., None]], axis=-1)
+        shares = np.maximum(edges[..., :-1] - edges[..., 1:], 0.0) if cost.graphs is not None else None
         gross = sum(
             (
                 part
-                * cost.step_s(n, verified, slots, drafts=drafts, prefill=tokens, context=n * setting.context_tokens)
+                * cost.step_s(
+                    n, verified, slots, drafts=drafts, prefill=tokens, context=n * setting.context_tokens, shares=shares
+                )
                 for part, tokens in setting.prefill
             ),
             start=np.zeros(1),

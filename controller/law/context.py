@@ -7,6 +7,7 @@ from typing import Any
 from specpilot.controller.law.k_table import Ranges, k_at
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
+from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule, Trial
 
 
@@ -17,7 +18,7 @@ class PoolContext:
     `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
     turn it is, and `arm` tells which one that is; `None` without a canary. `heir` is the arm whose policy stays when a
     canary has ended. `is_held`: an operator froze the pool, so that in mode `advise` the engines have what is in force
-    and not the static K.
+    and not the static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known.
     """
 
     model: str
@@ -30,6 +31,7 @@ class PoolContext:
     arm: Arm | None = None
     heir: Arm = Arm.PRESENT
     is_held: bool = False
+    graphs: Graphs | None = None
 
     @property
     def fallback_k(self) -> int:

@@ -4,7 +4,7 @@ Tables are compared by the names of their rows, never by shape: a row that one o
 as an engine would (`policy.bands.row_of`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,15 @@ _EACH_UP_TO = 16
 _STEP = 1.15
 
 
-def grid(max_num_seqs: int) -> Vector:
-    """Return the numbers of running decodes to decide for: each up to 16, then in steps of about 15 %."""
+def grid(max_num_seqs: int, cliffs: Collection[int] = ()) -> Vector:
+    """Return the numbers of running decodes to decide for: each up to 16, then in steps of about 15 %.
+
+    At `cliffs` the cost of a K jumps, so they are among them.
+    """
     points = list(range(1, min(max_num_seqs, _EACH_UP_TO) + 1))
     while points[-1] < max_num_seqs:
         points.append(min(max_num_seqs, int(points[-1] * _STEP) + 1))
+    points = sorted({*points, *(cliff for cliff in cliffs if cliff <= max_num_seqs)})
     return np.array(points, dtype=np.float64)
 
 

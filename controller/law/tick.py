@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
+from specpilot.controller.estimation.graph_shape import cliffs
 from specpilot.controller.law.choice import Choice
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.k_table import KTable, Ranges, grid
@@ -45,7 +46,9 @@ class Tick:
         self._now = now
         self._at = at
         self._rows = Rows.of(context, tuning)
-        self._n = grid(max(1, context.max_num_seqs))
+        pool.cost.use(context.graphs)
+        steep = cliffs(context.graphs, context.k_max) if context.graphs is not None else ()
+        self._n = grid(max(1, context.max_num_seqs), steep)
         self._choice: Choice | None = None
         self._log_gain: float | None = None
         self._evidence: dict[str, Any] = pool.ages(now)

@@ -226,6 +226,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             adapter_version=metadata.version("specpilot"),
             started_at=clock.now(),
             heartbeat_at=clock.now(),
+            graphs=scheduler.graphs,
         )
         link = EngineLink(RedisStore(settings.redis_url), control, record, clock)
     exporter = MetricsExporter(control.model)

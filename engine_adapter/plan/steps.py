@@ -139,8 +139,8 @@ class Steps:
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
         """Note the outcome of one verified draft: of `drafted` tokens the grammar cut `invalid` off at the end.
 
-        Only of a request that decodes: to one that joins running decodes with one token left to prefill, vLLM gives
-        K_max placeholders, so that all have as many positions, and nobody drafted those.
+        Only of a request that decodes: one that joins running decodes with one token left to prefill may have
+        placeholders, so that all have as many positions, and nobody drafted those.
         """
         if not self._under_way or not drafted:
             return

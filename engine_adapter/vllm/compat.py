@@ -93,6 +93,11 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         ),
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
+    deepest = max(AdapterSettings().graph_k, default=0)
+    if deepest and deepest > vllm_config.num_speculative_tokens:
+        faults.append(
+            f"--graph-k names K = {deepest} and K_max is {vllm_config.num_speculative_tokens}: leave out what is more"
+        )
     if vllm_config.use_v2_model_runner:
         faults.append("model runner V2 is not steered: set VLLM_USE_V2_MODEL_RUNNER=0")
     if is_async_scheduler != bool(vllm_config.scheduler_config.async_scheduling):
@@ -155,6 +160,11 @@ def notes(vllm_config: Any) -> list[str]:
     if speculative is None:
         return []
     found = []
+    if _uses_mla(speculative.draft_model_config):
+        found.append(
+            "the drafter's attention is MLA, which takes the host's bound of a sequence's length for exact, so it "
+            "cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than with other heads"
+        )
     if _is_windowed(speculative.draft_model_config):
         found.append(
             "the drafter's attention has a sliding window, so it cannot fall behind and runs in every step, "
@@ -166,7 +176,30 @@ def notes(vllm_config: Any) -> list[str]:
             f"the drafter reads {length} tokens at most and the model {model.max_model_len}: while a request of more "
             f"than {length - k_max} runs, nobody speculates; limit --max-model-len, or send long requests elsewhere"
         )
+    found += graph_notes(vllm_config)
     return found
+
+
+def graph_notes(vllm_config: Any) -> list[str]:
+    """Say from how many running requests on steps at K_max have no CUDA graph, and which capture size would do."""
+    compilation = getattr(vllm_config, "compilation_config", None)
+    largest = getattr(compilation, "max_cudagraph_capture_size", None) or 0
+    if not largest or not getattr(compilation, "cudagraph_capture_sizes", None):
+        return []
+    k_max, running = vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
+    is_parallel = bool(getattr(vllm_config.speculative_config, "parallel_drafting", False))
+    verified = 1 + k_max
+    drafted = 2 * k_max if is_parallel else verified
+    wanted = running * max(verified, drafted)
+    if wanted <= largest:
+        return []
+    drafter = f", and the drafter's above {largest // drafted}" if drafted > verified else ""
+    note = (
+        f"CUDA graphs end at {largest} tokens: at K = {k_max} the target's steps have none above {largest // verified} "
+        f"running requests{drafter}, and up to {running} may run; set --max-cudagraph-capture-size {wanted}, "
+        "a smaller K_max or a smaller --max-num-seqs"
+    )
+    return [note]
 
 
 def is_steered(vllm_config: Any) -> bool:
@@ -181,10 +214,11 @@ def backlog_rows(vllm_config: Any) -> int:
     """Return how many positions may wait for the drafter of an engine (see `plan`); 0: it runs in every step.
 
     A drafter that only looks at a window is never behind: vLLM gives the blocks outside of it to other requests, and
-    what is written late would land in theirs.
+    what is written late would land in theirs. One with MLA neither: rows that it reads late it takes for a prompt, of
+    which the host knows the length; of a sequence with rejected drafts it knows a bound.
     """
     speculative = vllm_config.speculative_config
-    if speculative is None or _is_windowed(speculative.draft_model_config):
+    if speculative is None or _is_windowed(speculative.draft_model_config) or _uses_mla(speculative.draft_model_config):
         return 0
     row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
     return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
@@ -221,6 +255,10 @@ def drafter_length(vllm_config: Any) -> int:
     if speculative is None:
         return 0
     return int(speculative.draft_model_config.max_model_len or vllm_config.model_config.max_model_len)
+
+
+def _uses_mla(model_config: Any) -> bool:
+    return bool(getattr(model_config, "use_mla", False))
 
 
 def _is_windowed(model_config: Any) -> bool:

@@ -9,7 +9,9 @@ Of vLLM's model runner, which all of its runners derive from:
 - `execute_model` begins a step: rows of requests that ended are dropped, a plain step is run as without speculation;
 - `_prepare_inputs`: a step that verifies nothing is laid out as without speculation;
 - `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept;
-- `_input_fits_in_drafter`: in a step of width 0 nothing does.
+- `_input_fits_in_drafter`: in a step of width 0 nothing does;
+- `_check_and_update_cudagraph_mode`, `capture_model`, `_warmup_and_capture`, `_determine_batch_execution_and_padding`:
+  CUDA graphs are made and found for the query lengths that K takes (`graphs`).
 
 Of its drafters:
 
@@ -29,6 +31,7 @@ from specpilot.engine_adapter.vllm import draft_width, drafting
 from specpilot.engine_adapter.vllm.backlog import Backlog
 from specpilot.engine_adapter.vllm.compat import is_steered
 from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
+from specpilot.engine_adapter.vllm.graphs import captured, of_length, replace_dispatcher, say_captured
 from specpilot.engine_adapter.vllm.subset import chosen, spread
 from specpilot.engine_adapter.vllm.undrafted import (
     as_without_speculation,
@@ -45,6 +48,7 @@ def install() -> None:
     """Wrap vLLM's runner and drafters, once in this process."""
     _wrap_drafters()
     _wrap_runners()
+    _wrap_graphs()
 
 
 def _wrap_drafters() -> None:
@@ -137,3 +141,35 @@ def _wrap_runners() -> None:
     GPUModelRunner.sample_tokens = sample_tokens_noting
     GPUModelRunner._sample = sample_then_keep
     GPUModelRunner._input_fits_in_drafter = fits_if_wanted
+
+
+def _wrap_graphs() -> None:
+    check, capture = GPUModelRunner._check_and_update_cudagraph_mode, GPUModelRunner._warmup_and_capture
+    determine = GPUModelRunner._determine_batch_execution_and_padding
+    capture_model = GPUModelRunner.capture_model
+
+    @wraps(check)
+    def make_keys_by_length(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replace_dispatcher(self)
+        return check(self, *args, **kwargs)
+
+    @wraps(capture)
+    def capture_of_length(self: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
+        with captured(self, desc):
+            return capture(self, desc, *args, **kwargs)
+
+    @wraps(capture_model)
+    def capture_and_say(self: Any, *args: Any, **kwargs: Any) -> Any:
+        size = capture_model(self, *args, **kwargs)
+        say_captured(self)
+        return size
+
+    @wraps(determine)
+    def determine_of_length(self: Any, *args: Any, max_num_scheduled_tokens: int, **kwargs: Any) -> Any:
+        with of_length(self, max_num_scheduled_tokens):
+            return determine(self, *args, max_num_scheduled_tokens=max_num_scheduled_tokens, **kwargs)
+
+    GPUModelRunner._check_and_update_cudagraph_mode = make_keys_by_length
+    GPUModelRunner._warmup_and_capture = capture_of_length
+    GPUModelRunner._determine_batch_execution_and_padding = determine_of_length
+    GPUModelRunner.capture_model = capture_and_say

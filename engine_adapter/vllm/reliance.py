@@ -17,6 +17,7 @@ _ASYNC_SCHEDULER = "v1/core/sched/async_scheduler.py"
 _RUNNER = "v1/worker/gpu_model_runner.py"
 _PROPOSER = "v1/spec_decode/llm_base_proposer.py"
 _CORE = "v1/engine/core.py"
+_DISPATCHER = "v1/cudagraph_dispatcher.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,9 @@ RELIANCE: tuple[Item, ...] = (
         _SCHEDULER, "Scheduler", "_update_after_schedule", ("scheduler_output",), Use.OVERRIDE,
         (_SCHEDULER, "Scheduler", "schedule"),
     ),
+    Method(_SCHEDULER, "Scheduler", "schedule", (), Use.WRAP, (_CORE, "EngineCore", "step")),
+    Reads(_SCHEDULER, "Scheduler", "schedule", ("num_spec_tokens",)),
+    Attributes(_SCHEDULER, "Scheduler", ("num_spec_tokens", "kv_cache_config")),
     Method(
         _SCHEDULER, "Scheduler", "make_spec_decoding_stats",
         ("spec_decoding_stats", "num_draft_tokens", "num_accepted_tokens", "num_invalid_spec_tokens", "request_id"),
@@ -288,6 +292,60 @@ RELIANCE: tuple[Item, ...] = (
     Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("cu_num_sampled_tokens",)),
     Names("v1/sample/rejection_sampler.py", ("PLACEHOLDER_TOKEN_ID",)),
     Attributes("v1/outputs.py", "SamplerOutput", ("sampled_token_ids",)),
+    # graphs.py: CUDA graphs for the query lengths that K takes
+    Method(
+        _RUNNER, "GPUModelRunner", "_check_and_update_cudagraph_mode", ("attention_backends", "kv_cache_groups"),
+        Use.WRAP, (_RUNNER, "GPUModelRunner", "initialize_attn_backend"),
+    ),
+    Method(
+        _RUNNER, "GPUModelRunner", "_warmup_and_capture", ("desc", "cudagraph_runtime_mode"), Use.WRAP,
+        (_RUNNER, "GPUModelRunner", "_capture_cudagraphs"),
+    ),
+    Method(
+        _RUNNER, "GPUModelRunner", "_determine_batch_execution_and_padding",
+        ("num_tokens", "num_reqs", "num_scheduled_tokens_np", "max_num_scheduled_tokens"), Use.WRAP,
+        (_RUNNER, "GPUModelRunner", "execute_model"),
+    ),
+    Method(_RUNNER, "GPUModelRunner", "capture_model", (), Use.WRAP),
+    Reads(
+        _RUNNER, "GPUModelRunner", "_determine_batch_execution_and_padding",
+        ("uniform_decode_query_len", "cudagraph_dispatcher"),
+    ),
+    Reads(_RUNNER, "GPUModelRunner", "_dummy_run", ("uniform_decode_query_len",)),
+    Reads(_RUNNER, "GPUModelRunner", "_check_and_update_cudagraph_mode", ("cudagraph_dispatcher",)),
+    Method(
+        _DISPATCHER, "CudagraphDispatcher", "initialize_cudagraph_keys",
+        ("cudagraph_mode", "uniform_decode_query_len"), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "_check_and_update_cudagraph_mode"),
+    ),
+    Method(
+        _DISPATCHER, "CudagraphDispatcher", "dispatch",
+        ("num_tokens", "uniform_decode", "has_lora", "num_active_loras", "valid_modes", "invalid_modes"), Use.OVERRIDE,
+        (_RUNNER, "GPUModelRunner", "_determine_batch_execution_and_padding"),
+    ),
+    Method(_DISPATCHER, "CudagraphDispatcher", "get_capture_descs", (), Use.CALL),
+    Attributes(
+        _DISPATCHER, "CudagraphDispatcher",
+        ("vllm_config", "compilation_config", "cudagraph_keys", "cudagraph_mode", "uniform_decode_query_len"),
+    ),
+    Attributes(
+        "config/compilation.py", "CompilationConfig",
+        ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "compile_sizes"),
+    ),
+    Method(
+        "config/compilation.py", "CompilationConfig", "adjust_cudagraph_sizes_for_spec_decode",
+        ("uniform_decode_query_len",), Use.CALL,
+    ),
+    Names("config/__init__.py", ("CUDAGraphMode",)),
+    Attributes(_PROPOSER, "SpecDecodeBaseProposer", ("cudagraph_dispatcher",)),
+    # graph_record.py: which graphs there are
+    Method(
+        _CORE, "EngineCore", "_initialize_kv_caches", ("vllm_config",), Use.WRAP, (_CORE, "EngineCore", "__init__")
+    ),
+    Attributes(_CORE, "EngineCore", ("model_executor",)),
+    Method("v1/executor/abstract.py", "Executor", "collective_rpc", ("method",), Use.CALL),
+    Attributes("v1/worker/worker_base.py", "WorkerBase", ("model_runner",)),
+    Attributes("forward_context.py", "BatchDescriptor", ("num_tokens", "num_reqs", "uniform")),
     # cpu_sampling.py: the repair of sampling on CPUs
     Method(
         "v1/sample/rejection_sampler.py", None, "expand_batch_to_tokens",

@@ -3,6 +3,7 @@
 One mixin over vLLM's two schedulers, and no copy of their code. What comes by goes to `engine_adapter.plan.steps`,
 which plans and counts. The mixin acts at these of vLLM's methods:
 
+- `schedule`: who joins with one token left to prefill gets no more placeholders than the others have drafts.
 - `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
   The width goes to the drafter as `num_spec_tokens_to_schedule`, and the whole plan beside it; the asynchronous
   scheduler has just given every request K_max placeholders, which are cut to its K.
@@ -27,7 +28,7 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.plan.tuning import ROWS_PER_STEP
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import compat, graph_record
 from specpilot.policy.clock import SystemClock
 
 
@@ -36,6 +37,9 @@ class _SpecPilotScheduler:
 
     plans_drafts = True
     """Tells the workers, by the scheduler's class, that steps bring a plan of their drafts."""
+
+    num_spec_tokens: int
+    """vLLM's own, K_max: as many placeholders a request gets that joins with one token left to prefill."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,12 +66,32 @@ class _SpecPilotScheduler:
             min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
             least_width=0 if rows else min(1, k_max),
         )
+        self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
         self.steps = Steps(
             planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
         )
         self._agent = start_agent(self, settings, SystemClock(), compat.vllm_version())
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Let vLLM schedule a step.
+
+        A request that joins with one token left to prefill gets placeholders from vLLM, so that all have as many
+        positions: K_max of them. It gets as many as the others verify drafts of, and none where these differ.
+        """
+        k_max, self.num_spec_tokens = self.num_spec_tokens, self._joining_k()
+        try:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.num_spec_tokens = k_max
+
+    def _joining_k(self) -> int:
+        """Return the K that all who decode have in the step to be scheduled; 0 where they differ, or nobody does."""
+        if self._width == 0:
+            return 0
+        found = {state.k for state in self.steps.decoding}
+        return found.pop() if len(found) == 1 else 0
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]

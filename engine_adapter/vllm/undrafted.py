@@ -12,8 +12,8 @@ is left of speculation, and for a small model a tenth of the step. So, in an eng
   keeps the sampled tokens for the next step and neither prepares nor runs the drafter.
 
 All give what vLLM would have given. The recurrent layers of hybrid models count on a layout with drafts in every step,
-so only the last holds for them. Which CUDA graphs the target's pass finds depends on K, and is left as it is
-(docs/reference/engine.md). What the drafter misses, here and where vLLM cannot draft, goes to its `backlog`.
+so only the last holds for them. Which CUDA graphs the target's pass finds is seen to in `graphs`. What the drafter
+misses, here and where vLLM cannot draft, goes to its `backlog`.
 """
 
 from collections.abc import Callable

@@ -11,6 +11,7 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.tuning import Tuning
+from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule
 from tests.closed_loop.plant import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine, Phase, StepTime, cpu_step_s, uniform
 
@@ -76,6 +77,7 @@ def simulate(
     max_num_seqs: int = 64,
     reply_tokens: float = REPLY_TOKENS,
     is_steered: bool = True,
+    graphs: Graphs | None = None,
 ) -> Run:
     """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while.
 
@@ -111,7 +113,7 @@ def simulate(
                 policy = later[1]
             if is_scraped(second):
                 law.observe(engine.observe(float(second)) for engine in fleet)
-            context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule)
+            context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)
             result = law.decide(context, float(second), float(second))
             goodput = float(np.mean(list(told.values()))) * slowdown
             run.seconds.append(Second(second, index, goodput, told, in_force, result))

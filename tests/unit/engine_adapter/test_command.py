@@ -188,3 +188,27 @@ def test_a_redis_that_does_not_answer_is_named_and_the_engine_starts_all_the_sam
     assert line.startswith("specpilot engine: warning: --redis-url: Redis does not answer: ")
     assert "serves with its static K, and registers when Redis answers" in line
     assert "secret" not in line
+
+
+@pytest.mark.parametrize(("value", "expected"), [("3", (3,)), ("1, 3", (1, 3)), ("", ())])
+def test_the_k_that_get_graphs_are_a_list_by_commas(
+    value: str, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings_of(monkeypatch, "--graph-k", value).graph_k == expected
+    assert settings_of(monkeypatch, SPECPILOT_ENGINE_GRAPH_K=value).graph_k == expected
+
+
+@pytest.mark.parametrize("way", ["flag", "environment"])
+@pytest.mark.parametrize("value", ["many", "1,", "-1"])
+def test_what_is_no_list_of_k_ends_the_start_in_one_line(
+    way: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if way == "environment":
+        monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", value)
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "./nowhere", *((f"--graph-k={value}",) if way == "flag" else ())])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        f"specpilot engine: SPECPILOT_ENGINE_GRAPH_K: {value!r} is no list of K; "
+        "write whole numbers from 0 on, by commas: 1,3\n"
+    )

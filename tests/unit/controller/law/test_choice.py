@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.step_cost import KNOTS, StepCost
 from specpilot.controller.law.choice import Choice, Group, Setting, Stream
+from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Objective
 
 K_MAX = 3
@@ -138,3 +139,20 @@ def test_latency_is_the_mean_time_of_a_token() -> None:
     lengths = ModelAcceptance().lengths(K_MAX)
     mean = float(found.step_s[0]) * (0.5 / lengths[1, 1] + 0.5 / lengths[7, 3])
     assert float(found.score[0]) == pytest.approx(1 / mean)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.01, 1.0), min_size=8, max_size=8), st.floats(0, 3e-3), st.floats(0, 6e-3))
+def test_with_graphs_no_band_has_less_than_a_lower_one_and_one_k_for_all_is_seldom_better(
+    shares: list[float], piecewise_s: float, graphless_s: float
+) -> None:
+    sizes = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    graphs = Graphs("FULL_AND_PIECEWISE", sizes, {1: sizes, 1 + K_MAX: (4, 8, 16, 24, 32, 48, 64)}, sizes)
+    cost = replace(linear(), piecewise_s=piecewise_s, graphless_s=graphless_s, graphs=graphs)
+    choice = Choice(setting({band: share / sum(shares) for band, share in enumerate(shares)}, cost))
+    n = np.array([1.0, 2.0, 7.0, 16.0, 17.0, 40.0])
+    found = choice.best(n, np.zeros((len(n), 8), dtype=np.int64))
+    assert (np.diff(found, axis=1) >= 0).all()
+    score = choice.evaluate(n, found).score
+    for k in range(K_MAX + 1):
+        assert (score >= 0.97 * choice.evaluate(n, np.full((len(n), 8), k)).score).all()

@@ -223,6 +223,59 @@ def test_rows_take_the_memory_that_the_operator_gives(
     assert compat.backlog_rows(found) == 6 * 128 // states
 
 
+def with_graphs(largest: int, running: int, *, is_parallel: bool = True) -> Any:
+    found = config()
+    found.num_speculative_tokens = 7
+    found.speculative_config.parallel_drafting = is_parallel
+    found.scheduler_config.max_num_seqs = running
+    found.compilation_config = SimpleNamespace(
+        max_cudagraph_capture_size=largest, cudagraph_capture_sizes=[*range(8, largest + 1, 8)]
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("largest", "running", "is_parallel", "said"),
+    [
+        (512, 256, True, ("end at 512", "above 64 running", "the drafter's above 36", "capture-size 3584")),
+        (512, 256, False, ("end at 512", "above 64 running", "capture-size 2048")),
+        (512, 40, True, ("the drafter's above 36", "capture-size 560")),
+        (512, 36, True, ()),
+        (4096, 256, True, ()),
+        (0, 256, True, ()),  # no graphs
+    ],
+)
+def test_a_capture_limit_below_what_may_run_is_said_at_start_with_the_size_that_would_do(
+    largest: int, running: int, is_parallel: bool, said: tuple[str, ...]
+) -> None:
+    notes = compat.graph_notes(with_graphs(largest, running, is_parallel=is_parallel))
+    assert len(notes) == bool(said)
+    assert all(words in notes[0] for words in said)
+
+
+def test_a_graph_for_a_k_beyond_k_max_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3,9")
+    found = config()
+    found.num_speculative_tokens = 7
+    with pytest.raises(UnsupportedEngineError, match="--graph-k names K = 9 and K_max is 7: leave out"):
+        compat.check_config(found, is_async_scheduler=False)
+    found.num_speculative_tokens = 9
+    compat.check_config(found, is_async_scheduler=False)
+
+
+def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
+    found = config()
+    found.num_speculative_tokens = 7
+    head = ModelConfig()
+    head.use_mla, head.max_model_len = True, 4096  # type: ignore[attr-defined]
+    found.speculative_config.draft_model_config, found.model_config = head, ModelConfig()
+    found.model_config.max_model_len = 4096
+    assert compat.backlog_rows(found) == 0
+    [note] = compat.notes(found)
+    assert "MLA" in note
+    assert "runs in every step" in note
+
+
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:
     assert compat.backlog_rows(SimpleNamespace(speculative_config=None)) == 0
 

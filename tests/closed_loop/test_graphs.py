@@ -1,0 +1,100 @@
+"""A GPU whose steps are padded to captured sizes and lose their graph beyond the largest: what the law makes of it."""
+
+from bisect import bisect_left
+
+import numpy as np
+import pytest
+
+from specpilot.controller.estimation.step_cost import StepCost, fit_cells
+from specpilot.policy.graphs import Graphs
+from tests.closed_loop.plant import K_MAX, Phase, Source, uniform
+from tests.closed_loop.simulation import simulate
+
+SETTLE_S = 8
+NOISE = 0.005
+SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+GRAPHS = Graphs(
+    "FULL_AND_PIECEWISE",
+    SIZES,
+    {1: tuple(size for size in SIZES if size <= 256), 8: tuple(size for size in SIZES if size % 8 == 0)},
+    SIZES,
+)
+
+
+def padded(sizes: tuple[int, ...], tokens: float) -> float | None:
+    at = bisect_left(sizes, tokens)
+    return sizes[at] if at < len(sizes) else None
+
+
+def graph_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """A large model on one GPU; all K are alike where m is n or n (1 + K_max), so that these steps have FULL graphs."""
+    tokens, missing_ms = padded(SIZES, m + prefill), 1.5
+    if not prefill and m in (n, n * (1 + K_MAX)) and padded(GRAPHS.uniform[int(m // n)], m) is not None:
+        tokens, missing_ms = padded(GRAPHS.uniform[int(m // n)], m), 0.0
+    elif tokens is None:
+        tokens, missing_ms = m + prefill, 6.0
+    drafter = 0.0
+    if slots:
+        drafted = m - n + slots + prefill
+        laid_out = padded(SIZES, drafted)
+        drafter = 0.9 + 0.008 * (laid_out or drafted) + (0.0 if laid_out else 1.5)
+    verify = 0.004 * tokens + 0.03 * max(0.0, tokens - 192)
+    return (6.0 + 0.01 * n + verify + 0.0001 * context + drafter) / 1000 + missing_ms / 1000
+
+
+def cell(n: int, k: int) -> list[float]:
+    """What is in a step, as `step_cost.COLUMNS`."""
+    return [n, n * (1 + k), n * k, 300.0 * n, 0.0, 0.0]
+
+
+def took(n: int, k: int) -> float:
+    return graph_step_s(n, n * (1 + k), n * k, 0, 300 * n)
+
+
+SEEN = [(n, k) for n in (1, 2, 4, 8, 16, 24, 33, 48, 64, 65, 72, 96, 130) for k in (0, 2, 5, 7)]
+UNSEEN = [(n, k) for n in (3, 6, 12, 20, 40, 56, 63, 66, 80, 110) for k in (0, 1, 3, 4, 6, 7)]
+
+
+def fitted(graphs: Graphs | None) -> StepCost:
+    means, seconds = np.array([cell(*item) for item in SEEN]), np.array([took(*item) for item in SEEN])
+    return fit_cells(means, seconds, np.ones(len(SEEN)), 1.0, graphs)
+
+
+def errors(graphs: Graphs | None) -> list[float]:
+    cost = fitted(graphs)
+    return [abs(float(cost.step_s(*cell(n, k)[:3], context=300.0 * n)) / took(n, k) - 1) for n, k in UNSEEN]
+
+
+def test_steps_that_it_was_not_fitted_on_are_predicted_across_the_cliffs() -> None:
+    with_graphs, without = errors(GRAPHS), errors(None)
+    assert np.median(with_graphs) <= 0.01 < np.median(without)
+    assert max(with_graphs) <= 0.05 < max(without)
+
+
+def test_k_max_may_be_cheaper_than_less_and_one_request_more_may_cost_a_step() -> None:
+    cost = fitted(GRAPHS)
+
+    def predicted(n: int, k: int) -> float:
+        return float(cost.step_s(*cell(n, k)[:3], context=300.0 * n))
+
+    assert took(2, K_MAX) < took(2, K_MAX - 1)
+    assert predicted(2, K_MAX) < predicted(2, K_MAX - 1)
+    assert predicted(65, K_MAX) - predicted(64, K_MAX) == pytest.approx(took(65, K_MAX) - took(64, K_MAX), rel=0.3)
+
+
+@pytest.mark.parametrize(("acceptance", "running"), [(0.3, 2), (0.95, 64), (0.8, 74)])
+def test_regret_is_small_at_cliffs(acceptance: float, running: int) -> None:
+    """Against the best single K, found by trying all of them; what probes and learning cost is in it."""
+    sources = [Source(acceptance, running)]
+    best = max(
+        simulate(
+            [Phase(4, sources)], start=uniform(k), is_steered=False, step_s=graph_step_s, noise=NOISE
+        ).goodput(0, settle_s=1)
+        for k in range(K_MAX + 1)
+    )  # fmt: skip
+    run = simulate([Phase(20, sources)], step_s=graph_step_s, noise=NOISE, max_num_seqs=256, graphs=GRAPHS)
+    assert run.goodput(0, SETTLE_S) >= 0.98 * best
+    surprises = [second.result.evidence.get("cost_surprise_ratio") for second in run.seconds[SETTLE_S:]]
+    known = [item for item in surprises if item is not None]
+    assert len(known) > 8
+    assert float(np.median(known)) <= 0.1

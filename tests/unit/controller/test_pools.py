@@ -1,0 +1,31 @@
+from dataclasses import replace
+
+from specpilot.controller.pools import pool_contexts
+from specpilot.policy.codec import decode, encode
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.types import EngineRecord, Mode
+
+GRAPHS = Graphs("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16), {1: (1, 2, 4), 8: (8, 16)}, (1, 2, 4, 8))
+ENGINE = EngineRecord("a", "http://a", "m", "p", 7, 3, 64, "eagle3", "0.32.0", "0.1.0", 0.0, 0.0, graphs=GRAPHS)
+
+
+def graphs_of(*engines: EngineRecord) -> Graphs | None:
+    (context,) = pool_contexts(engines, {}, [], Mode.ACT)
+    return context.graphs
+
+
+def test_a_record_brings_its_graphs_through_redis() -> None:
+    assert decode(EngineRecord, encode(ENGINE)) == ENGINE
+
+
+def test_a_record_of_an_adapter_without_graphs_is_read() -> None:
+    plain = encode(replace(ENGINE, graphs=None)).replace(b',"graphs":null', b"")
+    assert b"graphs" not in plain
+    assert decode(EngineRecord, plain).graphs is None
+
+
+def test_steps_are_priced_with_graphs_where_all_engines_have_the_same() -> None:
+    other, none = replace(ENGINE, engine_id="b"), replace(ENGINE, engine_id="c", graphs=None)
+    assert graphs_of(ENGINE, other) == GRAPHS
+    assert graphs_of(ENGINE, none) is None
+    assert graphs_of(ENGINE, replace(none, k_max=0)) == GRAPHS  # it has no say in K

@@ -1,0 +1,235 @@
+"""Which graph a step finds, by vLLM's own dispatcher and its runner's own code, without a GPU."""
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.config import CompilationConfig, CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from specpilot.engine_adapter.vllm import drafting, graph_record, graphs
+    from specpilot.engine_adapter.vllm.installation import install
+    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
+    from specpilot.policy.graphs import Graphs
+
+K_MAX = 7
+SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]  # vLLM's own on an H100
+FULL, PIECEWISE, NONE = "FULL", "PIECEWISE", "NONE"
+
+
+@pytest.fixture(autouse=True)
+def _wrapped() -> None:
+    install()
+
+
+class _Backend:
+    """An attention backend with graphs for steps of one query length, as FlashAttention 2 and MLA have."""
+
+    @classmethod
+    def get_builder_cls(cls) -> type:
+        return cls
+
+    @staticmethod
+    def get_cudagraph_support(*_: object) -> AttentionCGSupport:
+        return AttentionCGSupport.UNIFORM_BATCH
+
+
+def runner(
+    scheduler: object = SpecPilotAsyncScheduler,
+    mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
+    *,
+    max_num_seqs: int = 256,
+    is_hybrid: bool = False,
+) -> Any:
+    """vLLM's runner as far as it finds graphs; its configuration is a stub, its dispatcher and methods are real."""
+    compilation = CompilationConfig(
+        mode=3, cudagraph_mode=mode, cudagraph_capture_sizes=[*SIZES], max_cudagraph_capture_size=SIZES[-1]
+    )
+    compilation.set_splitting_ops_for_v1(all2all_backend="", data_parallel_size=1)
+    config = SimpleNamespace(
+        compilation_config=compilation,
+        num_speculative_tokens=K_MAX,
+        lora_config=None,
+        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, scheduler_cls=scheduler),
+        speculative_config=SimpleNamespace(method="eagle3"),
+        model_config=SimpleNamespace(is_hybrid=is_hybrid, is_encoder_decoder=False),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
+        observability_config=SimpleNamespace(cudagraph_metrics=False),
+    )
+    made = SimpleNamespace(
+        vllm_config=config,
+        compilation_config=compilation,
+        model_config=config.model_config,
+        uniform_decode_query_len=1 + K_MAX,
+        cudagraph_dispatcher=CudagraphDispatcher(config),
+        _is_uniform_decode=GPUModelRunner._is_uniform_decode,
+        input_batch=SimpleNamespace(lora_id_to_lora_request={}),
+        speculative_config=None,  # the drafter's keys are its own
+        kv_cache_config=None,
+        max_num_reqs=max_num_seqs,
+    )
+    GPUModelRunner._check_and_update_cudagraph_mode(made, [{_Backend}], [SimpleNamespace(kv_cache_spec=None)])
+    return made
+
+
+def found(made: Any, positions: list[int]) -> tuple[str, int]:
+    """Mode and padded tokens of a step whose requests have so many positions each."""
+    mode, key, *_ = GPUModelRunner._determine_batch_execution_and_padding(
+        made,
+        num_tokens=sum(positions),
+        num_reqs=len(positions),
+        num_scheduled_tokens_np=np.array(positions),
+        max_num_scheduled_tokens=max(positions),
+    )
+    return mode.name, key.num_tokens
+
+
+TABLE = [  # running requests, K, then vLLM's own, then with K of 0 and K_max, then with K = 3 too
+    (1, 0, (PIECEWISE, 8), (FULL, 1), (FULL, 1)),
+    (1, 1, (PIECEWISE, 8), (PIECEWISE, 2), (PIECEWISE, 2)),
+    (1, 3, (PIECEWISE, 8), (PIECEWISE, 4), (FULL, 4)),
+    (1, 7, (FULL, 8), (FULL, 8), (FULL, 8)),
+    (3, 0, (PIECEWISE, 8), (FULL, 4), (FULL, 4)),
+    (3, 3, (PIECEWISE, 16), (PIECEWISE, 16), (FULL, 16)),
+    (9, 7, (FULL, 72), (FULL, 72), (FULL, 72)),
+    (33, 0, (PIECEWISE, 40), (FULL, 40), (FULL, 40)),
+    (64, 6, (PIECEWISE, 448), (PIECEWISE, 448), (PIECEWISE, 448)),
+    (64, 7, (FULL, 512), (FULL, 512), (FULL, 512)),
+    (65, 7, (NONE, 520), (NONE, 520), (NONE, 520)),
+    (65, 6, (PIECEWISE, 464), (PIECEWISE, 464), (PIECEWISE, 464)),
+    (128, 3, (PIECEWISE, 512), (PIECEWISE, 512), (FULL, 512)),
+    (129, 3, (NONE, 516), (NONE, 516), (NONE, 516)),
+    (250, 0, (PIECEWISE, 256), (FULL, 256), (FULL, 256)),
+]
+
+
+@pytest.mark.parametrize(("running", "k", "stock", "ours", "with_k_3"), TABLE)
+def test_a_step_of_one_k_finds_its_graph(
+    running: int, k: int, stock: object, ours: object, with_k_3: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = [1 + k] * running
+    assert found(runner(scheduler=object), step) == stock
+    assert found(runner(), step) == ours
+    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3")
+    assert found(runner(), step) == with_k_3
+
+
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [([1, 8], (PIECEWISE, 16)), ([1, 2], (PIECEWISE, 4)), ([8, 1, 1], (PIECEWISE, 16)), ([300], (PIECEWISE, 304))],
+)
+def test_a_mixed_step_is_padded_no_further_than_it_needs(positions: list[int], expected: object) -> None:
+    assert found(runner(), positions) == expected
+
+
+def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Capturing asks for the same key that a step of that shape will; `_dummy_run` is reduced to what it asks."""
+    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "2,3")
+    made = runner()
+    seen = []
+
+    def dummy_run(tokens: int, *, uniform_decode: bool, cudagraph_runtime_mode: Any, **_: Any) -> None:
+        length = made.uniform_decode_query_len if uniform_decode else tokens
+        count = -(-tokens // length) if uniform_decode else min(tokens, 256)
+        mode, key, *_ = GPUModelRunner._determine_batch_execution_and_padding(
+            made,
+            num_tokens=tokens,
+            num_reqs=count,
+            num_scheduled_tokens_np=np.zeros(count),
+            max_num_scheduled_tokens=length,
+            force_uniform_decode=uniform_decode,
+            force_eager=cudagraph_runtime_mode == CUDAGraphMode.NONE,
+        )
+        seen.append((mode, key))
+
+    made._dummy_run = dummy_run
+    wanted = [(mode, key) for mode, keys in made.cudagraph_dispatcher.get_capture_descs() for key in keys]
+    for mode, key in wanted:
+        GPUModelRunner._warmup_and_capture(made, key, mode, num_warmups=0)
+    assert seen == wanted
+    assert len(set(wanted)) == len(wanted)
+    assert made.uniform_decode_query_len == 1 + K_MAX
+    with caplog.at_level("INFO", logger="vllm.specpilot"):
+        graphs.say_captured(made)
+    assert [line.split(":")[1].strip() for line in caplog.messages] == [
+        "35 FULL graphs for K = 0", "49 FULL graphs for K = 2", "49 FULL graphs for K = 3", "48 FULL graphs for K = 7",
+    ]  # fmt: skip
+
+
+def test_the_runners_length_is_put_back_after_a_step() -> None:
+    made = runner()
+    found(made, [1, 1])
+    assert made.uniform_decode_query_len == 1 + K_MAX
+
+
+def test_graphs_are_made_anew_as_vllm_does_after_it_measured_their_memory() -> None:
+    made = runner()
+    before = {mode: set(keys) for mode, keys in made.cudagraph_dispatcher.cudagraph_keys.items()}
+    for keys in made.cudagraph_dispatcher.cudagraph_keys.values():
+        keys.clear()
+    made.cudagraph_dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_AND_PIECEWISE, 1 + K_MAX)
+    assert made.cudagraph_dispatcher.cudagraph_keys == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "one", "mixed"),
+    [
+        (CUDAGraphMode.PIECEWISE, (PIECEWISE, 1), (PIECEWISE, 16)),
+        (CUDAGraphMode.FULL_DECODE_ONLY, (FULL, 1), (NONE, 9)),
+        (CUDAGraphMode.NONE, (NONE, 1), (NONE, 9)),
+    ],
+)
+def test_other_modes_pad_no_further_either(mode: CUDAGraphMode, one: object, mixed: object) -> None:
+    made = runner(mode=mode)
+    assert (found(made, [1]), found(made, [1, 8])) == (one, mixed)
+
+
+class _Drafter:
+    """A drafter as far as its graphs go."""
+
+    def __init__(self, made: Any, *, is_parallel: bool) -> None:
+        self.parallel_drafting = is_parallel
+        self.speculative_config = SimpleNamespace(enforce_eager=False)
+        self.cudagraph_dispatcher = CudagraphDispatcher(made.vllm_config)
+        SpecDecodeBaseProposer.initialize_cudagraph_keys(self, made.cudagraph_dispatcher.cudagraph_mode)
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_the_record_tells_the_graphs(is_parallel: bool) -> None:
+    made = runner(max_num_seqs=24)
+    made.drafter = _Drafter(made, is_parallel=is_parallel)
+    assert graph_record.of_worker(SimpleNamespace(model_runner=made)) is None  # its drafter is not steered
+    drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
+    told = graph_record.of_worker(SimpleNamespace(model_runner=made))
+    config = SimpleNamespace()
+    setattr(config, graph_record.GRAPHS, told)
+    assert graph_record.of_config(config) == Graphs(
+        "FULL_AND_PIECEWISE",
+        tuple(SIZES),
+        {1: (1, 2, 4, 8, 16, 24), 8: tuple(range(8, 193, 8))},
+        tuple(SIZES) if is_parallel else (),
+    )
+    assert graph_record.of_config(SimpleNamespace()) is None
+
+
+def test_an_engine_without_graphs_tells_none() -> None:
+    made = runner(mode=CUDAGraphMode.NONE)
+    made.drafter = _Drafter(made, is_parallel=True)
+    drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
+    assert graph_record.of_worker(SimpleNamespace(model_runner=made)) is None
+
+
+def test_hybrid_models_and_other_schedulers_keep_vllms_dispatcher() -> None:
+    assert type(runner(is_hybrid=True).cudagraph_dispatcher) is CudagraphDispatcher
+    assert type(runner(scheduler=object).cudagraph_dispatcher) is CudagraphDispatcher
+    assert isinstance(runner().cudagraph_dispatcher, graphs.LengthDispatcher)
