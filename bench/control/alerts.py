@@ -36,7 +36,7 @@ RULES = DEMO_MODEL.parent / "prometheus" / "rules" / "specpilot.yml"
 LOOK_EVERY_S = 0.5
 QUIET_LOOK_EVERY_S = 5.0
 QUIETENS_WITHIN_S = 60.0
-"""Longest wait between two faults for the alerts of the first to end."""
+"""Longest wait between two faults for all alerts to end that the first one began."""
 STREAMS = 3
 ROOM = {"SPECPILOT_GATEWAY_ENGINE_CAPACITY": "16", "SPECPILOT_GATEWAY_QUEUE_LIMIT": "16"}
 """What the gateway must be told so that there is such a thing as too many requests."""
@@ -171,7 +171,7 @@ async def _hold(scene: Scene, server: Prometheus, fault: Fault) -> dict[str, Any
     left = {*fault.alerts}
     while left and time.monotonic() - mended < QUIETENS_WITHIN_S:
         await asyncio.sleep(LOOK_EVERY_S)
-        left = _firing(await asyncio.to_thread(server.alerts)) & {*fault.alerts}
+        left = _firing(await asyncio.to_thread(server.alerts)) - before
     return {
         "says": fault.says,
         "fired_after_s": {name: fired.get(name) for name in fault.alerts},
