@@ -115,7 +115,7 @@ class GatewaySettings(ProgramSettings):
         4.0, ge=0, le=86_400, description="seconds an idle engine connection is kept; below the engine's own (vLLM: 5)"
     )
     engine_counters_s: float = Field(
-        1.0, ge=0, le=86_400, description="seconds that the engines' vllm:spec_decode_* in /metrics may be old; 0: none"
+        0.2, ge=0, le=86_400, description="seconds that the engines' vllm:spec_decode_* in /metrics may be old; 0: none"
     )
     engine_capacity: int | None = Field(
         None, ge=1, description="requests under way on one engine, from this replica, before others wait; default: any"

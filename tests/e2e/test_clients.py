@@ -1,7 +1,11 @@
 """The clients that people use, through the gateway, on a real engine: every API of it that they call."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,9 +15,18 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.support.gateway_server import GatewayProgram
-from tests.support.stack import Engine
+from tests.support.stack import DEMO_MODEL, Engine, counters
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+BENCH_SERVE = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""`vllm bench serve` without `vllm`: that wants a distribution of this name, and the one for the CPU has another."""
 
 MESSAGES: Any = [{"role": "user", "content": "Write a function that adds two numbers."}]
 TOOLS: Any = [
@@ -25,16 +38,23 @@ TOOLS: Any = [
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base URL of a gateway before an engine of its own."""
-    engine = Engine(tmp_path_factory.mktemp("clients"), VLLM_ENABLE_RESPONSES_API_STORE="1")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One that speculates and stores responses."""
+    flags = ("--drafter", str(DEMO_MODEL / "peagle"), "--k-max", "7", "--static-k", "3")
+    running = Engine(tmp_path_factory.mktemp("clients"), *flags, VLLM_ENABLE_RESPONSES_API_STORE="1")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: Engine) -> Iterator[str]:
+    """The base URL of a gateway before the engine."""
     program = GatewayProgram(["--engine", engine.url, "--no-access-log"])
     try:
         asyncio.run(program.started())
         yield f"http://127.0.0.1:{program.port}"
     finally:
         program.close()
-        engine.stop()
 
 
 @pytest.fixture
@@ -168,3 +188,29 @@ def test_embeddings_of_a_model_that_has_none_are_an_error(client: OpenAI) -> Non
         client.embeddings.create(model="demo", input="hello")
     assert 400 <= caught.value.status_code < 500 or caught.value.status_code == 501
     assert caught.value.body["message"]  # type: ignore[index]
+
+
+def bench_serve(url: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Run vLLM's benchmark client against `url`; return what it says and its figures."""
+    command = [sys.executable, "-c", BENCH_SERVE, "--base-url", url, "--model", "demo"]
+    command += ["--tokenizer", str(DEMO_MODEL / "target"), "--backend", "openai-chat"]
+    command += ["--endpoint", "/v1/chat/completions", "--dataset-name", "random", "--random-input-len", "24"]
+    command += ["--random-output-len", "24", "--num-prompts", "6", "--disable-tqdm", "--ignore-eos"]
+    command += ["--save-result", "--result-dir", str(folder), "--result-filename", "figures.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout, json.loads((folder / "figures.json").read_text())
+
+
+def test_vllm_bench_serve_shows_acceptance_behind_the_gateway(engine: Engine, gateway: str, tmp_path: Path) -> None:
+    names = [f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "accepted_tokens")]
+    before = [counters(engine.url, name)[()] for name in names]
+    said, figures = bench_serve(gateway, tmp_path)
+    grown = [counters(engine.url, name)[()] - start for name, start in zip(names, before, strict=True)]
+    assert figures["completed"] == 6
+    assert "Acceptance length:" in said
+    shown = [figures["spec_decode_num_drafts"], figures["spec_decode_accepted_tokens"]]
+    for count, whole in zip(shown, grown, strict=True):
+        assert 0.9 * whole <= count <= whole  # an engine may count its last step after it has answered
+    assert shown[0] > 0
+    assert len(figures["spec_decode_per_position_acceptance_rates"]) > 0
