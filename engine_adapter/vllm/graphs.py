@@ -6,9 +6,10 @@ is padded to the nearest size that was captured. vLLM on model runner V1 capture
 and rounds every size to multiples of it, so that at K = 0 one request would be run as 1 + K_max rows without one.
 
 `LengthDispatcher` takes the place of the runner's `CudagraphDispatcher`. It is one for q = 1 and for all mixed steps,
-with the sizes that were configured, and holds one of vLLM's own for each further query length, with the sizes that
-vLLM's own rule rounds to multiples of that length. The FULL keys of all stand in its one list, from which vLLM profiles
-the memory and captures. Keys of two lengths never meet: a key has tokens and requests, and so the length.
+with the sizes that were configured, and holds one of vLLM's own for each further query length, with these sizes rounded
+up to multiples of that length and the largest multiple that fits. The FULL keys of all stand in its one list, from
+which vLLM profiles the memory and captures. Keys of two lengths never meet: a key has tokens and requests, and so the
+length.
 
 What vLLM keeps for itself: which modes the attention backend can do (`resolve_cudagraph_mode_and_sizes`); capturing;
 the drafter's graphs, which are PIECEWISE. Where a mode has no FULL graphs of its own for uniform steps (`PIECEWISE`,
@@ -178,11 +179,14 @@ def _free_bytes() -> int:
 
 
 def _of_length(vllm_config: Any, length: int) -> CudagraphDispatcher:
-    """Return vLLM's own dispatcher of FULL graphs for one query length."""
+    """Return vLLM's own dispatcher of FULL graphs for one query length, which is within the largest size."""
     own = copy(vllm_config)
     own.compilation_config = sizes = copy(vllm_config.compilation_config)
     sizes.compile_sizes = None  # what is compiled apart is of mixed steps
-    sizes.adjust_cudagraph_sizes_for_spec_decode(length)
+    largest = sizes.max_cudagraph_capture_size
+    multiples = {-(-size // length) * length for size in sizes.cudagraph_capture_sizes} | {largest // length * length}
+    sizes.cudagraph_capture_sizes = sorted(size for size in multiples if size <= largest)
+    sizes.max_cudagraph_capture_size = sizes.cudagraph_capture_sizes[-1]
     dispatcher = CudagraphDispatcher(own)
     dispatcher.uniform_decode_query_len = length
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, length)

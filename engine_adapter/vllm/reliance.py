@@ -332,10 +332,6 @@ RELIANCE: tuple[Item, ...] = (
         "config/compilation.py", "CompilationConfig",
         ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "compile_sizes"),
     ),
-    Method(
-        "config/compilation.py", "CompilationConfig", "adjust_cudagraph_sizes_for_spec_decode",
-        ("uniform_decode_query_len",), Use.CALL,
-    ),
     Names("config/__init__.py", ("CUDAGraphMode",)),
     Attributes(_PROPOSER, "SpecDecodeBaseProposer", ("cudagraph_dispatcher",)),
     # graph_record.py: which graphs there are

@@ -105,6 +105,7 @@ TABLE = [  # running requests, K, then vLLM's own, then with K of 0 and K_max, t
     (64, 7, (FULL, 512), (FULL, 512), (FULL, 512)),
     (65, 7, (NONE, 520), (NONE, 520), (NONE, 520)),
     (65, 6, (PIECEWISE, 464), (PIECEWISE, 464), (PIECEWISE, 464)),
+    (170, 2, (PIECEWISE, 512), (PIECEWISE, 512), (PIECEWISE, 512)),
     (128, 3, (PIECEWISE, 512), (PIECEWISE, 512), (FULL, 512)),
     (129, 3, (NONE, 516), (NONE, 516), (NONE, 516)),
     (250, 0, (PIECEWISE, 256), (FULL, 256), (FULL, 256)),
@@ -162,8 +163,13 @@ def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(
     with caplog.at_level("INFO", logger="vllm.specpilot"):
         graphs.say_captured(made)
     assert [line.split(":")[1].strip() for line in caplog.messages] == [
-        "35 FULL graphs for K = 0", "49 FULL graphs for K = 2", "49 FULL graphs for K = 3", "48 FULL graphs for K = 7",
+        "35 FULL graphs for K = 0", "50 FULL graphs for K = 2", "49 FULL graphs for K = 3", "48 FULL graphs for K = 7",
     ]  # fmt: skip
+
+
+def test_the_largest_batch_that_fits_has_a_full_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "2")
+    assert found(runner(), [3] * 170) == (FULL, 510)
 
 
 def test_the_runners_length_is_put_back_after_a_step() -> None:
