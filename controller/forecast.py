@@ -1,7 +1,8 @@
 """What the law would choose now under another policy, without touching what it remembers.
 
 The law is asked on a copy, twice for each side: once for what it would choose, and once more with that in force, which
-gives the prediction for it. Dwell times and the hold-out's windows are those of now, as they hold for a new policy too.
+gives the prediction for it. Dwell times are those of now, as they hold for a new policy too. A window of the hold-out
+that happens to run is left out: it is over in seconds, and says nothing of the policy.
 """
 
 import copy
@@ -99,6 +100,9 @@ def _why_unknown(*reasons: str) -> str:
 
 def _outlook(view: LawView, context: PoolContext) -> Outlook:
     chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
+    if chosen.reason is Reason.HOLD_OUT:
+        context = replace(context, policy=replace(context.policy, hold_out_ratio=0.0))
+        chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
     rows = _applied(context, chosen)
     schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, chosen.probe_ratio, rows)
     with_it = replace(context, in_force=schedule, is_held=True)

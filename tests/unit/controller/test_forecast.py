@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
-from specpilot.controller.forecast import forecaster
+from specpilot.controller.forecast import forecast_of, forecaster
 from specpilot.controller.law.k_table import k_at
 from specpilot.policy.bands import BANDS
 from specpilot.policy.types import ClassPolicy, Mode, Objective, Policy
@@ -67,6 +68,16 @@ def test_an_objective_and_an_slo_are_forecast(rig: Rig) -> None:
         [found] = forecast(MODEL, policy)
         assert found.then is not None
         assert found.then.goodput is not None
+
+
+def test_a_window_of_the_hold_out_is_not_taken_for_what_the_policy_would_do(rig: Rig) -> None:
+    view = rig.loop.view()
+    assert view is not None
+    often = Policy(MODEL, static_k=1, hold_out_ratio=0.5)
+    found = [forecast_of(replace(view, at=view.at + 4.0 * window), view.pools[0], often) for window in range(16)]
+    reasons = {item.then.reason for item in found if item.then is not None}
+    assert len(reasons) == 1
+    assert reasons.isdisjoint({"hold_out", "static_better"})
 
 
 def test_a_forecast_is_quick(rig: Rig) -> None:
