@@ -73,8 +73,8 @@ docs: setup  ## Build the documentation site into build/site; open build/site/in
 structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
 	$(BIN)/python docs/architecture/structure.py
 
-test: lint test-compiled  ## Every test, the ones with a real engine included
-	$(BIN)/python -m pytest $(ARGS)
+test: lint test-compiled  ## Every test, the ones with a real engine included; tests/contract runs compiled, above
+	$(BIN)/python -m pytest --ignore=tests/contract $(ARGS)
 
 test-compiled: compiled  ## The gateway's tests against its hot path as C, in the processes that they start too
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) \

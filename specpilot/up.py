@@ -250,7 +250,7 @@ def _addresses(settings: UpSettings) -> str:
     admin = f"http://{_reachable(settings.admin_host)}:{settings.admin_port}"
     model = settings.served_model_name
     return f"""
-SpecPilot is up. K steers itself; mode {settings.mode}.
+SpecPilot is up. K follows the traffic; mode {settings.mode}.
 
   OpenAI endpoint   {gateway}/v1            model {model}
   console           {admin}/

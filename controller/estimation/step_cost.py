@@ -17,9 +17,9 @@ than K_max - 1. Every term is a column of `_features` and a coefficient of `Step
 
 Fit: non-negative least squares on the means of cells of like steps, with s taken out, errors relative to the measured
 time, every cell with the weight that it comes with. Two mild penalties make it unique: neighbouring slopes of g are
-alike, and of two ways to say the same the flatter one counts, where time is rather put down to the base and to m than
-to n, D or X. So where they only ever moved together a small K looks cheaper than it may be; taking it settles the
-matter, whereas the opposite mistake would never be found out.
+alike, and where the data cannot tell two explanations apart, time is put down to the base and to m rather than to n, D
+or X. A small K then looks cheaper than it may be, so it is chosen and measured; the opposite error would never be
+found, because what looks expensive is not tried.
 
 Limits: T is a mean, and says nothing of how far it was extrapolated (`PoolCost.is_measured` does).
 """

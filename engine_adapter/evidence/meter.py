@@ -10,7 +10,7 @@ the product-limit estimate over drafts of different K exact.
 
 A request's grammar may cut its draft short, at the first token that it does not allow. That is no censoring: the target
 under this grammar could not have produced the token, so the draft was refused there. If all before it were accepted, it
-is a trial at the position of the refused token, and no accept. Not to count it would flatter every grammar's
+is a trial at the position of the refused token, and no accept. Not to count it would overstate every grammar's
 acceptance.
 """
 

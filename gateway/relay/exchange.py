@@ -58,7 +58,7 @@ class ExchangeConnection(relay.ResponseSink, Protocol):
         """The response of `exchange` is over."""
 
 
-class _NobodyWaits:
+class _NeverAwaited:
     """Stands in for the event that uvicorn sets on its own cycles."""
 
     def set(self) -> None:
@@ -79,7 +79,7 @@ class Exchange:
         "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
-    message_event: ClassVar[_NobodyWaits] = _NobodyWaits()
+    message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
 
     def __init__(
         self, context: GatewayContext, connection: ExchangeConnection, method: bytes, path: str, request: RequestHead
@@ -128,7 +128,7 @@ class Exchange:
         self._limit_bytes = min(self._limit_bytes, limit_bytes)
 
     def authenticate(self) -> None:
-        """Check the key before the request's turn, so that no body of a stranger is kept until then."""
+        """Check the key before the request's turn, so that no body without a known key is kept until then."""
         try:
             self._context.key_of(self._request.api_key)
         except GatewayError as error:

@@ -75,7 +75,7 @@ class Usage:
         return True
 
     def read(self, text: bytes) -> None:
-        """Learn from a part of JSON that may hold usage; later sayings replace earlier ones."""
+        """Learn from a part of JSON that may hold usage; later values replace earlier ones."""
         has_input = False
         for is_input, count in _TOKENS.findall(text):
             if not is_input:
