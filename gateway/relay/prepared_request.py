@@ -15,7 +15,7 @@ from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
-from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for
+from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.telemetry.metrics import Cell
 from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts, amend, amendments, read_facts
@@ -194,6 +194,10 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         return prepared
     fleet = context.fleet
     models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
+    previous = facts.previous_response
+    maker = None if previous is None else fleet.maker(previous, fleet.engines.values())
+    if maker is not None:  # the conversation goes on with the model that began it
+        models = tuple(sorted(models_of(asked, route) & maker.models)) or models
     at = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
     if models[at] not in fleet.by_model:
         named = " or ".join(f"`{model}`" for model in models)

@@ -44,6 +44,12 @@ def models_for(name: str, route: ModelRoute, session: str | None, draw: Callable
     return (chosen, *(model for model in route.fallback if model != chosen))
 
 
+def models_of(name: str, route: ModelRoute) -> frozenset[str]:
+    """Return every model that a request for `name` may be for."""
+    own = [target.model for target in route.split] or [name]
+    return frozenset((*own, *route.fallback))
+
+
 def first_serving(models: tuple[str, ...], has_engine: Callable[[str], bool]) -> int:
     """Return which of `models` is the first that has an engine; 0 when none has."""
     for at, model in enumerate(models):

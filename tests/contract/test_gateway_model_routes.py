@@ -195,3 +195,18 @@ async def test_routes_that_cannot_be_read_leave_the_last_good_ones_in_place(
     store.put_policy(Policy("big"), None, 1.0)
     await eventually(lambda: gateway.context.snapshot.policies, 2.0)
     assert (await ask(gateway, "chat")).json["model"] == "big"
+
+
+async def test_a_response_goes_on_with_the_model_that_began_it_whatever_the_split_draws(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
+) -> None:
+    await route(gateway, store, either=ModelRoute(split=(Target("big"), Target("small"))))
+    for engine, other in ((big, small), (small, big)):
+        known = gateway.context.fleet.engines.values()
+        tag = next(item.response_tag for item in known if item.url == engine.url)
+        asked_before = len(other.seen)
+        for turn in range(8):
+            body = {"model": "either", "input": "hi", "previous_response_id": f"resp_{tag}{turn:026x}"}
+            answer = await call(gateway.port, request(body, path="/v1/responses"))
+            assert answer.status == 200
+        assert len(other.seen) == asked_before
