@@ -37,9 +37,10 @@ from specpilot.gateway.limits.rate_limit import Shares
 from specpilot.gateway.process.admin_listener import AdminListener
 from specpilot.gateway.process.certificates import Certificates, engine_certificates, listener_certificates
 from specpilot.gateway.process.heap import trimmer
-from specpilot.gateway.process.listening import BACKLOG, listen, listen_together
+from specpilot.gateway.process.listening import listen, listen_together
 from specpilot.gateway.process.server import GatewayServer
 from specpilot.gateway.process.start_error import StartError
+from specpilot.gateway.process.tuning import BACKLOG
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.context import GatewayContext

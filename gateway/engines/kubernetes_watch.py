@@ -27,16 +27,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from specpilot.gateway.engines.endpoint_slices import Endpoints, endpoints, service_of
-
-WATCH_S = 60
-"""Seconds after which the API server ends a watch: how long a connection that died in silence may go unnoticed."""
+from specpilot.gateway.engines.tuning import LINE_BYTES, LIST_TIMEOUT_S, PAUSE_LIMIT_S, PAUSE_S, WATCH_S
 
 SILENCE_S = WATCH_S + 10.0
-LIST_TIMEOUT_S = 10.0
-PAUSE_S = 0.5
-PAUSE_LIMIT_S = 15.0
-LINE_BYTES = 16 * 1024 * 1024
-"""A longer event is none: a slice has at most 1,000 endpoints, of some hundred bytes each."""
 
 _GONE = 410
 _OK = 200

@@ -12,17 +12,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from specpilot.gateway.engines.snapshot import SETTLE_S, Snapshot, by_hash, follow
-from specpilot.gateway.limits.rate_limit import EXCHANGE_S, PRESENCE_S, Shares, divide
+from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow
+from specpilot.gateway.engines.tuning import RETRY_S, SETTLE_S
+from specpilot.gateway.limits.rate_limit import Shares, divide
+from specpilot.gateway.limits.tuning import EXCHANGE_S, PRESENCE_S
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
 from specpilot.policy.keys import SCHEDULES
 from specpilot.policy.model_routes import VersionedModelRoutes
 from specpilot.policy.store import Store
 from specpilot.policy.types import ApiKey, GatewayUsage, VersionedPolicy
-
-RETRY_S = 0.5
-"""Seconds before Redis is tried again."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -26,9 +26,6 @@ from specpilot.policy.types import (
     is_class_name,
 )
 
-SETTLE_S = 15.0
-"""Seconds after Redis came back in which nothing missing is dropped: time for its writers to write again."""
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from specpilot.gateway.wire.framing import HEAD_BYTES, Framer, FramingError, OpenFramer, ResponseHead, parse_head
+from specpilot.gateway.wire.framing import Framer, FramingError, OpenFramer, ResponseHead, parse_head
+from specpilot.gateway.wire.tuning import HEAD_BYTES
 
 SWITCHING_PROTOCOLS = 101
 

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from specpilot.gateway.limits.fair_queue import FairQueue
+from specpilot.gateway.limits.tuning import RETRY_AFTER_MIN_S
 from specpilot.gateway.routing.balance import Candidate
 from specpilot.gateway.wire.errors import GatewayError, QueueFullError
-
-RETRY_AFTER_MIN_S = 1.0
-"""Least seconds that a refused request is told to wait; `Retry-After` has whole ones."""
 
 
 class Bounded(Candidate, Protocol):

@@ -43,22 +43,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
+from specpilot.gateway.limits.tuning import (
+    DEMAND_MAX,
+    DEMAND_S,
+    IDLE_DEMAND,
+    PLACE_RETRY_S,
+    PRIOR,
+)
 from specpilot.policy.types import ApiKey, GatewayUsage
 
 MINUTE_S = 60.0
-DEMAND_S = 5.0
-DEMAND_MAX = 2.0
-PRIOR = 0.02
-EXCHANGE_S = 1.0
-PRESENCE_S = 5.0
 CLIENT_LEFT = 499
 """The status of a request whose client left before its response was whole."""
 _ERROR_STATUS = 400
 CONCURRENT = "concurrent_requests"
-PLACE_RETRY_S = 1.0
-"""Seconds that a client is told to wait for a place: nobody knows when a request ends, and places move every second."""
-IDLE_DEMAND = 0.00001
-"""Below this a demand is not stated: the last request was then a minute ago, and its bucket is full."""
 
 
 class Bucket:

@@ -12,9 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from specpilot.gateway.process.start_error import StartError
-
-LOOK_S = 2.0
-"""Seconds between two looks at the files."""
+from specpilot.gateway.process.tuning import LOOK_S
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,7 @@ import ssl
 from collections.abc import Callable
 
 from specpilot.gateway.process.start_error import StartError
-
-BACKLOG = 4096
-"""Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
-
-
-HANDSHAKE_S = 10.0
-"""Seconds that a client may take to agree on TLS: until then it counts as no connection, and can be many."""
+from specpilot.gateway.process.tuning import BACKLOG, HANDSHAKE_S
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:

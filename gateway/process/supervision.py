@@ -23,15 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-PAUSE_S = 1.0
-PAUSE_LIMIT_S = 30.0
-"""Seconds before a worker that died young is replaced, doubling up to the limit: service against a busy loop."""
-
-HEALTHY_S = 60.0
-"""A worker that lived so long is replaced at once."""
-
-START_LIMIT_S = 60.0
-"""Seconds that a worker may take to get ready before it is killed."""
+from specpilot.gateway.process.tuning import HEALTHY_S, PAUSE_LIMIT_S, PAUSE_S, START_LIMIT_S
 
 FAULT_STATUS = 2
 """The exit status of a worker that has said itself which setting is at fault."""

@@ -35,12 +35,10 @@ from specpilot.gateway.process.supervision import (
     Supervision,
     Unlisten,
 )
+from specpilot.gateway.process.tuning import LEDGER_S
 from specpilot.gateway.process.worker import READY, RETIRE, SKIP_REDIS
 from specpilot.gateway.telemetry.worker_files import Ledger
 from specpilot.policy.clock import Clock
-
-LEDGER_S = 60.0
-"""Seconds after which the ledger is written anew though nothing changed: cleaners look for what is old."""
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.supervision import START_LIMIT_S
+from specpilot.gateway.process.tuning import PUBLISH_S, RETRY_S, START_LIMIT_S
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from specpilot.gateway.telemetry.worker_files import publish, read_total
@@ -28,11 +28,7 @@ RETIRE = b"q"
 SKIP_REDIS = b"h"
 REDIS_WAIT_S = START_LIMIT_S / 2
 """Well within what the supervisor allows, so that the worker itself says why it ends."""
-RETRY_S = 0.5
-"""Seconds between two tries to read Redis before the start."""
 
-PUBLISH_S = 1.0
-"""Seconds between two snapshots of a worker's counts: how much its sudden death can lose."""
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,7 @@ from typing import Protocol
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.upstream import EngineConnection, Reader
 from specpilot.gateway.relay.context import GatewayContext
-
-STOOD_STILL_S = 0.25
-"""A time-out that comes so much too late says more of this process than of the engine."""
+from specpilot.gateway.relay.tuning import STOOD_STILL_S
 
 
 class AttemptReader(Reader, Protocol):

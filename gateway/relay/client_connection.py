@@ -45,6 +45,14 @@ from specpilot.gateway.relay.connection_state import (
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.exchange import Exchange
 from specpilot.gateway.relay.prepared_request import PROXIED
+from specpilot.gateway.relay.tuning import (
+    DRAINING_IDLE_S,
+    HEAD_BYTES,
+    HEADERS_MAX,
+    LINGER_S,
+    PIPELINED,
+    PIPELINED_BODY_BYTES,
+)
 from specpilot.gateway.wire.errors import (
     BadHeadError,
     ConnectionsFullError,
@@ -56,24 +64,6 @@ from specpilot.gateway.wire.errors import (
 )
 from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
 from specpilot.gateway.wire.routes import RESPONSE, STORED, method_of, stored_route
-
-HEAD_BYTES = 65_536
-"""Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
-
-HEADERS_MAX = 129
-"""One more than a request may have: each costs 0.7 us here, and more at the engine."""
-
-PIPELINED = 16
-"""Requests that may wait behind another on one connection; beyond, the rest of the connection is ignored."""
-
-PIPELINED_BODY_BYTES = 1_048_576
-"""Bytes of body that such a request may have: it is held for as long as the one before it takes."""
-
-LINGER_S = 5.0
-"""Seconds that a client gets to read the last answer before its connection is closed under it."""
-
-DRAINING_IDLE_S = 1.0
-"""Seconds after which an idle connection is closed in the grace of a drain."""
 
 _ROUTES = {path.encode(): path for path in PROXIED - STORED}
 _STORED = b"/v1/responses/"

@@ -16,6 +16,7 @@ from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
+from specpilot.gateway.relay.tuning import SWEEP_S
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.telemetry.metrics import exposition
 from specpilot.gateway.telemetry.recorder import Recorder
@@ -23,9 +24,6 @@ from specpilot.gateway.wire.deadlines import Limits
 from specpilot.gateway.wire.errors import GatewayError, InvalidApiKeyError, KeysUnknownError
 from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER, ApiKey, ClassPolicy
-
-SWEEP_S = 0.1
-"""Seconds between two looks at all time-outs: how late one may be, against a walk through all requests."""
 
 _SWEEPS_A_MINUTE = 600
 _RETRY_AFTER_S = 1.0

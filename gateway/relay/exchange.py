@@ -14,7 +14,8 @@ from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT, used_tokens
 from specpilot.gateway.relay import relay
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest, pick_engine, prepare
+from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine, prepare
+from specpilot.gateway.relay.tuning import PARTS, RETRY_AFTER_S, UNREAD_BYTES
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.deadlines import overdue
@@ -33,15 +34,10 @@ from specpilot.gateway.wire.errors import (
 )
 from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.heads import RequestHead, error_reply, rate_lines
-from specpilot.gateway.wire.outline import OUTLINED_BYTES, BodyOutline
+from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.routes import FORMS, STORED
+from specpilot.gateway.wire.tuning import OUTLINED_BYTES
 from specpilot.policy.types import ApiKey
-
-UNREAD_BYTES = 64 * 1024 * 1024
-"""A refused body up to here is read and dropped, so that its connection can serve on; a longer one ends it."""
-
-PARTS = 256
-"""A body in more parts than that is kept as one: a part of two bytes takes 56 as an object of its own."""
 
 
 class ExchangeConnection(relay.ResponseSink, Protocol):

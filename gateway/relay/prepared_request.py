@@ -13,6 +13,7 @@ import orjson
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.tuning import RETRY_AFTER_S
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
@@ -47,9 +48,6 @@ PROXIED = MARKED | {
 
 STREAMED_WITH_USAGE = frozenset(("/v1/chat/completions", "/v1/completions", "/invocations"))
 """The routes whose streams state their usage only when `stream_options.include_usage` asks for it."""
-
-RETRY_AFTER_S = 1.0
-"""Seconds that a client is told to wait when the gateway cannot know better."""
 
 
 class Source:

@@ -20,7 +20,8 @@ from typing import Protocol
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempt import Attempt
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.prepared_request import RETRY_AFTER_S, PreparedRequest, pick_engine
+from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine
+from specpilot.gateway.relay.tuning import RETRY_AFTER_S, SMALL_BODY_BYTES, STALE_S
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.deadlines import Overdue
 from specpilot.gateway.wire.errors import (
@@ -39,11 +40,7 @@ from specpilot.gateway.wire.routes import STORED
 
 RETRIED_STATUS = (401, 403, 500, 502, 503, 504)
 _REFUSED_CREDENTIALS = (401, 403)
-SMALL_BODY_BYTES = 65_536
-"""Up to here a body is copied behind its head: one write is cheaper than two."""
 
-STALE_S = 1.0
-"""An engine that closed an idle connection is heard of within a round trip of sending; later it broke off its work."""
 _SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
 """What vLLM answers where the model has no such API: the client asked for it, and no engine has failed."""

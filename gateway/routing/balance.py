@@ -19,10 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
-
-BOUND_RATIO = 1.5
-BOUND_TOKENS = 8192.0
-"""How much busier than the least busy a preferred engine may be: more keeps caches warm, and queues longer."""
+from specpilot.gateway.routing.tuning import BOUND_RATIO, BOUND_TOKENS
 
 
 class Candidate(Protocol):

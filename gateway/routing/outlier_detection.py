@@ -13,19 +13,14 @@ listening ejects at once; `PROBES_ALLOWED` probes in a row without an answer in 
 
 from dataclasses import dataclass
 
-FAILURES_ALLOWED = 5
-"""Failures in a row, connecting aside, before an ejection: fewer eject an engine for one bad request."""
-
-PROBES_ALLOWED = 2
-"""Probes in a row that may time out before an ejection: one may have met a busy moment."""
-
-EJECTED_MIN_S = 0.5
-EJECTED_MAX_S = 30.0
-"""Seconds of the first ejection and of the longest: how soon a restart is noticed, against probes of a dead engine."""
-
-RAMP_S = 10.0
-RAMP_FLOOR = 0.1
-"""Seconds in which a returning engine's share of load grows from the floor (a ratio) to all."""
+from specpilot.gateway.routing.tuning import (
+    EJECTED_MAX_S,
+    EJECTED_MIN_S,
+    FAILURES_ALLOWED,
+    PROBES_ALLOWED,
+    RAMP_FLOOR,
+    RAMP_S,
+)
 
 
 @dataclass(slots=True)

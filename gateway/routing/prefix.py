@@ -18,15 +18,16 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specpilot.gateway.routing.tuning import (
+    BLOCK_CHARS,
+    HOLDERS_MAX,
+    LEAST_CHARS,
+    PREFIXES_MAX,
+    READ_CHARS,
+    TAIL_CHARS,
+    TEXTS_MAX,
+)
 from specpilot.gateway.wire.body import RequestFacts
-
-LEAST_CHARS = 1024
-BLOCK_CHARS = 1024
-READ_CHARS = 8192
-TAIL_CHARS = 64
-TEXTS_MAX = 32
-PREFIXES_MAX = 65_536
-HOLDERS_MAX = 4
 
 _ITEMS_MAX = 4 * TEXTS_MAX
 _RESPONSES = "/v1/responses"

@@ -7,8 +7,7 @@ that has gathered on it.
 
 import math
 
-SAVED_S = 60.0
-"""Seconds over which earned retries can be saved up."""
+from specpilot.gateway.routing.tuning import SAVED_S
 
 
 class RetryBudget:

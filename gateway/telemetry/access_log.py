@@ -11,8 +11,7 @@ from typing import IO, Any
 
 import orjson
 
-BACKLOG = 64
-"""Batches, of 0.1 s each, that may wait for a slow reader: memory against lost lines."""
+from specpilot.gateway.telemetry.tuning import BACKLOG
 
 
 class AccessLog:

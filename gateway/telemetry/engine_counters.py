@@ -24,11 +24,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from specpilot.gateway.telemetry.tuning import ENGINES_REMEMBERED
 from specpilot.gateway.telemetry.worker_files import replace_file
 from specpilot.gateway.wire.spec_decode import HELP, PER_POSITION, PREFIX, Counts, Reading, parts_of
-
-ENGINES_REMEMBERED = 1024
-"""Engines whose last reading is kept, those that left included; the one read longest ago is forgotten first."""
 
 
 @dataclass(slots=True)

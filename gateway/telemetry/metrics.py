@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, MetricsSnapshot
+from specpilot.gateway.telemetry.tuning import CELL_LIMIT, KEY_LIMIT
 from specpilot.gateway.wire.sse import Usage
 from specpilot.policy.types import OTHER
 
@@ -40,11 +41,6 @@ CELL_NUMBERS = (
 )
 """What a `Cell` counts."""
 
-CELL_LIMIT = 1024
-"""More pairs of model and class than any fleet has; what comes after counts under `other`."""
-
-KEY_LIMIT = 512
-"""API keys that one process counts apart; those that come after count under `other`."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
 _ITL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)

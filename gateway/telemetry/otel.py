@@ -25,13 +25,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specpilot.gateway.telemetry.outcome import Outcome
+from specpilot.gateway.telemetry.tuning import CLOSE_S, QUEUE_SPANS
 from specpilot.gateway.wire.heads import RequestHead
-
-QUEUE_SPANS = 2048
-"""Spans that may wait for the collector, the SDK's own default: memory against lost spans."""
-
-CLOSE_S = 3.0
-"""Seconds that the last spans get at the end."""
 
 FIRST_TOKEN = "gen_ai.first_token"  # noqa: S105 - an event's name
 _SERVER_ERROR = 500

@@ -22,6 +22,14 @@ import orjson
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED
+from specpilot.gateway.wire.tuning import (
+    CHARS_PER_TOKEN,
+    COPY_LIMIT_BYTES,
+    OUTPUT_TOKENS_COUNTED,
+    PROMPT_TOKENS_COUNTED,
+    UNSAID_OUTPUT_TOKENS,
+    WALKED_MEMBERS,
+)
 from specpilot.policy.types import is_class_name
 
 XARGS = "vllm_xargs"
@@ -34,19 +42,7 @@ INCLUDE_USAGE = "include_usage"
 REQUEST_ID = "request_id"
 PREVIOUS = "previous_response_id"
 _USAGE = {INCLUDE_USAGE: b"true"}
-CHARS_PER_TOKEN = 4
-"""A rough measure that ranks engines; nothing is billed by it."""
 
-UNSAID_OUTPUT_TOKENS = 256
-"""What a request that names no limit counts for."""
-
-PROMPT_TOKENS_COUNTED = 8192
-OUTPUT_TOKENS_COUNTED = 4096
-WALKED_MEMBERS = 512
-"""Members of one object that are walked through for one of them: 3 us each. OpenAI's largest request has some 40."""
-
-COPY_LIMIT_BYTES = 65_536
-"""Up to here a body is copied into one buffer with its field; above, it is passed on in slices."""
 
 # Possessive: what can backtrack remembers every escape that it passed, a hundred bytes each.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)

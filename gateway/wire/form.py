@@ -14,15 +14,7 @@ import orjson
 
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
 from specpilot.gateway.wire.outline import BodyOutline
-
-PARTS_MAX = 128
-"""Parts of one form; OpenAI's largest has some 20."""
-
-HEAD_BYTES = 4096
-"""Bytes of one part's headers."""
-
-FIELD_BYTES = 16_384
-"""Bytes kept of one field: a prompt. What is longer is cut for the gateway, not for the engine."""
+from specpilot.gateway.wire.tuning import FIELD_BYTES, PART_HEAD_BYTES, PARTS_MAX
 
 _CONTENT_TYPE = re.compile(rb"(?:^|\r\n)content-type: *([^\r\n]*)", re.IGNORECASE)
 _FORM = re.compile(
@@ -69,9 +61,9 @@ class FormOutline(BodyOutline):
         while not self._is_over:
             if self._is_head:
                 end = text.find(b"\r\n\r\n", at)
-                if (len(text) if end < 0 else end) - at > HEAD_BYTES:
+                if (len(text) if end < 0 else end) - at > PART_HEAD_BYTES:
                     raise InvalidFormError(
-                        f"a part of the form has more than {HEAD_BYTES} bytes of headers; send fewer"
+                        f"a part of the form has more than {PART_HEAD_BYTES} bytes of headers; send fewer"
                     )
                 if end < 0 and not text.startswith(b"--", at):
                     break

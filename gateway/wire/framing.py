@@ -11,7 +11,6 @@ chunks (only there can an event of the gateway's own be added to a broken stream
 import re
 from abc import ABC, abstractmethod
 
-HEAD_BYTES = 65_536
 LENGTH_DIGITS = 15
 
 _USUAL_NAMES = frozenset(

@@ -14,17 +14,14 @@ The bounds are what orjson took on one core of a shared machine: 10,000 objects 
 from bisect import bisect_right
 
 from specpilot.gateway.wire.errors import BodyTooComplexError
-
-OUTLINED_BYTES = 65_536
-"""Bodies up to here are parsed as they are: the worst of that size, all lists, takes 1.2 ms."""
-
-CONTAINERS_MAX = 10_000
-MEMBERS_MAX = 25_000
-ITEMS_MAX = 250_000
-QUOTES_MAX = 500_000
-OUTLINE_BYTES = 2 * 1024 * 1024
-KEPT_BYTES = 2048
-"""Of a long string, at each end of each part: enough for prompts to be told apart."""
+from specpilot.gateway.wire.tuning import (
+    CONTAINERS_MAX,
+    ITEMS_MAX,
+    KEPT_BYTES,
+    MEMBERS_MAX,
+    OUTLINE_BYTES,
+    QUOTES_MAX,
+)
 
 _LONG_BYTES = 4 * KEPT_BYTES
 _STRINGS_LOOKED_AT = 256

@@ -15,11 +15,9 @@ from specpilot.gateway.wire.errors import enveloped
 from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, ResponseHead
 from specpilot.gateway.wire.heads import client_head
 from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault
+from specpilot.gateway.wire.tuning import ERROR_BODY_BYTES, FIRST_FRAME_BYTES
 from specpilot.gateway.wire.usage_filter import UsageFilter
 
-ERROR_BODY_BYTES = 262_144
-FIRST_FRAME_BYTES = 65_536
-"""A first frame longer than that is no error event, so it is held back no longer."""
 _ERROR_BODY = (b'{"error"', b'{"object":"error"')
 _ERROR_BORDER = 400
 _WANT_RETRY_AFTER = (429, 503)

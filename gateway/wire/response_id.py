@@ -9,8 +9,7 @@ engine, after a restart too, and nothing is remembered. The tag tells engines ap
 import re
 from collections.abc import Sequence
 
-TAG_DIGITS = 6
-"""24 bits: of 50 engines, two have the same tag in one fleet of 14,000."""
+from specpilot.gateway.wire.tuning import TAG_DIGITS
 
 _RANDOM_DIGITS = 26
 _OURS = re.compile(rf"resp_([0-9a-f]{{{TAG_DIGITS}}})[0-9a-f]{{{_RANDOM_DIGITS}}}")

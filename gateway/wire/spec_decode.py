@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from math import isfinite
 
+from specpilot.gateway.wire.tuning import SERIES_MAX
+
 PREFIX = "vllm:spec_decode_"
 HELP = {
     "num_drafts": "Drafts verified, summed over the engines.",
@@ -19,8 +21,6 @@ HELP = {
 """The counters that are read, `_total` left out, and what they count."""
 
 PER_POSITION = "num_accepted_tokens_per_pos"
-SERIES_MAX = 1024
-"""Series read of one engine: some hundred positions of several models. More are left out."""
 
 Counts = dict[str, float]
 """The value of each series, by `key_of`."""

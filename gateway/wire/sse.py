@@ -19,9 +19,7 @@ from typing import Any
 
 import orjson
 
-TAIL_BYTES = 16_384
-USAGE_BYTES = 4_096
-FRAME_BYTES = 65_536
+from specpilot.gateway.wire.tuning import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
 
 _TOKENS = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')

@@ -7,9 +7,8 @@ events are framed anew: those that are whole go out as one chunk, and what is le
 import orjson
 
 from specpilot.gateway.wire.framing import Framer
+from specpilot.gateway.wire.tuning import HELD_BYTES
 
-HELD_BYTES = 65_536
-"""An event longer than that is no event with usage, so it waits no longer."""
 _WORD = b'"usage"'
 
 

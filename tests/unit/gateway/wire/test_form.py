@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
-from specpilot.gateway.wire.form import FIELD_BYTES, HEAD_BYTES, PARTS_MAX, FormOutline
+from specpilot.gateway.wire.form import PART_HEAD_BYTES, FormOutline
+from specpilot.gateway.wire.tuning import FIELD_BYTES, PARTS_MAX
 
 LINES = b'content-type: multipart/form-data; boundary="xYz"\r\n'
 
@@ -96,8 +97,8 @@ def test_what_another_parser_may_read_otherwise_is_refused(disposition: bytes) -
 def test_bounds() -> None:
     with pytest.raises(BodyTooComplexError, match=str(PARTS_MAX)):
         read([part("a", b"b") * (PARTS_MAX + 1)])
-    with pytest.raises(InvalidFormError, match=str(HEAD_BYTES)):
-        read([b"--xYz\r\n" + b"x: " + b"y" * HEAD_BYTES])
+    with pytest.raises(InvalidFormError, match=str(PART_HEAD_BYTES)):
+        read([b"--xYz\r\n" + b"x: " + b"y" * PART_HEAD_BYTES])
     with pytest.raises(InvalidFormError, match="UTF-8"):
         read([part("model", b"caf\xe9") + b"--xYz--"])
     with pytest.raises(InvalidFormError, match="not whole"):

@@ -1,0 +1,52 @@
+"""The constants of connections and exchanges, each with its unit and what it trades; by module."""
+
+# attempt.py
+
+STOOD_STILL_S = 0.25
+"""A time-out that comes so much too late says more of this process than of the engine."""
+
+# client_connection.py
+
+HEAD_BYTES = 65_536
+"""Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
+
+HEADERS_MAX = 129
+"""One more than a request may have: each costs 0.7 us here, and more at the engine."""
+
+PIPELINED = 16
+"""Requests that may wait behind another on one connection; beyond, the rest of the connection is ignored."""
+
+PIPELINED_BODY_BYTES = 1_048_576
+"""Bytes of body that such a request may have: it is held for as long as the one before it takes."""
+
+LINGER_S = 5.0
+"""Seconds that a client gets to read the last answer before its connection is closed under it."""
+
+DRAINING_IDLE_S = 1.0
+"""Seconds after which an idle connection is closed in the grace of a drain."""
+
+# context.py
+
+SWEEP_S = 0.1
+"""Seconds between two looks at all time-outs: how late one may be, against a walk through all requests."""
+
+# exchange.py
+
+UNREAD_BYTES = 64 * 1024 * 1024
+"""A refused body up to here is read and dropped, so that its connection can serve on; a longer one ends it."""
+
+PARTS = 256
+"""A body in more parts than that is kept as one: a part of two bytes takes 56 as an object of its own."""
+
+# prepared_request.py
+
+RETRY_AFTER_S = 1.0
+"""Seconds that a client is told to wait when the gateway cannot know better."""
+
+# relay.py
+
+SMALL_BODY_BYTES = 65_536
+"""Up to here a body is copied behind its head: one write is cheaper than two."""
+
+STALE_S = 1.0
+"""An engine that closed an idle connection is heard of within a round trip of sending; later it broke off its work."""

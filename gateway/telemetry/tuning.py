@@ -1,0 +1,27 @@
+"""The constants of what is told, each with its unit and what it trades; by module."""
+
+# access_log.py
+
+BACKLOG = 64
+"""Batches, of 0.1 s each, that may wait for a slow reader: memory against lost lines."""
+
+# engine_counters.py
+
+ENGINES_REMEMBERED = 1024
+"""Engines whose last reading is kept, those that left included; the one read longest ago is forgotten first."""
+
+# metrics.py
+
+CELL_LIMIT = 1024
+"""More pairs of model and class than any fleet has; what comes after counts under `other`."""
+
+KEY_LIMIT = 512
+"""API keys that one process counts apart; those that come after count under `other`."""
+
+# otel.py
+
+QUEUE_SPANS = 2048
+"""Spans that may wait for the collector, the SDK's own default: memory against lost spans."""
+
+CLOSE_S = 3.0
+"""Seconds that the last spans get at the end."""
