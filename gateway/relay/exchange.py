@@ -1,9 +1,9 @@
 """One proxied request, from its head to the end of its response: the only owner of its stream.
 
-Here are the phases before an engine: `request` (the body is coming in) and `queue` (every engine is full). From the
-choice of an engine on the request is a `gateway.relay.relay.Relay`, which this file begins and ends. In every phase the
-client may leave, which frees its place in the queue and closes the engine's connection at once (an engine aborts on
-that), and each has its time-out.
+Its states are laid out in `exchange_state`. Here are the phases before an engine: `request` (the body is coming in) and
+`queue` (every engine is full). From the choice of an engine on the request is a `gateway.relay.relay.Relay`, which this
+file begins and ends. In every state the client may leave, which frees its place in the queue and closes the engine's
+connection at once (an engine aborts on that), and each has its time-out.
 """
 
 import asyncio
@@ -12,31 +12,25 @@ from typing import ClassVar, Protocol
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT, used_tokens
-from specpilot.gateway.relay import relay
+from specpilot.gateway.relay import exchange_state, relay
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine, prepare
-from specpilot.gateway.relay.tuning import PARTS, RETRY_AFTER_S, UNREAD_BYTES
+from specpilot.gateway.relay.request_body import RequestBody
+from specpilot.gateway.relay.tuning import RETRY_AFTER_S, UNREAD_BYTES
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.deadlines import overdue
 from specpilot.gateway.wire.errors import (
-    BodiesFullError,
-    BodyTooComplexError,
-    BodyTooLargeError,
     DrainingError,
     EngineUnavailableError,
     GatewayError,
     InternalError,
-    InvalidFormError,
     QueueTimeoutError,
     RateLimitError,
     RequestTimeoutError,
 )
-from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.heads import RequestHead, error_reply, rate_lines
-from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.routes import FORMS, STORED
-from specpilot.gateway.wire.tuning import OUTLINED_BYTES
 from specpilot.policy.types import ApiKey
 
 
@@ -69,10 +63,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunks", "_connection", "_context", "_counted_bytes", "_error", "_is_charged", "_key", "_last_at",
-        "_limit_bytes", "_method", "_outline", "_path", "_place", "_prepared", "_received_at", "_relay", "_request",
-        "_request_id", "_size", "_span", "_status", "_waited_s", "_whole", "disconnected", "is_active", "is_received",
-        "keep_alive", "refusal", "response_complete",
+        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_method", "_path", "_place",
+        "_prepared", "_received_at", "_relay", "_request", "_request_id", "_span", "_state", "_status", "_waited_s",
+        "disconnected", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
@@ -89,12 +82,8 @@ class Exchange:
         self._request_id = request.request_id or context.new_request_id()
         self._status = 0
         self._last_at = self._received_at = context.monotonic()
-        self._chunks: list[bytes] = []
-        self._whole: bytearray | None = None  # instead of `_chunks`, once those are too many
-        self._size = 0
-        self._counted_bytes = 0
-        self._outline: BodyOutline | None = None  # of a body that is large
-        self._limit_bytes = context.limits.max_body_bytes
+        self._state: str = exchange_state.PENDING
+        self._body = RequestBody(context, request.forwarded, is_form=path in FORMS)
         self._key: ApiKey | None = None
         self._prepared: PreparedRequest | None = None
         self._place: Place | None = None
@@ -104,7 +93,6 @@ class Exchange:
         self._error: str | None = None
         self._span: Span | None = None
         self.refusal: GatewayError | None = None
-        self.is_active = False
         self.is_received = False
         self.keep_alive = request.is_modern
         self.response_complete = False
@@ -115,13 +103,13 @@ class Exchange:
         """Where the request is now."""
         if self._relay is not None:
             return self._relay.phase
-        return "request" if self._place is None else "queue"
+        return "queue" if self._state == exchange_state.QUEUED else "request"
 
     # The client's side
 
     def limit(self, limit_bytes: int) -> None:
         """Take a body of at most `limit_bytes`: the request waits behind another."""
-        self._limit_bytes = min(self._limit_bytes, limit_bytes)
+        self._body.limit_bytes = min(self._body.limit_bytes, limit_bytes)
 
     def authenticate(self) -> None:
         """Check the key before the request's turn, so that no body without a known key is kept until then."""
@@ -132,7 +120,7 @@ class Exchange:
 
     def start(self) -> None:
         """Begin: every earlier request on the connection has had its answer."""
-        self.is_active = True
+        self._state = exchange_state.after(self._state, exchange_state.TURN)
         context, length = self._context, self._request.length
         context.exchanges.add(self)
         self._last_at = context.monotonic()
@@ -146,8 +134,8 @@ class Exchange:
             if context.is_refusing:
                 raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
             self._key = context.key_of(self._request.api_key)
-            if length is not None and length > self._limit_bytes:
-                raise self._too_large()
+            if length is not None and length > self._body.limit_bytes:
+                raise self._body.too_large()
         except GatewayError as error:
             self.local_reply(error)
             return
@@ -161,62 +149,27 @@ class Exchange:
         """Part of the request's body arrived."""
         if self.response_complete or self.refusal is not None:
             return
-        self._size += len(data)
         self._last_at = self._context.monotonic()
-        error = self._bound(data)
+        error = self._body.feed(data)
         if error is not None:
             self.local_reply_in_turn(error)
-        elif self._whole is not None:
-            self._whole.extend(data)
-        else:
-            self._chunks.append(data)
-            if len(self._chunks) > PARTS:
-                self._whole = bytearray(b"".join(self._chunks))
-                self._chunks.clear()
-
-    def _bound(self, data: bytes) -> GatewayError | None:
-        """Return why the body cannot be taken on, now that `data` came."""
-        if self._size > self._limit_bytes:
-            return self._too_large()
-        context = self._context
-        if context.body_bytes + len(data) > context.limits.max_bodies_bytes:
-            return BodiesFullError(
-                "the bodies of other requests fill the gateway's memory (--max-bodies-bytes); try again",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        context.body_bytes += len(data)
-        self._counted_bytes += len(data)
-        is_form = self._path in FORMS
-        if self._size <= OUTLINED_BYTES and not is_form:
-            return None
-        try:
-            if self._outline is None:
-                self._outline = FormOutline(self._request.forwarded) if is_form else BodyOutline()
-                self._outline.feed(b"".join(self._chunks) if self._whole is None else bytes(self._whole))
-            self._outline.feed(data)
-        except (BodyTooComplexError, InvalidFormError) as error:
-            return error
-        return None
 
     def body_released(self) -> None:
-        """The body is no longer held: its answer has begun, or it is dropped."""
-        self._context.body_bytes -= self._counted_bytes
-        self._counted_bytes = 0
+        """The body is no longer held: its answer has begun."""
+        self._body.release()
 
     def local_reply_in_turn(self, error: GatewayError) -> None:
         """The request will never be whole, or is not to be: answer with `error` once it is its turn."""
-        self._chunks.clear()
-        self._whole = self._outline = None
-        self.body_released()
+        self._body.drop()
         self.refusal = self.refusal or error
-        if self.is_active:
+        if self._state != exchange_state.PENDING:
             self.local_reply(self.refusal)
 
     def received(self) -> None:
         """The request is whole."""
         self.is_received = True
         self._received_at = self._last_at = self._context.monotonic()
-        if self.is_active and not self.response_complete:
+        if self._state == exchange_state.OPEN:
             self._dispatch()
 
     def client_left(self) -> None:
@@ -279,14 +232,6 @@ class Exchange:
         self.keep_alive = False
         self.local_reply(RequestTimeoutError(f"the request did not arrive: {found}"))
 
-    def _too_large(self) -> BodyTooLargeError:
-        said = f"the request body is larger than {self._limit_bytes} bytes "
-        if self._limit_bytes < self._context.limits.max_body_bytes:
-            said += "and was sent before the answer to the request before it; wait for that, or use another connection"
-        else:
-            said += "(--max-body-bytes); send less"
-        return BodyTooLargeError(said)
-
     def own_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
         lines = b"x-request-id: %s\r\n" % self._request_id
@@ -299,10 +244,7 @@ class Exchange:
     # To the engine
 
     def _dispatch(self) -> None:
-        chunks, self._chunks = self._chunks, []
-        whole, self._whole = self._whole, None
-        outline, self._outline = self._outline, None
-        body = bytes(whole) if whole is not None else chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        body, outline = self._body.take()
         try:
             prepared = prepare(self._context, self._path, self._request, self._key, body, outline)
             self._prepared = prepared
@@ -343,6 +285,7 @@ class Exchange:
         place = Place(self, prepared.model, prepared.traffic_class, self._received_at)
         admission.join(place, wanted.weight, wanted.priority)
         self._place = place
+        self._state = exchange_state.after(self._state, exchange_state.QUEUE)
         prepared.facts = None
         prepared.cell.queued += 1
 
@@ -350,6 +293,7 @@ class Exchange:
         """An engine has room: leave the queue and go there."""
         prepared = self._prepared
         assert prepared is not None
+        self._state = exchange_state.after(self._state, exchange_state.ROOM)
         self._leave_queue(now)
         try:
             self._go(prepared)
@@ -385,6 +329,7 @@ class Exchange:
             self._request_id,
             self._received_at + self._waited_s,
         )
+        self._state = exchange_state.after(self._state, exchange_state.GO)
         self._relay.begin(engine)
 
     def engine_ejected(self, engine: Engine) -> None:
@@ -409,6 +354,7 @@ class Exchange:
         if prepared is not None:
             prepared.cell.in_flight -= 1
         outcome = self._outcome()
+        self._state = exchange_state.after(self._state, exchange_state.END)
         if self._place is not None:
             self._leave_queue(outcome.ended_at)
         outcome.waited_s = self._waited_s
@@ -420,9 +366,7 @@ class Exchange:
             trip.drop()
         self._relay = None
         self._prepared = None
-        self._chunks.clear()  # of a body that will not be whole: the connection keeps its last exchange
-        self._whole = self._outline = None
-        self.body_released()
+        self._body.drop()  # one that will not be whole: the connection keeps its last exchange
         if is_reset:
             self._connection.reset()
         self._connection.finished(self)

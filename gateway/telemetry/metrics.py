@@ -228,8 +228,10 @@ class GatewayMetrics(Collector):
         metrics = cls()
         for values in snapshot.values():
             for name, value in values.items():
-                if name != "cells":
+                if name not in ("cells", "key_requests"):
                     setattr(metrics, name, value)
+            for key_id, statuses in values.get("key_requests", {}).items():
+                metrics.key_requests[key_id] = {int(status): count for status, count in statuses.items()}
             for model, classes in values.get("cells", {}).items():
                 for traffic_class, numbers in classes.items():
                     _restore(metrics.cells.setdefault((model, traffic_class), Cell()), numbers)

@@ -46,6 +46,7 @@ async def test_a_line_says_everything_of_a_stream_but_what_was_said(
         "method": "POST",
         "path": "/v1/chat/completions",
         "model": "tiny",
+        "requested_model": None,
         "traffic_class": "batch",
         "key_id": "ci",
         "client": "127.0.0.1",

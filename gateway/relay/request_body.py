@@ -1,0 +1,96 @@
+"""The body of one request as it arrives: held in parts, bounded, and counted against what all bodies may take."""
+
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.tuning import PARTS, RETRY_AFTER_S
+from specpilot.gateway.wire.errors import (
+    BodiesFullError,
+    BodyTooComplexError,
+    BodyTooLargeError,
+    GatewayError,
+    InvalidFormError,
+)
+from specpilot.gateway.wire.form import FormOutline
+from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.tuning import OUTLINED_BYTES
+
+
+class RequestBody:
+    """What has come of a body of at most `limit_bytes`; `head` are the header lines of the request."""
+
+    __slots__ = ("_chunks", "_context", "_counted_bytes", "_head", "_is_form", "_outline", "_size", "_whole",
+                 "limit_bytes")  # fmt: skip
+
+    def __init__(self, context: GatewayContext, head: bytes, *, is_form: bool) -> None:
+        self.limit_bytes = context.limits.max_body_bytes
+        self._context = context
+        self._head = head
+        self._is_form = is_form
+        self._chunks: list[bytes] = []
+        self._whole: bytearray | None = None  # instead of `_chunks`, once those are too many
+        self._outline: BodyOutline | None = None  # of a body that is large
+        self._size = 0
+        self._counted_bytes = 0
+
+    def feed(self, data: bytes) -> GatewayError | None:
+        """Take the next part; return why the body cannot be taken on, if so."""
+        self._size += len(data)
+        error = self._bound(data)
+        if error is not None:
+            return error
+        if self._whole is not None:
+            self._whole.extend(data)
+            return None
+        self._chunks.append(data)
+        if len(self._chunks) > PARTS:
+            self._whole = bytearray(b"".join(self._chunks))
+            self._chunks.clear()
+        return None
+
+    def take(self) -> tuple[bytes, BodyOutline | None]:
+        """Return the whole body, and its outline if it is large; neither is held here any more."""
+        chunks, self._chunks = self._chunks, []
+        whole, self._whole = self._whole, None
+        outline, self._outline = self._outline, None
+        return bytes(whole) if whole is not None else chunks[0] if len(chunks) == 1 else b"".join(chunks), outline
+
+    def drop(self) -> None:
+        """Hold nothing any more."""
+        self._chunks.clear()
+        self._whole = self._outline = None
+        self.release()
+
+    def release(self) -> None:
+        """Count the body no longer: its answer has begun, or it is dropped."""
+        self._context.body_bytes -= self._counted_bytes
+        self._counted_bytes = 0
+
+    def too_large(self) -> BodyTooLargeError:
+        """Return the error for a body beyond the limit."""
+        said = f"the request body is larger than {self.limit_bytes} bytes "
+        if self.limit_bytes < self._context.limits.max_body_bytes:
+            said += "and was sent before the answer to the request before it; wait for that, or use another connection"
+        else:
+            said += "(--max-body-bytes); send less"
+        return BodyTooLargeError(said)
+
+    def _bound(self, data: bytes) -> GatewayError | None:
+        if self._size > self.limit_bytes:
+            return self.too_large()
+        context = self._context
+        if context.body_bytes + len(data) > context.limits.max_bodies_bytes:
+            return BodiesFullError(
+                "the bodies of other requests fill the gateway's memory (--max-bodies-bytes); try again",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        context.body_bytes += len(data)
+        self._counted_bytes += len(data)
+        if self._size <= OUTLINED_BYTES and not self._is_form:
+            return None
+        try:
+            if self._outline is None:
+                self._outline = FormOutline(self._head) if self._is_form else BodyOutline()
+                self._outline.feed(b"".join(self._chunks) if self._whole is None else bytes(self._whole))
+            self._outline.feed(data)
+        except (BodyTooComplexError, InvalidFormError) as error:
+            return error
+        return None
