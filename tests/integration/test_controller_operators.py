@@ -128,6 +128,8 @@ WRITES = [
     ("DELETE", "/admin/freezes", None, "operator"),
     ("PUT", "/admin/freezes/roles", {}, "operator"),
     ("DELETE", "/admin/freezes/roles", None, "operator"),
+    ("PUT", "/admin/model-routes", {"routes": {}}, "operator"),
+    ("PATCH", "/admin/model-routes", {}, "operator"),
     ("POST", "/admin/keys", {}, "admin"),
     ("PATCH", "/admin/keys/none", {}, "admin"),
     ("POST", "/admin/keys/none/rotate", {}, "admin"),
