@@ -50,7 +50,6 @@ def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> N
         "refused",
         "cut_by_stop",
         "undrafted",
-        "padded",
         "plain_steps",
         "subsets",
         "subsets_with_rejected",

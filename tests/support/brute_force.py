@@ -15,6 +15,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from specpilot.engine_adapter.evidence.meter import rounded
 from specpilot.engine_adapter.plan.planner import DraftState
+from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.vllm import backlog
 from specpilot.policy import engine_metrics as names
 
@@ -178,11 +179,20 @@ class BruteForce:
     def _watch_beginnings(self) -> None:
         init = DraftState.__init__
 
-        def begin(state: Any, request_id: str, kind: Any, at: float) -> None:
+        def begin(state: Any, request_id: str, kind: Any, at: float, ceiling: int) -> None:
             self._begins.setdefault(request_id, at)
-            init(state, request_id, kind, at)
+            init(state, request_id, kind, at, ceiling)
+
+        begin_anew = Steps._begin_anew
+
+        def again(steps: Any) -> None:
+            begin_anew(steps)
+            for key, state in steps.states.items():
+                if not self._history.get(key):  # nothing was verified yet: it begins where its kind does by now
+                    self._begins[key] = state.acceptance.accepts / state.acceptance.trials
 
         DraftState.__init__ = begin  # type: ignore[assignment, method-assign]
+        Steps._begin_anew = again  # type: ignore[method-assign]
 
     def _label(self, key: str) -> str:
         request = self._scheduler.requests.get(key)
@@ -201,7 +211,6 @@ class BruteForce:
         anew = {item.req_id for item in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
         self._decoding -= anew
         decodes = [key for key in output.num_scheduled_tokens if key in self._decoding]
-        self.seen["padded"] += sum(key not in self._decoding for key in drafts)  # placeholders that nobody drafted
         for key in decodes:
             k, is_invalid = drafts.get(key, (0, False))
             if key in self._judged:
