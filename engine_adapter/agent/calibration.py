@@ -85,9 +85,17 @@ class Calibration:
                 max(measured, default=0),
             )
         finally:
-            self._control.calibrating = None
-            self._scheduler.meter.take()
-            self._scheduler.steps.beginnings = Beginnings()
+            self._leave(stopped)
+
+    def _leave(self, stopped: threading.Event) -> None:
+        """Give K back, once no request of the calibration runs any more: its drafts would count as users'."""
+        self._control.calibrating = calibration_table(0, {})
+        until = time.monotonic() + CALIBRATION_ANSWER_S
+        while self._scheduler.has_unfinished_requests() and time.monotonic() < until and not stopped.is_set():
+            time.sleep(_POLL_S)
+        self._scheduler.meter.take()
+        self._scheduler.steps.beginnings = Beginnings()
+        self._control.calibrating = None
 
     def _loads(self) -> list[int]:
         most = min(self._control.max_running, CALIBRATION_REQUESTS)
@@ -140,7 +148,7 @@ class Calibration:
     def _send(self, connection: http.client.HTTPConnection, count: int, label: str) -> None:
         config = self._scheduler.vllm_config.model_config
         size, room = config.get_vocab_size(), config.max_model_len - CALIBRATION_PROMPT - self._control.k_max
-        draw = random.Random(count)  # noqa: S311 - no secret
+        draw = random.Random(f"{label} {count}")  # noqa: S311 - no secret
         # Special tokens lie at either end of a vocabulary.
         prompts = [
             [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(CALIBRATION_PROMPT)]

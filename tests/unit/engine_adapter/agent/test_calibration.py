@@ -117,6 +117,25 @@ def test_of_what_is_counted_meanwhile_only_the_steps_are_exported(scheduler: Any
     assert {item[1:] for item in seen if item[0] is Source.CALIBRATION} == {(0, 0), (7, 7), (2, 2), (7, 1)}
 
 
+def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(
+    scheduler: Any, exporter: MetricsExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The random requests end when their connection is closed, and that takes a moment."""
+    monkeypatch.setattr(calibration, "CALIBRATION_ANSWER_S", 0.3)
+    asked: list[tuple[Source, int]] = []
+
+    def runs_on() -> bool:
+        table = scheduler.control.table(0.0)
+        asked.append((table.source, table.k("default", 0, 1)))
+        return len(asked) < 5
+
+    scheduler.has_unfinished_requests = runs_on
+    with serving(200, 401) as url:
+        Calibration(scheduler, exporter, url, 5.0).run(threading.Event())
+    assert asked == [(Source.CALIBRATION, 0)] * 5
+    assert scheduler.control.table(0.0).source is Source.STATIC
+
+
 def test_the_table_of_a_setting() -> None:
     table = calibration_table(7, {"calibration": 1})
     assert [table.k(name, 3, 9) for name in ("default", "code", "calibration")] == [7, 7, 1]
