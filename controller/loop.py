@@ -266,7 +266,7 @@ class ControlLoop:
         return Schedule(
             model=context.model,
             pool=context.pool,
-            version=next_version(context, self._shared.engines),
+            version=next_version(context),
             issued_at=self._clock.now(),
             valid_for_s=VALID_FOR_S,
             probe_ratio=result.probe_ratio,

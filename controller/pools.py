@@ -1,6 +1,6 @@
 """Groups registered engines into pools and says what the law must know of each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.experiments.canary import turn
@@ -63,6 +63,7 @@ def pool_contexts(
                 max_num_seqs=max(member.max_num_seqs for member in members),
                 in_force=in_force.get((model, pool)),
                 graphs=able[0].graphs if all(member.graphs == able[0].graphs for member in able) else None,
+                engines_version=max(member.schedule_version for member in members),
             )
         )
     return found
@@ -81,7 +82,6 @@ def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> P
     return replace(context, policy=policy, arm=now.arm)
 
 
-def next_version(context: PoolContext, engines: Sequence[EngineRecord]) -> int:
+def next_version(context: PoolContext) -> int:
     """Return a version that Redis and every engine of the pool take for newer, even if Redis lost its data."""
-    seen = [item.schedule_version for item in engines if (item.model, item.pool) == (context.model, context.pool)]
-    return max([*seen, context.in_force.version if context.in_force else 0]) + 1
+    return max(context.engines_version, context.in_force.version if context.in_force else 0) + 1

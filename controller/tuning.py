@@ -19,6 +19,8 @@ class Tuning:
             following a changed drafter head; 2,000 in the replay.
         prior_trials: weight of the band's own mean in each of its positions; 20 in the replay.
         mix_time_s: time constant of the shares of classes and bands. Noise against following traffic.
+        gone_s: seconds of traffic after which a class and band that was not seen is left out of the mix at once. Less
+            loses what is rare, more charges rows with traffic that has ended.
         arrivals_time_s: time constant of the variance of running requests, by which given work and given concurrency
             are told apart.
         arrivals_ratio: variance over mean of a class's running requests below which its concurrency counts as given; 1
@@ -55,6 +57,7 @@ class Tuning:
     memory_trials: float = 2000.0
     prior_trials: float = 20.0
     mix_time_s: float = 3.0
+    gone_s: float = 2.0
     arrivals_time_s: float = 30.0
     arrivals_ratio: float = 0.25
     cell_memory_steps: float = 400.0

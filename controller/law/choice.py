@@ -150,18 +150,34 @@ class Choice:
         """Return what `k` [..., n, rows] yields at `n` running decodes."""
         return self._yields(n, self._sums(k), self._worst(k, self._served))
 
+    def prepared(self, n: Vector, in_force: Ints, least_gain: float) -> Ints:
+        """Return `in_force` [n, rows] with the K of rows without traffic that is best if all traffic becomes theirs.
+
+        Nobody is served by them, so it costs nothing now, and whoever comes need not wait for evidence. A K stays where
+        another takes less than `least_gain` (a ratio) off the time per token.
+        """
+        setting = self._setting
+        absent = [row for row in np.flatnonzero(setting.bands >= 0).tolist() if row not in self._served]
+        found = np.clip(in_force, setting.low, setting.high)
+        if absent:
+            times = self._times_alone(n, None)[:, absent]  # [n, absent, K]
+            present = np.take_along_axis(times, found[:, absent, None], axis=2)[..., 0]
+            moves = times.min(axis=2) * (1 + least_gain) < present
+            found[:, absent] = np.where(moves, times.argmin(axis=2), found[:, absent])
+        return found
+
     def best(self, n: Vector, in_force: Ints) -> Ints:
-        """Return the best K [n, rows]; where nothing is better, that in force. Rows without traffic stand alone."""
+        """Return the best K [n, rows]; where nothing is better, that in force. Rows without traffic stay as they are.
+
+        With CUDA graphs that is the best table found in which no band has less than a lower one.
+        """
         low, high, served = self._setting.low, self._setting.high, self._served
         found = np.clip(in_force, low[None, :], high[None, :])
-        unserved = [row for row in np.flatnonzero(self._setting.bands >= 0).tolist() if row not in served]
-        if unserved:
-            found[:, unserved] = self._alone(n, None)[:, unserved]
         score = self.evaluate(n, found).score
         depths = range(self._k_max + 1)
         starts = np.repeat(found[None], len(depths) * (1 if self._setting.cost.graphs is None else 2), axis=0)
         for width in depths:
-            starts[width][:, served] = self._alone(n, width)[:, served]
+            starts[width][:, served] = self._times_alone(n, width).argmin(axis=2)[:, served]
         for at, k in enumerate(depths[: len(starts) - len(depths)], start=len(depths)):
             starts[at][:, served] = np.clip(k, low, high)[served]  # a graph of its own wants the same K for all
         scores = self.evaluate(n, starts).score
@@ -172,28 +188,34 @@ class Choice:
         for _ in range(_ROUNDS):
             if not self._improve(n, found, score):
                 break
-        return found if self._setting.cost.graphs is None else self._rising(n, found)
+        return found if self._setting.cost.graphs is None else self._rising(n, [found, np.clip(in_force, low, high)])
 
-    def _rising(self, n: Vector, k: Ints) -> Ints:
-        """Return the better of the tables nearest to `k` [n, rows] in which no band has less than a lower one.
+    def _rising(self, n: Vector, tables: Sequence[Ints]) -> Ints:
+        """Return, for each n, the best table near `tables` [n, rows] in which no band has less than a lower one.
 
-        That is over the rows with traffic; the others of their class go with them. Where only `k` keeps all SLOs it
-        stays.
+        That is over the rows with traffic; the others stay. They compete with one K for all rows. Where no such table
+        keeps all SLOs and the first of `tables` does, that one stays.
         """
+        low, high, served = self._setting.low, self._setting.high, self._served
+        rising = [np.clip(near, low, high) for table in tables for near in self._envelopes(table)]
+        for k in range(self._k_max + 1):
+            uniform = tables[0].copy()
+            uniform[:, served] = np.clip(k, low, high)[served]
+            rising.append(uniform)
+        scores = self.evaluate(n, np.stack([*rising, tables[0]])).score
+        best = scores[:-1].argmax(axis=0)
+        keeps = (scores[-1] > 0) & (scores[:-1].max(axis=0) <= 0)
+        return np.where(keeps[:, None], tables[0], np.stack(rising)[best, np.arange(len(n))])
+
+    def _envelopes(self, k: Ints) -> tuple[Ints, Ints]:
+        """Return the lowest rising table that is nowhere below `k` [n, rows], and the highest that is nowhere above."""
         up, down, bands = k.copy(), k.copy(), self._setting.bands
-        is_served = np.isin(np.arange(len(bands)), self._served)
         for begin, end in pairwise([*np.flatnonzero(bands <= 0).tolist(), len(bands)]):  # rows of one class
-            if bands[begin] == 0:
-                served, own = is_served[begin:end], slice(begin, end)
-                highest = np.maximum.accumulate(np.where(served, k[:, own], 0), axis=1)
-                lowest = np.minimum.accumulate(np.where(served, k[:, own], self._k_max)[:, ::-1], axis=1)[:, ::-1]
-                up[:, own] = np.where(served, highest, np.maximum(k[:, own], highest))
-                down[:, own] = np.where(served, lowest, np.minimum(k[:, own], lowest))
-        up, down = up.clip(self._setting.low, self._setting.high), down.clip(self._setting.low, self._setting.high)
-        scores = [self.evaluate(n, table).score for table in (up, down, k)]
-        found = np.where((scores[0] >= scores[1])[:, None], up, down)
-        keeps = (scores[2] > 0) & (np.maximum(scores[0], scores[1]) <= 0)
-        return np.where(keeps[:, None], k, found)
+            own = [row for row in self._served if begin <= row < end]
+            if bands[begin] == 0 and own:
+                up[:, own] = np.maximum.accumulate(k[:, own], axis=1)
+                down[:, own] = np.minimum.accumulate(k[:, own][:, ::-1], axis=1)[:, ::-1]
+        return up, down
 
     def _improve(self, n: Vector, found: Ints, score: Vector) -> bool:
         """Give each row in turn its best K, the others given, in `found` and `score`; return whether any changed."""
@@ -265,8 +287,11 @@ class Choice:
             score = np.where(excess <= 1.0 + _EQUAL, score, -excess)
         return Yield(goodput, seconds, score)
 
-    def _alone(self, n: Vector, width: int | None) -> Ints:
-        """Return the K [n, rows] of each row by itself, where the drafter lays out `width` slots; `None`: K of them."""
+    def _times_alone(self, n: Vector, width: int | None) -> Vector:
+        """Return the time per token of each row by itself: [n, rows, K], infinite where K is not allowed.
+
+        The drafter lays out `width` slots for each request; `None`: K of them.
+        """
         setting, cost, depths = self._setting, self._setting.cost, np.arange(self._k_max + 1)
         slots = n[:, None] * (depths if width is None else np.where(depths > 0, width, 0))
         # Where others draft, the drafter runs whatever K a row has.
@@ -282,5 +307,5 @@ class Choice:
         allowed = (depths >= low) & (depths <= high)
         if width is not None:
             allowed &= (depths <= width) | (depths == low)
-        found: Ints = np.where(allowed[None], per_token, np.inf).argmin(axis=2).astype(np.int64)
+        found: Vector = np.where(allowed[None], per_token, np.inf)
         return found

@@ -1,8 +1,9 @@
 """The present load: who runs, how many decodes at a time, with which prefill and context, and how it arrives.
 
 Work is what stays when K changes: the share of the tokens that each class makes up in each band. It is averaged over
-the looks of the last `mix_time_s`; each second counts alike. Running decodes, prefill and context are those of the
-newest look's steps.
+the looks of the last `mix_time_s`; each second counts alike. Who was not seen for `gone_s` is gone at once: a trace of
+traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0. Running decodes,
+prefill and context are those of the newest look's steps.
 
 Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
 as it is; where requests arrive by themselves, it varies like chance (variance and mean are about the same), also where
@@ -11,7 +12,7 @@ mean, over the classes together and `arrivals_time_s`; else, and until it is kno
 two are the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +55,8 @@ class Load:
     """Who ran lately. `work` and `running` are shares of tokens and of decodes by (class, band), each together 1.
 
     `points` are running decodes of decode steps, `weights` their shares of the steps; `prefill` (share of the steps,
-    tokens in one) pairs; `context_tokens` the mean length of a running sequence.
+    tokens in one) pairs; `context_tokens` the mean length of a running sequence. `unseen_s` are the seconds of traffic
+    since the last that was seen of a (class, band).
     """
 
     work: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -64,14 +66,19 @@ class Load:
     prefill: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
     context_tokens: float = 0.0
     arrivals: _Arrivals = field(default_factory=_Arrivals)
+    unseen_s: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def take(self, evidence: Evidence, elapsed_s: float, tuning: Tuning) -> None:
         """Take in what ran in the last `elapsed_s` seconds."""
         drafts = evidence.drafts_of
         if drafts and evidence.decode_tokens:
             keep = float(np.exp(-elapsed_s / tuning.mix_time_s))
-            self.work = _faded(self.work, evidence.decode_tokens, keep)
-            self.running = _faded(self.running, drafts, keep)
+            self.unseen_s = {
+                key: 0.0 if key in drafts else self.unseen_s.get(key, 0.0) + elapsed_s for key in {*self.work, *drafts}
+            }
+            gone = {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
+            self.work = _faded(self.work, evidence.decode_tokens, keep, gone)
+            self.running = _faded(self.running, drafts, keep, gone)
             self.arrivals.take(evidence.running, elapsed_s, tuning.arrivals_time_s)
         sums = [item for item in evidence.cells.values() if item.decodes > 0]
         if not sums:
@@ -101,10 +108,14 @@ class Load:
 
 
 def _faded(
-    before: Mapping[tuple[str, int], float], counts: Mapping[tuple[str, int], float], keep: float
+    before: Mapping[tuple[str, int], float],
+    counts: Mapping[tuple[str, int], float],
+    keep: float,
+    gone: Collection[tuple[str, int]],
 ) -> dict[tuple[str, int], float]:
-    """Return shares that move from `before` to those of `counts` by 1 - `keep`; a trifle is left out."""
+    """Return shares that move from `before` to those of `counts` by 1 - `keep`; a trifle and who is `gone` left out."""
     keep, total = keep if before else 0.0, sum(counts.values())
-    mixed = {key: keep * before.get(key, 0.0) + (1 - keep) * counts.get(key, 0.0) / total for key in {*before, *counts}}
+    names = {*before, *counts} - set(gone)
+    mixed = {key: keep * before.get(key, 0.0) + (1 - keep) * counts.get(key, 0.0) / total for key in names}
     whole = sum(share for share in mixed.values() if share >= _PRESENT)
     return {key: share / whole for key, share in sorted(mixed.items()) if share >= _PRESENT}

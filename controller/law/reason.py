@@ -15,6 +15,7 @@
 | `optimal`            | none does                                                    | what was in force             |
 | `trial`              | one of the latter three, and the cost of a depth is unknown  | one engine tries that depth   |
 
+Rows without traffic are set whatever the reason, where the cost is known: nobody waits for them.
 In mode `advise` the engines get nothing and stay on their own static K; "in force" is then what was advised last.
 While an operator has frozen the model, the reason is `frozen` and the engines get what the freeze says. Two more
 reasons are recorded once when a canary ends.

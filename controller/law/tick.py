@@ -82,9 +82,16 @@ class Tick:
         return self._answer(Reason.TRIAL if trial else reason, chosen, chosen.to_ranges(), gain, trial)
 
     def _withdrawal(self, static: KTable) -> Ranges | None:
-        """Return what ends a schedule of before `advise`, which the engines would hold; `None` where there is none."""
-        in_force, rows = self._context.in_force, static.to_ranges()
-        return None if self._context.is_held or in_force is None or in_force.classes == rows else rows
+        """Return what ends a schedule of before `advise`, which the engines would hold; `None` where there is none.
+
+        One that Redis lost they hold as well.
+        """
+        context, rows = self._context, static.to_ranges()
+        if context.is_held:
+            return None
+        if context.in_force is None:
+            return rows if context.engines_version else None
+        return None if context.in_force.classes == rows else rows
 
     def _before(self, *, is_held_out: bool) -> KTable:
         """Return the table that the law goes on from."""
@@ -107,6 +114,8 @@ class Tick:
     def _decide(self, before: KTable, in_force: KTable) -> tuple[KTable, Reason, float | None]:
         """Return the law's table, the reason, and the predicted gain of the best table over `in_force`.
 
+        Rows without traffic are set at once, whatever the reason: nobody is served by them.
+
         That is `before`, the table to go on from, unless a freeze holds what the bounds would not allow.
         """
         pool, now = self._pool, self._now
@@ -121,6 +130,7 @@ class Tick:
         self._evidence["cost"] = cost.described()
         setting = self._rows.setting(self._context, pool.load, lengths, cost, self._tuning)
         choice = self._choice = Choice(setting)
+        before = before.with_k(choice.prepared(self._n, before.k, self._tuning.urgent_gain_ratio))
         best = before.with_k(choice.best(self._n, before.k))
         static = self._bounded_static_of(before)
         self._describe_goodput({"in_force": in_force, "best": best, "static": static})
@@ -129,8 +139,8 @@ class Tick:
         now_gain = self._gain(best, before, pool.load.points)
         worth = now_gain >= max(self._policy.minimum_gain_ratio if self._tuning.guard else 0.0, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
-        elsewhere = (self._gains(best, before, self._n) >= self._tuning.urgent_gain_ratio).any()
-        if not worth and not elsewhere:
+        is_worth_elsewhere = (self._gains(best, before, self._n) >= self._tuning.urgent_gain_ratio).any()
+        if not worth and not is_worth_elsewhere:
             return before, Reason.OPTIMAL, gain
         if self._tuning.guard and now - pool.changed_at < self._policy.dwell_s and not is_urgent:
             return before, Reason.DWELL, gain

@@ -66,6 +66,22 @@ def test_a_new_phase_is_followed_within_seconds() -> None:
     assert run.changes(1, settle_s=10) <= 2
 
 
+@pytest.mark.parametrize("between", [8, 25])
+def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
+    """Its rows were held ready: neither the trace that it left nor the traffic meanwhile took them."""
+    policy = Policy(MODEL, hold_out_ratio=0.0, classes={"json": {}, "code": {}, "chat": {}})  # type: ignore[dict-item]
+    few, many = Phase(25, [Source("json", 2, "json")]), Phase(25, [Source("json", 16, "json")])
+    code, chat = Phase(between, [Source("code_hot", 24, "code")]), Phase(8, [Source("chat_hot", 1, "chat")])
+
+    def dear_drafter_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+        return cpu_step_s(n, m, slots, prefill, context) + (2.5e-3 if slots else 0.0)  # as the demo pair's
+
+    run = simulate([few, code, chat, many], policy=policy, step_s=dear_drafter_s)
+    settled = run.goodput(3, SETTLE_S)
+    reached = [second.goodput >= 0.9 * settled for second in run.of_phase(3)]
+    assert reached.index(True) <= 1
+
+
 def test_probes_are_few() -> None:
     phase = Phase(40, [Source("code_hot", 16)])
     run = simulate([phase])

@@ -20,11 +20,9 @@ async def test_the_successors_first_schedule_is_its_predecessors_for_every_load_
         await second.tick()
     # As if the predecessor had known better: far from here every draft is deep.
     settled = first.store.published[MODEL, POOL]
-    *near, (lo, hi, k) = settled.classes["default:7"]
-    before = replace(
-        settled,
-        classes={**settled.classes, "default:7": (*near, KRange(lo, 18, k), KRange(19, 40, 0), KRange(41, hi, K_MAX))},
-    )
+    near, *_, (_, most, _) = settled.classes["default:7"]
+    beyond = (KRange(1, 18, near.k), KRange(19, 40, 0), KRange(41, most, K_MAX))
+    before = replace(settled, classes={**settled.classes, "default:7": beyond})
     first.store.published[MODEL, POOL] = before
     first.store.leader = None
     await second.tick()

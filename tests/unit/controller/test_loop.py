@@ -154,7 +154,8 @@ async def test_a_policy_that_cannot_be_read_holds_its_own_model_only(rig: Rig) -
     assert rig.store.published["another", POOL].version > held
 
 
-async def test_advise_publishes_nothing(rig: Rig) -> None:
+async def test_advise_publishes_nothing_where_engines_hold_nothing(rig: Rig) -> None:
+    rig.store.heartbeat(registered("one"), 1e9)
     rig.store.put_policy(Policy(model=MODEL, mode=Mode.ADVISE), None, 0.0)
     await rig.tick(20)
     assert rig.store.published == {}
@@ -171,6 +172,18 @@ async def test_advise_after_act_withdraws_the_schedule_once(rig: Rig) -> None:
     found = rig.store.published[MODEL, POOL]
     assert {k for ranges in found.classes.values() for _, _, k in ranges} == {2}
     assert (found.version, found.probe_ratio) == (before.version + 1, 0.0)
+
+
+async def test_advise_withdraws_what_engines_hold_and_redis_lost(rig: Rig) -> None:
+    await rig.tick(20)
+    held = rig.store.published[MODEL, POOL].version
+    rig.store.heartbeat(registered("one", schedule_version=held), 1e9)
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.ADVISE, static_k=2), None, 0.0)
+    rig.store.published.clear()
+    await rig.tick(20)
+    found = rig.store.published[MODEL, POOL]
+    assert {k for ranges in found.classes.values() for _, _, k in ranges} == {2}
+    assert found.version == held + 1
 
 
 async def test_a_pool_that_is_gone_for_long_is_forgotten(rig: Rig) -> None:

@@ -142,17 +142,36 @@ def test_latency_is_the_mean_time_of_a_token() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(0.01, 1.0), min_size=8, max_size=8), st.floats(0, 3e-3), st.floats(0, 6e-3))
-def test_with_graphs_no_band_has_less_than_a_lower_one_and_one_k_for_all_is_seldom_better(
-    shares: list[float], piecewise_s: float, graphless_s: float
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=8, max_size=8),
+    st.floats(0, 3e-3),
+    st.floats(0, 6e-3),
+    st.lists(st.integers(0, K_MAX), min_size=8, max_size=8).map(sorted),
+)
+def test_with_graphs_no_band_has_less_than_a_lower_one_and_no_such_table_at_hand_is_better(
+    shares: list[float], piecewise_s: float, graphless_s: float, in_force: list[int]
 ) -> None:
     sizes = (1, 2, 4, 8, 16, 24, 32, 48, 64)
     graphs = Graphs("FULL_AND_PIECEWISE", sizes, {1: sizes, 1 + K_MAX: (4, 8, 16, 24, 32, 48, 64)}, sizes)
     cost = replace(linear(), piecewise_s=piecewise_s, graphless_s=graphless_s, graphs=graphs)
     choice = Choice(setting({band: share / sum(shares) for band, share in enumerate(shares)}, cost))
     n = np.array([1.0, 2.0, 7.0, 16.0, 17.0, 40.0])
-    found = choice.best(n, np.zeros((len(n), 8), dtype=np.int64))
+    before = np.tile(in_force, (len(n), 1))
+    found = choice.best(n, before)
     assert (np.diff(found, axis=1) >= 0).all()
     score = choice.evaluate(n, found).score
-    for k in range(K_MAX + 1):
-        assert (score >= 0.97 * choice.evaluate(n, np.full((len(n), 8), k)).score).all()
+    for table in (before, *(np.full((len(n), 8), k) for k in range(K_MAX + 1))):
+        assert (score >= (1 - 1e-9) * choice.evaluate(n, table).score).all()
+
+
+def test_rows_without_traffic_are_prepared_for_it_and_the_others_stay() -> None:
+    with_traffic = replace(setting({1: 1.0}), low=np.zeros(3, dtype=np.int64), high=np.array([7, 7, 7]))
+    choice = Choice(replace(with_traffic, bands=np.array([1, 7, -1])))
+    n = np.array([2.0, 4.0])
+    before = np.array([[2, 0, 5], [2, 0, 5]])
+    found = choice.prepared(n, before, 0.1)
+    alone = Choice(setting({7: 1.0})).best(n, before[:, :1])[:, 0]
+    assert (alone > 0).all()
+    assert found.tolist() == [[2, k, 5] for k in alone]  # the row without a band is for whoever is not known
+    assert choice.prepared(n, found, 0.1).tolist() == found.tolist()
+    assert choice.prepared(n, before, 100.0).tolist() == before.tolist()

@@ -27,6 +27,17 @@ def test_work_is_the_share_of_tokens_and_follows_traffic() -> None:
     assert sum(load.work.values()) == pytest.approx(1.0)
 
 
+def test_who_is_gone_leaves_no_trace_and_who_pauses_stays() -> None:
+    load = Load()
+    both, one = {("a", 7): 50.0, ("b", 0): 50.0}, {("b", 0): 100.0}
+    for _ in range(10):
+        load.take(look({"a": 4, "b": 4}, both), 0.5, TUNING)
+    load.take(look({"b": 8}, one), 0.9 * TUNING.gone_s, TUNING)
+    assert load.work["a", 7] == pytest.approx(0.5 * np.exp(-0.9 * TUNING.gone_s / TUNING.mix_time_s), rel=0.01)
+    load.take(look({"b": 8}, one), 0.2 * TUNING.gone_s, TUNING)
+    assert load.work == load.running == {("b", 0): 1.0}
+
+
 def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
     load = Load()
     load.take(look({"a": 4}, {("a", 3): 30.0}, prefill=60.0), 1.0, TUNING)
