@@ -73,6 +73,9 @@ class EngineLink:
             except PolicyError:
                 logger.exception("SpecPilot: a document in Redis cannot be read")
                 self._stopped.wait(RETRY_S)
+            except Exception:  # an engine that is off the list takes no traffic, whatever the reason
+                logger.exception("SpecPilot: the link to Redis failed, and tries again")
+                self._stopped.wait(RETRY_S)
 
     def begin_drain(self) -> None:
         """Let the record say that the engine drains, within `POLL_S`. From any thread."""
@@ -176,30 +179,36 @@ class Agent:
     def _export(self) -> None:
         seen: set[str] = {DEFAULT_CLASS}
         while not self._stopped.wait(EXPORT_S):
-            scheduler = self._scheduler
-            if scheduler.control.calibrating is not None:
-                continue  # the calibration exports what it measures
-            self._exporter.add(scheduler.meter.take())
-            now = self._clock.monotonic()
-            table = scheduler.control.table(now)
-            running = scheduler.running_decodes if scheduler.has_unfinished_requests() else {}
-            seen |= set(table.rows)
-            decodes = dict.fromkeys(seen, 0)
-            verified = dict.fromkeys(seen, 0)
-            for (name, _, k), count in running.items():
-                decodes[name] = decodes.get(name, 0) + count
-                verified[name] = verified.get(name, 0) + count * k
-            begins = scheduler.steps.beginnings
-            self._exporter.show(
-                running=decodes,
-                active_k={
-                    name: verified[name] / count if count else table.k(name, band_of(begins.of_class(name)), 1)
-                    for name, count in decodes.items()
-                },
-                backlog=scheduler.backlog_tokens if running else 0,
-                version=scheduler.control.version,
-                age_s=scheduler.control.age_s(now),
-            )
+            if self._scheduler.control.calibrating is None:  # the calibration exports what it measures
+                try:
+                    self._export_once(seen)
+                except Exception:  # what one look cannot tell must not end the evidence
+                    logger.exception("SpecPilot: the evidence of this moment was not exported")
+
+    def _export_once(self, seen: set[str]) -> None:
+        """Export what was counted and what runs; `seen` are the classes of which gauges exist, and grows."""
+        scheduler = self._scheduler
+        self._exporter.add(scheduler.meter.take())
+        now = self._clock.monotonic()
+        table = scheduler.control.table(now)
+        running = scheduler.running_decodes if scheduler.has_unfinished_requests() else {}
+        seen |= set(table.rows)
+        decodes = dict.fromkeys(seen, 0)
+        verified = dict.fromkeys(seen, 0)
+        for (name, _, k), count in running.items():
+            decodes[name] = decodes.get(name, 0) + count
+            verified[name] = verified.get(name, 0) + count * k
+        begins = scheduler.steps.beginnings
+        self._exporter.show(
+            running=decodes,
+            active_k={
+                name: verified[name] / count if count else table.k(name, band_of(begins.of_class(name)), 1)
+                for name, count in decodes.items()
+            },
+            backlog=scheduler.backlog_tokens if running else 0,
+            version=scheduler.control.version,
+            age_s=scheduler.control.age_s(now),
+        )
 
 
 def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_version: str) -> Agent:

@@ -11,8 +11,12 @@ verified and slots laid out would only ever be seen to grow together.
 The requests' tokens are drawn at random, so their drafts say nothing about traffic: of what the engine counts meanwhile
 only the steps are exported. vLLM's own counters do count these requests.
 
-Failures, by name: the engine's address does not answer, refuses the request (an API key that the adapter does not
-know) or runs no step -> one warning, and step times are learned from traffic.
+Where a sequence may not be long enough for all settings the requests end early, and are sent anew. Steps in which less
+than half of them run are exported, but do not count for the setting.
+
+Failures, by name: the engine's address has no name server's answer or no certificate that is trusted here (both at
+once), does not answer, refuses the request (an API key that the adapter does not know) or runs no step -> one warning,
+and step times are learned from traffic.
 """
 
 import http.client
@@ -20,9 +24,12 @@ import json
 import logging
 import os
 import random
+import select
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -110,17 +117,18 @@ class Calibration:
     def _measure(self, n: int, deadline: float, stopped: threading.Event) -> bool:
         """Measure the steps of `n` running requests; return whether the time sufficed for every setting."""
         others = n // 2
-        with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS):
+        with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS) as second:
             for k, k_others in self._settings(n):
                 self._control.calibrating = calibration_table(k, {CLASS: k_others})
-                if not self._take_steps(first, min(deadline, time.monotonic() + CALIBRATION_SETTING_S), stopped):
+                until = min(deadline, time.monotonic() + CALIBRATION_SETTING_S)
+                if not self._take_steps(n, (first, second), until, stopped):
                     return False
         while self._scheduler.has_unfinished_requests() and time.monotonic() < deadline and not stopped.is_set():
             time.sleep(_POLL_S)
         return True
 
-    def _take_steps(self, first: http.client.HTTPConnection, until: float, stopped: threading.Event) -> bool:
-        """Wait for the steps of a setting and export them; return whether there were enough."""
+    def _take_steps(self, n: int, batches: Sequence["_Batch"], until: float, stopped: threading.Event) -> bool:
+        """Wait for the steps of a setting with `n` requests and export them; return whether there were enough."""
         began, count, found = time.monotonic(), 0, Evidence()
         while count < CALIBRATION_STEPS and not stopped.is_set():
             time.sleep(_POLL_S)
@@ -128,24 +136,26 @@ class Calibration:
             if now > until:
                 break
             found = self._scheduler.meter.take()
-            count += sum(sums.steps for sums in found.cells.values())
+            count += sum(sums.steps for sums in found.cells.values() if 2 * sums.decodes >= n * sums.steps)
             self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
+            for batch in batches:
+                batch.go_on()
             if count == 0 and now - began > CALIBRATION_ANSWER_S:
-                raise CalibrationError(self._refusal(first))
+                raise CalibrationError(f"no step ran within {CALIBRATION_ANSWER_S:.0f} s")
         return count >= CALIBRATION_STEPS
 
     @contextmanager
-    def _requests(self, count: int, label: str) -> Iterator[http.client.HTTPConnection]:
-        """Have so many requests run, which end with the connection."""
-        connection = self._connection()
+    def _requests(self, count: int, label: str) -> Iterator["_Batch"]:
+        """Have so many requests run, which end with their connection."""
+        batch = _Batch(self._connection(), f"{self._url.path.rstrip('/')}/v1/completions", self._body(count, label))
         try:
             if count:
-                self._send(connection, count, label)
-            yield connection
+                batch.send()
+            yield batch
         finally:
-            connection.close()
+            batch.connection.close()
 
-    def _send(self, connection: http.client.HTTPConnection, count: int, label: str) -> None:
+    def _body(self, count: int, label: str) -> bytes:
         config = self._scheduler.vllm_config.model_config
         size, room = config.get_vocab_size(), config.max_model_len - CALIBRATION_PROMPT - self._control.k_max
         draw = random.Random(f"{label} {count}")  # noqa: S311 - no secret
@@ -163,14 +173,7 @@ class Calibration:
             "ignore_eos": True,
             "vllm_xargs": {"traffic_class": label},
         }
-        headers = {"Content-Type": "application/json"}
-        key = os.environ.get("VLLM_API_KEY")
-        connection.request(
-            "POST",
-            f"{self._url.path.rstrip('/')}/v1/completions",
-            json.dumps(body),
-            headers | ({"Authorization": f"Bearer {key}"} if key else {}),
-        )
+        return json.dumps(body).encode()
 
     def _await_server(self, stopped: threading.Event) -> None:
         deadline = time.monotonic() + CALIBRATION_START_S
@@ -181,6 +184,10 @@ class Calibration:
                 if connection.getresponse().status == HTTPStatus.OK:
                     return
                 reason = "its /health does not answer 200"
+            except (socket.gaierror, ssl.SSLError) as error:  # waiting mends neither, and would hold up the engine
+                raise CalibrationError(
+                    f"{self._url.geturl()} cannot be reached from within the engine ({error})"
+                ) from error
             except (OSError, http.client.HTTPException) as error:
                 reason = str(error)
             finally:
@@ -193,9 +200,29 @@ class Calibration:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         return kind(self._url.hostname or "", self._url.port, timeout=CALIBRATION_ANSWER_S)
 
-    @staticmethod
-    def _refusal(connection: http.client.HTTPConnection) -> str:
-        try:
-            return f"its /v1/completions answered {connection.getresponse().status}"
-        except (OSError, http.client.HTTPException):
-            return f"no step ran within {CALIBRATION_ANSWER_S:.0f} s"
+
+class _Batch:
+    """Requests of one HTTP call, sent anew when they have ended."""
+
+    def __init__(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> None:
+        self.connection = connection
+        self._path = path
+        self._body = body
+        self._answers = select.poll()
+
+    def send(self) -> None:
+        """Send the call."""
+        key = os.environ.get("VLLM_API_KEY")
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self.connection.request("POST", self._path, self._body, headers)
+        self._answers = select.poll()
+        self._answers.register(self.connection.sock, select.POLLIN)
+
+    def go_on(self) -> None:
+        """Send the call again if it was answered; raise `CalibrationError` if it was refused."""
+        if self._answers.poll(0):
+            answer = self.connection.getresponse()
+            if answer.status != HTTPStatus.OK:
+                raise CalibrationError(f"its /v1/completions answered {answer.status}")
+            answer.read()
+            self.send()

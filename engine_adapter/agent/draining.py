@@ -10,6 +10,7 @@ server has started.
 | ending   | the grace is over                    | `timeout_s` seconds at most, until two looks find nothing running |
 | stopping | nothing runs, or time is up, or a second SIGTERM | vLLM's own shutdown                                   |
 
+An engine that hangs answers no look, and is stopping when both times are over.
 Requests that come all the same are served until the last state. vLLM has one handler for SIGTERM and SIGINT, so it is
 reached by SIGINT; a SIGINT from outside (Ctrl-C) stops the engine at once, as ever.
 """
@@ -62,9 +63,9 @@ class Draining:
     async def _drain(self) -> None:
         logger.info("SpecPilot: draining; %.0f s until gateways have seen it", self._grace_s)
         try:
-            if await self._is_running() is not None:
-                await asyncio.sleep(self._grace_s)
-                async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._grace_s + self._timeout_s):
+                if await self._is_running() is not None:
+                    await asyncio.sleep(self._grace_s)
                     await self._until_idle()
         except TimeoutError:
             logger.warning("SpecPilot: requests still run after %.0f s; stopping all the same", self._timeout_s)

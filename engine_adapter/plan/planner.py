@@ -34,7 +34,7 @@ nothing is ever verified for the request.
 was verified for `PROBE_AFTER` steps:
 
 - in a step that drafts anyway;
-- else in the step that reads its prompt, as the drafter then runs and it has no backlog;
+- else in a step that reads a prompt, its own or another's, as the drafter then runs;
 - else in a step that drafts for nothing but probes, with all others that are due.
 
 While its probes are accepted whole, the next follows at once and is twice as deep, up to the largest K of its class's
@@ -45,7 +45,8 @@ them is a pin, and there nothing could be learned that changes K.
 Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`. A probe costs the positions
 that it gives the drafter to read and to lay out, and, as the first one in a step that would not draft, what such a step
 takes longer. Who costs least goes first: requests that have just begun, and those that were probed before. Follow-ups
-go ahead of the budget and are charged to it.
+go ahead of the budget and are charged to it. Where nothing drafts, prompts get `PROMPT_SHARE` of it, so that requests
+which arrive all the time leave something for those whose text turns later on.
 """
 
 import math
@@ -59,6 +60,7 @@ from specpilot.engine_adapter.plan.tuning import (
     DRAFTING_STEP,
     POSITION_STEP,
     PROBE_AFTER,
+    PROMPT_SHARE,
     ROWS_PER_STEP,
     VERIFYING_STEP,
 )
@@ -152,6 +154,7 @@ class Planner:
         self._least_width = least_width
         self._joins_all = least_width > 0  # a drafter that runs in every step reads every request's positions
         self._budget = 0.0  # steps' worth of time that probes may take now
+        self._for_prompts = 0.0  # and how much of it those of prompts may, where nothing drafts
         self._most = DRAFTING_STEP + (rows_per_step + _LEAST_POSITIONS) * POSITION_STEP
         self._step = 0
 
@@ -212,6 +215,7 @@ class Planner:
         """Let so many steps pass, a `ratio` of whose time is for probes."""
         self._step += steps
         self._budget = min(self._budget + steps * ratio, self._most)
+        self._for_prompts = min(self._for_prompts + steps * ratio * PROMPT_SHARE, self._most)
 
     def _look_up(self, states: Sequence[DraftState], table: KTable | None) -> int:
         """Give each request the K of the schedule, cut to its ceiling; return the largest."""
@@ -241,14 +245,16 @@ class Planner:
                 width = max(width, state.k)
                 self._budget -= _positions(state, width) * POSITION_STEP
         due = [state for state in idle if state.k == 0 and self._is_due(state)]
-        longer = 0.0
-        if width == 0:
-            read_now = [state for state in due if state.positions > 1]
-            due, longer = (read_now, VERIFYING_STEP) if read_now else (due, DRAFTING_STEP)
+        reads_prompts = width == 0 and any(state.positions > 1 for state in due)
+        longer = 0.0 if width else VERIFYING_STEP if reads_prompts else DRAFTING_STEP
         for state in sorted(due, key=_backlog):
             cost = longer + _positions(state, max(width, 1)) * POSITION_STEP
             if cost > self._budget:
                 break
+            if reads_prompts and state.positions > 1:
+                if cost > self._for_prompts:
+                    continue
+                self._for_prompts -= cost
             self._budget -= cost
             longer = 0.0
             state.k = 1

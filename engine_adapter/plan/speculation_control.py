@@ -168,8 +168,9 @@ class SpeculationControl:
 
     def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""
-        if self.calibrating is not None:
-            return self.calibrating
+        calibrating = self.calibrating  # read once: the agent's thread sets it
+        if calibrating is not None:
+            return calibrating
         applied = self._applied
         if applied is None:
             return self._static

@@ -18,3 +18,7 @@ the drafter and vLLM's machinery of speculation. With the demo pair 12 ms in pla
 
 VERIFYING_STEP = 0.5
 """The part of that which a step takes that only verifies: an estimate, as the drafter's pass is the other half."""
+
+PROMPT_SHARE = 0.75
+"""The part of the probes' budget that prompts may take in steps that draft nothing. A prompt's probe costs less and
+tells about all requests of its kind; but text that turns while it is written is only found by the others."""

@@ -1,8 +1,10 @@
 """What an engine's calibration does when its server does not play along; that it measures is an end-to-end test."""
 
 import http.server
+import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -39,7 +41,13 @@ def serving(health: int, completions: int) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Face)
+    with answering(Face) as url:
+        yield url
+
+
+@contextmanager
+def answering(face: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), face)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -85,6 +93,58 @@ def test_an_engine_that_cannot_be_measured_is_let_be_and_says_why(
         Calibration(scheduler, exporter, url, 5.0).run(threading.Event())
     assert word in caplog.text
     assert scheduler.control.table(0.0).source is Source.STATIC
+
+
+@pytest.mark.parametrize("url", ["http://no-such-engine.invalid:8000", "https://127.0.0.1:{port}"])
+def test_what_waiting_cannot_mend_does_not_hold_the_engine_up(
+    url: str, scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(200, 200) as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+        began = time.monotonic()
+        Calibration(scheduler, exporter, url.format(port=plain.rsplit(":")[-1]), 5.0).run(threading.Event())
+    assert time.monotonic() - began < calibration.CALIBRATION_START_S / 4
+    assert "cannot be reached from within the engine" in caplog.text
+
+
+def test_a_refusal_is_said_at_once(scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(200, 401) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+        began = time.monotonic()
+        Calibration(scheduler, exporter, url, 20.0).run(threading.Event())
+    assert time.monotonic() - began < calibration.CALIBRATION_ANSWER_S / 2
+    assert "its /v1/completions answered 401" in caplog.text
+
+
+def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
+    scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a small `max_model_len`: each call is answered after three steps, most of them of one request."""
+    calls: list[int] = []
+
+    class Short(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            count = len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
+            calls.append(count)
+            for running in (count, 1, 1):
+                scheduler.meter.commit(StepShape(running, running, 0), 0.001, 10, Outcome())
+            self._answer()
+
+        def _answer(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    scheduler.control = SpeculationControl("m", "p", 7, 3, 8)
+    with answering(Short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
+        Calibration(scheduler, exporter, url, 60.0).run(threading.Event())
+    assert "with up to 8 requests running" in caplog.text
+    of_8 = [count for count in calls if count == 4]  # each call has half of the requests
+    assert len(of_8) >= 4 * calibration.CALIBRATION_STEPS
 
 
 def test_one_that_is_switched_off_asks_nothing(scheduler: Any, exporter: MetricsExporter) -> None:

@@ -23,6 +23,8 @@ class Core:
 
     async def begin(self) -> str:
         self.asked_at.append(time.monotonic())
+        if self.running[0] == "hung":
+            await asyncio.Event().wait()
         if self.running[0] == "dead":
             raise RuntimeError("the engine core is dead")
         return self.running.pop(0) if len(self.running) > 1 else self.running[0]
@@ -66,6 +68,10 @@ async def test_sigterm_says_so_at_once_waits_for_gateways_and_then_for_what_runs
 
 async def test_what_runs_too_long_is_left_to_vllm(stopped: asyncio.Event) -> None:
     assert 0.6 <= await seconds_to_stop(Core("true"), stopped, grace_s=0.1, timeout_s=0.5) < 2.0
+
+
+async def test_an_engine_that_hangs_from_the_first_look_on_stops_when_time_is_up(stopped: asyncio.Event) -> None:
+    assert 0.3 <= await seconds_to_stop(Core("hung"), stopped, grace_s=0.1, timeout_s=0.2) < 2.0
 
 
 async def test_a_second_sigterm_stops_at_once(stopped: asyncio.Event) -> None:

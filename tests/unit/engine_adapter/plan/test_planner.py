@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.acceptance import kind_of
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
-from specpilot.engine_adapter.plan.tuning import DRAFTING_STEP, POSITION_STEP, PROBE_AFTER, VERIFYING_STEP
+from specpilot.engine_adapter.plan.tuning import DRAFTING_STEP, POSITION_STEP, PROBE_AFTER, PROMPT_SHARE, VERIFYING_STEP
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import table
 
@@ -300,9 +300,10 @@ def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_time_is_ea
 def test_where_nothing_drafts_a_request_is_probed_as_its_prompt_is_read_for_less() -> None:
     """The drafter runs over the prompt in any case, and what it is to catch up with is nothing."""
     planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    run_dark(planner, states, 100)  # too much to read for the others to join it
     lying(states, 0.0, 0.0)
     ratio = 0.1
-    steps = int((VERIFYING_STEP + 3 * POSITION_STEP) / ratio) + 1
+    steps = int((VERIFYING_STEP + 3 * POSITION_STEP) / (ratio * PROMPT_SHARE)) + 1
     assert all(planner.plan(states, table(ratio, default=UP)).width == 0 for _ in range(steps - 1))
     new = state("new", "chat")
     new.positions = 40
@@ -310,6 +311,25 @@ def test_where_nothing_drafts_a_request_is_probed_as_its_prompt_is_read_for_less
     plan = planner.plan([*states, new], table(ratio, default=UP))
     assert (plan.width, plan.left_out, plan.catch_up) == (1, ("0", "1"), ())
     assert [one.k for one in (*states, new)] == [0, 0, 1]
+
+
+def test_requests_that_arrive_all_the_time_leave_some_probes_to_those_that_run() -> None:
+    """Text that turns while it is written is found by nothing else."""
+    planner, running = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    lying(running, 0.0, 0.0)
+    ratio, taken = 0.02, {"prompts": 0, "running": 0}
+    for step in range(4000):
+        new = state(f"new {step}", "chat")
+        new.positions = 40 if step % 10 == 0 else 1
+        lying([new], 0.0)
+        planner.plan([*running, new], table(ratio, default=UP))
+        taken["prompts"] += new.k
+        for one in running:
+            if one.k:
+                taken["running"] += 1
+                one.note(1, 0, is_probe=True, is_refused=False)
+    assert 10 <= taken["running"] < taken["prompts"]
+    assert taken["prompts"] >= 0.9 * PROMPT_SHARE * 4000 * ratio / (VERIFYING_STEP + 3 * POSITION_STEP)
 
 
 def test_probes_take_their_share_of_the_time_and_whom_they_cost_least_first() -> None:
