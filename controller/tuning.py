@@ -1,8 +1,9 @@
-"""Every constant of the control law, in one value: its unit, what it trades, where it was measured.
+"""The constants of the control law, in one value: unit, what each trades, where it was measured.
 
-An operator never needs these: what depends on a site is in the policy. They are one value so that a replay or a
-simulation can switch one idea off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of
-24,064 drafts of the demo pair, "plant" the engines of `tests/closed_loop`.
+Those of a numerical method alone (rounds of a search, smoothness of a fit) stand beside it. An operator never needs
+these: what depends on a site is in the policy. They are one value so that a replay or a simulation can switch one idea
+off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair,
+"plant" the engines of `tests/closed_loop`.
 """
 
 from collections.abc import Iterable
@@ -23,8 +24,9 @@ class Tuning:
             loses what is rare, more charges rows with traffic that has ended.
         arrivals_time_s: time constant of the variance of running requests, by which given work and given concurrency
             are told apart.
-        arrivals_ratio: variance over mean of a class's running requests below which its concurrency counts as given; 1
-            for requests that arrive independently, 0 for clients that send the next when one is done.
+        arrivals_ratio: variance over mean of the classes' running requests, summed over the classes, below which their
+            concurrency counts as given; 1 for requests that arrive independently, 0 for clients that send the next when
+            one is done.
         cell_memory_steps: steps after which a cell of like steps follows new measurements.
         cell_saturation_steps: steps at which a cell has half of its full weight in the fit of the cost.
         cell_half_life_s: seconds of traffic in which the weight of a cell that is not visited halves.
@@ -32,7 +34,7 @@ class Tuning:
         cells_limit: cells that are remembered of a pool; bounds time and memory of a fit.
         drift_gain_ratio: share of a look's common error that is put down to the machine's pace.
         drift_jump: logarithm of a common error beyond which a look is set aside until the next one agrees.
-        freeze_cost: keep the first fit for ever (an ablation).
+        freeze_cost: learn the cost from the first 30 s of traffic and keep it (an ablation).
         trial_steps: steps of a depth that make its cost known; an engine measures 20 of each before traffic.
         trial_limit_s: the longest time that one engine tries a depth.
         trial_valid_for_s: time after which an engine ends a trial that the controller does not repeat.
@@ -49,9 +51,12 @@ class Tuning:
         hold_out_steps: steps that a window of the hold-out needs to count.
         hold_out_memory: windows of the hold-out that count, the newest; at 1 % and 4 s that is the last 11 hours.
         hold_out_least: windows before an interval is told.
-        step_back_tail: probability with which an adaptive K that loses nothing is taken for a loser, at one look.
+        hold_out_near: windows on either side of a drawn one that it is compared with, at most.
+        step_back_error: probability with which an adaptive K that loses nothing is ever taken for a loser.
         stepped_back_ratio: share of the time that a pool which stepped back runs the adaptive K, to find out whether it
             has become better.
+        bands: K by the band of a request's own acceptance; else by class alone (an ablation).
+        guard: minimum gain, dwell and stepping back; else every predicted gain is taken (an ablation).
     """
 
     memory_trials: float = 2000.0
@@ -82,7 +87,8 @@ class Tuning:
     hold_out_steps: float = 20.0
     hold_out_memory: int = 100
     hold_out_least: int = 5
-    step_back_tail: float = 0.001
+    hold_out_near: int = 3
+    step_back_error: float = 0.05
     stepped_back_ratio: float = 0.05
     bands: bool = True
     guard: bool = True

@@ -24,13 +24,14 @@ K <= w:
     E[slots] = n sum_w [ Q - F(w)^(n-1) (Q - Q_w) ],    Q = 1 - F(0),  Q_w = 1 - F(w),  w = 0 .. K_max - 1
 
 Steps that also prefill are averaged in with those that do not (`Setting.prefill`), and what prefilling alone takes is
-taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged with what it leaves to be caught up.
+taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged with what it leaves to be
+caught up, at most with what drafting for it takes.
 
 Search: with the width of the drafter bounded by W and all costs taken as linear, every row is solved alone, for every
-W; the best of these tables and of the one in force is then improved row by row until nothing gains. It is exact where T
-is linear and one width serves all rows. Where the engine has CUDA graphs, the tables of one K for all compete too; and
-no band has less than a lower one: where any request that drafts less would save a step its padding, the search row by
-row may find one that drafts well.
+W; the best of these tables and of the one in force is then improved row by row, in `_ROUNDS` rounds at most. It is
+exact where T is linear and one width serves all rows. Where the engine has CUDA graphs, the tables of one K for all
+compete too; and no band has less than a lower one: where any request that drafts less would save a step its padding,
+the search row by row may find one that drafts well.
 
 SLO: a bound on a class's mean inter-token latency is held for each of its streams, the low bands too: T / AL_i with
 prefill. A table in which every bound holds beats every one in which some bound breaks; when none holds, the one with

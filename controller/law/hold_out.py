@@ -3,15 +3,16 @@
 Time is cut into windows of `hold_out_window_s`. In each, with a probability of the policy's `hold_out_ratio` and drawn
 from the names of model and pool and the window's number, the pool runs the static K. So every controller draws alike,
 and nothing in traffic can depend on the draw. Of every such window, d is the logarithm of the tokens per busy second of
-the adaptive windows near it (up to three on either side, one on each at least; the mean of their logarithms) over that
-of its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise; slow drift
-and slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest windows).
+the adaptive windows near it (up to `hold_out_near` on either side, one on each at least; the mean of their logarithms)
+over that of its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise;
+slow drift and slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest
+windows).
 
-Stepping back. After the i-th window the law is said to lose if the interval whose upper bound errs with probability
-0.05 / (i (i + 1)) lies below 0: over all looks that is 5 %, however often one looks (union bound). From then on the
-static K is in force, and the windows drawn, now with `stepped_back_ratio`, run the adaptive K; d is told the same way
-round. The law is back when the same test says that it gains. Each change of state begins the count anew, as does
-`reset`, when the static K or the policy is another one.
+Stepping back. After the i-th window the law is said to lose if the interval whose upper bound errs with probability e /
+(i (i + 1)) lies below 0, e = `step_back_error`: over all looks that is e, however often one looks (union bound). From
+then on the static K is in force, and the windows drawn, now with `stepped_back_ratio`, run the adaptive K; d is told
+the same way round. The law is back when the same test says that it gains. Each change of state begins the count anew,
+and so does a change of what is compared: the static K, or what the policy has the law choose by (`compare`).
 
 | state        | outside windows | in a window drawn | next state when               |
 |--------------|-----------------|-------------------|-------------------------------|
@@ -23,6 +24,7 @@ Which K ran is told by the schedule in force, not by the draw: a window in which
 
 import math
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -31,9 +33,7 @@ from specpilot.controller.estimation.observation import Window
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.tuning import Tuning
 
-_NEAR = 3
 _TAIL = 0.025
-_ERROR = 0.05
 
 
 def is_drawn(model: str, pool: str, window: int, ratio: float) -> bool:
@@ -64,10 +64,12 @@ class HoldOut:
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
-        self._windows: deque[_Sums] = deque(maxlen=2 * _NEAR + 1)
+        self._near = tuning.hold_out_near
+        self._windows: deque[_Sums] = deque(maxlen=2 * self._near + 1)
         self._gains: deque[float] = deque(maxlen=tuning.hold_out_memory)
         self._looks = 0
         self._seen_at = -math.inf
+        self._compared: Hashable = None
         self.is_stepped_back = False
 
     def is_static_due(self, model: str, pool: str, at: float, ratio: float) -> bool:
@@ -77,10 +79,16 @@ class HoldOut:
         share = self._tuning.stepped_back_ratio if self.is_stepped_back else ratio
         return is_drawn(model, pool, self._index(at), share) != self.is_stepped_back
 
-    def take(self, window: Window | None, at: float, *, is_static: bool | None) -> float | None:
-        """Take in the newest look, at `at`, in which the static K was in force, another, or neither alone (`None`).
+    def compare(self, compared: Hashable) -> None:
+        """Say what is compared from now on; begin anew where that is another thing than before."""
+        if compared != self._compared:
+            self.reset()
+            self._compared = compared
 
-        Return d of the window that could be compared by this look; `None` where none could.
+    def take(self, window: Window | None, at: float, *, is_static: bool) -> float | None:
+        """Take in the newest scrape, at `at`, in which the static K was in force (`is_static`) or another.
+
+        Return d of the window that could be compared by this scrape; `None` where none could.
         """
         if window is None or at <= self._seen_at:
             return None
@@ -92,7 +100,7 @@ class HoldOut:
         sums = self._windows[-1]
         if at - window.elapsed_s < index * tuning.hold_out_window_s + tuning.delivered_s:
             return compared  # what was in force before still counted
-        sums.is_mixed |= is_static is None or (sums.is_static is not None and sums.is_static is not is_static)
+        sums.is_mixed |= sums.is_static is not None and sums.is_static is not is_static
         sums.is_static = is_static
         sums.steps += window.evidence.steps
         sums.tokens += window.tokens
@@ -125,9 +133,9 @@ class HoldOut:
 
     def _compare(self) -> float | None:
         """Compare the window in the middle, if it is the rare kind, with those around it; return d."""
-        if len(self._windows) <= 2 * _NEAR:
+        if len(self._windows) <= 2 * self._near:
             return None
-        middle = self._windows[_NEAR]
+        middle = self._windows[self._near]
         is_rare_static = not self.is_stepped_back
         if middle.is_static is not is_rare_static:
             return None
@@ -135,7 +143,11 @@ class HoldOut:
         sides: list[list[float]] = [[], []]
         for sums in self._windows:
             found = sums.log_goodput(self._tuning.hold_out_steps)
-            if found is not None and sums.is_static is not is_rare_static and abs(sums.index - middle.index) <= _NEAR:
+            if (
+                found is not None
+                and sums.is_static is not is_rare_static
+                and abs(sums.index - middle.index) <= self._near
+            ):
                 sides[sums.index > middle.index].append(found)
         if own is None or not all(sides):
             return None
@@ -149,7 +161,7 @@ class HoldOut:
     def _judge(self) -> None:
         if len(self._gains) < self._tuning.hold_out_least or not self._tuning.guard:
             return
-        bounds = interval(self._gains, _ERROR / (self._looks * (self._looks + 1)))
+        bounds = interval(self._gains, self._tuning.step_back_error / (self._looks * (self._looks + 1)))
         if bounds.low > 0 if self.is_stepped_back else bounds.high < 0:
             self.is_stepped_back = not self.is_stepped_back
             self._gains.clear()

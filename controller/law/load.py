@@ -1,9 +1,9 @@
 """The present load: who runs, how many decodes at a time, with which prefill and context, and how it arrives.
 
 Work is what stays when K changes: the share of the tokens that each class makes up in each band. It is averaged over
-the looks of the last `mix_time_s`; each second counts alike. Who was not seen for `gone_s` is gone at once: a trace of
-traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0. Running decodes,
-prefill and context are those of the newest look's steps.
+time with the time constant `mix_time_s`, whatever the interval of the scrapes. Who was not seen for `gone_s` is gone at
+once: a trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0.
+Running decodes, prefill and context are those of the newest look's steps.
 
 Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
 as it is; where requests arrive by themselves, it varies like chance (variance and mean are about the same), also where

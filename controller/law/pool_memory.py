@@ -38,7 +38,7 @@ class PoolMemory:
     """One pool: learned cost, load, hold-out, the newest look, and when which kind of look came last.
 
     `seen_at` is the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with drafts,
-    `frozen_since` the first of a row of scrapes in which requests ran but no counter moved. `running` are the decodes
+    `stalled_since` the first of a row of scrapes in which requests ran but no counter moved. `running` are the decodes
     that run in each engine. `chosen` is what the law chose last: in force, advised, or held back by the hold-out.
     `tried_at` tells when a depth was last tried at an octave of running decodes.
 
@@ -54,7 +54,7 @@ class PoolMemory:
     seen_at: float | None = None
     elapsed_s: float = 0.0
     busy_at: float | None = None
-    frozen_since: float | None = None
+    stalled_since: float | None = None
     chosen: KTable | None = None
     changed_at: float = -math.inf
     trial: RunningTrial | None = None
@@ -99,8 +99,8 @@ class PoolMemory:
         self.evidence, self.running = evidence, running
         if evidence.drafts:
             self.busy_at = at
-        is_frozen = any(evidence.running.values()) and not evidence.drafts
-        self.frozen_since = (at if self.frozen_since is None else self.frozen_since) if is_frozen else None
+        is_stalled = any(evidence.running.values()) and not evidence.drafts
+        self.stalled_since = (at if self.stalled_since is None else self.stalled_since) if is_stalled else None
         self.load.take(evidence, elapsed_s, self.tuning)
         self.cost.learn(evidence, elapsed_s)
 
@@ -119,10 +119,10 @@ class PoolMemory:
         """Whether the evidence is too old to act on: no scrape, or counters that stand still while requests run."""
         if self.seen_at is None or now - self.seen_at > self.tuning.stale_s:
             return True
-        return self.frozen_since is not None and now - self.frozen_since >= self.tuning.stale_s
+        return self.stalled_since is not None and now - self.stalled_since >= self.tuning.stale_s
 
     def is_idle(self, now: float) -> bool:
-        """Whether nothing has been drafted lately."""
+        """Whether nothing has run lately."""
         return self.busy_at is None or now - self.busy_at > self.tuning.idle_s or not self.load.work
 
     def ages(self, now: float) -> dict[str, Any]:
@@ -130,5 +130,5 @@ class PoolMemory:
         return {
             "scrape_age_s": None if self.seen_at is None else now - self.seen_at,
             "traffic_age_s": None if self.busy_at is None else now - self.busy_at,
-            "counters_stand_still_s": None if self.frozen_since is None else now - self.frozen_since,
+            "counters_stand_still_s": None if self.stalled_since is None else now - self.stalled_since,
         }

@@ -1,4 +1,4 @@
-"""How a tick of a pool may end: one table, in the order in which the tests are made. The first that fits is the reason.
+"""How a tick of a pool may end: one table. The first row that fits is the reason, but for what stands below.
 
 | reason               | holds when                                                   | engines get                   |
 |----------------------|--------------------------------------------------------------|-------------------------------|
@@ -9,14 +9,16 @@
 | `cost_unknown`       | no step was ever measured                                    | what was in force             |
 | `hold_out`           | a window of the hold-out                                     | the static K                  |
 | `static_better`      | the hold-out says that the law loses                         | the static K                  |
-| `bounds`             | what was in force breaks the bounds, and is moved inside     | the best table within bounds  |
 | `gain`               | a table gains the policy's minimum                           | the best table                |
+| `bounds`             | what was in force breaks the bounds                          | the same, moved inside        |
 | `dwell`              | it does, but the last change is too recent                   | what was in force             |
 | `optimal`            | none does                                                    | what was in force             |
-| `trial`              | one of the latter three, and the cost of a depth is unknown  | one engine tries that depth   |
+| `trial`              | one of the latter two, and the cost of a depth is unknown    | one engine tries that depth   |
 
-Rows without traffic are set whatever the reason, where the cost is known: nobody waits for them.
-In mode `advise` the engines get nothing and stay on their own static K; "in force" is then what was advised last.
+A table that breaks the bounds is moved inside also where it is stale, idle or its cost is unknown; the reason is then
+`bounds`. Rows without traffic are set whatever the reason where the evidence is fresh and the cost known.
+In mode `advise` the engines get nothing and stay on their own static K; a schedule that they hold from before is
+withdrawn once, by the static K. "In force" is then what was advised last.
 While an operator has frozen the model, the reason is `frozen` and the engines get what the freeze says. Two more
 reasons are recorded once when a canary ends.
 """

@@ -36,12 +36,12 @@ class Rows:
     def of(cls, context: PoolContext, tuning: Tuning) -> "Rows":
         """Return the rows that the policy of `context` asks for."""
         names: list[str] = []
-        usual = _wish(context, DEFAULT_CLASS)
+        usual = requirements(context, DEFAULT_CLASS)
         for name in context.policy.class_names:
-            wish = _wish(context, name)
-            if name != DEFAULT_CLASS and wish == usual:
+            required = requirements(context, name)
+            if name != DEFAULT_CLASS and required == usual:
                 continue
-            low, high = wish[:2]
+            low, high = required[:2]
             is_banded = low != high and tuning.bands
             names += [name] if name == DEFAULT_CLASS or not is_banded else []
             names += [row_name(name, band) for band in range(BANDS)] if is_banded else []
@@ -105,6 +105,7 @@ def _merged(streams: list[Stream]) -> list[Stream]:
     return [Stream(row, band, group, work, slo) for (row, band, group, slo), work in found.items()]
 
 
-def _wish(context: PoolContext, name: str) -> tuple[int, int, float, float | None]:
+def requirements(context: PoolContext, name: str) -> tuple[int, int, float, float | None]:
+    """Return what the policy requires for class `name`: the smallest and largest K, its weight, its SLO (ms)."""
     wanted = context.policy.of_class(name)
     return (*context.bounds(name), wanted.weight, wanted.itl_slo_ms)

@@ -1,8 +1,9 @@
 """One pool, one tick: from what was learned to a result. How it may end is laid out in `reason`.
 
 The law's own table goes on from the one in force, or, where that is another's (a window of the hold-out, mode
-`advise`), from what it chose last. Bounds and pins hold for every table that is published, but for mode `off`, where
-the operator's static K alone holds. Where nothing is in force yet, the static K takes its place.
+`advise`), from what it chose last. Bounds and pins hold for every table that the law chooses and for the static K of
+the hold-out. What the operator asks for by itself is published as it is: the static K of mode `off` and of the
+withdrawal in `advise`, and what a freeze holds. Where nothing is in force yet, the static K takes its place.
 
 Trials. A cost that was measured with no drafter, or only with one, cannot say what the other would cost, and one that
 was measured at another load is an extrapolation. So one engine of the pool, the one with the most running decodes,
@@ -24,7 +25,7 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.k_table import KTable, Ranges, grid
 from specpilot.controller.law.pool_memory import PoolMemory, RunningTrial
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.law.rows import Rows
+from specpilot.controller.law.rows import Rows, requirements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.bands import row_parts
 from specpilot.policy.types import DEFAULT_CLASS, Mode, Trial
@@ -64,15 +65,15 @@ class Tick:
         self._measure_hold_out(is_held_out=is_held_out)
         before = self._before(is_held_out=is_held_out)
         inside = before.clipped(self._rows.low, self._rows.high)
-        chosen, reason, gain = self._decide(inside, before if context.is_held else inside)
-        if not inside.same_as(before) and reason is not Reason.GAIN:
-            reason = Reason.BOUNDS
+        chosen, decided, gain = self._decide(inside, before if context.is_held else inside)
+        is_moved = not inside.same_as(before) and decided is not Reason.GAIN
+        reason = Reason.BOUNDS if is_moved else decided
         pool.chosen = chosen
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
             return self._answer(reason, chosen, self._withdrawal(static), gain)
-        if reason not in (Reason.STALE, Reason.IDLE) and self._is_static_due():
+        if decided not in (Reason.STALE, Reason.IDLE) and self._is_static_due():
             reason = Reason.STATIC_BETTER if pool.hold_out.is_stepped_back else Reason.HOLD_OUT
             pool.trial = None
             return self._answer(reason, chosen, held_out, gain)
@@ -112,11 +113,10 @@ class Tick:
         return KTable.uniform(self._policy.class_names, self._n, k).clipped(low, high)
 
     def _decide(self, before: KTable, in_force: KTable) -> tuple[KTable, Reason, float | None]:
-        """Return the law's table, the reason, and the predicted gain of the best table over `in_force`.
+        """Return the law's table, the reason, and the predicted gain in weighted throughput over `in_force`.
 
-        Rows without traffic are set at once, whatever the reason: nobody is served by them.
-
-        That is `before`, the table to go on from, unless a freeze holds what the bounds would not allow.
+        `before` is the table to go on from, and `in_force` the same, unless a freeze holds what bounds do not allow.
+        Where the cost is known, rows without traffic are set at once: they serve no request.
         """
         pool, now = self._pool, self._now
         if pool.is_stale(now):
@@ -151,7 +151,7 @@ class Tick:
         return KTable.uniform(table.names, self._n, self._context.fallback_k).clipped(self._rows.low, self._rows.high)
 
     def _gains(self, best: KTable, before: KTable, decodes: Any) -> Any:
-        """By how much `best` scores over `before` at each of `decodes`, as ratios; infinite where it mends an SLO."""
+        """By how much `best` scores over `before` at `decodes`, as ratios; infinite where an SLO breaks less."""
         assert self._choice is not None
         rows = best.rows_at(decodes)
         new = self._choice.evaluate(decodes, best.k[rows]).score
@@ -173,7 +173,7 @@ class Tick:
             if not is_over and pool.trial.octave == octave and pool.trial.engine_id in pool.running:
                 return self._trial_of(pool.trial)
             pool.trial = None
-        best = self._choice.evaluate(load.points, chosen.k[chosen.rows_at(load.points)]).score
+        reached = self._choice.evaluate(load.points, chosen.k[chosen.rows_at(load.points)]).score
         k_max, promising = self._context.k_max, []
         for depth in dict.fromkeys((0, max(1, k_max // 3), k_max)):
             is_rested = self._now - pool.tried_at.get((depth, octave), -math.inf) >= tuning.trial_rest_s
@@ -181,7 +181,7 @@ class Tick:
                 continue
             table = self._uniform(depth)
             score = self._choice.evaluate(load.points, table.k[table.rows_at(load.points)]).score
-            least = 0.0 if not pool.cost.is_measured(depth) else (1 - tuning.trial_slack_ratio) * best
+            least = 0.0 if not pool.cost.is_measured(depth) else (1 - tuning.trial_slack_ratio) * reached
             if (score > 0).all() and float(((score - least) * load.weights).sum()) >= 0:
                 promising.append((float((score * load.weights).sum()), depth))
         if not promising:
@@ -203,7 +203,9 @@ class Tick:
         return Trial(trial.engine_id, self._tuning.trial_valid_for_s, self._uniform(trial.depth).to_ranges())
 
     def _measure_hold_out(self, *, is_held_out: bool) -> None:
-        pool, context = self._pool, self._context
+        pool, context, policy = self._pool, self._context, self._policy
+        required = tuple(requirements(context, name) for name in policy.class_names)
+        pool.hold_out.compare((policy.objective, context.fallback_k, policy.class_names, required))
         if self._policy.mode is not Mode.ACT or self._policy.hold_out_ratio <= 0 or context.arm is not None:
             pool.hold_out.reset()
         elif context.in_force is not None and context.in_force.trial is None:

@@ -183,9 +183,9 @@ class Planner:
         return self._draft(everyone) if width else self._draft_nothing(everyone)
 
     def repeats(self, states: Sequence[DraftState], table: KTable) -> int:
-        """Return how many more steps at K = 0 for all, as the schedule says, `plan` would leave as the last.
+        """Return for how many more steps `plan` would answer as for the last one, at K = 0 for all by the schedule.
 
-        None of them is a probe or lets anyone catch up.
+        None of them is a probe or catches up.
         """
         if not states or self._k_max == 0:
             return 0

@@ -1,5 +1,6 @@
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,9 @@ from specpilot.controller.loop import HANG_S
 from specpilot.controller.pools import FORGET_S
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.types import Lease, Mode, Policy
+from specpilot.policy.types import ClassPolicy, Lease, Mode, Policy
 from tests.closed_loop.plant import MODEL, POOL
-from tests.support.loop_rig import Rig, registered
+from tests.support.loop_rig import Rig, k_of, registered
 
 
 @pytest.fixture
@@ -184,6 +185,39 @@ async def test_advise_withdraws_what_engines_hold_and_redis_lost(rig: Rig) -> No
     found = rig.store.published[MODEL, POOL]
     assert {k for ranges in found.classes.values() for _, _, k in ranges} == {2}
     assert found.version == held + 1
+
+
+@pytest.mark.parametrize("change", [{"static_k": 2}, {"k_max": 5}, {"classes": {"a": ClassPolicy(weight=2.0)}}])
+async def test_what_the_hold_out_measured_is_dropped_when_other_things_are_compared(
+    rig: Rig, change: dict[str, Any]
+) -> None:
+    def windows() -> int:
+        return int(rig.store.log[-1].evidence["hold_out"]["windows"])
+
+    policy = Policy(model=MODEL, hold_out_ratio=0.4)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(120)
+    measured = windows()
+    assert measured >= 3
+    rig.store.put_policy(replace(policy, match=(), dwell_s=1.0), None, 0.0)
+    await rig.tick(2)
+    assert windows() >= measured
+    rig.store.put_policy(replace(policy, **change), None, 0.0)
+    await rig.tick(2)
+    assert windows() == 0
+
+
+async def test_a_stale_pool_is_never_moved_to_the_hold_outs_static_k(rig: Rig) -> None:
+    """Not even in a window that is drawn, and with bounds that what is in force breaks."""
+    policy = Policy(model=MODEL, hold_out_ratio=0.0, static_k=1)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(30)
+    rig.fleet.engines.clear()  # registered, and not to be scraped
+    rig.store.put_policy(replace(policy, hold_out_ratio=0.5, k_max=2), None, 0.0)
+    await rig.tick(40)
+    late = [item.reason for item in rig.store.log if item.at > rig.clock.now() - 30]
+    assert "hold_out" not in late
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 2
 
 
 async def test_a_pool_that_is_gone_for_long_is_forgotten(rig: Rig) -> None:
