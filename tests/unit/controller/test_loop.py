@@ -208,16 +208,17 @@ async def test_what_the_hold_out_measured_is_dropped_when_other_things_are_compa
 
 
 async def test_a_stale_pool_is_never_moved_to_the_hold_outs_static_k(rig: Rig) -> None:
-    """Not even in a window that is drawn, and with bounds that what is in force breaks."""
-    policy = Policy(model=MODEL, hold_out_ratio=0.0, static_k=1)
+    """Not even in a window that is drawn, while what is in force breaks the bounds."""
+    policy = Policy(model=MODEL, hold_out_ratio=0.0, static_k=0)
     rig.store.put_policy(policy, None, 0.0)
     await rig.tick(30)
     rig.fleet.engines.clear()  # registered, and not to be scraped
-    rig.store.put_policy(replace(policy, hold_out_ratio=0.5, k_max=2), None, 0.0)
-    await rig.tick(40)
-    late = [item.reason for item in rig.store.log if item.at > rig.clock.now() - 30]
-    assert "hold_out" not in late
-    assert k_of(rig.store.published[MODEL, POOL].classes) == 2
+    await rig.tick(30)
+    for k_max in range(6, 0, -1):
+        rig.store.put_policy(replace(policy, hold_out_ratio=0.5, k_max=k_max), None, 0.0)
+        await rig.tick(4)
+        assert k_of(rig.store.published[MODEL, POOL].classes) == k_max
+    assert "hold_out" not in {item.reason for item in rig.store.log}
 
 
 async def test_a_pool_that_is_gone_for_long_is_forgotten(rig: Rig) -> None:
