@@ -73,12 +73,17 @@ docs: setup  ## Build the documentation site into build/site; open build/site/in
 structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
 	$(BIN)/python docs/architecture/structure.py
 
+# Engines of these files have one thread each, so the second core is free for tests without an engine.
+ONE_THREAD := tests/e2e/test_exact.py tests/e2e/test_backlog.py
+TWO_PROCESSES = $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: lint test-compiled  ## Every test, the ones with a real engine included; tests/contract runs compiled, above
-	$(BIN)/python -m pytest --ignore=tests/contract $(ARGS)
+	$(TWO_PROCESSES) $(ONE_THREAD) tests/closed_loop tests/integration tests/unit tests/fuzz $(ARGS)
+	$(BIN)/python -m pytest tests/e2e $(addprefix --ignore=,$(ONE_THREAD)) $(ARGS)
 
 test-compiled: compiled  ## The gateway's tests against its hot path as C, in the processes that they start too
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) \
-		$(BIN)/pytest -q -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
+		$(TWO_PROCESSES) -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
 
 test-fast: setup  ## The tests that need no engine
 	$(BIN)/python -m pytest -m "not engine and not e2e" $(ARGS)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -90,6 +91,8 @@ def answer(url: str, query: str) -> list[Any]:
             return found
     except HTTPError as error:
         with error:
+            if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                return []  # it has yet to read its files
             raise AssertionError(f"{query}: {error.read().decode()}") from error
     except OSError:
         return []  # it does not answer yet
