@@ -58,7 +58,7 @@ class TickResult:
 
     `proposed` are the rows that the law would have, `publish` those that the engines shall have, `None` when nothing is
     to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is the predicted
-    goodput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
+    throughput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
     `evidence` holds every number that was looked at, ready for JSON. `log_gain` is the logarithm of what adaptive K
     gained over the static K in a window of the hold-out, if one could be compared by this tick.
     """
