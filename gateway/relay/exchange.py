@@ -181,6 +181,10 @@ class Exchange:
         self._status = CLIENT_LEFT
         self.finish()
 
+    def drop(self) -> None:
+        """The request's turn will not come: its connection ends with an answer before it."""
+        self._body.drop()
+
     def pause(self) -> None:
         """The client is slower than the engine."""
         if self._relay is not None:
