@@ -19,7 +19,15 @@ from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.telemetry.metrics import Cell
-from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts, amend, amendments, read_facts
+from specpilot.gateway.wire.body import (
+    PREVIOUS,
+    REQUEST_ID,
+    RequestFacts,
+    amend,
+    amendments,
+    may_repeat_model,
+    read_facts,
+)
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
@@ -228,12 +236,16 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
     is_marked = path in MARKED
     k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
+    named = None if asked is None or asked == model else model
+    if key is not None and key.allowed_models is not None and named is None:
+        # An engine that believes the first of two would serve one that the key may not ask for.
+        named = model if may_repeat_model(body if outline is None else outline.finish()) else None
     wanted = amendments(
         found.traffic_class if context.marks_class and is_marked else None,
         -context.class_policy(model, found.traffic_class).priority if context.sends_priority else None,
         asks_usage,
         k_max,
-        None if asked is None or asked == model else model,
+        named,
     )
     own = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
         found.traffic_class.encode(),

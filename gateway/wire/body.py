@@ -139,6 +139,11 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
     return RequestFacts(path, model, found, prompt_tokens, _max_tokens(found), stream=stream is True)
 
 
+def may_repeat_model(text: bytes) -> bool:
+    """Whether `model` may stand more than once in `text`, a body or its outline, spelt with escapes or not."""
+    return text.count(b'"model"') != 1 or b"\\u00" in text
+
+
 class Amendments:
     """What the gateway decides of a body: values are few, and each is made once (`amendments`).
 
@@ -265,7 +270,7 @@ def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
         count += 1
         if count > WALKED_MEMBERS:
             said = (
-                f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a routed model at most {WALKED_MEMBERS} members"
+                f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to be set at most {WALKED_MEMBERS} members"
             )
             raise BodyTooComplexError(f"{said} of an object can be read; send fewer")
         found = _STRING.match(body, position)
