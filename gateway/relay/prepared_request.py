@@ -38,6 +38,7 @@ from specpilot.gateway.wire.errors import (
 )
 from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.response_id import is_of_another
 from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, asks_stream, response_id
 from specpilot.policy.types import ApiKey
 
@@ -86,7 +87,7 @@ class PreparedRequest:
     large body. `requested_model` is what the client asked for, where that name has a model route; `source` is there
     while the request may be turned to another model. `charged_tokens` is what counts against the key's limit until the
     response states its usage; `strips_usage`: the gateway asked for that, and the client did not. `is_unnamed`: the
-    response is to have an identifier, and the client chose none.
+    response is to have an identifier, for the API key `key_id`, and the client chose none.
     """
 
     __slots__ = (
@@ -96,6 +97,7 @@ class PreparedRequest:
         "facts",
         "is_stream",
         "is_unnamed",
+        "key_id",
         "max_tokens",
         "model",
         "outline",
@@ -122,6 +124,7 @@ class PreparedRequest:
         self.model = facts.model
         self.is_stream = facts.stream
         self.is_unnamed = facts.path == RESPONSES and REQUEST_ID not in facts.body
+        self.key_id: str | None = None
         self.max_tokens = facts.max_tokens
         self.work_tokens = facts.work_tokens
         self.traffic_class = traffic_class
@@ -184,6 +187,9 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         raise InvalidFormError("the form is empty; send it in the body")
     facts = _facts(path, body, text)
     asked = facts.model
+    previous = facts.previous_response
+    if key is not None and previous is not None and is_of_another(previous, key.key_id):
+        raise _no_response(previous)
     if key is not None and not head.target and not key.may_use(asked):
         raise ModelNotAllowedError(
             f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
@@ -200,7 +206,6 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         return prepared
     fleet = context.fleet
     models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
-    previous = facts.previous_response
     maker = None if previous is None else fleet.maker(previous, fleet.engines.values())
     if maker is not None:  # the conversation goes on with the model that began it
         models = tuple(sorted(models_of(asked, route) & maker.models)) or models
@@ -262,6 +267,7 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
         context.metrics.cell(model, found.traffic_class),
         tuple(amend(body, facts, wanted, outline)),
     )
+    prepared.key_id = None if key is None else key.key_id
     prepared.requested_model = asked
     prepared.strips_usage = asks_usage and not facts.asks_usage
     longest = context.fleet.longest.get(model)
@@ -319,10 +325,14 @@ def _reference(context: GatewayContext, target: str) -> bytes:
     if engine is None or not engine.models:
         if not engines:
             raise EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
-        raise ResponseNotFoundError(f"no engine here made the response `{found}`, or it has gone")
+        raise _no_response(found)
     model = engine.registered_model or min(engine.models)
     asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
     return orjson.dumps(asked)
+
+
+def _no_response(identifier: str) -> ResponseNotFoundError:
+    return ResponseNotFoundError(f"no engine here made the response `{identifier[:128]}`, or it has gone")
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:

@@ -35,7 +35,7 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.framing import Framer, ResponseHead
 from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.response import Delivery
-from specpilot.gateway.wire.response_id import identified, new_response_id
+from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
 from specpilot.gateway.wire.routes import STORED
 
 RETRIED_STATUS = (401, 403, 500, 502, 503, 504)
@@ -244,7 +244,8 @@ class Relay:
         self.phase = "wait"
         body: Sequence[bytes | memoryview] = prepared.body
         if prepared.is_unnamed and self._context.marks_class:
-            body = identified(body, new_response_id(attempt.engine.engine_hash, secrets.randbits(104)))
+            made_for = new_response_id(attempt.engine.engine_hash, prepared.key_id, secrets.randbits(RANDOM_BITS))
+            body = identified(body, made_for)
         size = sum(map(len, body))
         head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
             attempt.engine.head(self._method, (self._request.target or self._path).encode()),

@@ -72,6 +72,9 @@ FIRST_FRAME_BYTES = 65_536
 TAG_DIGITS = 6
 """24 bits: of 50 engines, two have the same tag in one fleet of 14,000."""
 
+OWNER_DIGITS = 8
+"""32 bits: one in 4,000 million keys passes for the owner of a response; 72 random bits are left."""
+
 # spec_decode.py
 
 SERIES_MAX = 1024
