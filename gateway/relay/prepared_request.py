@@ -31,6 +31,7 @@ from specpilot.gateway.wire.body import (
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
+    InvalidFieldError,
     InvalidFormError,
     ModelNotAllowedError,
     ModelNotFoundError,
@@ -187,9 +188,8 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         raise InvalidFormError("the form is empty; send it in the body")
     facts = _facts(path, body, text)
     asked = facts.model
-    previous = facts.previous_response
-    if key is not None and previous is not None and is_of_another(previous, key.key_id):
-        raise _no_response(previous)
+    if key is not None and (path == RESPONSES or head.target):
+        _check_responses(facts, key.key_id)
     if key is not None and not head.target and not key.may_use(asked):
         raise ModelNotAllowedError(
             f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
@@ -206,6 +206,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         return prepared
     fleet = context.fleet
     models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
+    previous = facts.previous_response
     maker = None if previous is None else fleet.maker(previous, fleet.engines.values())
     if maker is not None:  # the conversation goes on with the model that began it
         models = tuple(sorted(models_of(asked, route) & maker.models)) or models
@@ -329,6 +330,16 @@ def _reference(context: GatewayContext, target: str) -> bytes:
     model = engine.registered_model or min(engine.models)
     asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
     return orjson.dumps(asked)
+
+
+def _check_responses(facts: RequestFacts, key_id: str) -> None:
+    """Let no request of the key read, continue, cancel or replace another key's response."""
+    previous, chosen = facts.previous_response, facts.body.get(REQUEST_ID)
+    if previous is not None and is_of_another(previous, key_id):
+        raise _no_response(previous)
+    if type(chosen) is str and is_of_another(chosen, key_id):
+        said = f"{REQUEST_ID} is the identifier of another API key's response; choose another one, or leave it out"
+        raise InvalidFieldError(said, param=REQUEST_ID)
 
 
 def _no_response(identifier: str) -> ResponseNotFoundError:

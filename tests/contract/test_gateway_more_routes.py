@@ -166,7 +166,9 @@ async def test_a_response_is_that_of_the_key_it_was_made_for(
     ):
         refused = await answer(1, "theirs", body, path, **more)
         assert (refused.status, refused.code) == (404, "response_not_found")
-        assert sum(len(each.seen) for each in engines) == before
+    replaced = await answer(1, "theirs", {"model": "tiny", "input": "mine now", "request_id": made})
+    assert (replaced.status, replaced.json["error"]["param"]) == (400, "request_id")
+    assert sum(len(each.seen) for each in engines) == before
     for at in (0, 1):
         assert (await answer(at, "mine", on)).status == 200
         assert (await answer(at, "mine", b"", f"{RESPONSES}/{made}", method="GET")).json["id"] == made
