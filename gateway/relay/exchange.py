@@ -30,7 +30,7 @@ from specpilot.gateway.wire.errors import (
     RequestTimeoutError,
 )
 from specpilot.gateway.wire.heads import RequestHead, error_reply, rate_lines
-from specpilot.gateway.wire.routes import FORMS, STORED
+from specpilot.gateway.wire.routes import FORMS, STORED, UNCHARGED
 from specpilot.policy.types import ApiKey
 
 
@@ -403,7 +403,7 @@ class Exchange:
 
     def _used_tokens(self, estimate: int, status: int) -> int:
         trip = self._relay
-        if trip is None or not trip.sent_at or self._path in STORED:
+        if trip is None or not trip.sent_at or self._path in UNCHARGED:
             return 0
         delivery = trip.delivery
         if delivery is None:

@@ -40,7 +40,7 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.response_id import is_of_another
-from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, asks_stream, response_id
+from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED, asks_stream, response_id
 from specpilot.policy.types import ApiKey
 
 MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
@@ -272,7 +272,10 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     prepared.requested_model = asked
     prepared.strips_usage = asks_usage and not facts.asks_usage
     longest = context.fleet.longest.get(model)
-    prepared.charged_tokens = facts.charged_tokens if longest is None else min(facts.charged_tokens, longest)
+    if path in UNCHARGED:
+        prepared.charged_tokens = 0
+    elif longest is not None:
+        prepared.charged_tokens = longest if facts.is_endless else min(facts.charged_tokens, longest)
     return prepared
 
 

@@ -104,6 +104,11 @@ class RequestFacts:
         return found if isinstance(found, str) else None
 
     @property
+    def is_endless(self) -> bool:
+        """Whether the request names no limit and goes on when its answer is over: what it uses is never stated."""
+        return self.path == RESPONSES and self.max_tokens is None and bool(self.body.get("background"))
+
+    @property
     def asked_class(self) -> str | None:
         """The traffic class that the body asks for, by `metadata.traffic_class`."""
         metadata = self.body.get("metadata")

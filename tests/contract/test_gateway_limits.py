@@ -165,6 +165,33 @@ async def test_a_request_that_never_went_out_costs_no_tokens(
         await eventually(lambda: held_tokens(gateway) == 400)
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+async def test_counting_tokens_costs_none(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, path: str
+) -> None:
+    engine.script = [reply(b'{"input_tokens": 20000}')]
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    body = {"model": "tiny", "prompt": "word " * 16_000}
+    for _ in range(3):
+        answer = await call(gateway.port, request(body, path=path, headers=AUTH))
+        assert (answer.status, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "400")
+    await eventually(lambda: not gateway.context.exchanges)
+    assert held_tokens(gateway) == 400
+
+
+@pytest.mark.parametrize(("more", "used"), [({}, 3000), ({"max_output_tokens": 100}, 123), ({"background": False}, 273)])
+async def test_a_response_in_the_background_pays_for_what_it_may_use_as_nobody_sees_what_it_uses(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, more: dict[str, Any], used: int
+) -> None:
+    engine.card = {"max_model_len": 3000}
+    engine.script = [reply(b'{"id":"resp_1","status":"queued","usage":null}')]
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    body = {"model": "tiny", "input": "hi", "background": True, "store": True, **more}
+    assert (await call(gateway.port, request(body, path="/v1/responses", headers=AUTH))).status == 200
+    await eventually(lambda: not gateway.context.exchanges)
+    await eventually(lambda: abs(held_tokens(gateway) - (400 - used)) < 8, timeout_s=0.5)
+
+
 async def test_a_client_that_leaves_pays_the_estimate(
     engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
 ) -> None:
