@@ -69,7 +69,7 @@ class Source:
         self,
         head: RequestHead,
         key: ApiKey | None,
-        body: bytes,
+        body: tuple[bytes, ...],
         outline: BodyOutline | None,
         fallback: tuple[str, ...],
     ) -> None:
@@ -177,13 +177,16 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     path: str,
     head: RequestHead,
     key: ApiKey | None,
-    body: bytes,
+    body: tuple[bytes, ...],
     outline: BodyOutline | None,
 ) -> PreparedRequest:
-    """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on."""
+    """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on.
+
+    `body` is in one part, or has an `outline`.
+    """
     text = None if outline is None else outline.finish()
     if head.target:
-        text, body = _reference(context, head.target), b""
+        text, body = _reference(context, head.target), (b"",)
     elif path in FORMS and text is None:
         raise InvalidFormError("the form is empty; send it in the body")
     facts = _facts(path, body, text)
@@ -229,7 +232,7 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     facts: RequestFacts,
     head: RequestHead,
     key: ApiKey | None,
-    body: bytes,
+    body: tuple[bytes, ...],
     outline: BodyOutline | None,
     asked: str | None = None,
 ) -> PreparedRequest:
@@ -245,7 +248,7 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     named = None if asked is None or asked == model else model
     if key is not None and key.allowed_models is not None and named is None:
         # An engine that believes the first of two would serve one that the key may not ask for.
-        named = model if may_repeat_model(body if outline is None else outline.finish()) else None
+        named = model if may_repeat_model(body[0] if outline is None else outline.finish()) else None
     wanted = amendments(
         found.traffic_class if context.marks_class and is_marked else None,
         -context.class_policy(model, found.traffic_class).priority if context.sends_priority else None,
@@ -266,7 +269,7 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
         found.traffic_class,
         own,
         context.metrics.cell(model, found.traffic_class),
-        tuple(amend(body, facts, wanted, outline)),
+        amend(body, facts, wanted, outline),
     )
     prepared.key_id = None if key is None else key.key_id
     prepared.requested_model = asked
@@ -313,12 +316,12 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
     return True
 
 
-def _facts(path: str, body: bytes, text: bytes | None) -> RequestFacts:
+def _facts(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
     """Return the facts of a body; `text` is what stands for it where it is large, a form, or not there at all."""
     if text is None:
-        return read_facts(path, body)
+        return read_facts(path, body[0])
     # What an engine makes of a file's bytes is no prompt of a quarter as many tokens.
-    return read_facts(path, text, len(text) if path in FORMS else len(body))
+    return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
 
 
 def _reference(context: GatewayContext, target: str) -> bytes:

@@ -199,16 +199,19 @@ def amendments(
 
 
 def amend(
-    body: bytes, facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
-) -> Sequence[bytes | memoryview]:
+    body: tuple[bytes, ...], facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
+) -> tuple[bytes | memoryview, ...]:
     """Return `body` with what is `wanted` of it, as buffers to send one after another; a form as it is.
 
-    `facts` must be what `read_facts` made of `body`, or of its `outline`. Raises `BodyTooComplexError`.
+    `body` is in one part, or has an `outline`. `facts` must be what `read_facts` made of it, or of its outline.
+    Raises `BodyTooComplexError`.
     """
     if facts.path in FORMS or facts.path in STORED:
-        return (body,)
+        return body
     found = facts.body
-    start = body.index(b"{") + 1
+    text = body[0] if outline is None else outline.finish()
+    opened = text.index(b"{")
+    start = opened + 1 if outline is None else outline.place(opened + 1)
     if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:
         return _spliced(body, [(start, start, wanted.usual_members)])
     added = wanted.first_members(found)
@@ -217,9 +220,8 @@ def amend(
     edits: list[tuple[int, int, bytes]] = [(start, start, added)] if added else []
     if not (has_xargs or has_options or PRIORITY in found or wanted.model is not None):
         return _spliced(body, edits)
-    text = body if outline is None else outline.finish()
     changed: list[tuple[int, int, bytes]] = []
-    for key, begin, end in _members(text, text.index(b"{")):
+    for key, begin, end in _members(text, opened):
         if key == XARGS and has_xargs:
             changed += _merged(text, begin, end, wanted.xargs)
         elif key == STREAM_OPTIONS and has_options:
@@ -229,7 +231,7 @@ def amend(
         elif key == MODEL and wanted.model is not None:
             changed.append((begin, end, wanted.model))
     if outline is not None:
-        changed = [(outline.place(begin), outline.place(end), text) for begin, end, text in changed]
+        changed = [(outline.place(begin), outline.place(end), new) for begin, end, new in changed]
     return _spliced(body, edits + changed)
 
 
@@ -253,15 +255,34 @@ def _merged(body: bytes, start: int, end: int, wanted: dict[str, bytes]) -> list
     return [(start + 1, start + 1, _text_of(added) + (b"," if members else b"")), *replaced]
 
 
-def _spliced(body: bytes, edits: list[tuple[int, int, bytes]]) -> Sequence[bytes | memoryview]:
-    source: bytes | memoryview = body if len(body) <= COPY_LIMIT_BYTES else memoryview(body)
+def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tuple[bytes | memoryview, ...]:
+    """Return `body` with the bytes between two places replaced, by each of `edits`, which go from left to right."""
+    first = body[0]
+    if len(body) == 1 and len(first) <= COPY_LIMIT_BYTES:
+        copied: list[bytes] = []
+        position = 0
+        for start, end, text in edits:
+            copied += (first[position:start], text)
+            position = end
+        copied.append(first[position:])
+        return (b"".join(copied),)
     parts: list[bytes | memoryview] = []
-    position = 0
-    for start, end, text in edits:
-        parts += (source[position:start], text)
-        position = end
-    parts.append(source[position:])
-    return (b"".join(parts),) if source is body else parts
+    index = begin = position = 0  # the part at hand, where in the body it begins, how far the body has been gone through
+    size = sum(map(len, body))
+    for start, end, text in (*edits, (size, size, b"")):
+        while position < end or position < start:
+            part = body[index]
+            stop = begin + len(part)
+            upto = min(stop, start if position < start else end)
+            if position < start:
+                parts.append(memoryview(part)[position - begin : upto - begin])
+            position = upto
+            if position == stop:
+                begin = stop
+                index += 1
+        if text:
+            parts.append(text)
+    return tuple(parts)
 
 
 def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:

@@ -66,7 +66,7 @@ def test_a_large_body_is_marked_where_its_field_is(xargs: Any) -> None:
     assert len(text) < 200_000
     facts = read_facts("/v1/completions", text, len(body))
     assert facts.work_tokens == read_facts("/v1/completions", body).work_tokens
-    found = orjson.loads(b"".join(amend(body, facts, amendments("code", None, False), outline)))
+    found = orjson.loads(b"".join(amend((body,), facts, amendments("code", None, False), outline)))
     assert found == {**value, "vllm_xargs": {**(xargs or {}), "traffic_class": "code"}}
 
 
@@ -118,4 +118,4 @@ def test_no_part_of_a_large_body_takes_long(body: bytes) -> None:
 def test_many_members_beside_vllm_xargs_are_refused() -> None:
     body = b'{"model":"m","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(600)) + b"}"
     with pytest.raises(BodyTooComplexError):
-        amend(body, read_facts("/v1/completions", body), amendments("code", None, False))
+        amend((body,), read_facts("/v1/completions", body), amendments("code", None, False))
