@@ -1,5 +1,6 @@
 """The only file that wires the gateway: settings in, a running server out."""
 
+import asyncio
 import gc
 import logging
 import os
@@ -50,6 +51,7 @@ from specpilot.gateway.telemetry.access_log import AccessLog
 from specpilot.gateway.telemetry.engine_counters import EngineCounters, OwnAccount, SharedAccount, exposition
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
+from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
 from specpilot.gateway.wire.deadlines import Limits
 from specpilot.policy.clock import Clock, SystemClock
@@ -286,16 +288,16 @@ def _exposition(
     """Return what answers `/metrics`: the gateway's own counts, all workers', and sums of the engines'."""
     own = context.exposition if worker is None else partial(worker.exposition, context)
     if not settings.engine_counters_s:
-        return own
+        return Scrape(own, clock.monotonic).read
     keeper = OwnAccount() if worker is None else SharedAccount(worker.folder)
     ask = partial(read_counters, context.fleet, clock.monotonic)
     counters = EngineCounters(ask, keeper, clock.monotonic, settings.engine_counters_s)
 
     async def show() -> bytes:
         totals = await counters.read()
-        return await own() + exposition(totals)
+        return await own() + await asyncio.to_thread(exposition, totals)
 
-    return show
+    return Scrape(show, clock.monotonic).read
 
 
 def _secret(value: SecretStr | None) -> str | None:
