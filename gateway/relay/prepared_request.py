@@ -9,10 +9,9 @@ which its body is amended anew; so the body as it came is kept until then.
 
 from collections.abc import Collection
 
-import orjson
-
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.stored_response import check_owner, reference
 from specpilot.gateway.relay.tuning import RETRY_AFTER_S
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
@@ -20,7 +19,6 @@ from specpilot.gateway.routing.model_route import RouteRule, first_serving, mode
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.telemetry.metrics import Cell
 from specpilot.gateway.wire.body import (
-    PREVIOUS,
     REQUEST_ID,
     RequestFacts,
     amend,
@@ -31,16 +29,13 @@ from specpilot.gateway.wire.body import (
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
-    InvalidFieldError,
     InvalidFormError,
     ModelNotAllowedError,
     ModelNotFoundError,
-    ResponseNotFoundError,
 )
 from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
-from specpilot.gateway.wire.response_id import is_of_another
-from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED, asks_stream, response_id
+from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED
 from specpilot.policy.types import ApiKey
 
 MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
@@ -186,13 +181,13 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     """
     text = None if outline is None else outline.finish()
     if head.target:
-        text, body = _reference(context, head.target), (b"",)
+        text, body = reference(context, head.target), (b"",)
     elif path in FORMS and text is None:
         raise InvalidFormError("the form is empty; send it in the body")
     facts = _facts(path, body, text)
     asked = facts.model
     if key is not None and (path == RESPONSES or head.target):
-        _check_responses(facts, key.key_id)
+        check_owner(facts, key.key_id)
     if key is not None and not head.target and not key.may_use(asked):
         raise ModelNotAllowedError(
             f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
@@ -322,34 +317,6 @@ def _facts(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFac
         return read_facts(path, body[0])
     # What an engine makes of a file's bytes is no prompt of a quarter as many tokens.
     return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
-
-
-def _reference(context: GatewayContext, target: str) -> bytes:
-    """Return what a request that refers to a stored response says, as the body that it does not have."""
-    found = response_id(target)
-    engines = context.fleet.engines.values()
-    engine = context.fleet.maker(found, engines)
-    if engine is None or not engine.models:
-        if not engines:
-            raise EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
-        raise _no_response(found)
-    model = engine.registered_model or min(engine.models)
-    asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
-    return orjson.dumps(asked)
-
-
-def _check_responses(facts: RequestFacts, key_id: str) -> None:
-    """Let no request of the key read, continue, cancel or replace another key's response."""
-    previous, chosen = facts.previous_response, facts.body.get(REQUEST_ID)
-    if previous is not None and is_of_another(previous, key_id):
-        raise _no_response(previous)
-    if type(chosen) is str and is_of_another(chosen, key_id):
-        said = f"{REQUEST_ID} is the identifier of another API key's response; choose another one, or leave it out"
-        raise InvalidFieldError(said, param=REQUEST_ID)
-
-
-def _no_response(identifier: str) -> ResponseNotFoundError:
-    return ResponseNotFoundError(f"no engine here made the response `{identifier[:128]}`, or it has gone")
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:
