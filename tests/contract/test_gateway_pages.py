@@ -40,6 +40,18 @@ async def test_the_text_of_metrics_is_written_off_the_loop(
     assert gateway._thread not in threads
 
 
+@pytest.mark.parametrize("path", ["/health/", "/metrics/", "/v1/chat/completions/"])
+async def test_a_path_with_a_slash_too_many_is_no_page_and_no_redirection(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+) -> None:
+    """A redirection would name the host that the client wrote into its request."""
+    gateway = await start_gateway(engine)
+    asked = request(path=path, method="GET").replace(b"host: gateway", b"host: elsewhere.example")
+    answer = await call(gateway.port, asked)
+    assert (answer.status, answer.code) == (404, "route_not_found")
+    assert "elsewhere" not in str(answer.headers)
+
+
 async def test_health_ready_models_and_metrics(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     engine.models = ["tiny", "adapter"]
     gateway = await start_gateway(engine)
