@@ -1,7 +1,7 @@
 """The body of one request as it arrives: held in parts, bounded, and counted against what all bodies may take.
 
-A large one stays in the parts in which it came, but for small ones, which are joined: to make it one piece would hold up
-every other request for about a millisecond a megabyte.
+A large one stays in the parts in which it came, but for small ones, which are joined: to make it one piece would hold
+every other request up for as long as that takes.
 """
 
 from specpilot.gateway.relay.context import GatewayContext

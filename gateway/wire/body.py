@@ -13,7 +13,7 @@ Whether `messages` and the like make sense is the engine's business. Pure.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -267,7 +267,7 @@ def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tu
         copied.append(first[position:])
         return (b"".join(copied),)
     parts: list[bytes | memoryview] = []
-    index = begin = position = 0  # the part at hand, where in the body it begins, how far the body has been gone through
+    index = begin = position = 0  # the part at hand, where in the body it begins, how far the body is done
     size = sum(map(len, body))
     for start, end, text in (*edits, (size, size, b"")):
         while position < end or position < start:
@@ -296,7 +296,7 @@ def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
         count += 1
         if count > WALKED_MEMBERS:
             said = (
-                f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to be set at most {WALKED_MEMBERS} members"
+                f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set at most {WALKED_MEMBERS} members"
             )
             raise BodyTooComplexError(f"{said} of an object can be read; send fewer")
         found = _STRING.match(body, position)

@@ -5,9 +5,9 @@ part and not kept a second time. `FormOutline.finish` returns the fields as a JS
 the same rules as any other body (`gateway.wire.body.read_facts`).
 
 What servers read in different ways is refused, so that the engine sees the fields that the gateway saw: another
-charset or transfer encoding, escapes in names, two dispositions of one part, a line that only begins with the boundary,
-anything before the first boundary or after the last, a field twice that decides where the form goes. And the class is the
-gateway's to say, so that `vllm_xargs` may not name one: it cannot be replaced there.
+charset or transfer encoding, escapes in names, two dispositions of one part, a boundary within a line, anything before
+the first or after the last, a field twice that decides where the form goes. And the class is the gateway's to say, so
+`vllm_xargs` may not name one: it could not be replaced.
 """
 
 import re
@@ -114,7 +114,8 @@ class FormOutline(BodyOutline):
         if stream in _TRUE or stream in _FALSE:
             fields["stream"] = stream in _TRUE
         if CLASS_FIELD in _arguments(self._fields.get(XARGS)):
-            raise InvalidFormError(f"`{XARGS}` of a form may not name `{CLASS_FIELD}`: the gateway decides; leave it out")
+            said = f"`{XARGS}` of a form may not name `{CLASS_FIELD}`: the gateway decides; leave it out"
+            raise InvalidFormError(said)
         return orjson.dumps(fields)
 
     def _begin_part(self, head: bytes) -> None:

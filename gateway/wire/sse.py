@@ -30,7 +30,7 @@ _OWN_USAGE = re.compile(
 )
 """The end of a document that has `usage` as one of its own members, and behind it members that are no objects.
 
-The last brace closes the document, and nothing but pairs of quotes stands between it and the brace that closes the usage:
+The last brace closes the document, and nothing but pairs of quotes stands between it and the one that closes the usage:
 so that one is no text in a string, and the member that it ends is the document's own if the usage by itself is JSON.
 """
 _SPACE = b" "[0]
@@ -88,7 +88,7 @@ class Usage:
         document, and what is said of speculation, is left to the other.
         """
         at = text.rfind(b'"usage"')
-        if at < 2 or text.find(b'"usage"', 0, at) >= 0 or b'"speculative_decoding"' in text:  # noqa: PLR2004 - `{` and a space
+        if at < 2 or text.find(b'"usage"', 0, at) >= 0 or b'"speculative_decoding"' in text:  # noqa: PLR2004 - `{ `
             return False
         before = text[at - 1] if text[at - 1] != _SPACE else text[at - 2]
         found = _OWN_USAGE.match(text, at) if before in b",{" else None

@@ -179,7 +179,9 @@ async def test_counting_tokens_costs_none(
     assert held_tokens(gateway) == 400
 
 
-@pytest.mark.parametrize(("more", "used"), [({}, 3000), ({"max_output_tokens": 100}, 123), ({"background": False}, 273)])
+@pytest.mark.parametrize(
+    ("more", "used"), [({}, 3000), ({"max_output_tokens": 100}, 123), ({"background": False}, 273)]
+)
 async def test_a_response_in_the_background_pays_for_what_it_may_use_as_nobody_sees_what_it_uses(
     engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, more: dict[str, Any], used: int
 ) -> None:

@@ -83,14 +83,16 @@ def test_looking_through_a_large_body_takes_no_memory_of_its_size(value: str) ->
 
 @given(st.lists(st.integers(0, 300), max_size=6))
 def test_a_body_in_parts_is_amended_as_one_in_one_part(cuts: list[int]) -> None:
-    body = b' {"model" : "m", "image":"%s","vllm_xargs":{"a":1,"traffic_class":"b"},"priority":3,"model":"n"}' % (b"x" * 99)
+    image = b"x" * 99
+    body = b' {"model" : "m", "image":"%s","vllm_xargs":{"a":1,"traffic_class":"b"},"priority":3,"model":"n"}' % image
     at = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
     parts = tuple(body[start:end] for start, end in pairwise(at) if start < end)
     outline = BodyOutline()
     for part in parts:
         outline.feed(part)
     found = read_facts(PATH, outline.finish(), len(body))
-    for wanted in (amendments("code", None, True, 2, "served"), amendments("code", 4, False), amendments(None, None, False)):
+    every = amendments("code", None, True, 2, "served")
+    for wanted in (every, amendments("code", 4, False), amendments(None, None, False)):
         assert b"".join(amend(parts, found, wanted, outline)) == b"".join(amend((body,), found, wanted))
 
 
