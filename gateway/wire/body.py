@@ -29,6 +29,7 @@ from specpilot.gateway.wire.tuning import (
     PROMPT_TOKENS_COUNTED,
     UNSAID_OUTPUT_TOKENS,
     WALKED_MEMBERS,
+    WALKED_STRINGS,
 )
 from specpilot.policy.types import is_class_name
 
@@ -42,13 +43,14 @@ INCLUDE_USAGE = "include_usage"
 REQUEST_ID = "request_id"
 PREVIOUS = "previous_response_id"
 _USAGE = {INCLUDE_USAGE: b"true"}
+_WALKED = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 
 
 # Possessive: what can backtrack remembers every escape that it passed, a hundred bytes each.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^,\]}\s]+")
-_NOT_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING.pattern + rb")++", re.DOTALL)
+_NOT_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING.pattern + rb'[^"{}\[\]]*+)*+', re.DOTALL)
 
 
 class RequestFacts:
@@ -220,6 +222,8 @@ def amend(
     edits: list[tuple[int, int, bytes]] = [(start, start, added)] if added else []
     if not (has_xargs or has_options or PRIORITY in found or wanted.model is not None):
         return _spliced(body, edits)
+    if outline is not None and outline.strings > WALKED_STRINGS:
+        raise BodyTooComplexError(f"{_WALKED} at most {WALKED_STRINGS} strings can be read; send fewer")
     changed: list[tuple[int, int, bytes]] = []
     for key, begin, end in _members(text, opened):
         if key == XARGS and has_xargs:
@@ -295,10 +299,8 @@ def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
     while body[position] != ord("}"):
         count += 1
         if count > WALKED_MEMBERS:
-            said = (
-                f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set at most {WALKED_MEMBERS} members"
-            )
-            raise BodyTooComplexError(f"{said} of an object can be read; send fewer")
+            said = f"{_WALKED} at most {WALKED_MEMBERS} members of an object can be read; send fewer"
+            raise BodyTooComplexError(said)
         found = _STRING.match(body, position)
         assert found is not None
         key: str = orjson.loads(found[0])

@@ -81,6 +81,11 @@ class BodyOutline:
             self._text.clear()
         return self._whole
 
+    @property
+    def strings(self) -> int:
+        """How many strings the body has, names of members included."""
+        return self._quotes // 2
+
     def place(self, position: int) -> int:
         """Return where in the body the byte at `position` of the outline is; never one within a long string."""
         at = bisect_right(self._cuts, (position, 1 << 62))
