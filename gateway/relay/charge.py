@@ -25,11 +25,10 @@ def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now:
     return True
 
 
-def used_by(trip: Relay | None, path: str, estimate: int, status: int) -> int:
-    """Return the tokens that a request counts for, now that it is over, charged as `estimate`; `trip` is its relay."""
+def used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: int) -> int:
+    """Return the tokens that a request counts for, now that it is over; `trip` is its relay."""
     if trip is None or not trip.sent_at or path in UNCHARGED:
         return 0
     delivery = trip.delivery
-    if delivery is None:
-        return used_tokens(estimate, None, 0, status)
-    return used_tokens(estimate, delivery.usage.total_tokens, delivery.events, status)
+    said, events = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.events)
+    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, said, events, status)

@@ -354,7 +354,7 @@ class Exchange:
         outcome.waited_s = self._waited_s
         context.recorder.record(outcome, None if prepared is None else prepared.cell, self._span)
         if self._is_charged and self._key is not None and prepared is not None:
-            used = used_by(trip, self._path, prepared.charged_tokens, outcome.status)
+            used = used_by(trip, self._path, prepared, outcome.status)
             context.rates.settle(self._key.key_id, prepared.charged_tokens, used, outcome.ended_at)
         if trip is not None:
             trip.drop()

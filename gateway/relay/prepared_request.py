@@ -82,8 +82,9 @@ class PreparedRequest:
     request waits or its engine is chosen. `body` is empty once there can be no retry. `outline` is what was parsed of a
     large body. `requested_model` is what the client asked for, where that name has a model route; `source` is there
     while the request may be turned to another model. `charged_tokens` is what counts against the key's limit until the
-    response states its usage; `strips_usage`: the gateway asked for that, and the client did not. `is_unnamed`: the
-    response is to have an identifier, for the API key `key_id`, and the client chose none.
+    response states its usage, `prompt_tokens` of it for the prompt; `strips_usage`: the gateway asked for that, and the
+    client did not. `is_unnamed`: the response is to have an identifier, for the API key `key_id`, and the client chose
+    none.
     """
 
     __slots__ = (
@@ -99,6 +100,7 @@ class PreparedRequest:
         "outline",
         "own",
         "path",
+        "prompt_tokens",
         "requested_model",
         "source",
         "strips_usage",
@@ -127,6 +129,7 @@ class PreparedRequest:
         self.own = own
         self.cell = cell
         self.charged_tokens = facts.charged_tokens
+        self.prompt_tokens = facts.prompt_tokens
         self.strips_usage = False
         self.requested_model: str | None = None
         self.source: Source | None = None

@@ -57,11 +57,11 @@ class RequestFacts:
     """What the gateway knows of a request. `body` is what `orjson` made of it; read it, never write it.
 
     `work_tokens` estimates what the request asks of an engine: prompt plus output, in tokens, of which no more counts
-    than tells engines apart; `charged_tokens` is the same without those bounds. `max_tokens` is the
-    largest number of output tokens that it allows; `None` when it does not say.
+    than tells engines apart; `charged_tokens` is the same without those bounds, `prompt_tokens` of it. `max_tokens` is
+    the largest number of output tokens that it allows; `None` when it does not say.
     """
 
-    __slots__ = ("body", "charged_tokens", "max_tokens", "model", "path", "stream", "work_tokens")
+    __slots__ = ("body", "charged_tokens", "max_tokens", "model", "path", "prompt_tokens", "stream", "work_tokens")
 
     def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
         self, path: str, model: str, body: dict[str, Any], prompt_tokens: int, max_tokens: int | None, *, stream: bool
@@ -69,6 +69,7 @@ class RequestFacts:
         output_tokens = UNSAID_OUTPUT_TOKENS if max_tokens is None else max(0, max_tokens)
         self.work_tokens = min(prompt_tokens, PROMPT_TOKENS_COUNTED) + min(output_tokens, OUTPUT_TOKENS_COUNTED)
         self.charged_tokens = prompt_tokens + output_tokens
+        self.prompt_tokens = prompt_tokens
         self.path = path
         self.model = model
         self.body = body
