@@ -158,12 +158,14 @@ async def test_a_response_is_that_of_the_key_it_was_made_for(
     made = (await answer(0, "mine", {"model": "tiny", "input": "hi"})).json["id"]
     before = sum(len(each.seen) for each in engines)
     on = {"model": "tiny", "input": "go on", "previous_response_id": made}
-    for body, path, more in (
+    get = {"method": "GET"}
+    asked: list[tuple[dict[str, Any] | bytes, str, dict[str, str]]] = [
         (on, RESPONSES, {}),
-        (b"", f"{RESPONSES}/{made}", {"method": "GET"}),
-        (b"", f"{RESPONSES}/{made}?stream=true", {"method": "GET"}),
+        (b"", f"{RESPONSES}/{made}", get),
+        (b"", f"{RESPONSES}/{made}?stream=true", get),
         (b"", f"{RESPONSES}/{made}/cancel", {}),
-    ):
+    ]
+    for body, path, more in asked:
         refused = await answer(1, "theirs", body, path, **more)
         assert (refused.status, refused.code) == (404, "response_not_found")
     replaced = await answer(1, "theirs", {"model": "tiny", "input": "mine now", "request_id": made})
