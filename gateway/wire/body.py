@@ -223,21 +223,28 @@ def amend(
     edits: list[tuple[int, int, bytes]] = [(start, start, added)] if added else []
     if not (has_xargs or has_options or PRIORITY in found or wanted.model is not None):
         return _spliced(body, edits)
-    if outline is not None and outline.strings > WALKED_STRINGS:
+    if outline is None:
+        return _spliced(body, edits + _changes(text, opened, wanted))
+    if outline.strings > WALKED_STRINGS:
         raise BodyTooComplexError(f"{_WALKED} at most {WALKED_STRINGS} strings can be read; send fewer")
+    for begin, end, new in _changes(text, opened, wanted):
+        edits.append((outline.place(begin), outline.place(end), new))
+    return _spliced(body, edits)
+
+
+def _changes(text: bytes, opened: int, wanted: Amendments) -> list[tuple[int, int, bytes]]:
+    """Return what is to be replaced of the object at `opened`, of members that it has."""
     changed: list[tuple[int, int, bytes]] = []
     for key, begin, end in _members(text, opened):
-        if key == XARGS and has_xargs:
+        if key == XARGS and wanted.xargs:
             changed += _merged(text, begin, end, wanted.xargs)
-        elif key == STREAM_OPTIONS and has_options:
+        elif key == STREAM_OPTIONS and wanted.asks_usage:
             changed += _merged(text, begin, end, _USAGE)
         elif key == PRIORITY:
             changed.append((begin, end, wanted.priority))
         elif key == MODEL and wanted.model is not None:
             changed.append((begin, end, wanted.model))
-    if outline is not None:
-        changed = [(outline.place(begin), outline.place(end), new) for begin, end, new in changed]
-    return _spliced(body, edits + changed)
+    return changed
 
 
 def _text_of(members: dict[str, bytes]) -> bytes:

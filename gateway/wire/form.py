@@ -66,25 +66,10 @@ class FormOutline(BodyOutline):
         at = 0
         while not self._is_over:
             if self._is_head:
-                mark = text[at : at + 2]
-                if len(mark) < len(_LINE):
-                    break
-                if mark == _END:
-                    self._is_over = True
-                    at += 2
-                    break
-                if mark != _LINE:
-                    raise InvalidFormError("a line of the form only begins with its boundary; choose another boundary")
-                end = text.find(b"\r\n\r\n", at)
-                if (len(text) if end < 0 else end) - at > PART_HEAD_BYTES:
-                    raise InvalidFormError(
-                        f"a part of the form has more than {PART_HEAD_BYTES} bytes of headers; send fewer"
-                    )
+                end = self._read_head(text, at)
                 if end < 0:
                     break
-                self._begin_part(text[at : end + 2])
-                at = end + 4
-                self._is_head = False
+                at = end
                 continue
             found = text.find(self._boundary, at)
             end = found - len(_LINE)
@@ -104,6 +89,25 @@ class FormOutline(BodyOutline):
             if self._rest.strip():
                 raise InvalidFormError("the form goes on after its last boundary; end it there")
             self._rest = b""
+
+    def _read_head(self, text: bytes, at: int) -> int:
+        """Read what follows a boundary, from `at` on; return where that ends, -1 while it is not whole."""
+        mark = text[at : at + 2]
+        if mark == _END:
+            self._is_over = True
+            return at + 2
+        if len(mark) < len(_LINE):
+            return -1
+        if mark != _LINE:
+            raise InvalidFormError("a line of the form only begins with its boundary; choose another boundary")
+        end = text.find(b"\r\n\r\n", at)
+        if (len(text) if end < 0 else end) - at > PART_HEAD_BYTES:
+            raise InvalidFormError(f"a part of the form has more than {PART_HEAD_BYTES} bytes of headers; send fewer")
+        if end < 0:
+            return -1
+        self._begin_part(text[at : end + 2])
+        self._is_head = False
+        return end + 4
 
     def finish(self) -> bytes:
         """The body is whole: return its fields as a JSON object. Raises `InvalidFormError` when its end is missing."""

@@ -3,9 +3,9 @@
 An engine keeps its responses to itself, so what refers to one (`previous_response_id`, `GET /v1/responses/{id}`) can be
 answered there alone, and it keeps those of all keys together. The gateway gives each response an identifier (vLLM:
 the body's `request_id`): `resp_`, `TAG_DIGITS` hexadecimal digits of the engine's hash, random ones, and `OWNER_DIGITS`
-of a hash of those and the id of the key. So every worker and every replica finds the engine and tells whose the response is,
-after a restart too, and nothing is remembered. Neither tag nor owner is a secret: to another key the engine's response
-has no other name, and one made up for a key is that of no response. Pure.
+of a hash of those and the id of the key. So every worker and every replica finds the engine and tells whose the
+response is, after a restart too, and nothing is remembered. Neither tag nor owner is a secret: to another key the
+engine's response has no other name, and one made up for a key is that of no response. Pure.
 """
 
 import re
