@@ -24,16 +24,6 @@ from specpilot.gateway.wire.tuning import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
 _TOKENS = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_OWN_USAGE = re.compile(
-    rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})'
-    rb'(?:\s*+,\s*+"[^"\\]*+"\s*+:\s*+(?:null|true|false|[0-9.eE+-]++|"[^"\\]*+"))*+\s*+\}\s*+\Z'
-)
-"""The end of a document that has `usage` as one of its own members, and behind it members that are no objects.
-
-The last brace closes the document, and nothing but pairs of quotes stands between it and the one that closes the usage:
-so that one is no text in a string, and the member that it ends is the document's own if the usage by itself is JSON.
-"""
-_SPACE = b" "[0]
 _ERROR_DATA = (b'data: {"error"', b'data:{"error"')
 _ERROR_CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
 _CLIENTS_FAULT = range(400, 500)
@@ -73,37 +63,14 @@ class Usage:
         for holder in (found, found.get("response"), found.get("message")):
             usage = holder.get("usage") if type(holder) is dict else None
             if type(usage) is dict:
-                self._take(usage)
+                self.input_tokens = _count(usage, "prompt_tokens", "input_tokens", self.input_tokens)
+                self.output_tokens = _count(usage, "completion_tokens", "output_tokens", self.output_tokens)
         metrics = found.get("metrics")
         speculation = metrics.get("speculative_decoding") if type(metrics) is dict else None
         length = speculation.get("mean_acceptance_length") if type(speculation) is dict else None
         if isinstance(length, (int, float)):
             self.acceptance_length = float(length) if isfinite(length) else None
         return True
-
-    def read_end(self, text: bytes) -> bool:
-        """Learn from the end of one whole JSON document as `read_document` would; return `False` where that must look.
-
-        So the cost does not go by the length of the answer: engines state usage behind it. Any second `usage` in the
-        document, and what is said of speculation, is left to the other.
-        """
-        at = text.rfind(b'"usage"')
-        if at < 2 or text.find(b'"usage"', 0, at) >= 0 or b'"speculative_decoding"' in text:  # noqa: PLR2004 - `{ `
-            return False
-        before = text[at - 1] if text[at - 1] != _SPACE else text[at - 2]
-        found = _OWN_USAGE.match(text, at) if before in b",{" else None
-        if found is None:
-            return False
-        try:
-            usage = orjson.loads(found[1])
-        except orjson.JSONDecodeError:
-            return False
-        self._take(usage)
-        return True
-
-    def _take(self, usage: dict[str, Any]) -> None:
-        self.input_tokens = _count(usage, "prompt_tokens", "input_tokens", self.input_tokens)
-        self.output_tokens = _count(usage, "completion_tokens", "output_tokens", self.output_tokens)
 
     def read(self, text: bytes) -> None:
         """Learn from a part of JSON that may hold usage; later values replace earlier ones."""
@@ -264,7 +231,7 @@ class JsonTap:
     def finish(self, usage: Usage) -> None:
         """The body is whole: put what it said of itself into `usage`."""
         text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        if not self._is_shortened and (usage.read_end(text) or usage.read_document(text)):
+        if not self._is_shortened and usage.read_document(text):
             return
         at = _last_usage(text)
         if at >= 0:

@@ -1,6 +1,5 @@
 import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -189,64 +188,3 @@ def test_usage_counts_where_it_belongs_only() -> None:
         usage = Usage()
         events.finish(usage)
         assert (usage.input_tokens, usage.output_tokens) == (500, 70)
-
-
-texts = st.sampled_from(["", "usage", '"usage":{', "}", "{", ',"', "\\", "x"])
-names = st.sampled_from(["usage", "completion_tokens", "input_tokens", "a", 'b"', "message"])
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 2**40) | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(
-    members=st.lists(st.tuples(names | texts, values), max_size=5),
-    separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")]),
-    end=st.sampled_from(["", " ", "\n"]),
-)
-def test_the_end_of_a_document_says_what_the_document_says(
-    members: list[tuple[str, Any]], separators: tuple[str, str], end: str
-) -> None:
-    comma, colon = separators
-    text = comma.join(json.dumps(name) + colon + json.dumps(value, separators=separators) for name, value in members)
-    document = ("{" + text + "}" + end).encode()
-    quick, whole = Usage(), Usage()
-    is_read = quick.read_end(document)
-    assert whole.read_document(document)
-    if is_read:
-        assert (quick.input_tokens, quick.output_tokens) == (whole.input_tokens, whole.output_tokens)
-        assert quick.acceptance_length is whole.acceptance_length is None
-
-
-@pytest.mark.parametrize(
-    "tail",
-    ["", ',"prompt_logprobs":null', ', "kv_transfer_params": null, "user": "me{}", "n": -1.5e3, "store":true', "\n"],
-)
-def test_usage_at_the_end_is_read_without_the_rest(tail: str) -> None:
-    usage = '{"prompt_tokens":3,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}'
-    found = Usage()
-    before = '{"choices":[{"message":{"content":"\\"usage\\":{}"}}],"usage":'
-    assert found.read_end((before + usage + tail + "}").encode())
-    assert (found.input_tokens, found.output_tokens) == (3, 5)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        '{"id":1,"usage":{"prompt_tokens":3},"metadata":{"usage":"x"}}',
-        '{"metadata":{"a":1,"usage":{"prompt_tokens":3}}}',
-        '{"id":1,"usage":{"prompt_tokens":3},"usage":null}',
-        '{"id":1,"usage":{"prompt_tokens":3},"metrics":{"speculative_decoding":{"mean_acceptance_length":2}}}',
-        '{"a":"\\"usage":{"prompt_tokens":3}}',
-        '{"id":1,"usage":{"prompt_tokens":3},"a":[{}]}',
-        '{"a":{},"usage":{"a":"{","b":1},"c":2}',
-        '{"id":1,"usage":null}',
-        '"usage":{}}',
-        "",
-    ],
-)
-def test_what_else_a_document_may_be_is_left_to_its_parser(document: str) -> None:
-    found = Usage()
-    assert not found.read_end(document.encode())
-    assert (found.input_tokens, found.output_tokens) == (None, None)
