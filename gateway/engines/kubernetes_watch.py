@@ -69,6 +69,7 @@ class EndpointWatch:
         self._publish = publish
         self._rng = rng
         self._slices: dict[str, Mapping[str, Any]] = {}
+        self._found = Endpoints()  # of the last slices that could be read
         self._version: str | None = None
         self._complaint: str | None = None
         self._looking = threading.Lock()
@@ -84,16 +85,15 @@ class EndpointWatch:
         self._stopped.set()
 
     def look(self) -> Endpoints:
-        """Return the engines now; none when the API server does not say, or nothing that can be read."""
+        """Return the engines now; those of the last good answer when there is no new one that can be read."""
         try:
             with self._looking:
                 self._list()
-                found = self._endpoints()
+            self._endpoints()
             self._say(None)
         except (OSError, http.client.HTTPException, _WatchError, _ExpiredError) as error:
             self._say(str(error) or type(error).__name__)
-            return Endpoints()
-        return found
+        return self._found
 
     def _run(self) -> None:
         with self._looking:  # a first look that took too long must not come after what the watch brings
@@ -124,10 +124,11 @@ class EndpointWatch:
 
     def _endpoints(self) -> Endpoints:
         try:
-            return endpoints(self._service, self._slices.values())
+            self._found = endpoints(self._service, self._slices.values())
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             self._version = None  # to read on would not mend it: list anew
             raise _WatchError(f"what the API server says are no EndpointSlices ({error!r})") from error
+        return self._found
 
     def _say(self, complaint: str | None) -> None:
         if complaint == self._complaint:

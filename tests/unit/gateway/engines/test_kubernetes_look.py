@@ -23,5 +23,7 @@ def test_a_first_look_at_what_cannot_be_read_finds_no_engine_and_says_so(
             assert "are no EndpointSlices" in caplog.text
         api.put(endpoint_slice("a", [endpoint("10.0.0.1")]))
         assert watch.look() == Endpoints(("http://10.0.0.1:8000",))
+        api.put({**endpoint_slice("a", []), "endpoints": [7]})
+        assert watch.look() == Endpoints(("http://10.0.0.1:8000",))  # what was known holds
     finally:
         api.close()
