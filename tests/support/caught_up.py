@@ -4,6 +4,9 @@ Caught up "in parts" means that every few steps of the spell another third of th
 these steps the drafter ran, for them alone. "Left out in turns" means that it ran in every step, at changing width, for
 one half of them and then for the other, as in steps in which some have K = 0 and others not.
 
+"Not copied" is "caught up" without the copy of the target's states that an accelerator's graphs make necessary; only
+for "poison", where it must show.
+
 Run as a program it prints, for each way, accepted and verified draft tokens after the spell. Text and positions are the
 same in all three, and the KV blocks are recycled, so what a hole shows to the drafter is another request's cache.
 """
@@ -38,6 +41,7 @@ def main(mode: str, head: str) -> None:
     llm = start(mode, head)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     catch_up, commit = backlog.Backlog.catch_up, scheduler.meter.commit
+    beyond_passes = backlog.Backlog.beyond_passes
     drafts: list[Draft] = []
     seen: Counter[str] = Counter()
     found: dict[str, Any] = {}
@@ -70,13 +74,18 @@ def main(mode: str, head: str) -> None:
         drafts.extend(outcome.drafts)
         commit(shape, seconds, context, outcome)
 
+    def copied_or_not(own: backlog.Backlog, state: Any) -> Any:
+        return state if way == "not copied" else beyond_passes(own, state)
+
     scheduler.steps._planner.plan = plan
     scheduler.steps._planner.repeats = lambda *_: 0  # every step asks
     scheduler.meter.commit = noted
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
+    backlog.Backlog.beyond_passes = copied_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]
     sampling = SamplingParams(temperature=0, max_tokens=BEGIN + SPELL + AFTER, ignore_eos=True)
-    for way in ("warm-up", "whole", "caught up", "in parts", "left out in turns", "hole"):
+    ways = ["warm-up", "whole", "caught up", "in parts", "left out in turns", "hole"]
+    for way in [*ways, "not copied"] if mode == "poison" else ways:
         step = 0
         drafts.clear()
         replies = llm.chat(every if way != "warm-up" else every[::-1], sampling, use_tqdm=False)
