@@ -172,7 +172,7 @@ def _wrap_graphs() -> None:
         return size
 
     @wraps(determine)
-    def determine_of_length(  # noqa: PLR0913, PLR0917 - vLLM's signature
+    def determine_of_length(
         self: Any,
         num_tokens: int,
         num_reqs: int,

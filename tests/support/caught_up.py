@@ -31,7 +31,7 @@ BEGIN, SPELL, AFTER, K = 16, 128, 100, 7
 REQUESTS = 18
 
 
-def main(mode: str, head: str) -> None:
+def main(mode: str, head: str) -> None:  # noqa: C901 - the ways stand side by side
     """Serve the same requests in each of the ways.
 
     `mode`: whether vLLM compiles the models, or runs them "eager", or eagerly with "poison": each pass of the drafter
@@ -41,7 +41,6 @@ def main(mode: str, head: str) -> None:
     llm = start(mode, head)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     catch_up, commit = backlog.Backlog.catch_up, scheduler.meter.commit
-    beyond_passes = backlog.Backlog.beyond_passes
     drafts: list[Draft] = []
     seen: Counter[str] = Counter()
     found: dict[str, Any] = {}
@@ -74,20 +73,18 @@ def main(mode: str, head: str) -> None:
         drafts.extend(outcome.drafts)
         commit(shape, seconds, context, outcome)
 
-    def copied_or_not(own: backlog.Backlog, state: Any) -> Any:
-        return state if way == "not copied" else beyond_passes(own, state)
-
     scheduler.steps._planner.plan = plan
     scheduler.steps._planner.repeats = lambda *_: 0  # every step asks
     scheduler.meter.commit = noted
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
-    backlog.Backlog.beyond_passes = copied_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]
     sampling = SamplingParams(temperature=0, max_tokens=BEGIN + SPELL + AFTER, ignore_eos=True)
     ways = ["warm-up", "whole", "caught up", "in parts", "left out in turns", "hole"]
     for way in [*ways, "not copied"] if mode == "poison" else ways:
         step = 0
         drafts.clear()
+        if way == "not copied":
+            backlog.Backlog.beyond_passes = lambda _, state: state  # type: ignore[method-assign]
         replies = llm.chat(every if way != "warm-up" else every[::-1], sampling, use_tqdm=False)
         found[way] = {
             "accepted": sum(draft.accepted for draft in drafts),

@@ -13,11 +13,15 @@ host's before it has waited for the copy, gives the right text there. `install` 
 Everything that the device computes is still done at once and in order: an overlap of two streams' kernels is not shown.
 """
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -27,11 +31,14 @@ GARBAGE = -7_654_321
 
 @dataclass
 class Seen:
-    """What happened: copies that arrived late, tensors sent to the device, and sources that changed too early."""
+    """What happened: copies that arrived late, tensors sent to the device, and sources that changed too early.
+
+    `changed` counts these by the line that began the copy.
+    """
 
     late: int = 0
     sent: int = 0
-    changed: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
 
 
 SEEN = Seen()
@@ -140,18 +147,31 @@ def _put_off(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _note_sent(source: torch.Tensor) -> None:
     SEEN.sent += 1
-    as_sent = source.clone()
+    as_sent, frame = source.clone(), sys._getframe(2)
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
     def compare() -> None:
-        SEEN.changed += not torch.equal(source, as_sent)
+        if not torch.equal(source, as_sent):
+            SEEN.changed[place] += 1
 
     _DEFAULT.begun.append(_Copy(compare))
 
 
+def _send(data: Any, device: Any = None, dtype: torch.dtype | None = None, out: torch.Tensor | None = None) -> Any:
+    """vLLM's `async_tensor_h2d`, of which its stand-in for CPUs returns the host's tensor itself."""
+    del device
+    host = torch.from_numpy(data) if isinstance(data, np.ndarray) else torch.as_tensor(data, dtype=dtype)
+    if out is not None:
+        return out.copy_(host, non_blocking=True)
+    return host.to(device="cpu", dtype=dtype, non_blocking=True)
+
+
 def install() -> None:
     """Take the host's and the device's memory of this process apart, before an engine is made."""
-    from vllm.v1.worker import cpu_model_runner  # noqa: PLC0415 - takes seconds, and the rig's own test needs none
-
+    with suppress(ImportError):  # what newer versions put in the place of CUDA's functions, as they import it
+        import_module("vllm.v1.worker.cpu.shm")
+        import_module("vllm.utils.torch_utils").async_tensor_h2d = _send
+    cpu_model_runner = import_module("vllm.v1.worker.cpu_model_runner")
     torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
     torch.cuda.Event = torch.Event = Event  # type: ignore[assignment,misc]
     torch.cuda.current_stream = lambda *_: _current  # type: ignore[assignment,return-value]

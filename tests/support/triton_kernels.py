@@ -21,10 +21,10 @@ from triton.backends import backends
 # vLLM for CPUs looks for a driver of theirs before it takes Triton's kernels for more than placeholders.
 backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))  # type: ignore[assignment]
 
-from vllm.platforms import current_platform
-from vllm.utils import cpu_triton_utils
-from vllm.v1.sample import rejection_sampler
-from vllm.v1.spec_decode import utils
+from vllm.platforms import current_platform  # noqa: E402 - after the line above
+from vllm.utils import cpu_triton_utils  # noqa: E402 - after the line above
+from vllm.v1.sample import rejection_sampler  # noqa: E402 - after the line above
+from vllm.v1.spec_decode import utils  # noqa: E402 - after the line above
 
 WIDTHS = range(1, 9)
 BATCHES = range(1, 8)

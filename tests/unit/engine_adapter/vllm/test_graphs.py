@@ -180,9 +180,13 @@ def test_the_query_length_is_put_back_after_a_step() -> None:
 
 def test_the_query_length_is_put_back_after_a_step_that_fails() -> None:
     made = runner()
-    with pytest.raises(RuntimeError, match="out of memory"), graphs.of_length(made, 8):
+
+    def fail() -> None:
         assert made.cudagraph_dispatcher.step_length == 8
         raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"), graphs.of_length(made, 8):
+        fail()
     assert (made.uniform_decode_query_len, made.cudagraph_dispatcher.step_length) == (1 + K_MAX, 1)
 
 

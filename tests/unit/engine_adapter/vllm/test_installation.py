@@ -39,9 +39,7 @@ def test_all_wrappers_are_looked_at() -> None:
 def test_arguments_may_come_by_position_or_by_keyword(name: str) -> None:
     wrapper: Any = WRAPPED[name]
     own, vllms = inspect.signature(wrapper, follow_wrapped=False), inspect.signature(wrapper.__wrapped__)
-    either = [
-        item.name for item in vllms.parameters.values() if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    ]
+    either = [item.name for item in vllms.parameters.values() if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     by_position = own.bind(*either).arguments
     by_keyword = own.bind(either[0], **{item: item for item in either[1:]}).arguments
     for found in (by_position, by_keyword):

@@ -87,6 +87,7 @@ class Drafter:
         self.input_ids = torch.zeros(PASS, dtype=torch.int32, device=META)
         self.hidden_states = torch.zeros(PASS, HIDDEN, device=META)
         self.passes: list[int] = []
+
         def forward(**_: Any) -> None:
             self.passes.append(self._count)
 
