@@ -8,7 +8,7 @@ COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
 .PHONY: setup up demo bench-adapter bench-alerts bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-soak
-.PHONY: bench-sweep bench-soak test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
+.PHONY: bench-sweep bench-soak check-gpu test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -48,6 +48,9 @@ bench-sweep: setup  ## Every arm at every load with every data set: does specula
 
 bench-soak: setup  ## A real engine under everything at once, watched for errors and leaks
 	$(BIN)/specpilot bench soak $(ARGS)
+
+check-gpu: setup  ## Whether the adapter is right and fast on this machine's GPU (or, as far as it goes, CPU): a report
+	$(BIN)/specpilot bench gpu-check $(ARGS)
 
 compiled: setup build/compiled/.ready  ## The gateway's hot path as C, in build/compiled: for releases and their measurement
 

@@ -51,6 +51,10 @@ MEASUREMENTS = {
         "one machine called as a managed endpoint is, every part killed once: what fails",
     ),
     "adapter": ("specpilot.bench.adapter.command", "what the adapter costs and gains inside the engine"),
+    "gpu-check": (
+        "specpilot.bench.gpu_check.command",
+        "whether the engine adapter is right and fast on this machine's GPU: one report, in parts that go on",
+    ),
     "soak": ("specpilot.bench.adapter.soak", "a real engine under everything at once, watched for errors and leaks"),
 }
 

@@ -29,14 +29,14 @@ class Outlook:
     """What the law makes of one policy for one pool at the present load; `None` is unknown.
 
     `k` is K by row (a class, or a band of one), as the engines would have it; `schedule` K by row and running decodes.
-    `goodput` is predicted in tokens per second and engine, `itl_ms` the predicted mean inter-token latency by row.
+    `throughput` is predicted in tokens per second and engine, `itl_ms` the predicted mean inter-token latency by row.
     """
 
     reason: str
     meaning: str
     k: Mapping[str, int]
     schedule: Mapping[str, tuple[KRange, ...]]
-    goodput: float | None
+    throughput: float | None
     itl_ms: Mapping[str, float | None]
 
 
@@ -44,7 +44,7 @@ class Outlook:
 class PoolForecast:
     """One pool: what holds `today`, and what would hold `then`, both by the same estimates.
 
-    `gain_ratio` is the predicted goodput over today's, minus 1. `unknown` says why there is no forecast, empty where
+    `gain_ratio` is the predicted throughput over today's, minus 1. `unknown` says why there is no forecast, empty where
     there is one.
     """
 
@@ -88,8 +88,8 @@ def forecaster(view: Callable[[], LawView | None], default_mode: Mode) -> Foreca
 def forecast_of(view: LawView, context: PoolContext, policy: Policy) -> PoolForecast:
     """Return what the law would choose for one pool under `policy`, beside what it chooses under the present one."""
     today, then = (_outlook(view, replace(context, policy=each)) for each in (context.policy, policy))
-    unknown = "" if then.goodput is not None else _why_unknown(then.reason, today.reason)
-    gain = then.goodput / today.goodput - 1 if then.goodput and today.goodput else None
+    unknown = "" if then.throughput is not None else _why_unknown(then.reason, today.reason)
+    gain = then.throughput / today.throughput - 1 if then.throughput and today.throughput else None
     return PoolForecast(context.pool, today, then, gain, unknown)
 
 
@@ -108,7 +108,7 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
     with_it = replace(context, in_force=schedule, is_held=True)
     result = copy.deepcopy(view.law).decide(with_it, view.now, view.at)
     k = chosen.k(rows)
-    goodput = result.evidence.get("goodput", {}).get("predicted_in_force")
+    throughput = result.evidence.get("throughput", {}).get("predicted_in_force")
     step_s = result.evidence.get("step_s", {}).get("predicted")
     bands = result.evidence.get("bands", {})
     return Outlook(
@@ -116,7 +116,7 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
         meaning=MEANING[chosen.reason],
         k=k,
         schedule=rows,
-        goodput=goodput,
+        throughput=throughput,
         itl_ms={name: _itl_ms(step_s, name, depth, bands) for name, depth in k.items()},
     )
 

@@ -30,13 +30,20 @@ class ControllerMetrics:
         self._acceptance = gauge("acceptance_ratio", "Conditional acceptance a_i", (*_BAND, "position"))
         self._survival = gauge("survival_ratio", "Survival S_i", (*_BAND, "position"))
         self._k = gauge("k", "K that the decided schedule gives at the present load", (*_POOL, "traffic_class", "band"))
-        self._predicted = gauge("predicted_goodput_tokens_per_second", "Predicted, by schedule", (*_POOL, "schedule"))
-        self._measured = gauge("measured_goodput_tokens_per_second", "Measured, without what prefilling took", _POOL)
+        predicted, measured = "Predicted, by schedule", "Measured, without what prefilling took"
+        self._predicted = (
+            gauge("predicted_weighted_throughput_tokens_per_second", predicted, (*_POOL, "schedule")),
+            gauge("predicted_goodput_tokens_per_second", f"Deprecated name. {predicted}", (*_POOL, "schedule")),
+        )
+        self._measured = (
+            gauge("measured_weighted_throughput_tokens_per_second", measured, _POOL),
+            gauge("measured_goodput_tokens_per_second", f"Deprecated name. {measured}", _POOL),
+        )
         self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step under the schedule in force", _POOL)
         self._measured_step = gauge("measured_step_seconds", "Measured mean step, without what prefilling took", _POOL)
         self._surprise = gauge("cost_surprise_ratio", "Relative error of step times before they were learned", _POOL)
         self._gain = gauge(
-            "predicted_gain_ratio", "Predicted goodput of the best schedule over the one in force", _POOL
+            "predicted_gain_ratio", "Predicted throughput of the best schedule over the one in force", _POOL
         )
         self._probe = gauge("probe_ratio", "Largest share of drafts that may be probes, as published", _POOL)
         self._hold_out = gauge("hold_out_gain_ratio", "What adaptive K gains over the static K", (*_POOL, "bound"))
@@ -110,10 +117,12 @@ class ControllerMetrics:
         self._show(self._gain, result.gain_ratio, model, pool)
         evidence = result.evidence
         self._show(self._surprise, evidence.get("cost_surprise_ratio"), model, pool)
-        goodput: dict[str, Any] = evidence.get("goodput", {})
+        throughput: dict[str, Any] = evidence.get("throughput", {})
         for schedule in ("in_force", "best", "static"):
-            self._show(self._predicted, goodput.get(f"predicted_{schedule}"), model, pool, schedule)
-        self._show(self._measured, goodput.get("measured"), model, pool)
+            for metric in self._predicted:
+                self._show(metric, throughput.get(f"predicted_{schedule}"), model, pool, schedule)
+        for metric in self._measured:
+            self._show(metric, throughput.get("measured"), model, pool)
         self._show(self._predicted_step, evidence.get("step_s", {}).get("predicted"), model, pool)
         self._show(self._measured_step, evidence.get("step_s", {}).get("measured"), model, pool)
         hold_out: dict[str, Any] = evidence.get("hold_out") or {}
@@ -122,7 +131,7 @@ class ControllerMetrics:
         canary: dict[str, Any] = evidence.get("canary") or self._ended.get(model, {})
         if canary.get("outcome"):
             self._ended[model] = canary
-        for measure in ("goodput", "itl"):
+        for measure in ("throughput", "itl"):
             for bound, value in (canary.get(f"{measure}_gain_ratio") or {}).items():
                 self._show(self._canary, value, model, measure, bound)
         for band, found in evidence.get("bands", {}).items():

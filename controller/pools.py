@@ -74,7 +74,7 @@ def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> P
     if experiment is None:
         return context
     if experiment.outcome is not None and experiment.outcome.is_promotion:
-        return replace(context, heir=Arm.CANARY)
+        return replace(context, remaining_arm=Arm.CANARY)
     now = turn(experiment, context.pool, at)
     if now is None:
         return context

@@ -7,8 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +25,6 @@ from specpilot.gateway.engines import dns, endpoint_slices
 from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
-from specpilot.gateway.engines.probe import Probe
 from specpilot.gateway.engines.read_counters import read_counters
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
@@ -35,8 +33,9 @@ from specpilot.gateway.http_api import create_routes
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Shares
 from specpilot.gateway.process.admin_listener import AdminListener
-from specpilot.gateway.process.certificates import Certificates, engine_certificates, listener_certificates
+from specpilot.gateway.process.certificates import engine_certificates, listener_certificates
 from specpilot.gateway.process.heap import trimmer
+from specpilot.gateway.process.lifespan import Follower, serving, serving_with
 from specpilot.gateway.process.listening import listen, listen_together
 from specpilot.gateway.process.server import GatewayServer
 from specpilot.gateway.process.start_error import StartError
@@ -52,6 +51,7 @@ from specpilot.gateway.telemetry.access_log import AccessLog
 from specpilot.gateway.telemetry.engine_counters import EngineCounters, OwnAccount, SharedAccount, exposition
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
+from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
 from specpilot.gateway.wire.deadlines import Limits
 from specpilot.policy.clock import Clock, SystemClock
@@ -59,8 +59,6 @@ from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailabl
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
 from specpilot.policy.types import ApiKey
-
-FIRST_PROBE_S = 1.0
 
 _log = logging.getLogger("gateway")
 
@@ -126,7 +124,7 @@ def create_app(
     is_apart = settings.admin_port is not None
     pages = (context, _secret(settings.admin_token), _shown(settings), show)
     app = create_routes(*pages, is_open=not is_apart)
-    followers: list[Watcher | Resolver | EndpointWatch] = [
+    followers: list[Follower] = [
         Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
         for url in settings.engine
         if url.startswith(dns.PREFIX)
@@ -139,14 +137,14 @@ def create_app(
     ]
     if watcher is not None:
         followers.append(watcher)
-    lifespan = partial(_lifespan, context, followers, worker, towards_engines)
+    lifespan = partial(serving, context, followers, worker, towards_engines)
     app.router.lifespan_context = lifespan
     if settings.admin_port is not None:
         bind = listen if worker is None else listen_together
         admin_listener = bind(settings.host, settings.admin_port, "--admin-port")
         certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, None)
         admin = AdminListener(create_routes(*pages), admin_listener, certificates)
-        app.router.lifespan_context = partial(_lifespan_with, admin, lifespan)
+        app.router.lifespan_context = partial(serving_with, admin, lifespan)
     return app, context
 
 
@@ -205,59 +203,6 @@ def _ignore_reload(number: int, frame: FrameType | None) -> None:
     """SIGHUP replaces workers, one after another; a process by itself has none, and must not end by it."""
     del number, frame
     _log.warning("SIGHUP: there is nothing to reload with; run with --workers 2 or more, or restart")
-
-
-@asynccontextmanager
-async def _lifespan(
-    context: GatewayContext,
-    followers: Sequence[Watcher | Resolver | EndpointWatch],
-    worker: Worker | None,
-    towards_engines: Certificates | None,
-    app: FastAPI,
-) -> AsyncIterator[None]:
-    del app
-    context.bind(asyncio.get_running_loop())
-    probe = Probe(context.fleet, context.monotonic, context.engine_ejected)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(FIRST_PROBE_S):
-            for follower in followers:
-                if isinstance(follower, Resolver):
-                    context.fleet.resolve(follower.name, await asyncio.to_thread(follower.look))
-                elif isinstance(follower, EndpointWatch):
-                    context.fleet.resolve(follower.name, *await asyncio.to_thread(follower.look))
-            await probe.once()
-    running = [probe.run()]
-    running += [] if worker is None else [worker.run(context)]
-    running += [] if towards_engines is None else [towards_engines.follow()]
-    tasks = [context.spawn(asyncio.get_running_loop().create_task(item)) for item in running]
-    for follower in followers:
-        follower.start()
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for follower in followers:
-            follower.stop()
-        if context.recorder.tracing is not None:
-            await context.recorder.tracing.close()
-        if worker is not None:
-            await worker.publish(context)
-            worker.close()
-        context.fleet.close()
-        context.recorder.log.close()
-
-
-@asynccontextmanager
-async def _lifespan_with(
-    admin: AdminListener, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]], app: FastAPI
-) -> AsyncIterator[None]:
-    async with lifespan(app):
-        await admin.start()
-        try:
-            yield
-        finally:
-            admin.close()
 
 
 def _load_tracing(environment: Mapping[str, str], scheme: str) -> Tracing | None:
@@ -343,16 +288,16 @@ def _exposition(
     """Return what answers `/metrics`: the gateway's own counts, all workers', and sums of the engines'."""
     own = context.exposition if worker is None else partial(worker.exposition, context)
     if not settings.engine_counters_s:
-        return own
+        return Scrape(own, clock.monotonic).read
     keeper = OwnAccount() if worker is None else SharedAccount(worker.folder)
     ask = partial(read_counters, context.fleet, clock.monotonic)
     counters = EngineCounters(ask, keeper, clock.monotonic, settings.engine_counters_s)
 
     async def show() -> bytes:
         totals = await counters.read()
-        return await own() + exposition(totals)
+        return await own() + await asyncio.to_thread(exposition, totals)
 
-    return show
+    return Scrape(show, clock.monotonic).read
 
 
 def _secret(value: SecretStr | None) -> str | None:

@@ -43,7 +43,7 @@ def create_routes(  # noqa: C901 - one small function a route
     `shown_settings` holds no secret; `admin_token` opens `GET /admin/config`; `exposition` returns the metrics as text
     or raises `OSError`.
     """
-    app = FastAPI(title="SpecPilot gateway", openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(title="SpecPilot gateway", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

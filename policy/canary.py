@@ -60,7 +60,7 @@ class Canary:
 
     `share_ratio` is the share of time that each pool runs `policy`, as one window out of 2 to 10. `window_s` is the
     length of a window. Nothing is promoted before `min_duration_s`; what is not decided after `max_duration_s` is
-    rolled back. Better is a gain in goodput or in inter-token latency that is above `minimum_gain_ratio`, with the
+    rolled back. Better is a gain in throughput or in inter-token latency that is above `minimum_gain_ratio`, with the
     other not below `-tolerance_ratio`; worse is a loss in either beyond `tolerance_ratio`. `error_ratio` bounds the
     probability that a policy which is not better is promoted.
     """
@@ -121,12 +121,12 @@ class Canary:
 class Gain(NamedTuple):
     """The canary's gain in one block of one pool, as logarithms of ratios: positive is better.
 
-    `busy_s` are the engines' seconds of decode-only steps that it rests on, `goodput` that of tokens per such second,
-    `itl` that of the mean inter-token latency, present over canary.
+    `busy_s` are the engines' seconds of decode-only steps that it rests on, `throughput` that of tokens per such
+    second, `itl` that of the mean inter-token latency, present over canary.
     """
 
     busy_s: float
-    goodput: float
+    throughput: float
     itl: float
 
 

@@ -58,11 +58,19 @@ class Mode(StrEnum):
     ACT = "act"  # publish what was decided
 
 
+_OLD_THROUGHPUT = "goodput"
+"""What policies called this objective before: read, never written."""
+
+
 class Objective(StrEnum):
     """What the control law maximises."""
 
-    GOODPUT = "goodput"  # tokens per second of the engine
+    THROUGHPUT = "throughput"  # weighted tokens per second of the engine
     LATENCY = "latency"  # tokens per second of one request
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Objective | None":
+        return cls.THROUGHPUT if value == _OLD_THROUGHPUT else None
 
 
 def is_class_name(name: str) -> bool:
@@ -304,7 +312,7 @@ class Policy:
     __pydantic_config__: ClassVar = _STRICT
     model: str
     mode: Mode = Mode.ACT
-    objective: Objective = Objective.GOODPUT
+    objective: Objective = Objective.THROUGHPUT
     static_k: int | None = None
     k_min: int = 0
     k_max: int | None = None
@@ -470,7 +478,7 @@ class Decision:
     `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law looked at,
     `schedule` what it would have the engines do, `published` whether a schedule was sent; in the modes `off` and
     `advise` that one says the static K. `k` is K by class, as sent, at the load of the tick. `predicted_gain_ratio` is
-    the predicted goodput over that of the schedule in force, minus 1; `None` when it could not be predicted.
+    the predicted throughput over that of the schedule in force, minus 1; `None` when it could not be predicted.
     """
 
     at: float

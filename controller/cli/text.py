@@ -68,7 +68,8 @@ def _pool(found: Mapping[str, Any]) -> str:
             k = f"{shown(today['k'].get(name))} -> {shown(then['k'].get(name))}"
             lines.append(f"  {row_name(name)}: K {k}, inter-token latency {itl}")
         lines.append(
-            f"  goodput: {_number(today['goodput'])} -> {_number(then['goodput'])} tokens/s and engine{_gain(found)}"
+            f"  weighted throughput: {_number(today['throughput'])} -> {_number(then['throughput'])} tokens/s"
+            f" and engine{_gain(found)}"
         )
         lines.append(f"  why: {then['reason']}: {then['meaning']}")
     return "\n".join(lines) + "\n"

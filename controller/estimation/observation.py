@@ -167,7 +167,7 @@ class Window(NamedTuple):
         return self.evidence.tokens / drafts * decodes if drafts else 0.0
 
     @property
-    def goodput(self) -> float | None:
+    def throughput(self) -> float | None:
         """Tokens per busy second of one engine; `None` where nothing ran."""
         return self.tokens / self.busy_s if self.tokens > 0 and self.busy_s > 0 else None
 

@@ -1,6 +1,6 @@
 """Measures a canary's blocks: from what the engines counted to the gain of each finished block.
 
-A window's goodput is its tokens per busy second (seconds of steps, without what prefilling took in them), as the
+A window's throughput is its tokens per busy second (seconds of steps, without what prefilling took in them), as the
 hold-out measures it, all classes alike; its inter-token latency is that of a mean token, sum(n_i T_i) / tokens over its
 steps. In a closed loop, where n is given, the two say the same; where requests arrive by themselves, a faster policy
 lets n fall and shows in the latency alone. Where a block has several windows of the present policy, the mean of their
@@ -54,7 +54,7 @@ class _Window:
 
     @property
     def logs(self) -> tuple[float, float] | None:
-        """Logarithms of goodput and latency; `None` when too little ran."""
+        """Logarithms of throughput and latency; `None` when too little ran."""
         if self.steps < FEWEST_STEPS or min(self.tokens, self.busy_s, self.decode_s) <= 0:
             return None
         return math.log(self.tokens / self.busy_s), math.log(self.decode_s / self.tokens)
@@ -128,6 +128,6 @@ class BlockSums:
         if sum(len(found) for found in known.values()) < experiment.canary.windows:
             return None
         (canary,), present = known[Arm.CANARY], known[Arm.PRESENT]
-        goodput = canary[0] - sum(item[0] for item in present) / len(present)
+        throughput = canary[0] - sum(item[0] for item in present) / len(present)
         itl = sum(item[1] for item in present) / len(present) - canary[1]
-        return Gain(round(sum(window.busy_s for window in own), 3), round(goodput, 6), round(itl, 6))
+        return Gain(round(sum(window.busy_s for window in own), 3), round(throughput, 6), round(itl, 6))

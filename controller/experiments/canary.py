@@ -65,11 +65,11 @@ def looks(canary: Canary) -> list[int]:
 
 
 def intervals(experiment: Experiment) -> tuple[Interval, Interval] | None:
-    """Return the intervals of the log gains in goodput and in latency; `None` while the blocks are too few."""
+    """Return the intervals of the log gains in throughput and in latency; `None` while the blocks are too few."""
     if len(experiment.blocks) < FEWEST_BLOCKS:
         return None
     tail = experiment.canary.error_ratio / (2 * len(looks(experiment.canary)))
-    return interval(_fleet(experiment, "goodput"), tail), interval(_fleet(experiment, "itl"), tail)
+    return interval(_fleet(experiment, "throughput"), tail), interval(_fleet(experiment, "itl"), tail)
 
 
 def judge(experiment: Experiment, policy_version: int, at: float) -> Outcome | None:
@@ -101,7 +101,7 @@ def described(experiment: Experiment, arm: Arm | None) -> dict[str, Any]:
         "blocks": len(experiment.blocks),
         "blocks_at_most": canary.max_blocks,
         "lost_blocks": {cause.value: number for cause, number in experiment.lost.items()},
-        "goodput_gain_ratio": _ratios(found[0]) if found else None,
+        "throughput_gain_ratio": _ratios(found[0]) if found else None,
         "itl_gain_ratio": _ratios(found[1]) if found else None,
     }
 

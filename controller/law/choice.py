@@ -14,7 +14,7 @@ Where requests arrive by themselves (given work) all streams are one group: the 
 argmin_K (base / n + verification + slots) / AL(K), whatever the mix. Where each client sends its next request when one
 is done (given concurrency), each class is a group. `load` tells which holds.
 
-    goodput:  G = n sum_g w_g p_g AL_g / T           weighted tokens per second
+    throughput:  G = n sum_g w_g p_g AL_g / T           weighted tokens per second
     latency:  L = T sum_g w_g p_g / AL_g             the mean time per token of a request, to be made small
 
 T is the mean over steps that n requests, drawn independently from q, make up: the drafter runs with probability
@@ -93,7 +93,7 @@ class Setting:
     high: Ints
     bands: Ints
     cost: StepCost
-    objective: Objective = Objective.GOODPUT
+    objective: Objective = Objective.THROUGHPUT
     prefill: Sequence[tuple[float, float]] = ((1.0, 0.0),)
     context_tokens: float = 0.0
 
@@ -106,7 +106,7 @@ class Yield:
     alone takes.
     """
 
-    goodput: Vector
+    throughput: Vector
     step_s: Vector
     score: Vector
 
@@ -279,14 +279,14 @@ class Choice:
         )
         left_s = np.minimum(n * cost.left_s, cost.drift_ratio * (cost.drafter_s + n * cost.per_slot_s))
         seconds = np.maximum(gross - self._prefill_s, _EQUAL) + (1.0 - drafted) * left_s
-        goodput = n * (group_length @ self._value) / seconds
-        score = goodput
+        throughput = n * (group_length @ self._value) / seconds
+        score = throughput
         if setting.objective is Objective.LATENCY:
             score = self._value.sum() / (seconds * ((1.0 / group_length) @ self._value))
         if self._has_slo:
             excess = gross * worst
             score = np.where(excess <= 1.0 + _EQUAL, score, -excess)
-        return Yield(goodput, seconds, score)
+        return Yield(throughput, seconds, score)
 
     def _times_alone(self, n: Vector, width: int | None) -> Vector:
         """Return the time per token of each row by itself: [n, rows, K], infinite where K is not allowed.

@@ -16,9 +16,9 @@ class PoolContext:
     """A pool as registered: `k_max`, `static_k` and `max_num_seqs` are those of its engines that can speculate.
 
     `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
-    turn it is, and `arm` tells which one that is; `None` without a canary. `heir` is the arm whose policy stays when a
-    canary has ended. `is_held`: an operator froze the pool, so that in mode `advise` the engines have what is in force
-    and not the static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known. `engines_version`
+    turn it is, and `arm` tells which one that is; `None` without a canary. `remaining_arm` is the arm whose policy stays
+    when a canary has ended. `is_held`: an operator froze the pool, so that in mode `advise` the engines have what is in
+    force and not the static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known. `engines_version`
     is the latest version that any of them applied, 0 for none: Redis may have lost what they hold.
     """
 
@@ -30,7 +30,7 @@ class PoolContext:
     max_num_seqs: int
     in_force: Schedule | None
     arm: Arm | None = None
-    heir: Arm = Arm.PRESENT
+    remaining_arm: Arm = Arm.PRESENT
     is_held: bool = False
     graphs: Graphs | None = None
     engines_version: int = 0
@@ -58,7 +58,7 @@ class TickResult:
 
     `proposed` are the rows that the law would have, `publish` those that the engines shall have, `None` when nothing is
     to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is the predicted
-    goodput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
+    throughput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
     `evidence` holds every number that was looked at, ready for JSON. `log_gain` is the logarithm of what adaptive K
     gained over the static K in a window of the hold-out, if one could be compared by this tick.
     """

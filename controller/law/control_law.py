@@ -78,7 +78,7 @@ class ControlLaw:
     def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
         """Decide for one pool at `now`; `at` tells which windows of the hold-out it is in."""
         pool = self._pool((context.model, context.pool))
-        context = replace(context, in_force=pool.begin(context.arm, context.heir, context.in_force))
+        context = replace(context, in_force=pool.begin(context.arm, context.remaining_arm, context.in_force))
         return Tick(context, pool, self._model(context.model), self._tuning, now, at).result()
 
     def take_over(self, now: float) -> None:

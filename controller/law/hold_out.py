@@ -53,7 +53,7 @@ class _Sums:
     tokens: float = 0.0
     busy_s: float = 0.0
 
-    def log_goodput(self, fewest_steps: float) -> float | None:
+    def log_throughput(self, fewest_steps: float) -> float | None:
         if self.is_mixed or self.steps < fewest_steps or self.tokens <= 0 or self.busy_s <= 0:
             return None
         return math.log(self.tokens / self.busy_s)
@@ -139,10 +139,10 @@ class HoldOut:
         is_rare_static = not self.is_stepped_back
         if middle.is_static is not is_rare_static:
             return None
-        own = middle.log_goodput(self._tuning.hold_out_steps)
+        own = middle.log_throughput(self._tuning.hold_out_steps)
         sides: list[list[float]] = [[], []]
         for sums in self._windows:
-            found = sums.log_goodput(self._tuning.hold_out_steps)
+            found = sums.log_throughput(self._tuning.hold_out_steps)
             if (
                 found is not None
                 and sums.is_static is not is_rare_static

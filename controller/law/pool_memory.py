@@ -67,15 +67,15 @@ class PoolMemory:
         """Return the memory of a pool that nothing is known of."""
         return cls(tuning, PoolCost(tuning), HoldOut(tuning))
 
-    def begin(self, turn: Arm | None, heir: Arm, in_force: Schedule | None) -> Schedule | None:
+    def begin(self, turn: Arm | None, remaining_arm: Arm, in_force: Schedule | None) -> Schedule | None:
         """Begin a tick of `turn`, `None` without a canary; return the schedule that its arm goes on from.
 
         That is the arm's own of before; the one in force, where it has none. When a canary has ended the pool goes on
-        as `heir` did.
+        as `remaining_arm` did.
         """
         if turn is None and self.arm is Arm.PRESENT and not self.parked:
             return in_force
-        arm = turn or heir
+        arm = turn or remaining_arm
         schedule = in_force if arm is self.arm else self._switch(arm, in_force)
         if turn is None:
             self.arm = Arm.PRESENT

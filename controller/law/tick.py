@@ -133,9 +133,9 @@ class Tick:
         before = before.with_k(choice.prepared(self._n, before.k, self._tuning.urgent_gain_ratio))
         best = before.with_k(choice.best(self._n, before.k))
         static = self._bounded_static_of(before)
-        self._describe_goodput({"in_force": in_force, "best": best, "static": static})
-        goodput = self._evidence["goodput"]
-        gain = goodput["predicted_best"] / goodput["predicted_in_force"] - 1
+        self._describe_throughput({"in_force": in_force, "best": best, "static": static})
+        throughput = self._evidence["throughput"]
+        gain = throughput["predicted_best"] / throughput["predicted_in_force"] - 1
         now_gain = self._gain(best, before, pool.load.points)
         worth = now_gain >= max(self._policy.minimum_gain_ratio if self._tuning.guard else 0.0, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
@@ -240,7 +240,7 @@ class Tick:
             "bands": {str(band): found for band, found in enumerate(bands) if found},
         }
 
-    def _describe_goodput(self, tables: Mapping[str, KTable]) -> None:
+    def _describe_throughput(self, tables: Mapping[str, KTable]) -> None:
         assert self._choice is not None
         load, evidence, window = self._pool.load, self._pool.evidence, self._pool.window()
         found = {
@@ -248,11 +248,11 @@ class Tick:
             for name, table in tables.items()
         }
         times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
-        self._evidence["goodput"] = {
-            f"predicted_{name}": float((load.weights * item.goodput * item.step_s).sum()) / times[name]
+        self._evidence["throughput"] = {
+            f"predicted_{name}": float((load.weights * item.throughput * item.step_s).sum()) / times[name]
             for name, item in found.items()
         }
-        self._evidence["goodput"]["measured"] = window.goodput if window else None
+        self._evidence["throughput"]["measured"] = window.throughput if window else None
         self._evidence["step_s"] = {
             "predicted": times["in_force"],
             "measured": window.busy_s / evidence.steps if window and evidence.steps else None,

@@ -16,7 +16,7 @@ from specpilot.policy.codec import to_plain
 from specpilot.policy.gain import DailyGain, day_of
 from specpilot.policy.types import Decision, Mode
 
-_GOODPUTS = (
+_THROUGHPUTS = (
     ("measured", "measured"),
     ("predicted_in_force", "predicted, schedule in force"),
     ("predicted_best", "predicted, best schedule known"),
@@ -32,7 +32,7 @@ def explain(decisions: Sequence[Decision], gains: Sequence[DailyGain] = ()) -> d
     moment = decisions[0]
     evidence = moment.evidence
     decodes = evidence.get("decodes")
-    goodput = evidence.get("goodput", {})
+    throughput = evidence.get("throughput", {})
     schedule = to_plain(moment.schedule) if moment.schedule else None
     return {
         "at": moment.at,
@@ -51,10 +51,12 @@ def explain(decisions: Sequence[Decision], gains: Sequence[DailyGain] = ()) -> d
         "bands": with_intervals(evidence.get("bands", {})),
         "hold_out": evidence.get("hold_out"),
         "hold_out_days": daily_gain.described([item for item in gains if item.day <= day_of(moment.at)]),
-        "goodput": goodput,
+        "throughput": throughput,
         "step_s": evidence.get("step_s", {}),
         "predicted_gain_ratio": moment.predicted_gain_ratio,
-        "predicted_gain_over_static_ratio": _ratio(goodput.get("predicted_in_force"), goodput.get("predicted_static")),
+        "predicted_gain_over_static_ratio": _ratio(
+            throughput.get("predicted_in_force"), throughput.get("predicted_static")
+        ),
         "latest_change": _latest_change(decisions),
         "canary": evidence.get("canary"),
         "evidence": dict(evidence),
@@ -72,9 +74,11 @@ def text(found: dict[str, Any]) -> str:
     lines += [_class_line(name, facts) for name, facts in sorted(found["classes"].items())]
     lines += _k_lines(found["k"], found["k_advised"])
     lines += [_band_line(band, facts) for band, facts in sorted(found["bands"].items())]
-    goodput = found["goodput"]
+    throughput = found["throughput"]
     lines += [
-        f"goodput {label}: {goodput[key]:.0f} tokens/s" for key, label in _GOODPUTS if goodput.get(key) is not None
+        f"throughput {label}: {throughput[key]:.0f} tokens/s"
+        for key, label in _THROUGHPUTS
+        if throughput.get(key) is not None
     ]
     step = found["step_s"]
     if step.get("measured") is not None and step.get("predicted") is not None:
@@ -97,7 +101,7 @@ def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
     state = f"ended, {end}" if end else f"turn of the {canary['arm']} policy" if canary["arm"] else "between two turns"
     lost = ", ".join(f"{count} {cause}" for cause, count in sorted(canary["lost_blocks"].items()))
     lines = [f"canary: {state}; {canary['blocks']} of {canary['blocks_at_most']} blocks, lost: {lost or 'none'}"]
-    for key, label in (("goodput_gain_ratio", "goodput"), ("itl_gain_ratio", "inter-token latency")):
+    for key, label in (("throughput_gain_ratio", "throughput"), ("itl_gain_ratio", "inter-token latency")):
         bounds = canary[key]
         if bounds:
             lines.append(
@@ -176,7 +180,7 @@ def _k_advised(decision: Decision) -> dict[str, int]:
 
 
 def _latest_change(decisions: Sequence[Decision]) -> dict[str, Any] | None:
-    """What the latest change within `decisions` was predicted to gain, and the goodput before and after it."""
+    """What the latest change within `decisions` was predicted to gain, and the throughput before and after it."""
     for item in decisions:
         if item.reason in _CHANGES and item.mode is Mode.ACT:
             # The tick that changes still measured the schedule before; trials and hold-outs are no comparison.
@@ -202,7 +206,7 @@ def _is_disturbed(decision: Decision, decisions: Sequence[Decision]) -> bool:
 
 
 def _measured(decision: Decision) -> float | None:
-    value = decision.evidence.get("goodput", {}).get("measured")
+    value = decision.evidence.get("throughput", {}).get("measured")
     return None if value is None else float(value)
 
 

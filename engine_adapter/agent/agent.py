@@ -198,7 +198,7 @@ class Agent:
         for (name, _, k), count in running.items():
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k
-        begins = scheduler.steps.beginnings
+        begins = scheduler.steps.priors
         self._exporter.show(
             running=decodes,
             active_k={

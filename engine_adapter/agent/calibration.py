@@ -45,7 +45,7 @@ from specpilot.engine_adapter.agent.tuning import (
     CALIBRATION_START_S,
     CALIBRATION_STEPS,
 )
-from specpilot.engine_adapter.evidence.acceptance import Beginnings
+from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.plan.speculation_control import calibration_table
 from specpilot.policy.types import DEFAULT_CLASS
@@ -101,7 +101,7 @@ class Calibration:
         while self._scheduler.has_unfinished_requests() and time.monotonic() < until and not stopped.is_set():
             time.sleep(_POLL_S)
         self._scheduler.meter.take()
-        self._scheduler.steps.beginnings = Beginnings()
+        self._scheduler.steps.priors = Priors()
         self._control.calibrating = None
 
     def _loads(self) -> list[int]:

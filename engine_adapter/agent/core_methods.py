@@ -66,7 +66,7 @@ def _bands(scheduler: Any) -> dict[str, Any]:
                 "acceptance": round(acceptance, 3),
                 "band": band_of(acceptance),
             }
-            for kind, acceptance in sorted(scheduler.steps.beginnings.known().items())
+            for kind, acceptance in sorted(scheduler.steps.priors.known().items())
         ],
     }
 

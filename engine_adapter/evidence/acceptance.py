@@ -69,7 +69,7 @@ class Acceptance:
         self.band = band_of(self.accepts / self.trials)
 
 
-class Beginnings:
+class Priors:
     """Where requests of each kind begin: the pooled estimate of the first `FIRST_DRAFTS` drafts of each."""
 
     def __init__(self) -> None:

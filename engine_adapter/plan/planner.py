@@ -85,12 +85,26 @@ class DraftState:
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
     `allowed` is how many tokens of its next draft its grammar allows, `None` when it cut nothing off.
     `verifies_at` is the step for which a draft of it was last planned. `probe_k` is how deep its next probe is;
-    `is_followed`: the last one was accepted whole.
+    `needs_follow_up`: the last one was accepted whole.
     """
 
     __slots__ = (
-        "acceptance", "allowed", "backlog", "band", "ceiling", "decoding", "due", "is_followed", "k", "kind", "label",
-        "positions", "probe_k", "request_id", "traffic_class", "verifies_at",
+        "acceptance",
+        "allowed",
+        "backlog",
+        "band",
+        "ceiling",
+        "decoding",
+        "due",
+        "k",
+        "kind",
+        "label",
+        "needs_follow_up",
+        "positions",
+        "probe_k",
+        "request_id",
+        "traffic_class",
+        "verifies_at",
     )  # fmt: skip
 
     def __init__(self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE, ceiling: int = K_LIMIT) -> None:
@@ -101,7 +115,7 @@ class DraftState:
         self.acceptance = Acceptance(begin)
         self.verifies_at: int | None = None
         self.probe_k = 1
-        self.is_followed = False
+        self.needs_follow_up = False
         self.restart()
 
     def restart(self) -> None:
@@ -119,8 +133,8 @@ class DraftState:
     def note(self, k: int, accepted: int, *, is_probe: bool, is_refused: bool) -> None:
         """Take in the outcome of a verified draft of `k` tokens; `is_refused`: a grammar cut it after `k`."""
         self.acceptance.note(accepted, trials(k, accepted, is_refused=is_refused))
-        self.is_followed = is_probe and accepted == k and not is_refused
-        self.probe_k = 2 * k if self.is_followed else 1
+        self.needs_follow_up = is_probe and accepted == k and not is_refused
+        self.probe_k = 2 * k if self.needs_follow_up else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +196,7 @@ class Planner:
                 width = self._probe(states, table, width)
         return self._draft(everyone) if width else self._draft_nothing(everyone)
 
-    def repeats(self, states: Sequence[DraftState], table: KTable) -> int:
+    def identical_steps_ahead(self, states: Sequence[DraftState], table: KTable) -> int:
         """Return for how many more steps `plan` would answer as for the last one, at K = 0 for all by the schedule.
 
         None of them is a probe or catches up.
@@ -205,8 +219,8 @@ class Planner:
         afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
         return max(due, afforded if gained > 0 or missing <= 0 else self._rows_per_step)
 
-    def repeat(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
-        """Account for `count` such steps, at most `repeats`."""
+    def skip_steps(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
+        """Account for `count` such steps, at most `identical_steps_ahead`."""
         for state in states:
             state.backlog += count
         self._earn(table.probe_ratio, count)
@@ -236,8 +250,8 @@ class Planner:
     def _probe(self, states: Sequence[DraftState], table: KTable, width: int) -> int:
         """Set `k` of the requests to be probed in a step that is as wide without; return its width with them."""
         idle = [state for state in states if state.k == 0 and self._deepest_probe(state, table)]
-        for state in [state for state in idle if state.is_followed]:
-            state.is_followed = False
+        for state in [state for state in idle if state.needs_follow_up]:
+            state.needs_follow_up = False
             deepest = self._deepest_probe(state, table)
             if state.probe_k < 2 * deepest:  # else the last one was as deep as may be
                 self._budget -= DRAFTING_STEP if width == 0 else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance, Beginnings, Kind, kind_of, trials
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, trials
 from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome, StepShape
 from specpilot.engine_adapter.evidence.tuning import FIRST_DRAFTS
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
@@ -63,7 +63,7 @@ class Steps:
         self.table = table
         self.states: dict[str, DraftState] = {}
         self.decoding: list[DraftState] = []
-        self.beginnings = Beginnings()
+        self.priors = Priors()
         self._planner = planner
         self._meter = meter
         self._longest_to_draft = longest_to_draft
@@ -133,7 +133,7 @@ class Steps:
             self.decoding = decoding
             if plan.width == 0 and not prefill and _can_recur(step, decoding, plan):
                 self._repeated, self._repeated_plan = step, plan
-                self._repeats_left = self._planner.repeats(decoding, table)
+                self._repeats_left = self._planner.identical_steps_ahead(decoding, table)
         return plan
 
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
@@ -158,7 +158,7 @@ class Steps:
         """Take in what came of a request's draft: where it lies now, and where others of its kind begin."""
         k, accepted, is_refused = draft.k, draft.accepted, draft.is_refused
         if state.acceptance.drafts < FIRST_DRAFTS:
-            self.beginnings.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
+            self.priors.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
             self._learned_of.add(state.kind)
         state.note(k, accepted, is_probe=draft.is_probe, is_refused=is_refused)
 
@@ -170,7 +170,7 @@ class Steps:
         if self._learned_of:
             for state in self.states.values():
                 if state.acceptance.drafts == 0 and state.kind in self._learned_of:
-                    state.acceptance = Acceptance(self.beginnings.of(state.kind))
+                    state.acceptance = Acceptance(self.priors.of(state.kind))
             self._learned_of.clear()
 
     def skip_to(self, output: Any) -> None:
@@ -232,7 +232,7 @@ class Steps:
     def _settle(self) -> None:
         if self._unsettled:
             count, self._unsettled = self._unsettled, 0  # first, so that `backlog_tokens` counts nothing twice
-            self._planner.repeat(self.decoding, self.table, count)
+            self._planner.skip_steps(self.decoding, self.table, count)
 
     def _forget(self, output: Any) -> None:
         """Forget the requests that have ended, and of a session that is given more input what it was."""
@@ -248,7 +248,7 @@ class Steps:
         if state is None:
             traffic_class, temperature, ceiling = _asked(request)
             kind = kind_of(traffic_class, temperature, is_structured=request.use_structured_output)
-            state = self.states[request_id] = DraftState(request_id, kind, self.beginnings.of(kind), ceiling)
+            state = self.states[request_id] = DraftState(request_id, kind, self.priors.of(kind), ceiling)
             state.label = self._label(state)
         return state
 

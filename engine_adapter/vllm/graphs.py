@@ -167,11 +167,12 @@ def of_length(runner: Any, length: int) -> Iterator[None]:
     if not isinstance(dispatcher, LengthDispatcher) or length not in dispatcher.lengths:
         yield
         return
-    before, runner.uniform_decode_query_len, dispatcher.step_length = runner.uniform_decode_query_len, length, length
+    before = runner.uniform_decode_query_len, dispatcher.step_length
+    runner.uniform_decode_query_len = dispatcher.step_length = length
     try:
         yield
     finally:
-        runner.uniform_decode_query_len = before
+        runner.uniform_decode_query_len, dispatcher.step_length = before
 
 
 def _free_bytes() -> int:

@@ -17,9 +17,12 @@ Of its drafters:
 
 - `load_model`: a steered drafter gets its backlog;
 - `propose`: it lays out as many positions as the step is wide, for those alone who are not left out.
+
+A wrapper names the parameters that it reads as vLLM does, so it does not matter which of them vLLM passes by keyword.
 """
 
 from functools import cache, wraps
+from inspect import signature
 from typing import Any
 
 import torch
@@ -54,6 +57,7 @@ def install() -> None:
 def _wrap_drafters() -> None:
     init = SpecDecodeBaseProposer.__init__
     load, propose = SpecDecodeBaseProposer.load_model, SpecDecodeBaseProposer.propose
+    after_width = [*signature(propose).parameters][2:]
 
     @wraps(init)
     def init_at_every_width(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +81,8 @@ def _wrap_drafters() -> None:
         places = own.places()
         if places is None:
             return propose(self, num_speculative_tokens, *args, **kwargs)
-        drafts = propose(self, num_speculative_tokens, *args, **chosen(kwargs, places, self.device))
+        given = dict(zip(after_width, args, strict=False)) | kwargs
+        drafts = propose(self, num_speculative_tokens, **chosen(given, places, self.device))
         if self._last_draft_probs is not None:
             self._last_draft_probs = spread(self._last_draft_probs, places, len(own.batch))
         return spread(drafts, places, len(own.batch))
@@ -102,10 +107,10 @@ def _wrap_runners() -> None:
         return as_without_speculation(self, own.is_plain, execute_model, scheduler_output, *args, **kwargs)
 
     @wraps(prepare)
-    def prepare_inputs(self: Any, scheduler_output: Any, *args: Any) -> Any:
+    def prepare_inputs(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         own = of_runner(self)
         is_rest_of_them = own is not None and not own.is_plain and is_undrafted(self, scheduler_output)
-        return as_without_speculation(self, is_rest_of_them, prepare, scheduler_output, *args)
+        return as_without_speculation(self, is_rest_of_them, prepare, scheduler_output, *args, **kwargs)
 
     @wraps(sample_tokens)
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
@@ -123,11 +128,13 @@ def _wrap_runners() -> None:
             own.state = None
 
     @wraps(sample)
-    def sample_then_keep(self: Any, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
-        output = sample(self, logits, metadata)
+    def sample_then_keep(
+        self: Any, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
+    ) -> Any:
+        output = sample(self, logits, spec_decode_metadata)
         own = of_runner(self)
         if own is not None and own.state is not None:
-            see_to_backlog(own, self, metadata, output.sampled_token_ids)
+            see_to_backlog(own, self, spec_decode_metadata, output.sampled_token_ids)
         return output
 
     @wraps(fits)
@@ -165,9 +172,19 @@ def _wrap_graphs() -> None:
         return size
 
     @wraps(determine)
-    def determine_of_length(self: Any, *args: Any, max_num_scheduled_tokens: int, **kwargs: Any) -> Any:
+    def determine_of_length(
+        self: Any,
+        num_tokens: int,
+        num_reqs: int,
+        num_scheduled_tokens_np: Any,
+        max_num_scheduled_tokens: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         with of_length(self, max_num_scheduled_tokens):
-            return determine(self, *args, max_num_scheduled_tokens=max_num_scheduled_tokens, **kwargs)
+            return determine(
+                self, num_tokens, num_reqs, num_scheduled_tokens_np, max_num_scheduled_tokens, *args, **kwargs
+            )
 
     GPUModelRunner._check_and_update_cudagraph_mode = make_keys_by_length
     GPUModelRunner._warmup_and_capture = capture_of_length

@@ -57,6 +57,8 @@ def chosen(arguments: Mapping[str, Any], places: Sequence[int], device: torch.de
     if given.get("mm_embed_inputs") is not None:  # who is left out decodes, and so has no images in the step
         embeddings, is_embedding = given["mm_embed_inputs"]
         given["mm_embed_inputs"] = embeddings, is_embedding[tokens]
+    if given.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make theirs of the metadata's
+        given["slot_mappings"] = None
     given["common_attn_metadata"] = CommonAttentionMetadata(
         query_start_loc=starts,
         query_start_loc_cpu=starts_cpu,

@@ -69,6 +69,7 @@ class EndpointWatch:
         self._publish = publish
         self._rng = rng
         self._slices: dict[str, Mapping[str, Any]] = {}
+        self._found = Endpoints()  # of the last slices that could be read
         self._version: str | None = None
         self._complaint: str | None = None
         self._looking = threading.Lock()
@@ -84,14 +85,15 @@ class EndpointWatch:
         self._stopped.set()
 
     def look(self) -> Endpoints:
-        """Return the engines now; those of the last good answer when there is no new one."""
+        """Return the engines now; those of the last good answer when there is no new one that can be read."""
         try:
             with self._looking:
                 self._list()
+            self._endpoints()
             self._say(None)
         except (OSError, http.client.HTTPException, _WatchError, _ExpiredError) as error:
             self._say(str(error) or type(error).__name__)
-        return endpoints(self._service, self._slices.values())
+        return self._found
 
     def _run(self) -> None:
         with self._looking:  # a first look that took too long must not come after what the watch brings
@@ -103,7 +105,7 @@ class EndpointWatch:
                     for is_watching in changes:
                         self._say(None)
                         pause_s = PAUSE_S if is_watching else pause_s
-                        found = endpoints(self._service, self._slices.values())
+                        found = self._endpoints()
                         if found != published and not self._stopped.is_set():
                             self._publish(self.name, *found)
                             published = found
@@ -119,6 +121,14 @@ class EndpointWatch:
                 self._version = None
             self._stopped.wait(pause_s * (0.5 + self._rng.random()))
             pause_s = min(PAUSE_LIMIT_S, pause_s * 2)
+
+    def _endpoints(self) -> Endpoints:
+        try:
+            self._found = endpoints(self._service, self._slices.values())
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            self._version = None  # to read on would not mend it: list anew
+            raise _WatchError(f"what the API server says are no EndpointSlices ({error!r})") from error
+        return self._found
 
     def _say(self, complaint: str | None) -> None:
         if complaint == self._complaint:

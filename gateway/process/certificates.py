@@ -47,11 +47,17 @@ class Certificates:
         return True
 
     async def follow(self, changed: Callable[[ssl.SSLContext], Awaitable[None]] | None = None) -> None:
-        """Look for ever; `changed` gets each new context."""
+        """Look for ever; `changed` gets each new context, again at the next look if it fails."""
+        is_due = False
         while True:
             await asyncio.sleep(LOOK_S)
-            if await asyncio.to_thread(self.look) and changed is not None:
-                await changed(self.context)
+            try:
+                is_due = await asyncio.to_thread(self.look) or is_due
+                if is_due and changed is not None:
+                    await changed(self.context)
+                is_due = False
+            except Exception:  # noqa: BLE001 - without this task the certificates in use would expire
+                _log.exception("new certificates could not be taken into use; trying again")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Return what differs when a file was replaced or written; links are followed."""

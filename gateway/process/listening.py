@@ -57,9 +57,13 @@ async def relisten(
     """
     (listener,) = server.sockets
     again = socket.fromfd(listener.fileno(), listener.family, listener.type)
-    found = await asyncio.get_running_loop().create_server(
-        protocol, sock=again, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HANDSHAKE_S
-    )
+    try:
+        found = await asyncio.get_running_loop().create_server(
+            protocol, sock=again, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HANDSHAKE_S
+        )
+    except BaseException:
+        again.close()
+        raise
     server.close()
     return found
 

@@ -5,6 +5,11 @@
 LOOK_S = 2.0
 """Seconds between two looks at the files."""
 
+# lifespan.py
+
+FIRST_PROBE_S = 1.0
+"""Seconds that the first look at the engines may take before requests are taken without it."""
+
 # listening.py
 
 BACKLOG = 4096

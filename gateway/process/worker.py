@@ -19,7 +19,7 @@ from pathlib import Path
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.tuning import PUBLISH_S, RETRY_S, START_LIMIT_S
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
+from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.worker_files import publish, read_total
 from specpilot.policy.errors import StoreUnavailableError
 
@@ -120,7 +120,7 @@ class Worker:
 
         def show() -> bytes:
             publish(self.folder, self.number, snapshot)
-            return exposition(GatewayMetrics.of(read_total(self.folder)))
+            return exposition_of(read_total(self.folder))
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, show)
 

@@ -112,7 +112,7 @@ class ClientConnection(HttpToolsProtocol):
         self._context.connections.discard(self)
         self._state.read(STOP)
         active, self._active = self._active, None
-        self.pipeline.clear()
+        self._drop_waiting()
         if active is not None:
             active.client_left()
         super().connection_lost(exc)
@@ -184,16 +184,16 @@ class ClientConnection(HttpToolsProtocol):
         if version not in _VERSIONS:
             self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1 but HTTP/{version}"))
             return
-        if parser.should_upgrade():
-            self._state.read(UPGRADE_ASKED)
-            return
         headers = self.headers
-        if len(self.pipeline) >= PIPELINED:
-            self._state.read(STOP)
-            return
         size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
         if size > HEAD_BYTES or len(headers) >= HEADERS_MAX:
             self._refuse_rest(_head_too_large())
+            return
+        if parser.should_upgrade():  # all of its headers are there, or what is read again would have another length
+            self._state.read(UPGRADE_ASKED)
+            return
+        if len(self.pipeline) >= PIPELINED:
+            self._state.read(STOP)
             return
         try:
             head = read_request_head(headers, is_modern=version == "1.1")
@@ -305,6 +305,14 @@ class ClientConnection(HttpToolsProtocol):
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
+    def _drop_waiting(self) -> None:
+        """Nobody will answer the requests that wait: let go of what they hold."""
+        for waiting, _ in self.pipeline:
+            cycle: object = waiting
+            if isinstance(cycle, Exchange):
+                cycle.drop()
+        self.pipeline.clear()
+
     # What an exchange asks for: `gateway.relay.exchange.ExchangeConnection`
 
     @property
@@ -327,7 +335,7 @@ class ClientConnection(HttpToolsProtocol):
         if exchange.disconnected or self.transport.is_closing():
             return
         if not exchange.keep_alive:
-            self.pipeline.clear()
+            self._drop_waiting()
             self.server_state.total_requests += 1
             self._state.read(STOP)
             self._state.write(CLOSE)

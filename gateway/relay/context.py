@@ -18,7 +18,7 @@ from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
 from specpilot.gateway.relay.tuning import SWEEP_S
 from specpilot.gateway.routing.retry_budget import RetryBudget
-from specpilot.gateway.telemetry.metrics import exposition
+from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.wire.deadlines import Limits
 from specpilot.gateway.wire.errors import GatewayError, InvalidApiKeyError, KeysUnknownError
@@ -209,9 +209,9 @@ class GatewayContext:
         return None if taken_at is None else self.monotonic() - taken_at
 
     async def exposition(self) -> bytes:
-        """Return this process's metrics, from memory."""
+        """Return this process's metrics as they are now; the text is written on a thread."""
         self.refresh_metrics()
-        return exposition(self.metrics)
+        return await asyncio.to_thread(exposition_of, self.metrics.snapshot())
 
     def refresh_metrics(self) -> None:
         """Set the gauges that are looked up rather than counted."""

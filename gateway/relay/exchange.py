@@ -11,9 +11,11 @@ from typing import ClassVar, Protocol
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.limits.admission import Admission, Place
-from specpilot.gateway.limits.rate_limit import CLIENT_LEFT, used_tokens
+from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
 from specpilot.gateway.relay import exchange_state, relay
+from specpilot.gateway.relay.charge import charge, used_by
 from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.owner import ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine, prepare
 from specpilot.gateway.relay.request_body import RequestBody
 from specpilot.gateway.relay.tuning import RETRY_AFTER_S, UNREAD_BYTES
@@ -26,15 +28,14 @@ from specpilot.gateway.wire.errors import (
     GatewayError,
     InternalError,
     QueueTimeoutError,
-    RateLimitError,
     RequestTimeoutError,
 )
-from specpilot.gateway.wire.heads import RequestHead, error_reply, rate_lines
+from specpilot.gateway.wire.heads import RequestHead, error_reply
 from specpilot.gateway.wire.routes import FORMS, STORED
 from specpilot.policy.types import ApiKey
 
 
-class ExchangeConnection(relay.ResponseSink, Protocol):
+class ExchangeConnection(ResponseSink, Protocol):
     """The client's side of an exchange."""
 
     @property
@@ -181,6 +182,10 @@ class Exchange:
         self._status = CLIENT_LEFT
         self.finish()
 
+    def drop(self) -> None:
+        """The request's turn will not come: its connection ends with an answer before it."""
+        self._body.drop()
+
     def pause(self) -> None:
         """The client is slower than the engine."""
         if self._relay is not None:
@@ -244,15 +249,16 @@ class Exchange:
     # To the engine
 
     def _dispatch(self) -> None:
+        context = self._context
         body, outline = self._body.take()
         try:
-            prepared = prepare(self._context, self._path, self._request, self._key, body, outline)
+            prepared = prepare(context, self._path, self._request, self._key, body, outline)
             self._prepared = prepared
             prepared.cell.in_flight += 1
             if self._key is not None and self._key.has_limits:
-                self._charge(self._key, prepared)
-            self._context.budget.earn(self._received_at)
-            admission = None if self._path in STORED else self._context.admission  # nothing is generated there
+                self._is_charged = charge(context, self._key, prepared, self._received_at)
+            context.budget.earn(self._received_at)
+            admission = None if self._path in STORED else context.admission  # nothing is generated there
             if admission is None or admission.is_open(prepared.model, self._received_at):
                 self._go(prepared)
             else:
@@ -266,18 +272,6 @@ class Exchange:
             return
         asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
         self.local_reply(InternalError("the gateway failed; its log says why"))
-
-    def _charge(self, key: ApiKey, prepared: PreparedRequest) -> None:
-        """Count the request against its key's limits, or refuse it."""
-        meter = self._context.rates.meter(key, prepared.charged_tokens, self._received_at)
-        denied = meter.admit(prepared.charged_tokens, self._received_at)
-        for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
-            if bucket is not None:
-                prepared.own += rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
-        if denied is None:
-            self._is_charged = True
-            return
-        raise RateLimitError(denied.message, denied.kind, denied.retry_after_s)
 
     def _wait(self, prepared: PreparedRequest, admission: Admission[Engine]) -> None:
         """Wait for an engine with room."""
@@ -360,7 +354,7 @@ class Exchange:
         outcome.waited_s = self._waited_s
         context.recorder.record(outcome, None if prepared is None else prepared.cell, self._span)
         if self._is_charged and self._key is not None and prepared is not None:
-            used = self._used_tokens(prepared.charged_tokens, outcome.status)
+            used = used_by(trip, self._path, prepared, outcome.status)
             context.rates.settle(self._key.key_id, prepared.charged_tokens, used, outcome.ended_at)
         if trip is not None:
             trip.drop()
@@ -396,12 +390,3 @@ class Exchange:
         if trip is not None:
             trip.describe(outcome)
         return outcome
-
-    def _used_tokens(self, estimate: int, status: int) -> int:
-        trip = self._relay
-        if trip is None or not trip.sent_at or self._path in STORED:
-            return 0
-        delivery = trip.delivery
-        if delivery is None:
-            return used_tokens(estimate, None, 0, status)
-        return used_tokens(estimate, delivery.usage.total_tokens, delivery.events, status)

@@ -9,28 +9,33 @@ which its body is amended anew; so the body as it came is kept until then.
 
 from collections.abc import Collection
 
-import orjson
-
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.stored_response import check_owner, reference
 from specpilot.gateway.relay.tuning import RETRY_AFTER_S
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.telemetry.metrics import Cell
-from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts, amend, amendments, read_facts
+from specpilot.gateway.wire.body import (
+    REQUEST_ID,
+    RequestFacts,
+    amend,
+    amendments,
+    may_repeat_model,
+    read_facts,
+)
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
     InvalidFormError,
     ModelNotAllowedError,
     ModelNotFoundError,
-    ResponseNotFoundError,
 )
 from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
-from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, asks_stream, response_id
+from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED
 from specpilot.policy.types import ApiKey
 
 MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
@@ -59,7 +64,7 @@ class Source:
         self,
         head: RequestHead,
         key: ApiKey | None,
-        body: bytes,
+        body: tuple[bytes, ...],
         outline: BodyOutline | None,
         fallback: tuple[str, ...],
     ) -> None:
@@ -77,8 +82,9 @@ class PreparedRequest:
     request waits or its engine is chosen. `body` is empty once there can be no retry. `outline` is what was parsed of a
     large body. `requested_model` is what the client asked for, where that name has a model route; `source` is there
     while the request may be turned to another model. `charged_tokens` is what counts against the key's limit until the
-    response states its usage; `strips_usage`: the gateway asked for that, and the client did not. `is_unnamed`: the
-    response is to have an identifier, and the client chose none.
+    response states its usage, `prompt_tokens` of it for the prompt; `strips_usage`: the gateway asked for that, and the
+    client did not. `is_unnamed`: the response is to have an identifier, for the API key `key_id`, and the client chose
+    none.
     """
 
     __slots__ = (
@@ -88,11 +94,13 @@ class PreparedRequest:
         "facts",
         "is_stream",
         "is_unnamed",
+        "key_id",
         "max_tokens",
         "model",
         "outline",
         "own",
         "path",
+        "prompt_tokens",
         "requested_model",
         "source",
         "strips_usage",
@@ -114,12 +122,14 @@ class PreparedRequest:
         self.model = facts.model
         self.is_stream = facts.stream
         self.is_unnamed = facts.path == RESPONSES and REQUEST_ID not in facts.body
+        self.key_id: str | None = None
         self.max_tokens = facts.max_tokens
         self.work_tokens = facts.work_tokens
         self.traffic_class = traffic_class
         self.own = own
         self.cell = cell
         self.charged_tokens = facts.charged_tokens
+        self.prompt_tokens = facts.prompt_tokens
         self.strips_usage = False
         self.requested_model: str | None = None
         self.source: Source | None = None
@@ -165,17 +175,22 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     path: str,
     head: RequestHead,
     key: ApiKey | None,
-    body: bytes,
+    body: tuple[bytes, ...],
     outline: BodyOutline | None,
 ) -> PreparedRequest:
-    """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on."""
+    """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on.
+
+    `body` is in one part, or has an `outline`.
+    """
     text = None if outline is None else outline.finish()
     if head.target:
-        text, body = _reference(context, head.target), b""
+        text, body = reference(context, head.target), (b"",)
     elif path in FORMS and text is None:
         raise InvalidFormError("the form is empty; send it in the body")
     facts = _facts(path, body, text)
     asked = facts.model
+    if key is not None and (path == RESPONSES or head.target):
+        check_owner(facts, key.key_id)
     if key is not None and not head.target and not key.may_use(asked):
         raise ModelNotAllowedError(
             f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
@@ -215,7 +230,7 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     facts: RequestFacts,
     head: RequestHead,
     key: ApiKey | None,
-    body: bytes,
+    body: tuple[bytes, ...],
     outline: BodyOutline | None,
     asked: str | None = None,
 ) -> PreparedRequest:
@@ -228,12 +243,16 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
     is_marked = path in MARKED
     k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
+    named = None if asked is None or asked == model else model
+    if key is not None and key.allowed_models is not None and named is None:
+        # An engine that believes the first of two would serve one that the key may not ask for.
+        named = model if may_repeat_model(body[0] if outline is None else outline.finish()) else None
     wanted = amendments(
         found.traffic_class if context.marks_class and is_marked else None,
         -context.class_policy(model, found.traffic_class).priority if context.sends_priority else None,
         asks_usage,
         k_max,
-        None if asked is None or asked == model else model,
+        named,
     )
     own = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
         found.traffic_class.encode(),
@@ -248,12 +267,16 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
         found.traffic_class,
         own,
         context.metrics.cell(model, found.traffic_class),
-        tuple(amend(body, facts, wanted, outline)),
+        amend(body, facts, wanted, outline),
     )
+    prepared.key_id = None if key is None else key.key_id
     prepared.requested_model = asked
     prepared.strips_usage = asks_usage and not facts.asks_usage
     longest = context.fleet.longest.get(model)
-    prepared.charged_tokens = facts.charged_tokens if longest is None else min(facts.charged_tokens, longest)
+    if path in UNCHARGED:
+        prepared.charged_tokens = 0
+    elif longest is not None:
+        prepared.charged_tokens = longest if facts.is_endless else min(facts.charged_tokens, longest)
     return prepared
 
 
@@ -291,26 +314,12 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
     return True
 
 
-def _facts(path: str, body: bytes, text: bytes | None) -> RequestFacts:
+def _facts(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
     """Return the facts of a body; `text` is what stands for it where it is large, a form, or not there at all."""
     if text is None:
-        return read_facts(path, body)
+        return read_facts(path, body[0])
     # What an engine makes of a file's bytes is no prompt of a quarter as many tokens.
-    return read_facts(path, text, len(text) if path in FORMS else len(body))
-
-
-def _reference(context: GatewayContext, target: str) -> bytes:
-    """Return what a request that refers to a stored response says, as the body that it does not have."""
-    found = response_id(target)
-    engines = context.fleet.engines.values()
-    engine = context.fleet.maker(found, engines)
-    if engine is None or not engine.models:
-        if not engines:
-            raise EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
-        raise ResponseNotFoundError(f"no engine here made the response `{found}`, or it has gone")
-    model = engine.registered_model or min(engine.models)
-    asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
-    return orjson.dumps(asked)
+    return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:

@@ -14,12 +14,12 @@ The relay holds the engine's side only. What ends a request, and what it counts 
 """
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempt import Attempt
 from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.owner import RelayOwner, ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine
 from specpilot.gateway.relay.tuning import RETRY_AFTER_S, SMALL_BODY_BYTES, STALE_S
 from specpilot.gateway.telemetry.outcome import Outcome
@@ -35,7 +35,7 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.framing import Framer, ResponseHead
 from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.response import Delivery
-from specpilot.gateway.wire.response_id import identified, new_response_id
+from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
 from specpilot.gateway.wire.routes import STORED
 
 RETRIED_STATUS = (401, 403, 500, 502, 503, 504)
@@ -44,36 +44,6 @@ _REFUSED_CREDENTIALS = (401, 403)
 _SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
 """What vLLM answers where the model has no such API: the client asked for it, and no engine has failed."""
-
-
-class ResponseSink(Protocol):
-    """The client's connection, as a relay sees it."""
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the client reads more slowly than it is written to."""
-
-    @property
-    def write(self) -> Callable[[bytes], None]:
-        """Sends to the client."""
-
-
-class RelayOwner(Protocol):
-    """Whose request it is. `keep_alive`: the client's connection may serve another request after this one."""
-
-    keep_alive: bool
-
-    def own_lines(self) -> bytes:
-        """Return the gateway's header lines for the client."""
-
-    def local_reply(self, error: GatewayError) -> None:
-        """Answer with `error`: nothing has been said to the client before."""
-
-    def body_released(self) -> None:
-        """The request's body is no longer held."""
-
-    def finish(self, *, is_reset: bool = False) -> None:
-        """The response is over; `is_reset`: close the client's connection, so that it takes nothing for whole."""
 
 
 class Relay:
@@ -244,7 +214,8 @@ class Relay:
         self.phase = "wait"
         body: Sequence[bytes | memoryview] = prepared.body
         if prepared.is_unnamed and self._context.marks_class:
-            body = identified(body, new_response_id(attempt.engine.engine_hash, secrets.randbits(104)))
+            made_for = new_response_id(attempt.engine.engine_hash, prepared.key_id, secrets.randbits(RANDOM_BITS))
+            body = identified(body, made_for)
         size = sum(map(len, body))
         head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
             attempt.engine.head(self._method, (self._request.target or self._path).encode()),

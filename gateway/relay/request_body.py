@@ -1,7 +1,11 @@
-"""The body of one request as it arrives: held in parts, bounded, and counted against what all bodies may take."""
+"""The body of one request as it arrives: held in parts, bounded, and counted against what all bodies may take.
+
+A large one stays in the parts in which it came, but for small ones, which are joined: to make it one piece would hold
+every other request up for as long as that takes.
+"""
 
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.tuning import PARTS, RETRY_AFTER_S
+from specpilot.gateway.relay.tuning import BLOCK_BYTES, PART_BYTES, RETRY_AFTER_S
 from specpilot.gateway.wire.errors import (
     BodiesFullError,
     BodyTooComplexError,
@@ -17,7 +21,7 @@ from specpilot.gateway.wire.tuning import OUTLINED_BYTES
 class RequestBody:
     """What has come of a body of at most `limit_bytes`; `head` are the header lines of the request."""
 
-    __slots__ = ("_chunks", "_context", "_counted_bytes", "_head", "_is_form", "_outline", "_size", "_whole",
+    __slots__ = ("_context", "_counted_bytes", "_head", "_is_form", "_outline", "_parts", "_size", "_tail",
                  "limit_bytes")  # fmt: skip
 
     def __init__(self, context: GatewayContext, head: bytes, *, is_form: bool) -> None:
@@ -25,8 +29,8 @@ class RequestBody:
         self._context = context
         self._head = head
         self._is_form = is_form
-        self._chunks: list[bytes] = []
-        self._whole: bytearray | None = None  # instead of `_chunks`, once those are too many
+        self._parts: list[bytes] = []
+        self._tail: bytearray | None = None  # what came since then, in small parts
         self._outline: BodyOutline | None = None  # of a body that is large
         self._size = 0
         self._counted_bytes = 0
@@ -37,26 +41,32 @@ class RequestBody:
         error = self._bound(data)
         if error is not None:
             return error
-        if self._whole is not None:
-            self._whole.extend(data)
+        if len(data) >= PART_BYTES or not self._parts:
+            if self._tail is not None:
+                self._seal()
+            self._parts.append(data)
             return None
-        self._chunks.append(data)
-        if len(self._chunks) > PARTS:
-            self._whole = bytearray(b"".join(self._chunks))
-            self._chunks.clear()
+        if self._tail is None:
+            self._tail = bytearray()
+        self._tail.extend(data)
+        if len(self._tail) >= BLOCK_BYTES:
+            self._seal()
         return None
 
-    def take(self) -> tuple[bytes, BodyOutline | None]:
-        """Return the whole body, and its outline if it is large; neither is held here any more."""
-        chunks, self._chunks = self._chunks, []
-        whole, self._whole = self._whole, None
+    def take(self) -> tuple[tuple[bytes, ...], BodyOutline | None]:
+        """Return the whole body, in one part unless it has an outline, and that; neither is held here any more."""
+        if self._tail is not None:
+            self._seal()
+        parts, self._parts = self._parts, []
         outline, self._outline = self._outline, None
-        return bytes(whole) if whole is not None else chunks[0] if len(chunks) == 1 else b"".join(chunks), outline
+        if len(parts) == 1 or outline is not None:
+            return tuple(parts), outline
+        return (b"".join(parts),), None
 
     def drop(self) -> None:
         """Hold nothing any more."""
-        self._chunks.clear()
-        self._whole = self._outline = None
+        self._parts.clear()
+        self._tail = self._outline = None
         self.release()
 
     def release(self) -> None:
@@ -72,6 +82,11 @@ class RequestBody:
         else:
             said += "(--max-body-bytes); send less"
         return BodyTooLargeError(said)
+
+    def _seal(self) -> None:
+        tail, self._tail = self._tail, None
+        assert tail is not None
+        self._parts.append(bytes(tail))
 
     def _bound(self, data: bytes) -> GatewayError | None:
         if self._size > self.limit_bytes:
@@ -89,7 +104,7 @@ class RequestBody:
         try:
             if self._outline is None:
                 self._outline = FormOutline(self._head) if self._is_form else BodyOutline()
-                self._outline.feed(b"".join(self._chunks) if self._whole is None else bytes(self._whole))
+                self._outline.feed(b"".join((*self._parts, self._tail or b"")))
             self._outline.feed(data)
         except (BodyTooComplexError, InvalidFormError) as error:
             return error

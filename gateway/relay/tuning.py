@@ -35,8 +35,13 @@ SWEEP_S = 0.1
 UNREAD_BYTES = 64 * 1024 * 1024
 """A refused body up to here is read and dropped, so that its connection can serve on; a longer one ends it."""
 
-PARTS = 256
-"""A body in more parts than that is kept as one: a part of two bytes takes 56 as an object of its own."""
+# request_body.py
+
+PART_BYTES = 4096
+"""Smaller parts of a body are joined: one of two bytes takes 56 as an object of its own."""
+
+BLOCK_BYTES = 65_536
+"""So many joined bytes make a part: less makes more parts, more takes longer to copy."""
 
 # prepared_request.py
 

@@ -328,6 +328,11 @@ def exposition(metrics: GatewayMetrics) -> bytes:
     return generate_latest(registry)
 
 
+def exposition_of(snapshot: MetricsSnapshot) -> bytes:
+    """Return the metrics of which `snapshot` is a copy as Prometheus' text. On any thread."""
+    return exposition(GatewayMetrics.of(snapshot))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Histogram):
         return {"counts": [*value.counts], "total": value.total}

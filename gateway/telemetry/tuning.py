@@ -25,3 +25,11 @@ QUEUE_SPANS = 2048
 
 CLOSE_S = 3.0
 """Seconds that the last spans get at the end."""
+
+# scrape.py
+
+RESTS = 4.0
+"""Times as long as an exposition took before the next one begins: a fifth of a core at most goes into metrics."""
+
+REST_LIMIT_S = 1.0
+"""Seconds of such a rest at most: an exposition that waited for a hung engine took no time of this process."""

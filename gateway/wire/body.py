@@ -13,7 +13,7 @@ Whether `messages` and the like make sense is the engine's business. Pure.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +29,7 @@ from specpilot.gateway.wire.tuning import (
     PROMPT_TOKENS_COUNTED,
     UNSAID_OUTPUT_TOKENS,
     WALKED_MEMBERS,
+    WALKED_STRINGS,
 )
 from specpilot.policy.types import is_class_name
 
@@ -42,24 +43,25 @@ INCLUDE_USAGE = "include_usage"
 REQUEST_ID = "request_id"
 PREVIOUS = "previous_response_id"
 _USAGE = {INCLUDE_USAGE: b"true"}
+_WALKED = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 
 
 # Possessive: what can backtrack remembers every escape that it passed, a hundred bytes each.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^,\]}\s]+")
-_NOT_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING.pattern + rb")++", re.DOTALL)
+_NOT_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING.pattern + rb'[^"{}\[\]]*+)*+', re.DOTALL)
 
 
 class RequestFacts:
     """What the gateway knows of a request. `body` is what `orjson` made of it; read it, never write it.
 
     `work_tokens` estimates what the request asks of an engine: prompt plus output, in tokens, of which no more counts
-    than tells engines apart; `charged_tokens` is the same without those bounds. `max_tokens` is the
-    largest number of output tokens that it allows; `None` when it does not say.
+    than tells engines apart; `charged_tokens` is the same without those bounds, `prompt_tokens` of it. `max_tokens` is
+    the largest number of output tokens that it allows; `None` when it does not say.
     """
 
-    __slots__ = ("body", "charged_tokens", "max_tokens", "model", "path", "stream", "work_tokens")
+    __slots__ = ("body", "charged_tokens", "max_tokens", "model", "path", "prompt_tokens", "stream", "work_tokens")
 
     def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
         self, path: str, model: str, body: dict[str, Any], prompt_tokens: int, max_tokens: int | None, *, stream: bool
@@ -67,6 +69,7 @@ class RequestFacts:
         output_tokens = UNSAID_OUTPUT_TOKENS if max_tokens is None else max(0, max_tokens)
         self.work_tokens = min(prompt_tokens, PROMPT_TOKENS_COUNTED) + min(output_tokens, OUTPUT_TOKENS_COUNTED)
         self.charged_tokens = prompt_tokens + output_tokens
+        self.prompt_tokens = prompt_tokens
         self.path = path
         self.model = model
         self.body = body
@@ -104,6 +107,11 @@ class RequestFacts:
         return found if isinstance(found, str) else None
 
     @property
+    def is_endless(self) -> bool:
+        """Whether the request names no limit and goes on when its answer is over: what it uses is never stated."""
+        return self.path == RESPONSES and self.max_tokens is None and bool(self.body.get("background"))
+
+    @property
     def asked_class(self) -> str | None:
         """The traffic class that the body asks for, by `metadata.traffic_class`."""
         metadata = self.body.get("metadata")
@@ -137,6 +145,11 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
         raise InvalidFieldError("stream must be true or false", param="stream")
     prompt_tokens = (len(body) if size is None else size) // CHARS_PER_TOKEN
     return RequestFacts(path, model, found, prompt_tokens, _max_tokens(found), stream=stream is True)
+
+
+def may_repeat_model(text: bytes) -> bool:
+    """Whether `model` may stand more than once in `text`, a body or its outline, spelt with escapes or not."""
+    return text.count(b'"model"') != 1 or b"\\u00" in text
 
 
 class Amendments:
@@ -189,16 +202,19 @@ def amendments(
 
 
 def amend(
-    body: bytes, facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
-) -> Sequence[bytes | memoryview]:
+    body: tuple[bytes, ...], facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
+) -> tuple[bytes | memoryview, ...]:
     """Return `body` with what is `wanted` of it, as buffers to send one after another; a form as it is.
 
-    `facts` must be what `read_facts` made of `body`, or of its `outline`. Raises `BodyTooComplexError`.
+    `body` is in one part, or has an `outline`. `facts` must be what `read_facts` made of it, or of its outline.
+    Raises `BodyTooComplexError`.
     """
     if facts.path in FORMS or facts.path in STORED:
-        return (body,)
+        return body
     found = facts.body
-    start = body.index(b"{") + 1
+    text = body[0] if outline is None else outline.finish()
+    opened = text.index(b"{")
+    start = opened + 1 if outline is None else outline.place(opened + 1)
     if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:
         return _spliced(body, [(start, start, wanted.usual_members)])
     added = wanted.first_members(found)
@@ -207,20 +223,28 @@ def amend(
     edits: list[tuple[int, int, bytes]] = [(start, start, added)] if added else []
     if not (has_xargs or has_options or PRIORITY in found or wanted.model is not None):
         return _spliced(body, edits)
-    text = body if outline is None else outline.finish()
+    if outline is None:
+        return _spliced(body, edits + _changes(text, opened, wanted))
+    if outline.strings > WALKED_STRINGS:
+        raise BodyTooComplexError(f"{_WALKED} at most {WALKED_STRINGS} strings can be read; send fewer")
+    for begin, end, new in _changes(text, opened, wanted):
+        edits.append((outline.place(begin), outline.place(end), new))
+    return _spliced(body, edits)
+
+
+def _changes(text: bytes, opened: int, wanted: Amendments) -> list[tuple[int, int, bytes]]:
+    """Return what is to be replaced of the object at `opened`, of members that it has."""
     changed: list[tuple[int, int, bytes]] = []
-    for key, begin, end in _members(text, text.index(b"{")):
-        if key == XARGS and has_xargs:
+    for key, begin, end in _members(text, opened):
+        if key == XARGS and wanted.xargs:
             changed += _merged(text, begin, end, wanted.xargs)
-        elif key == STREAM_OPTIONS and has_options:
+        elif key == STREAM_OPTIONS and wanted.asks_usage:
             changed += _merged(text, begin, end, _USAGE)
         elif key == PRIORITY:
             changed.append((begin, end, wanted.priority))
         elif key == MODEL and wanted.model is not None:
             changed.append((begin, end, wanted.model))
-    if outline is not None:
-        changed = [(outline.place(begin), outline.place(end), text) for begin, end, text in changed]
-    return _spliced(body, edits + changed)
+    return changed
 
 
 def _text_of(members: dict[str, bytes]) -> bytes:
@@ -243,15 +267,34 @@ def _merged(body: bytes, start: int, end: int, wanted: dict[str, bytes]) -> list
     return [(start + 1, start + 1, _text_of(added) + (b"," if members else b"")), *replaced]
 
 
-def _spliced(body: bytes, edits: list[tuple[int, int, bytes]]) -> Sequence[bytes | memoryview]:
-    source: bytes | memoryview = body if len(body) <= COPY_LIMIT_BYTES else memoryview(body)
+def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tuple[bytes | memoryview, ...]:
+    """Return `body` with the bytes between two places replaced, by each of `edits`, which go from left to right."""
+    first = body[0]
+    if len(body) == 1 and len(first) <= COPY_LIMIT_BYTES:
+        copied: list[bytes] = []
+        position = 0
+        for start, end, text in edits:
+            copied += (first[position:start], text)
+            position = end
+        copied.append(first[position:])
+        return (b"".join(copied),)
     parts: list[bytes | memoryview] = []
-    position = 0
-    for start, end, text in edits:
-        parts += (source[position:start], text)
-        position = end
-    parts.append(source[position:])
-    return (b"".join(parts),) if source is body else parts
+    index = begin = position = 0  # the part at hand, where in the body it begins, how far the body is done
+    size = sum(map(len, body))
+    for start, end, text in (*edits, (size, size, b"")):
+        while position < end or position < start:
+            part = body[index]
+            stop = begin + len(part)
+            upto = min(stop, start if position < start else end)
+            if position < start:
+                parts.append(memoryview(part)[position - begin : upto - begin])
+            position = upto
+            if position == stop:
+                begin = stop
+                index += 1
+        if text:
+            parts.append(text)
+    return tuple(parts)
 
 
 def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
@@ -264,10 +307,8 @@ def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
     while body[position] != ord("}"):
         count += 1
         if count > WALKED_MEMBERS:
-            said = (
-                f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a routed model at most {WALKED_MEMBERS} members"
-            )
-            raise BodyTooComplexError(f"{said} of an object can be read; send fewer")
+            said = f"{_WALKED} at most {WALKED_MEMBERS} members of an object can be read; send fewer"
+            raise BodyTooComplexError(said)
         found = _STRING.match(body, position)
         assert found is not None
         key: str = orjson.loads(found[0])

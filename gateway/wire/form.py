@@ -5,13 +5,16 @@ part and not kept a second time. `FormOutline.finish` returns the fields as a JS
 the same rules as any other body (`gateway.wire.body.read_facts`).
 
 What servers read in different ways is refused, so that the engine sees the fields that the gateway saw: another
-charset, escapes in names, two dispositions of one part.
+charset or transfer encoding, escapes in names, two dispositions of one part, a boundary within a line, anything before
+the first or after the last, a field twice that decides where the form goes. And the class is the gateway's to say, so
+`vllm_xargs` may not name one: it could not be replaced.
 """
 
 import re
 
 import orjson
 
+from specpilot.gateway.wire.body import CLASS_FIELD, XARGS
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.tuning import FIELD_BYTES, PART_HEAD_BYTES, PARTS_MAX
@@ -25,6 +28,9 @@ _FORM = re.compile(
 _DISPOSITION = re.compile(rb"^content-disposition *:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _FIELD = re.compile(rb' *form-data *; *name="([^"\\]{1,128})" *', re.IGNORECASE)
 _FILE = re.compile(rb"; *filename\*?=", re.IGNORECASE)
+_ENCODED = re.compile(rb"^content-transfer-encoding *:(?! *(?:binary|7bit|8bit) *\r$)", re.IGNORECASE | re.MULTILINE)
+_ONCE = (b"model", b"stream", b"vllm_xargs")
+_END = b"--"
 _TRUE = ("true", "1", "yes", "on", "t", "y")
 _FALSE = ("false", "0", "no", "off", "f", "n")
 _LINE = b"\r\n"
@@ -33,7 +39,7 @@ _LINE = b"\r\n"
 class FormOutline(BodyOutline):
     """What is known of a form so far."""
 
-    __slots__ = ("_delimiter", "_fields", "_is_head", "_is_kept", "_is_over", "_name", "_parts", "_rest", "_value")
+    __slots__ = ("_boundary", "_fields", "_is_head", "_is_kept", "_is_over", "_name", "_parts", "_rest", "_value")
 
     def __init__(self, header_lines: bytes) -> None:
         """`header_lines` are the request's, names in lower case. Raises `InvalidFormError`."""
@@ -44,7 +50,7 @@ class FormOutline(BodyOutline):
             raise InvalidFormError(
                 "this route takes a form; send one content-type, multipart/form-data with a boundary"
             )
-        self._delimiter: bytes = _LINE + b"--" + (found[1] or found[2])
+        self._boundary: bytes = b"--" + (found[1] or found[2])
         self._rest = _LINE  # the first delimiter needs no line before it
         self._is_head = False
         self._is_over = False
@@ -60,31 +66,48 @@ class FormOutline(BodyOutline):
         at = 0
         while not self._is_over:
             if self._is_head:
-                end = text.find(b"\r\n\r\n", at)
-                if (len(text) if end < 0 else end) - at > PART_HEAD_BYTES:
-                    raise InvalidFormError(
-                        f"a part of the form has more than {PART_HEAD_BYTES} bytes of headers; send fewer"
-                    )
-                if end < 0 and not text.startswith(b"--", at):
+                end = self._read_head(text, at)
+                if end < 0:
                     break
-                if text.startswith(b"--", at):
-                    self._is_over = True
-                    break
-                self._begin_part(text[at : end + 2])
-                at = end + 4
-                self._is_head = False
+                at = end
                 continue
-            end = text.find(self._delimiter, at)
-            if end < 0:
-                kept = max(at, len(text) - len(self._delimiter) + 1)
+            found = text.find(self._boundary, at)
+            end = found - len(_LINE)
+            if found < 0:
+                kept = max(at, len(text) - len(_LINE + self._boundary) + 1)
                 self._keep(text[at:kept])
                 at = kept
                 break
+            if end < at or not text.startswith(_LINE, end):
+                raise InvalidFormError("the form's boundary stands within a line; choose another boundary")
             self._keep(text[at:end])
             self._end_part()
-            at = end + len(self._delimiter)
+            at = found + len(self._boundary)
             self._is_head = True
-        self._rest = b"" if self._is_over else text[at:]
+        self._rest = text[at:]
+        if self._is_over:
+            if self._rest.strip():
+                raise InvalidFormError("the form goes on after its last boundary; end it there")
+            self._rest = b""
+
+    def _read_head(self, text: bytes, at: int) -> int:
+        """Read what follows a boundary, from `at` on; return where that ends, -1 while it is not whole."""
+        mark = text[at : at + 2]
+        if mark == _END:
+            self._is_over = True
+            return at + 2
+        if len(mark) < len(_LINE):
+            return -1
+        if mark != _LINE:
+            raise InvalidFormError("a line of the form only begins with its boundary; choose another boundary")
+        end = text.find(b"\r\n\r\n", at)
+        if (len(text) if end < 0 else end) - at > PART_HEAD_BYTES:
+            raise InvalidFormError(f"a part of the form has more than {PART_HEAD_BYTES} bytes of headers; send fewer")
+        if end < 0:
+            return -1
+        self._begin_part(text[at : end + 2])
+        self._is_head = False
+        return end + 4
 
     def finish(self) -> bytes:
         """The body is whole: return its fields as a JSON object. Raises `InvalidFormError` when its end is missing."""
@@ -94,6 +117,9 @@ class FormOutline(BodyOutline):
         stream = self._fields.get("stream", "").lower()
         if stream in _TRUE or stream in _FALSE:
             fields["stream"] = stream in _TRUE
+        if CLASS_FIELD in _arguments(self._fields.get(XARGS)):
+            said = f"`{XARGS}` of a form may not name `{CLASS_FIELD}`: the gateway decides; leave it out"
+            raise InvalidFormError(said)
         return orjson.dumps(fields)
 
     def _begin_part(self, head: bytes) -> None:
@@ -102,6 +128,10 @@ class FormOutline(BodyOutline):
             raise BodyTooComplexError(f"the form has more than {PARTS_MAX} parts; send fewer")
         stated = _DISPOSITION.findall(head.removeprefix(_LINE))
         field = _FIELD.fullmatch(stated[0]) if len(stated) == 1 else None
+        if field is not None and _ENCODED.search(head) is not None:
+            raise InvalidFormError("a field of the form has a transfer encoding; send it as it is")
+        if field is not None and field[1] in _ONCE and field[1].decode() in self._fields:
+            raise InvalidFormError(f"the form states `{field[1].decode()}` twice; state it once")
         if field is None and not (len(stated) == 1 and _FILE.search(stated[0])):
             raise InvalidFormError('a part of the form has no name; give each `form-data; name="..."`, once')
         self._is_kept = field is not None
@@ -109,6 +139,8 @@ class FormOutline(BodyOutline):
         self._value = b""
 
     def _keep(self, data: bytes) -> None:
+        if not self._parts and data.strip(_LINE):
+            raise InvalidFormError("the form begins with something else than its boundary; begin with that")
         if self._is_kept and len(self._value) < FIELD_BYTES:
             self._value += data[: FIELD_BYTES - len(self._value)]
 
@@ -120,3 +152,12 @@ class FormOutline(BodyOutline):
             except UnicodeDecodeError as error:
                 raise InvalidFormError("a field of the form is not UTF-8; send it in UTF-8") from error
         self._is_kept = False
+
+
+def _arguments(text: str | None) -> dict[str, object]:
+    """Return the arguments of `vllm_xargs`, which a form has as JSON text. Raises `InvalidFormError`."""
+    try:
+        found = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError as error:
+        raise InvalidFormError(f"`{XARGS}` of the form is not JSON: {error}; send an object") from error
+    return found if type(found) is dict else {}

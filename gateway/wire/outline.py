@@ -33,10 +33,11 @@ _TRIES = 64
 class BodyOutline:
     """What is known of a body so far."""
 
-    __slots__ = ("_containers", "_cuts", "_held", "_in_string", "_items", "_members", "_quotes", "_text")
+    __slots__ = ("_containers", "_cuts", "_held", "_in_string", "_items", "_members", "_quotes", "_text", "_whole")
 
     def __init__(self) -> None:
         self._text = bytearray()
+        self._whole: bytes | None = None
         self._cuts: list[tuple[int, int]] = []  # place in the outline, bytes left out up to there
         self._held = b""  # a backslash whose next byte has not come
         self._in_string = False
@@ -74,10 +75,16 @@ class BodyOutline:
 
     def finish(self) -> bytes:
         """The body is whole: return its outline."""
-        if self._held:
+        if self._whole is None:
             self._text += self._held
-            self._held = b""
-        return bytes(self._text)
+            self._whole = bytes(self._text)
+            self._text.clear()
+        return self._whole
+
+    @property
+    def strings(self) -> int:
+        """How many strings the body has, names of members included."""
+        return self._quotes // 2
 
     def place(self, position: int) -> int:
         """Return where in the body the byte at `position` of the outline is; never one within a long string."""

@@ -1,18 +1,22 @@
-"""Identifiers of responses that name the engine that made them.
+"""Identifiers of responses that name the engine that made them, and the API key that they were made for.
 
 An engine keeps its responses to itself, so what refers to one (`previous_response_id`, `GET /v1/responses/{id}`) can be
-answered there alone. The gateway gives each response its identifier (vLLM: the body's `request_id`): `resp_`,
-`TAG_DIGITS` hexadecimal digits of the engine's hash, and random ones. So every worker and every replica finds the
-engine, after a restart too, and nothing is remembered. The tag tells engines apart; it is no address. Pure.
+answered there alone, and it keeps those of all keys together. The gateway gives each response an identifier (vLLM:
+the body's `request_id`): `resp_`, `TAG_DIGITS` hexadecimal digits of the engine's hash, random ones, and `OWNER_DIGITS`
+of a hash of those and the id of the key. So every worker and every replica finds the engine and tells whose the
+response is, after a restart too, and nothing is remembered. Neither tag nor owner is a secret: to another key the
+engine's response has no other name, and one made up for a key is that of no response. Pure.
 """
 
 import re
 from collections.abc import Sequence
+from hashlib import blake2b
 
-from specpilot.gateway.wire.tuning import TAG_DIGITS
+from specpilot.gateway.wire.tuning import OWNER_DIGITS, TAG_DIGITS
 
-_RANDOM_DIGITS = 26
-_OURS = re.compile(rf"resp_([0-9a-f]{{{TAG_DIGITS}}})[0-9a-f]{{{_RANDOM_DIGITS}}}")
+_RANDOM_DIGITS = 32 - TAG_DIGITS - OWNER_DIGITS
+_OURS = re.compile(rf"resp_([0-9a-f]{{{TAG_DIGITS}}})([0-9a-f]{{{_RANDOM_DIGITS}}})([0-9a-f]{{{OWNER_DIGITS}}})")
+RANDOM_BITS = 4 * _RANDOM_DIGITS
 _LOOKED_AT = 65_536
 
 
@@ -21,15 +25,30 @@ def tag_of(engine_hash: int) -> str:
     return f"{engine_hash:016x}"[:TAG_DIGITS]
 
 
-def new_response_id(engine_hash: int, random_bits: int) -> str:
-    """Return an identifier for a response of that engine; `random_bits` is a random whole number of 104 bits."""
-    return f"resp_{tag_of(engine_hash)}{random_bits:0{_RANDOM_DIGITS}x}"
+def new_response_id(engine_hash: int, key_id: str | None, random_bits: int) -> str:
+    """Return an identifier for a response of that engine, made for the API key `key_id`, `None` where none is needed.
+
+    `random_bits` is a random whole number of `RANDOM_BITS` bits.
+    """
+    random = f"{random_bits:0{_RANDOM_DIGITS}x}"
+    return f"resp_{tag_of(engine_hash)}{random}{_owner(random, key_id)}"
+
+
+def is_of_another(identifier: str, key_id: str) -> bool:
+    """Whether a gateway made `identifier` for another API key than `key_id`. What no key was needed for is nobody's."""
+    found = _OURS.fullmatch(identifier)
+    return found is not None and found[3] not in (_owner(found[2], key_id), _owner(found[2], None))
 
 
 def tag_in(identifier: str) -> str | None:
     """Return the tag in `identifier`; `None` when no gateway made it."""
     found = _OURS.fullmatch(identifier)
     return None if found is None else found[1]
+
+
+def _owner(random: str, key_id: str | None) -> str:
+    said = random if key_id is None else f"{random}:{key_id}"
+    return blake2b(said.encode(), digest_size=OWNER_DIGITS // 2).hexdigest()
 
 
 def identified(body: Sequence[bytes | memoryview], identifier: str) -> Sequence[bytes | memoryview]:

@@ -8,6 +8,9 @@ RESPONSE_CANCEL = "/v1/responses/{id}/cancel"
 STORED = frozenset((RESPONSE, RESPONSE_CANCEL))
 """Routes to a response that an engine keeps: no body, no model, and what was used was counted when it was made."""
 
+UNCHARGED = STORED | {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
+"""Routes on which no model runs, so that nothing counts against a key's limit on tokens."""
+
 FORMS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))
 """Routes whose bodies are `multipart/form-data`."""
 

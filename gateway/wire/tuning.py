@@ -17,6 +17,9 @@ OUTPUT_TOKENS_COUNTED = 4096
 WALKED_MEMBERS = 512
 """Members of one object that are walked through for one of them: 3 us each. OpenAI's largest request has some 40."""
 
+WALKED_STRINGS = 60_000
+"""Strings of a large body that are passed over on such a walk; the other bounds allow 25,000 members, of two each."""
+
 COPY_LIMIT_BYTES = 65_536
 """Up to here a body is copied into one buffer with its field; above, it is passed on in slices."""
 
@@ -71,6 +74,9 @@ FIRST_FRAME_BYTES = 65_536
 
 TAG_DIGITS = 6
 """24 bits: of 50 engines, two have the same tag in one fleet of 14,000."""
+
+OWNER_DIGITS = 8
+"""32 bits: one in 4,000 million keys passes for the owner of a response; 72 random bits are left."""
 
 # spec_decode.py
 

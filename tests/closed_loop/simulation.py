@@ -24,7 +24,7 @@ class Second:
 
     at: float
     phase: int
-    goodput: float  # of the mean engine, tokens per second at the machine's usual pace
+    throughput: float  # of the mean engine, tokens per second at the machine's usual pace
     by_engine: dict[str, float]
     in_force: Schedule | None
     result: TickResult
@@ -40,9 +40,9 @@ class Run:
     def of_phase(self, phase: int) -> list[Second]:
         return [second for second in self.seconds if second.phase == phase]
 
-    def goodput(self, phase: int, settle_s: int = 0) -> float:
+    def throughput(self, phase: int, settle_s: int = 0) -> float:
         """Tokens per second of the mean engine."""
-        return float(np.mean([second.goodput for second in self.of_phase(phase)[settle_s:]]))
+        return float(np.mean([second.throughput for second in self.of_phase(phase)[settle_s:]]))
 
     @property
     def reasons(self) -> set[Reason]:
@@ -115,8 +115,8 @@ def simulate(
                 law.observe(engine.observe(float(second)) for engine in fleet)
             context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)
             result = law.decide(context, float(second), float(second))
-            goodput = float(np.mean(list(told.values()))) * slowdown
-            run.seconds.append(Second(second, index, goodput, told, in_force, result))
+            throughput = float(np.mean(list(told.values()))) * slowdown
+            run.seconds.append(Second(second, index, throughput, told, in_force, result))
             if is_steered and result.publish is not None:
                 schedule = Schedule(
                     MODEL, POOL, second, float(second), 60.0, result.probe_ratio, result.publish, result.trial
@@ -130,7 +130,7 @@ def single_k(phase_text: str, k: int, step_s: StepTime, seed: int, seconds: int,
     phase = _PHASES[phase_text]
     fixed = Phase(seconds + 5, phase.sources, phase.queue, phase.slowdown, phase.of_engine)
     run = simulate([fixed], start=uniform(k), is_steered=False, seed=seed + 1000, step_s=step_s, engines=engines)
-    return run.goodput(0, settle_s=5)
+    return run.throughput(0, settle_s=5)
 
 
 _PHASES: dict[str, Phase] = {}
@@ -139,7 +139,7 @@ _PHASES: dict[str, Phase] = {}
 def best_single_k(
     phase: Phase, *, step_s: StepTime = cpu_step_s, seed: int = 0, seconds: int = 20, engines: int = 1
 ) -> tuple[float, int]:
-    """Return the best goodput of any single K for all in a phase, and that K."""
+    """Return the best throughput of any single K for all in a phase, and that K."""
     found = {
         k: of_single_k(phase, k, step_s=step_s, seed=seed, seconds=seconds, engines=engines) for k in range(K_MAX + 1)
     }

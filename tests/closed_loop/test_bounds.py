@@ -33,7 +33,7 @@ def test_a_pin_of_a_class_that_is_not_there_restricts_nobody() -> None:
     assert any(second.result.trial and ks(second.result.trial.classes, "default") == {0} for second in run.seconds) or (
         ks(published(run)[-1], "default") & {0}
     )
-    assert run.goodput(0, 8) >= 0.95 * of_single_k(phase, 0)
+    assert run.throughput(0, 8) >= 0.95 * of_single_k(phase, 0)
 
 
 @pytest.mark.parametrize("hold_out_ratio", [0.0, 0.3])

@@ -63,7 +63,7 @@ async def test_a_better_policy_is_promoted_at_the_first_look_and_told() -> None:
     assert len(found.blocks) == 6
     assert not found.lost
     assert (rig.store.stored[MODEL].policy, rig.store.stored[MODEL].version) == (DEEP, 2)
-    assert found.evidence["goodput_gain_ratio"]["low"] > 0
+    assert found.evidence["throughput_gain_ratio"]["low"] > 0
     assert told(rig).reason == "canary_promoted"
     told_to_a_person = text(explain([told(rig)]))
     assert "canary: ended, better; 6 of 20 blocks, lost: none" in told_to_a_person

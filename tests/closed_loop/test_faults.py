@@ -25,7 +25,7 @@ def test_silence_holds_the_schedule_and_says_idle() -> None:
     quiet = run.of_phase(1)
     assert {item.result.reason for item in quiet[5:]} == {Reason.IDLE}
     assert quiet[-1].result.publish == quiet[0].result.publish
-    assert run.goodput(2) >= 0.95 * run.goodput(0, 15)
+    assert run.throughput(2) >= 0.95 * run.throughput(0, 15)
 
 
 def test_a_restart_is_no_evidence_of_anything() -> None:
@@ -35,7 +35,7 @@ def test_a_restart_is_no_evidence_of_anything() -> None:
 
     run = simulate([WARM_UP, Phase(30, JSON)], disturb=restart)
     assert changes_since(run, 26) <= 1
-    assert run.goodput(1, 10) >= 0.95 * run.goodput(0, 15)
+    assert run.throughput(1, 10) >= 0.95 * run.throughput(0, 15)
 
 
 def test_a_restart_without_a_new_start_time_is_seen_in_the_counters() -> None:
@@ -130,4 +130,4 @@ def test_a_new_controller_knows_the_cost_of_what_its_predecessor_tried() -> None
 @pytest.mark.parametrize("idea", ABLATIONS)
 def test_the_ablations_run(idea: str) -> None:
     run = simulate([WARM_UP, Phase(10, [Source("code", 8)])], tuning=without([idea]))
-    assert run.seconds[-1].goodput > 0
+    assert run.seconds[-1].throughput > 0

@@ -89,11 +89,11 @@ def test_regret_is_small_at_cliffs(acceptance: float, running: int) -> None:
     best = max(
         simulate(
             [Phase(4, sources)], start=uniform(k), is_steered=False, step_s=graph_step_s, noise=NOISE
-        ).goodput(0, settle_s=1)
+        ).throughput(0, settle_s=1)
         for k in range(K_MAX + 1)
     )  # fmt: skip
     run = simulate([Phase(20, sources)], step_s=graph_step_s, noise=NOISE, max_num_seqs=256, graphs=GRAPHS)
-    assert run.goodput(0, SETTLE_S) >= 0.98 * best
+    assert run.throughput(0, SETTLE_S) >= 0.98 * best
     surprises = [second.result.evidence.get("cost_surprise_ratio") for second in run.seconds[SETTLE_S:]]
     known = [item for item in surprises if item is not None]
     assert len(known) > 8

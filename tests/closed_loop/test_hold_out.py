@@ -54,11 +54,11 @@ def test_a_law_that_is_lied_to_steps_back_to_the_static_k(seed: int) -> None:
     share = sum(second.result.reason is Reason.STATIC_BETTER for second in after) / len(after)
     assert share >= 0.8
     static = of_single_k(phase, 0)
-    assert sum(second.goodput for second in after) / len(after) >= 0.9 * static
+    assert sum(second.throughput for second in after) / len(after) >= 0.9 * static
 
 
 def test_a_law_that_gains_does_not_step_back() -> None:
     for seed in range(3):
         run = simulate([Phase(300, [Source("json", 4), Source("code", 8)])], policy=OFTEN, seed=seed)
         assert Reason.STATIC_BETTER not in run.reasons
-        assert all(math.isfinite(second.goodput) for second in run.seconds)
+        assert all(math.isfinite(second.throughput) for second in run.seconds)

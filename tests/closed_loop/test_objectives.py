@@ -1,4 +1,4 @@
-"""An operator wants low latency, of all requests or of one class: that may cost goodput."""
+"""An operator wants low latency, of all requests or of one class: that may cost throughput."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def mean_step_s(run: Run, begin: int, end: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_slo_holds_for_low_bands_although_it_costs_goodput(seed: int) -> None:
+def test_an_slo_holds_for_low_bands_although_it_costs_throughput(seed: int) -> None:
     chat = ClassPolicy(itl_slo_ms=17.0)
     run = played(Policy(MODEL, hold_out_ratio=0.0, classes={"chat": chat, "json": ClassPolicy()}), seed)
     assert mean_step_s(run, CHANGED_S - 10, CHANGED_S) > 0.022

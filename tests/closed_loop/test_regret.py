@@ -26,9 +26,9 @@ def ratios(step_s: StepTime, seed: int) -> tuple[list[float], list[float]]:
     run = simulate(MIXED, step_s=step_s, seed=seed)
     over_oracle, over_both = [], []
     for index, phase in enumerate(MIXED):
-        goodput = run.goodput(index, SETTLE_S)
-        over_oracle.append(goodput / best_single_k(phase, step_s=step_s)[0])
-        over_both.append(goodput / max(of_single_k(phase, k, step_s=step_s) for k in (0, STATIC_K)))
+        throughput = run.throughput(index, SETTLE_S)
+        over_oracle.append(throughput / best_single_k(phase, step_s=step_s)[0])
+        over_both.append(throughput / max(of_single_k(phase, k, step_s=step_s) for k in (0, STATIC_K)))
     return over_oracle, over_both
 
 
@@ -45,23 +45,23 @@ def test_labels_add_next_to_nothing() -> None:
     labelled = [Phase(40, [Source("json", 8, "json"), Source("code", 8, "code")])]
     unlabelled = [Phase(40, [Source("json", 8), Source("code", 8)])]
     policy = Policy(MODEL, hold_out_ratio=0.0, classes={"json": {}, "code": {}})  # type: ignore[dict-item]
-    with_labels = np.mean([simulate(labelled, policy=policy, seed=seed).goodput(0, SETTLE_S) for seed in range(3)])
-    without = np.mean([simulate(unlabelled, seed=seed).goodput(0, SETTLE_S) for seed in range(3)])
+    with_labels = np.mean([simulate(labelled, policy=policy, seed=seed).throughput(0, SETTLE_S) for seed in range(3)])
+    without = np.mean([simulate(unlabelled, seed=seed).throughput(0, SETTLE_S) for seed in range(3)])
     assert without / with_labels >= 0.97
 
 
 def test_given_work_is_not_sacrificed_to_what_runs_now() -> None:
     """Requests drawn from a queue: who is done sooner makes room for any, not for its like."""
     phase = Phase(40, [Source("json", 8), Source("code", 8)], queue=16)
-    reached = np.mean([simulate([phase], seed=seed).goodput(0, SETTLE_S) for seed in range(2)])
+    reached = np.mean([simulate([phase], seed=seed).throughput(0, SETTLE_S) for seed in range(2)])
     assert reached >= 1.02 * max(of_single_k(phase, k) for k in (0, STATIC_K))
 
 
 def test_a_new_phase_is_followed_within_seconds() -> None:
     phases = [Phase(25, [Source("code_hot", 16)]), Phase(25, [Source("json", 16)])]
     run = simulate(phases)
-    settled = run.goodput(1, SETTLE_S)
-    reached = [second.goodput >= 0.95 * settled for second in run.of_phase(1)]
+    settled = run.throughput(1, SETTLE_S)
+    reached = [second.throughput >= 0.95 * settled for second in run.of_phase(1)]
     assert reached.index(True) <= 8  # from a band at K = 0 to one at K_max, by probes alone
     assert run.changes(1, settle_s=10) <= 2
 
@@ -77,8 +77,8 @@ def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
         return cpu_step_s(n, m, slots, prefill, context) + (2.5e-3 if slots else 0.0)  # as the demo pair's
 
     run = simulate([few, code, chat, many], policy=policy, step_s=dear_drafter_s)
-    settled = run.goodput(3, SETTLE_S)
-    reached = [second.goodput >= 0.9 * settled for second in run.of_phase(3)]
+    settled = run.throughput(3, SETTLE_S)
+    reached = [second.throughput >= 0.9 * settled for second in run.of_phase(3)]
     assert reached.index(True) <= 1
 
 
@@ -87,7 +87,7 @@ def test_probes_are_few() -> None:
     run = simulate([phase])
     assert 0 < run.probe_ratio <= 1.05 * PLAIN.probe_ratio
     none = simulate([phase], policy=Policy(MODEL, hold_out_ratio=0.0, probe_ratio=0.0))
-    assert run.goodput(0, SETTLE_S) >= 0.96 * none.goodput(0, SETTLE_S)
+    assert run.throughput(0, SETTLE_S) >= 0.96 * none.throughput(0, SETTLE_S)
 
 
 def test_steps_that_prefill_are_priced() -> None:
@@ -97,7 +97,7 @@ def test_steps_that_prefill_are_priced() -> None:
     newest = run.seconds[-1].result
     assert newest.evidence["cost"]["per_prefill_s"] + newest.evidence["cost"]["verify_s"]["256"] / 256 > 5e-5
     assert newest.evidence["steps"] > 0
-    assert run.goodput(0, SETTLE_S) >= 0.97 * best_single_k(phase)[0]
+    assert run.throughput(0, SETTLE_S) >= 0.97 * best_single_k(phase)[0]
 
 
 def test_unlike_engines_of_a_pool_are_each_served() -> None:

@@ -44,6 +44,21 @@ async def test_headers_are_bounded_in_number(
     assert answer.status == status
 
 
+async def test_an_upgrade_hides_no_length_behind_too_many_headers(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    """What is dropped of such a head must not make its body the next request on the connection."""
+    gateway = await start_gateway(engine)
+    hidden = request({"model": "tiny", "prompt": "smuggled"}, path="/v1/completions")
+    headers = "connection: upgrade\r\nupgrade: h2c\r\n" + "a: b\r\n" * 125
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(hidden, headers=headers))
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (431, "head_too_large")
+        assert await client.is_closed()
+    assert engine.seen == []
+
+
 async def test_connections_are_bounded_in_number(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     gateway = await start_gateway(engine, max_connections=2)
     async with await Client.connect(gateway.port) as first, await Client.connect(gateway.port) as second:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -43,6 +45,32 @@ async def test_a_key_asks_for_its_models_alone(start_gateway: StartGateway, tmp_
         assert hidden.code == "model_not_found"
         free = await call(gateway.port, request({"model": "other"}, headers="authorization: Bearer sk-free\r\n"))
         assert free.status == 200
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("padding", [0, 100_000])
+async def test_a_body_that_names_two_models_asks_for_the_one_that_its_key_may(
+    start_gateway: StartGateway, tmp_path: Path, padding: int
+) -> None:
+    """Parsers differ in which of two members they take; vLLM's takes the last, others the first."""
+    engine = await ScriptedEngine(models=("tiny", "other")).start()
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, allowed_models=["tiny"]))
+    prompt = b'"prompt":"' + b"x" * padding + b'"'
+    try:
+        for body in (
+            b'{"model":"other",%s,"model":"tiny"}' % prompt,
+            b'{"\\u006dodel":"other",%s,"model":"tiny"}' % prompt,
+            b'{"model":"other","tools":[{"model":1}],%s,"\\u006dodel":"tiny"}' % prompt,
+        ):
+            assert (await call(gateway.port, request(body, headers=AUTH))).status == 200
+            members = json.loads(engine.seen[-1].body, object_pairs_hook=list)
+            assert {value for name, value in members if name == "model"} == {"tiny"}
+        refused = await call(gateway.port, request(b'{"model":"tiny","model":"other"}', headers=AUTH))
+        assert refused.code == "model_not_allowed"
+        plain = b'{"model":"tiny",%s}' % prompt
+        assert (await call(gateway.port, request(plain, headers=AUTH))).status == 200
+        assert engine.seen[-1].body.endswith(plain[1:])
     finally:
         await engine.stop()
 

@@ -28,7 +28,8 @@ from tests.support.scripted_engine import (
 
 AUTH = "authorization: Bearer sk-limited\r\n"
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
-ESTIMATE = len(json.dumps(BODY)) // CHARS_PER_TOKEN + 100
+PROMPT = len(json.dumps(BODY)) // CHARS_PER_TOKEN
+ESTIMATE = PROMPT + 100
 
 
 def keys_file(folder: Path, **limits: int) -> str:
@@ -130,7 +131,7 @@ async def test_the_estimate_is_replaced_by_the_usage(
     [
         ([reply(b'{"error":{"message":"no","type":"x","param":null,"code":null}}', "400 Bad Request")], 0),
         ([SSE_HEAD, *(chunk(item) for item in (event("a"), event("b"), DONE)), LAST_CHUNK], ESTIMATE),
-        ([SSE_HEAD, *([chunk(event("a"))] * 300), chunk(DONE), LAST_CHUNK], 300),
+        ([SSE_HEAD, *([chunk(event("a"))] * 300), chunk(DONE), LAST_CHUNK], PROMPT + 300),
         ([b"nonsense\r\n\r\n"], 0),
     ],
     ids=["refused", "says no usage", "more events than that", "broken"],
@@ -163,6 +164,53 @@ async def test_a_request_that_never_went_out_costs_no_tokens(
         assert full.code == "queue_full"
         assert full.headers["x-ratelimit-limit-tokens"] == "400"
         await eventually(lambda: held_tokens(gateway) == 400)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+async def test_counting_tokens_costs_none(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, path: str
+) -> None:
+    engine.script = [reply(b'{"input_tokens": 20000}')]
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    body = {"model": "tiny", "prompt": "word " * 16_000}
+    for _ in range(3):
+        answer = await call(gateway.port, request(body, path=path, headers=AUTH))
+        assert (answer.status, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "400")
+    await eventually(lambda: not gateway.context.exchanges)
+    assert held_tokens(gateway) == 400
+
+
+@pytest.mark.parametrize(
+    ("more", "used"), [({}, 3000), ({"max_output_tokens": 100}, 123), ({"background": False}, 273)]
+)
+async def test_a_response_in_the_background_pays_for_what_it_may_use_as_nobody_sees_what_it_uses(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, more: dict[str, Any], used: int
+) -> None:
+    engine.card = {"max_model_len": 3000}
+    engine.script = [reply(b'{"id":"resp_1","status":"queued","usage":null}')]
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    body = {"model": "tiny", "input": "hi", "background": True, "store": True, **more}
+    assert (await call(gateway.port, request(body, path="/v1/responses", headers=AUTH))).status == 200
+    await eventually(lambda: not gateway.context.exchanges)
+    await eventually(lambda: abs(held_tokens(gateway) - (400 - used)) < 8, timeout_s=0.5)
+
+
+async def test_a_client_that_leaves_before_the_usage_pays_for_its_prompt_and_every_event(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """Else whoever has a long prompt would read a long answer to its last event but one, and have it for nothing."""
+    engine.script = [SSE_HEAD, *([chunk(event("a"))] * 300), HANG]
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    long = {"model": "tiny", "stream": True, "prompt": "x" * 4000}
+    prompt = len(json.dumps(long)) // CHARS_PER_TOKEN
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(long, path="/v1/completions", headers=AUTH))
+        async with asyncio.timeout(5):
+            read = b""
+            while read.count(b"data: ") < 300:
+                read += await client.reader.read(2**16)
+    await eventually(lambda: gateway.context.metrics.disconnects)
+    assert abs(held_tokens(gateway) - (400 - prompt - 300)) < 10
 
 
 async def test_a_client_that_leaves_pays_the_estimate(

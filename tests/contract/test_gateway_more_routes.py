@@ -140,6 +140,45 @@ async def test_stored_responses_need_the_key_count_as_requests_and_cost_no_token
     assert lines[-1]["output_tokens"] is None
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_a_response_is_that_of_the_key_it_was_made_for(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, is_alone: bool
+) -> None:
+    engines = (engine,) if is_alone else (engine, other_engine)
+    for each in engines:
+        Stored(each)
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_id": name, "key": f"sk-{name}"} for name in ("mine", "theirs")]))
+    gateways = [await start_gateway(*engines, api_keys_file=str(keys)) for _ in range(2)]
+
+    async def answer(at: int, key: str, body: dict[str, Any] | bytes, path: str = RESPONSES, **more: str) -> Answer:
+        headers = f"authorization: Bearer sk-{key}\r\n"
+        return await call(gateways[at].port, request(body, path=path, headers=headers, **more))
+
+    made = (await answer(0, "mine", {"model": "tiny", "input": "hi"})).json["id"]
+    before = sum(len(each.seen) for each in engines)
+    on = {"model": "tiny", "input": "go on", "previous_response_id": made}
+    get = {"method": "GET"}
+    asked: list[tuple[dict[str, Any] | bytes, str, dict[str, str]]] = [
+        (on, RESPONSES, {}),
+        (b"", f"{RESPONSES}/{made}", get),
+        (b"", f"{RESPONSES}/{made}?stream=true", get),
+        (b"", f"{RESPONSES}/{made}/cancel", {}),
+    ]
+    for body, path, more in asked:
+        refused = await answer(1, "theirs", body, path, **more)
+        assert (refused.status, refused.code) == (404, "response_not_found")
+    replaced = await answer(1, "theirs", {"model": "tiny", "input": "mine now", "request_id": made})
+    assert (replaced.status, replaced.json["error"]["param"]) == (400, "request_id")
+    assert sum(len(each.seen) for each in engines) == before
+    for at in (0, 1):
+        assert (await answer(at, "mine", on)).status == 200
+        assert (await answer(at, "mine", b"", f"{RESPONSES}/{made}", method="GET")).json["id"] == made
+    open_gateway = await start_gateway(*engines)
+    nobodys = (await call(open_gateway.port, ask())).json["id"]
+    assert (await answer(0, "theirs", b"", f"{RESPONSES}/{nobodys}", method="GET")).status == 200
+
+
 async def test_a_cancellation_waits_for_no_room(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     store = Stored(engine)
     store.made.append("resp_1")
@@ -207,7 +246,8 @@ async def test_forms_that_cannot_be_taken(engine: ScriptedEngine, start_gateway:
         (upload(form(MODEL, ("stream", b"maybe", ""))), 400, "invalid_field"),
         (upload(form(("model", b"huge", ""))), 404, "model_not_found"),
         (upload(form(SOUND, SOUND, MODEL)), 413, "body_too_large"),
-        (upload(form(*[MODEL] * 200)), 413, "body_too_complex"),
+        (upload(form(MODEL, MODEL)), 400, "invalid_form"),
+        (upload(form(MODEL, *[("a[]", b"b", "")] * 200)), 413, "body_too_complex"),
     ):
         answer = await call(gateway.port, asked)
         assert (answer.status, answer.code) == (status, code)

@@ -3,11 +3,14 @@
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from specpilot.gateway.settings import GatewaySettings
+from specpilot.gateway.telemetry import engine_counters, metrics
 from specpilot.gateway.wire.errors import all_errors
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
@@ -15,6 +18,38 @@ from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "gateway.md").read_text()
+
+
+async def test_the_text_of_metrics_is_written_off_the_loop(
+    engine: ScriptedEngine, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With some models, classes and keys it takes tens of milliseconds, in which no stream would go on."""
+    threads: list[threading.Thread] = []
+
+    def generate(registry: CollectorRegistry) -> bytes:
+        threads.append(threading.current_thread())
+        return generate_latest(registry)
+
+    for module in (metrics, engine_counters):
+        monkeypatch.setattr(module, "generate_latest", generate)
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port)).status == 200
+    text = (await call(gateway.port, request(path="/metrics", method="GET"))).body
+    assert b'requests_total{model="tiny",status="200",traffic_class="default"} 1.0' in text
+    assert len(threads) == 2
+    assert gateway._thread not in threads
+
+
+@pytest.mark.parametrize("path", ["/health/", "/metrics/", "/v1/chat/completions/"])
+async def test_a_path_with_a_slash_too_many_is_no_page_and_no_redirection(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+) -> None:
+    """A redirection would name the host that the client wrote into its request."""
+    gateway = await start_gateway(engine)
+    asked = request(path=path, method="GET").replace(b"host: gateway", b"host: elsewhere.example")
+    answer = await call(gateway.port, asked)
+    assert (answer.status, answer.code) == (404, "route_not_found")
+    assert "elsewhere" not in str(answer.headers)
 
 
 async def test_health_ready_models_and_metrics(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

@@ -421,8 +421,8 @@ async def test_a_reload_without_redis_keeps_the_workers_that_know_the_keys(start
     program.process.send_signal(signal.SIGHUP)
     await eventually(lambda: lines(program, "[worker 3]: the old worker serves on until Redis was read"), 20)
     assert await statuses(program) == {200}
-    (heir,) = set(children(program)) - set(before)
-    os.kill(heir, signal.SIGTERM)  # its patience is tested elsewhere
+    (successor,) = set(children(program)) - set(before)
+    os.kill(successor, signal.SIGTERM)  # its patience is tested elsewhere
     await eventually(lambda: lines(program, "the slot's other worker goes on, the reload ends here"))
     assert children(program) == before
     assert await statuses(program) == {200}

@@ -48,7 +48,7 @@ def arguments(device: str = "cpu") -> dict[str, Any]:
         "sampling_metadata": Sampling(torch.tensor([0.0, 0.1, 0.2, 0.3]).to(device)),
         "common_attn_metadata": metadata,
         "mm_embed_inputs": None,
-        "slot_mappings": None,
+        "slot_mappings": {"layer": tokens.to(device) + 100},
     }
 
 
@@ -74,6 +74,7 @@ def test_what_is_left_is_the_batch_of_these_requests_alone() -> None:
     assert (metadata.max_query_len, metadata.max_seq_len) == (4, 62)
     assert metadata.block_table_tensor.tolist() == [[2, 3], [6, 7]]
     assert metadata.slot_mapping.tolist() == [110, 111, 112, 113, 130, 131, 132]
+    assert found["slot_mappings"] is None  # not those of the whole batch
 
 
 def test_what_vllm_gives_is_left_as_it_is() -> None:

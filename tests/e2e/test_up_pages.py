@@ -53,7 +53,7 @@ def test_the_tutorial(stack: Stack, tmp_path: Path) -> None:
     assert "why: frozen" in said
     assert "promoted" in said
     assert "tutorial: done" in said
-    assert call(f"{stack.admin}/admin/policies/demo")[1]["policy"]["objective"] == "goodput"
+    assert call(f"{stack.admin}/admin/policies/demo")[1]["policy"]["objective"] == "throughput"
 
 
 def test_the_curl_example(stack: Stack, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ SEEDS: dict[str, list[bytes]] = {
         FIELD + b'model"\r\n\r\nother\r\n' + FORM,
         FORM.replace(b"\r\n", b"\n"),
         FIELD + b'model"\r\n\r\n--b0--\r\n',
+        FORM[:-8] + FILE[:-2] + b"X" + FIELD[4:] + b'model"\r\n\r\nother\r\n--b0--\r\n',
     ],
 }
 

@@ -111,7 +111,7 @@ def bodies(data: bytes) -> None:
     assert 0 <= facts.work_tokens <= 8192 + 4096
     assert facts.prompt_chars >= 0
     assert classify(facts, None, None, ("default", CLASS), RULES).traffic_class in ("default", CLASS)
-    marked = b"".join(amend(data, facts, amendments(CLASS, None, False, CEILING, SERVED)))
+    marked = b"".join(amend((data,), facts, amendments(CLASS, None, False, CEILING, SERVED)))
     try:
         ceiling = ceiling_of(None, facts.body, CEILING)
         assert ceiling is not None
@@ -223,7 +223,7 @@ def _as_relayed(path: str, body: bytes) -> bytes:
     if path not in MARKED:
         return body
     facts = read_facts(path, body)
-    return b"".join(amend(body, facts, amendments("default", None, False, ceiling_of(None, facts.body, None))))
+    return b"".join(amend((body,), facts, amendments("default", None, False, ceiling_of(None, facts.body, None))))
 
 
 def _without_ids(sent: list[bytes]) -> list[list[bytes]]:

@@ -179,7 +179,7 @@ def test_unknown_paths_methods_and_queries_are_told_in_the_envelope(controller: 
 
 def decision(at: float, reason: str, measured: float) -> Decision:
     schedule = Schedule("demo", "cpu", 5, at, 15.0, 0.02, {"default": (KRange(1, 64, 3),)})
-    goodput = {
+    throughput = {
         "measured": measured,
         "predicted_in_force": measured,
         "predicted_best": measured,
@@ -194,7 +194,7 @@ def decision(at: float, reason: str, measured: float) -> Decision:
     }
     evidence = {
         "decodes": 8.0,
-        "goodput": goodput,
+        "throughput": throughput,
         "classes": classes,
         "bands": bands,
         "hold_out": hold_out,

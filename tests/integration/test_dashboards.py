@@ -72,7 +72,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             until(
                 lambda: bool(answer(url, f'rate(specpilot_engine_drafts_total{{model_name="{MODEL}"}}[5s]) > 0')), 30.0
             )
-            until(lambda: bool(answer(url, "specpilot_controller_measured_goodput_tokens_per_second > 0")), 30.0)
+            until(
+                lambda: bool(answer(url, "specpilot_controller_measured_weighted_throughput_tokens_per_second > 0")),
+                30.0,
+            )
             until(lambda: bool(answer(url, "increase(specpilot_controller_decisions_total[1m])")), 30.0)
             yield url
         finally:

@@ -57,7 +57,7 @@ def test_a_freeze_holds_on_every_engine_within_two_seconds_and_a_forecast_is_the
     assert "an operator froze the model" in controller.command("explain", "--model", MODEL, "--pool", POOL).stdout
     assert controller.call(f"/admin/freezes/{MODEL}", "DELETE")[0] == 204
     until(lambda: all(deepest(engine) > 1 for engine in engines), 10.0)
-    until(lambda: _forecast(controller)["then"]["goodput"] is not None, 20.0)
+    until(lambda: _forecast(controller)["then"]["throughput"] is not None, 20.0)
     said = _forecast(controller)
     assert (said["pool"], said["unknown"]) == (POOL, "")
     assert set(said["then"]["k"].values()) == {0}

@@ -14,8 +14,9 @@ one token, which vLLM pads with placeholders for drafts where they join running 
 No LoRA: on a CPU, vLLM 0.32's changes the replies of the requests beside it, with speculation and without.
 
 `async` is vLLM's asynchronous loop, its scheduler a step ahead of its model runner. vLLM switches it off on CPUs as
-it gains nothing there; its code paths need only CUDA's streams and events, which order work that a CPU does in order
-anyway. So they are replaced by ones that do nothing, and the real `AsyncScheduler`, batch queue and model runner run.
+it gains nothing there. Its code paths need CUDA's streams and events and memory of the device's own, which
+`tests.support.memory_apart` gives them, and the real `AsyncScheduler`, batch queue and model runner run. The adapter
+copies what the target leaves at once, as it does on an accelerator.
 """
 
 import json
@@ -23,8 +24,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -32,13 +32,14 @@ os.environ |= {"SPECPILOT_ENGINE_BACKLOG_MIB": "0.75"}  # 256 rows of 3 x 256 nu
 # One thread: no two that wait for each other on a busy machine.
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
 
-import torch
 from vllm import LLM, SamplingParams
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import StructuredOutputsParams
 
+from specpilot.engine_adapter.vllm import backlog
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.types import KRange, Schedule
+from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
@@ -54,32 +55,10 @@ SCHEMA = {
 }
 
 
-class _InOrder:
-    """A CUDA stream or event where everything happens in order."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, *args: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait_stream(self, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def _stream(_: Any) -> Iterator[None]:
-    yield
-
-
 def make_asynchronous() -> None:
-    """Let vLLM schedule asynchronously in this process."""
-    torch.cuda.Stream = torch.cuda.Event = torch.Event = _InOrder  # type: ignore[assignment,misc]
-    torch.cuda.current_stream = lambda *_: _InOrder()  # type: ignore[assignment,return-value]
-    torch.cuda.stream = _stream  # type: ignore[assignment]
+    """Let vLLM schedule asynchronously in this process, and treat its tensors as an accelerator's."""
+    memory_apart.install()
+    backlog.states_stay = lambda *_: False
     update = CpuPlatform.check_and_update_config.__func__
 
     def keep_asynchronous(cls: Any, vllm_config: Any) -> None:
@@ -106,6 +85,7 @@ def main(kind: str, head: str) -> None:
         expected = watched.counts()
         report |= {"expected": expected, "exported": exported(expected), "seen": watched.seen}
         report |= {"changes": control.version, "states": len(core.scheduler.steps.states)}
+    report["copies"] = asdict(memory_apart.SEEN)
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     os._exit(0)  # vLLM's own teardown expects a GPU's

@@ -122,6 +122,7 @@ class ScriptedEngine:
     ) -> None:
         self.tls = tls
         self.models = list(models)
+        self.card: dict[str, Any] = {}  # what else it says of each
         self.host = host
         self.script: Script = [reply(completion())]
         self.scripts: list[Script] = []
@@ -228,7 +229,10 @@ class _Connection(asyncio.Protocol):
         seen = Seen(line, headers, body, self._number)
         if line.startswith(b"GET /v1/models "):
             self._engine.model_calls += 1
-            cards = [{"id": name, "object": "model", "created": 1, "owned_by": "test"} for name in self._engine.models]
+            cards = [
+                {"id": name, "object": "model", "created": 1, "owned_by": "test", **self._engine.card}
+                for name in self._engine.models
+            ]
             self._transport.write(reply(json.dumps({"object": "list", "data": cards}).encode()))
             self._next()
             return

@@ -23,7 +23,7 @@ function poolForecast({ pool, today, then, gain_ratio: gain, unknown }) {
     unknown && h("p", { class: "empty" }, `No prediction: ${unknown}.`),
     table(`Forecast for ${pool}`, [["class"], ["K", true], ["inter-token ms", true]], names.map((name) => [rowName(name),
       arrow(number(today.k[name]), number(then.k[name])), arrow(number(today.itl_ms[name], 2), number(then.itl_ms[name], 2))])),
-    h("p", {}, `Goodput ${arrow(number(today.goodput), number(then.goodput))} tokens/s and engine`,
+    h("p", {}, `Throughput ${arrow(number(today.throughput), number(then.throughput))} tokens/s and engine`,
       isKnown(gain) && h("b", { class: gain < -0.001 ? "bad" : "good" }, ` ${percent(gain)}`), "."),
     h("p", { class: "empty" }, `${then.reason}: ${then.meaning}`)];
 }

@@ -12,7 +12,7 @@ function card(item, act) {
     numbers([
       ["began", moment(item.started_at)], [isRunning ? "ends at the latest" : "ended", moment(isRunning ? item.started_at + canary.max_duration_s : item.ended_at)],
       ["blocks", `${number(evidence.blocks ?? item.blocks.length)} of ${number(evidence.blocks_at_most)}`], ["blocks lost", lost],
-      ["gain in goodput", interval(evidence.goodput_gain_ratio)], ["gain in latency", interval(evidence.itl_gain_ratio)],
+      ["gain in throughput", interval(evidence.throughput_gain_ratio)], ["gain in latency", interval(evidence.itl_gain_ratio)],
       ["share of the time", share(canary.share_ratio)], ["window, s", number(canary.window_s)]]),
     isRunning && h("div", { class: "row" },
       h("button", { type: "button", class: "primary", onclick: () => act(`canary-promotions/${path(model)}`, "POST", `Make the canary's policy the policy of ${model}, now?`) }, "Promote"),

@@ -1,4 +1,4 @@
-// K as a heat map, survival with intervals, goodput over time. Pure: data in, elements out.
+// K as a heat map, survival with intervals, throughput over time. Pure: data in, elements out.
 
 import { empty, h, s } from "./dom.js";
 import { clock, isKnown, number, rowName, servingRows, share } from "./format.js";
@@ -70,18 +70,18 @@ export function survival(bands) {
   ];
 }
 
-const GOODPUTS = [["measured", "measured"], ["predicted_in_force", "predicted, schedule in force"],
+const THROUGHPUTS = [["measured", "measured"], ["predicted_in_force", "predicted, schedule in force"],
   ["predicted_best", "predicted, best schedule known"], ["predicted_static", "predicted, static K"]];
 const CHANGES = new Set(["gain", "bounds", "hold_out", "static_better", "canary_promoted", "canary_rolled_back", "frozen"]);
 
-export function goodput(decisions) {
-  const found = decisions.filter((item) => item.evidence.goodput).sort((a, b) => a.at - b.at);
-  const values = found.flatMap((item) => GOODPUTS.map(([key]) => item.evidence.goodput[key])).filter(isKnown);
+export function throughput(decisions) {
+  const found = decisions.filter((item) => item.evidence.throughput).sort((a, b) => a.at - b.at);
+  const values = found.flatMap((item) => THROUGHPUTS.map(([key]) => item.evidence.throughput[key])).filter(isKnown);
   if (found.length < 2 || !values.length) return empty("nothing ran lately");
   const wide = 1100, top = 1.08 * Math.max(...values), first = found[0].at, span = Math.max(1, found[found.length - 1].at - first);
   const x = (at) => 60 + (wide - 70) * (at - first) / span, y = (value) => 10 + 150 * (1 - value / top);
-  const lines = GOODPUTS.map(([key], at) => {
-    const points = found.filter((item) => isKnown(item.evidence.goodput[key])).map((item) => `${x(item.at)},${y(item.evidence.goodput[key])}`);
+  const lines = THROUGHPUTS.map(([key], at) => {
+    const points = found.filter((item) => isKnown(item.evidence.throughput[key])).map((item) => `${x(item.at)},${y(item.evidence.throughput[key])}`);
     return s("polyline", { points: points.join(" "), fill: "none", stroke: colour(at), "stroke-width": at ? 1.4 : 2.4, "stroke-dasharray": at === 3 && "5 4" });
   });
   const marks = found.filter((item, at) => CHANGES.has(item.reason) && found[at - 1]?.reason !== item.reason).map((item) =>
@@ -89,9 +89,9 @@ export function goodput(decisions) {
   const scale = [0, 0.5, 1].map((part) => [s("line", { x1: 60, x2: wide - 10, y1: y(top * part), y2: y(top * part), stroke: "var(--line)" }),
     s("text", { x: 54, y: y(top * part) + 4, "text-anchor": "end" }, number(top * part))]);
   return [
-    scrolled("Goodput", "chart long", s("svg", { viewBox: `0 0 ${wide} 185`, role: "img", "aria-label": "Goodput over time, measured and predicted" }, scale, marks, lines,
+    scrolled("Throughput", "chart long", s("svg", { viewBox: `0 0 ${wide} 185`, role: "img", "aria-label": "Throughput over time, measured and predicted" }, scale, marks, lines,
       s("text", { x: 60, y: 180 }, clock(first)), s("text", { x: wide - 10, y: 180, "text-anchor": "end" }, clock(first + span)))),
-    legend(GOODPUTS.map(([, label], at) => [label, colour(at)])),
+    legend(THROUGHPUTS.map(([, label], at) => [label, colour(at)])),
     h("p", { class: "empty" }, "Tokens per second and engine; a dotted line is a change of K."),
   ];
 }

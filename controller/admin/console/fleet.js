@@ -1,7 +1,7 @@
 // The fleet at a glance, and one pool in full: which K, why, from which evidence, with what gain.
 
 import { call } from "./api.js";
-import { goodput, heatMap, survival } from "./charts.js";
+import { throughput, heatMap, survival } from "./charts.js";
 import { empty, h, numbers, section, show, table } from "./dom.js";
 import { clock, duration, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
 
@@ -21,16 +21,16 @@ function summary(why) {
   if (Object.entries(why.k_advised ?? {}).some(([row, k]) => why.k?.[row] !== k)) parts.push(["K advised", kText(why.k_advised, why.bands)]);
   parts.push(
     ["running decodes", number(why.running_decodes, 1)],
-    ["measured tokens/s", number(why.goodput?.measured)],
-    ["predicted tokens/s", number(why.goodput?.predicted_in_force)],
-    ["static K, predicted tokens/s", number(why.goodput?.predicted_static)],
+    ["measured tokens/s", number(why.throughput?.measured)],
+    ["predicted tokens/s", number(why.throughput?.predicted_in_force)],
+    ["static K, predicted tokens/s", number(why.throughput?.predicted_static)],
     heldOut(why.hold_out),
     ["gain over static K, predicted", percent(why.predicted_gain_over_static_ratio)],
     ["best schedule would add", percent(why.predicted_gain_ratio)],
     ["step in ms, measured / predicted", `${ms(step.measured)} / ${ms(step.predicted)}`],
     ["latest change, measured gain", percent(why.latest_change?.measured_gain_ratio)],
     ["schedule version", number(why.version)]);
-  if (why.canary) parts.push(["canary's gain in goodput", interval(why.canary.goodput_gain_ratio)]);
+  if (why.canary) parts.push(["canary's gain in throughput", interval(why.canary.throughput_gain_ratio)]);
   return [h("p", { class: "why" }, h("b", {}, why.reason), " ", why.meaning), numbers(parts)];
 }
 
@@ -39,7 +39,7 @@ function overview(pools, engines, whys, chosen, choose) {
     const [model, pool] = key.split("\n"), mine = engines.filter((item) => keyOf(item) === key), why = whys.get(key);
     const pick = h("button", { type: "button", "aria-pressed": String(key === chosen), onclick: () => choose(key) }, `${model} · ${pool}`);
     return [pick, number(mine.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k, why?.bands), class: "wrap" },
-      number(why?.running_decodes, 1), number(why?.goodput?.measured), percent(why?.hold_out?.gain_ratio?.mean), percent(why?.predicted_gain_over_static_ratio)];
+      number(why?.running_decodes, 1), number(why?.throughput?.measured), percent(why?.hold_out?.gain_ratio?.mean), percent(why?.predicted_gain_over_static_ratio)];
   });
   if (!rows.length) return empty("No engine is registered and no schedule was published. Start an engine with this Redis.");
   return table("Pools", [["model · pool"], ["engines", true], ["mode"], ["why"], ["K now"], ["running decodes", true],
@@ -70,13 +70,13 @@ function decisionTable(decisions) {
 
 export function fleet(page) {
   let chosen = sessionStorage.getItem("pool") ?? "", isOver = false;
-  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "goodput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
+  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "throughput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
   page.replaceChildren(
     section("Fleet", "", places.overview),
     section("Now", "", places.now),
     section("K by band and running decodes", "half", places.schedule),
     section("Acceptance by band", "half", places.survival),
-    section("Goodput", "", places.goodput),
+    section("Throughput", "", places.throughput),
     section("Engines", "half", places.engines),
     section("What adaptive K gained, by day", "half", places.days),
     section("Decisions", "", places.decisions));
@@ -100,7 +100,7 @@ export function fleet(page) {
     show(places.now, ...summary(why));
     show(places.schedule, heatMap(schedule?.classes, isKnown(why?.running_decodes) ? why.running_decodes : null));
     show(places.survival, survival(why?.bands));
-    show(places.goodput, goodput(decisions));
+    show(places.throughput, throughput(decisions));
     show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));
     show(places.days, days(why?.hold_out_days));
     show(places.decisions, decisionTable(decisions));

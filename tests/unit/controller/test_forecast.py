@@ -36,10 +36,10 @@ def test_the_law_then_does_what_was_forecast(rig: Rig) -> None:
     assert found.today.k == {name: k_at(ranges, 8) for name, ranges in before.items()}
     assert found.gain_ratio is not None
     assert found.gain_ratio < -0.1  # JSON is nearly always accepted: K = 1 throws that away
-    assert found.then.goodput == pytest.approx((1 + found.gain_ratio) * found.today.goodput)
+    assert found.then.throughput == pytest.approx((1 + found.gain_ratio) * found.today.throughput)
     highest = f"default:{BANDS - 1}" if "default:7" in found.today.itl_ms else "default"
     then = found.then.itl_ms.get(highest, found.then.itl_ms["default"])
-    assert then == pytest.approx(8000 / found.then.goodput, rel=0.1)  # 8 running, nearly all of them in that band
+    assert then == pytest.approx(8000 / found.then.throughput, rel=0.1)  # 8 running, nearly all of them in that band
     assert then > found.today.itl_ms[highest] > 0
     asyncio.run(rig.tick())
     assert rig.store.published[MODEL, POOL].classes == before
@@ -67,7 +67,7 @@ def test_an_objective_and_an_slo_are_forecast(rig: Rig) -> None:
     ):
         [found] = forecast(MODEL, policy)
         assert found.then is not None
-        assert found.then.goodput is not None
+        assert found.then.throughput is not None
 
 
 def test_a_window_of_the_hold_out_is_not_taken_for_what_the_policy_would_do(rig: Rig) -> None:

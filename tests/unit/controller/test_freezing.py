@@ -33,9 +33,9 @@ def test_k_stays_while_frozen_and_moves_again_when_lifted() -> None:
     assert (newest.reason, newest.k) == ("frozen", {name: k_at(ranges, 8) for name, ranges in before.classes.items()})
     assert newest.evidence["freeze"]["author"] == "ada"
     assert newest.mode is Mode.ACT
-    goodput = newest.evidence["goodput"]  # what is predicted of the schedule in force is of the one that is held
-    assert goodput["predicted_in_force"] == pytest.approx(goodput["measured"], rel=0.1)
-    assert goodput["predicted_in_force"] > 1.2 * goodput["predicted_static"]
+    throughput = newest.evidence["throughput"]  # what is predicted of the schedule in force is of the one that is held
+    assert throughput["predicted_in_force"] == pytest.approx(throughput["measured"], rel=0.1)
+    assert throughput["predicted_in_force"] > 1.2 * throughput["predicted_static"]
     assert 'reason="frozen"} 10.0' in rig.page()
     del rig.store.frozen[MODEL]
     asyncio.run(rig.tick(2))

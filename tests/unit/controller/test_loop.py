@@ -1,4 +1,5 @@
 import logging
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -240,6 +241,18 @@ async def test_a_loop_that_hangs_is_seen_and_leaves_its_lease(rig: Rig) -> None:
     assert rig.loop.is_hanging
     await rig.loop.tick()
     assert not rig.loop.is_hanging
+
+
+async def test_the_deprecated_metrics_show_what_the_new_ones_show(rig: Rig) -> None:
+    await rig.tick(10)
+    page = rig.page()
+    for name in ("predicted_{}_tokens_per_second", "measured_{}_tokens_per_second"):
+        new, old = (
+            sorted(re.findall(rf"^specpilot_controller_{name.format(word)}(.*)$", page, re.MULTILINE))
+            for word in ("weighted_throughput", "goodput")
+        )
+        assert new == old
+        assert new
 
 
 async def test_unknown_is_never_shown_as_a_number(rig: Rig) -> None:

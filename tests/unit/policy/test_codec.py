@@ -13,11 +13,21 @@ from specpilot.policy.types import (
     KRange,
     MatchRule,
     Mode,
+    Objective,
     Policy,
     Schedule,
     Trial,
     VersionedPolicy,
 )
+
+
+def test_the_objective_is_read_by_its_former_name_and_written_by_its_name() -> None:
+    read = decode(Policy, b'{"model": "m", "objective": "goodput"}')
+    assert read == Policy("m", objective=Objective.THROUGHPUT)
+    assert b'"throughput"' in encode(read)
+    with pytest.raises(InvalidDocumentError, match="objective"):
+        decode(Policy, b'{"model": "m", "objective": "badput"}')
+
 
 SCHEDULES = st.builds(
     lambda lengths, k, version, probe: Schedule(

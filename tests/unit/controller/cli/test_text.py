@@ -33,12 +33,12 @@ def test_k_of_a_class_with_bands_is_a_range_without_the_row_that_serves_nobody()
     assert k_by_class({"default": 3}) == "default=3"
 
 
-def outlook(k: int, goodput: float | None, itl_ms: float | None) -> dict[str, object]:
+def outlook(k: int, throughput: float | None, itl_ms: float | None) -> dict[str, object]:
     return {
         "reason": "gain",
         "meaning": "changed",
         "k": {"code:7": k},
-        "goodput": goodput,
+        "throughput": throughput,
         "itl_ms": {"code:7": itl_ms},
     }
 
@@ -54,7 +54,7 @@ def test_a_forecast_is_told_for_a_person() -> None:
         "  k_max: 3 -> none\n"
         "pool h200:\n"
         "  code, band 7: K 3 -> 5, inter-token latency 12.50 ms -> 11.25 ms\n"
-        "  goodput: 1000 -> 1200 tokens/s and engine (+20.0%, predicted)\n"
+        "  weighted throughput: 1000 -> 1200 tokens/s and engine (+20.0%, predicted)\n"
         "  why: gain: changed\n"
     )
 
@@ -69,6 +69,6 @@ def test_what_is_unknown_is_said() -> None:
     }
     told = forecast([pool])
     assert "no prediction: idle" in told
-    assert "goodput: unknown -> unknown tokens/s" in told
+    assert "throughput: unknown -> unknown tokens/s" in told
     assert forecast(None) == ""
     assert "no engine" in forecast([])

@@ -67,20 +67,20 @@ def play(
 PLAIN = {Arm.PRESENT: evidence(), Arm.CANARY: evidence(1.2)}
 
 
-def test_a_block_yields_the_ratio_of_goodput_and_latency() -> None:
+def test_a_block_yields_the_ratio_of_throughput_and_latency() -> None:
     found = play(range(41), PLAIN)
     assert [block.index for block in found.blocks] == [0, 1]
     for block in found.blocks:
-        assert block.pools["p"].goodput == pytest.approx(math.log(1.2), abs=1e-6)
+        assert block.pools["p"].throughput == pytest.approx(math.log(1.2), abs=1e-6)
         assert block.pools["p"].itl == pytest.approx(math.log(1.2), abs=1e-6)
         assert block.pools["p"].busy_s == pytest.approx(16.0)
 
 
-def test_fewer_running_decodes_show_in_the_latency_and_not_in_the_goodput() -> None:
+def test_fewer_running_decodes_show_in_the_latency_and_not_in_the_throughput() -> None:
     """Requests that arrive by themselves: the faster policy has half as many at a time, and delivers what arrives."""
     by_arm = {Arm.PRESENT: evidence(1.0, 8), Arm.CANARY: evidence(2.0, 4)}
     (block,) = play(range(21), by_arm).blocks
-    assert block.pools["p"].goodput == pytest.approx(0.0)
+    assert block.pools["p"].throughput == pytest.approx(0.0)
     assert block.pools["p"].itl == pytest.approx(math.log(2.0), abs=1e-6)
 
 
@@ -88,8 +88,8 @@ def test_what_k_0_leaves_counts_as_time_of_the_window_that_leaves_it() -> None:
     owing = {Arm.PRESENT: evidence(), Arm.CANARY: evidence()}
     found = play(range(41), owing, left_s={Arm.PRESENT: 0.0, Arm.CANARY: 0.1})
     for block in found.blocks:
-        _, goodput, itl = block.pools["p"]
-        assert goodput == pytest.approx(-math.log(1.1), abs=1e-5)
+        _, throughput, itl = block.pools["p"]
+        assert throughput == pytest.approx(-math.log(1.1), abs=1e-5)
         assert itl == pytest.approx(-math.log(1.1), abs=1e-5)
     assert found.blocks
 
@@ -122,7 +122,7 @@ def test_pools_are_measured_apart_and_one_without_traffic_is_left_out() -> None:
 
 def test_what_a_slow_source_shows_late_counts_for_the_window_it_happened_in() -> None:
     found = play(range(4, 45), PLAIN, begin_s=-4.0, delay_s=3.0, experiment=Experiment(1, "id", CANARY, 0, START + 1.0))
-    assert all(block.pools["p"].goodput == pytest.approx(math.log(1.2), abs=1e-6) for block in found.blocks)
+    assert all(block.pools["p"].throughput == pytest.approx(math.log(1.2), abs=1e-6) for block in found.blocks)
     assert found.blocks
 
 

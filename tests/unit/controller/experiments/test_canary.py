@@ -78,7 +78,7 @@ def noise(rng: np.random.Generator, windows: int) -> np.ndarray:
 
 
 def play(seed: int, gain: float, canary: Canary = CANARY, make: Callable[..., np.ndarray] = noise) -> Experiment:
-    """Run an experiment to its end: `gain` is the true log ratio of goodput, and of latency."""
+    """Run an experiment to its end: `gain` is the true log ratio of throughput, and of latency."""
     rng = np.random.default_rng(seed)
     subject = experiment(canary, seed)
     logs = make(rng, canary.max_blocks * canary.windows).reshape(canary.max_blocks, canary.windows)
@@ -133,11 +133,11 @@ def test_a_gain_below_the_minimum_is_not_promoted() -> None:
 
 
 def test_one_measure_may_gain_if_the_other_does_not_lose() -> None:
-    def gains(goodput: float, itl: float) -> Experiment:
+    def gains(throughput: float, itl: float) -> Experiment:
         wobble = [0.001 * (-1) ** at for at in range(6)]
         return replace(
             experiment(),
-            blocks=tuple(Block(at, {"p": Gain(1.0, goodput + wobble[at], itl + wobble[at])}) for at in range(6)),
+            blocks=tuple(Block(at, {"p": Gain(1.0, throughput + wobble[at], itl + wobble[at])}) for at in range(6)),
         )
 
     assert judge(gains(0.0, 0.1), 0, 1241.0) is Outcome.BETTER
@@ -169,9 +169,11 @@ def test_the_end_names_its_cause() -> None:
 
 def test_the_numbers_are_told_as_ratios() -> None:
     found = described(with_gains(0.09, 0.1, 0.11), Arm.CANARY)
-    assert found["goodput_gain_ratio"]["mean"] == pytest.approx(math.expm1(0.1), rel=1e-3)
+    assert found["throughput_gain_ratio"]["mean"] == pytest.approx(math.expm1(0.1), rel=1e-3)
     assert (
-        found["goodput_gain_ratio"]["low"] < found["goodput_gain_ratio"]["mean"] < found["goodput_gain_ratio"]["high"]
+        found["throughput_gain_ratio"]["low"]
+        < found["throughput_gain_ratio"]["mean"]
+        < found["throughput_gain_ratio"]["high"]
     )
     assert described(with_gains(0.1), None)["itl_gain_ratio"] is None
 

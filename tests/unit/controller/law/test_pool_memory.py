@@ -16,16 +16,16 @@ PRESENTS, CANARYS = schedule(1), schedule(4)
 
 
 @pytest.mark.parametrize("last", Arm)
-@pytest.mark.parametrize("heir", Arm)
-def test_when_a_canary_ends_the_pool_goes_on_as_the_arm_whose_policy_stays(last: Arm, heir: Arm) -> None:
+@pytest.mark.parametrize("remaining_arm", Arm)
+def test_when_a_canary_ends_the_pool_goes_on_as_the_arm_whose_policy_stays(last: Arm, remaining_arm: Arm) -> None:
     pool = PoolMemory.new(Tuning())
     assert pool.begin(Arm.PRESENT, Arm.PRESENT, PRESENTS) == PRESENTS
     assert pool.begin(Arm.CANARY, Arm.PRESENT, PRESENTS) == PRESENTS
     own = {Arm.PRESENT: PRESENTS, Arm.CANARY: CANARYS}
     if last is Arm.PRESENT:
         assert pool.begin(last, Arm.PRESENT, CANARYS) == PRESENTS
-    assert pool.begin(None, heir, own[last]) == own[heir]
-    assert pool.begin(None, heir, own[heir]) == own[heir]
+    assert pool.begin(None, remaining_arm, own[last]) == own[remaining_arm]
+    assert pool.begin(None, remaining_arm, own[remaining_arm]) == own[remaining_arm]
     assert (pool.arm, pool.parked) == (Arm.PRESENT, {})
 
 
@@ -34,4 +34,4 @@ def test_the_heir_is_the_canary_after_a_promotion_only(outcome: Outcome) -> None
     context = PoolContext("m", "p", Policy("m"), 7, 3, 64, None)
     ended = Experiment(2, "id", Canary(Policy("m")), 1, 0.0, ended_at=1.0, outcome=outcome)
     found = in_turn(context, ended, 5.0)
-    assert (found.heir, found.arm) == (Arm.CANARY if outcome.is_promotion else Arm.PRESENT, None)
+    assert (found.remaining_arm, found.arm) == (Arm.CANARY if outcome.is_promotion else Arm.PRESENT, None)

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from specpilot.engine_adapter.agent import calibration
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.evidence.acceptance import Beginnings
+from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
 from specpilot.policy import engine_metrics as names
@@ -68,7 +68,7 @@ def scheduler() -> Any:
     return SimpleNamespace(
         control=SpeculationControl("m", "p", 7, 3, 4),
         meter=Meter(),
-        steps=SimpleNamespace(beginnings=Beginnings()),
+        steps=SimpleNamespace(priors=Priors()),
         vllm_config=config,
         has_unfinished_requests=lambda: False,
     )

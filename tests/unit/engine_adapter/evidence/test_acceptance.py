@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance, Beginnings, Kind, kind_of, trials
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, trials
 from specpilot.engine_adapter.evidence.tuning import KINDS, START_ACCEPTANCE
 from specpilot.policy.bands import BANDS, band_of
 
@@ -56,7 +56,7 @@ def test_a_turn_in_the_text_shows_within_a_dozen_drafts() -> None:
 
 
 def test_a_kind_begins_where_its_first_drafts_lay_and_one_never_seen_where_all_did() -> None:
-    begins = Beginnings()
+    begins = Priors()
     assert begins.of(kind("chat")) == pytest.approx(START_ACCEPTANCE)
     for _ in range(200):
         begins.note(kind("chat", 1.0), 0, 1)
@@ -75,7 +75,7 @@ def test_temperatures_are_told_apart_by_range() -> None:
 
 
 def test_only_so_many_kinds_are_remembered() -> None:
-    begins = Beginnings()
+    begins = Priors()
     for number in range(5 * KINDS):
         begins.note(kind(f"class-{number}"), 1, 2)
     assert len(begins.known()) == KINDS

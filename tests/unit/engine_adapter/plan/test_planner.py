@@ -275,7 +275,7 @@ def test_a_probe_that_is_rejected_or_refused_is_not_followed() -> None:
     for accepted, is_refused in ((0, False), (1, True)):
         (one,) = decoding("chat")
         one.note(1, accepted, is_probe=True, is_refused=is_refused)
-        assert (one.is_followed, one.probe_k) == (False, 1)
+        assert (one.needs_follow_up, one.probe_k) == (False, 1)
 
 
 def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_time_is_earned() -> None:

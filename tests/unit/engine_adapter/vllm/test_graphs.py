@@ -172,10 +172,22 @@ def test_the_largest_batch_that_fits_has_a_full_graph(monkeypatch: pytest.Monkey
     assert found(runner(), [3] * 170) == (FULL, 510)
 
 
-def test_the_runners_length_is_put_back_after_a_step() -> None:
+def test_the_query_length_is_put_back_after_a_step() -> None:
     made = runner()
-    found(made, [1, 1])
-    assert made.uniform_decode_query_len == 1 + K_MAX
+    found(made, [8, 8])
+    assert (made.uniform_decode_query_len, made.cudagraph_dispatcher.step_length) == (1 + K_MAX, 1)
+
+
+def test_the_query_length_is_put_back_after_a_step_that_fails() -> None:
+    made = runner()
+
+    def fail() -> None:
+        assert made.cudagraph_dispatcher.step_length == 8
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"), graphs.of_length(made, 8):
+        fail()
+    assert (made.uniform_decode_query_len, made.cudagraph_dispatcher.step_length) == (1 + K_MAX, 1)
 
 
 def test_graphs_are_made_anew_as_vllm_does_after_it_measured_their_memory() -> None:

@@ -65,10 +65,20 @@ def test_a_method_that_vllm_no_longer_calls_is_noticed(item: Method) -> None:
     assert any("not called by" in words for words in item.lacking(changed))
 
 
-@pytest.mark.parametrize("item", [item for item in RELIANCE if isinstance(item, Method) and item.parameters])
-def test_a_parameter_of_another_name_is_noticed(item: Method) -> None:
-    changed = VllmSource(renamed(rf"\b{item.parameters[0]}\b"))
-    assert any("it takes something_else" in words for words in item.lacking(changed))
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        pytest.param(item, name, id=f"{item.name}-{name}")
+        for item in RELIANCE
+        if isinstance(item, Method)
+        for name in item.parameters
+    ],
+)
+def test_a_parameter_of_another_name_is_noticed(item: Method, name: str) -> None:
+    changed = VllmSource(renamed(rf"\b{name}\b"))
+    [words] = item.lacking(changed)
+    place = item.parameters.index(name)
+    assert words.rpartition("(it takes ")[2].rstrip(")").split(", ")[place] == "something_else"
 
 
 def test_a_field_that_must_be_given_and_is_not_is_noticed() -> None:

@@ -1,5 +1,6 @@
 import json
 import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,13 +9,14 @@ from hypothesis import strategies as st
 
 from specpilot.gateway.wire.body import RequestFacts, amend, amendments, read_facts
 from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
+from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.tuning import COPY_LIMIT_BYTES
 
 PATH = "/v1/chat/completions"
 
 
 def marked(body: bytes, traffic_class: str = "code") -> bytes:
-    return b"".join(amend(body, read_facts(PATH, body), amendments(traffic_class, None, False)))
+    return b"".join(amend((body,), read_facts(PATH, body), amendments(traffic_class, None, False)))
 
 
 def facts(**fields: Any) -> RequestFacts:
@@ -56,12 +58,12 @@ def test_the_class_goes_into_the_clients_own_bytes(before: str, after: str) -> N
 
 def test_a_class_name_is_checked_before_it_goes_in() -> None:
     with pytest.raises(ValueError, match="not a class name"):
-        amend(b'{"model":"m"}', facts(), amendments('x","y":"z', None, False))
+        amend((b'{"model":"m"}',), facts(), amendments('x","y":"z', None, False))
 
 
 def test_a_large_body_is_not_copied() -> None:
     body = b'{"model":"m","image":"' + b"x" * COPY_LIMIT_BYTES + b'"}'
-    parts = amend(body, read_facts(PATH, body), amendments("code", None, False))
+    parts = amend((body,), read_facts(PATH, body), amendments("code", None, False))
     assert len(parts) == 3
     assert any(isinstance(part, memoryview) and part.obj is body for part in parts)
     assert b"".join(parts) == b'{"vllm_xargs":{"traffic_class":"code"},' + body[1:]
@@ -72,11 +74,26 @@ def test_looking_through_a_large_body_takes_no_memory_of_its_size(value: str) ->
     body = ('{"model":"m","messages":' + value + ',"vllm_xargs":{}}').encode()
     found = read_facts(PATH, body)
     tracemalloc.start()
-    parts = amend(body, found, amendments("code", None, False))
+    parts = amend((body,), found, amendments("code", None, False))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert b"".join(parts).endswith(b'"vllm_xargs":{"traffic_class":"code"}}')
     assert most < 100_000
+
+
+@given(st.lists(st.integers(0, 300), max_size=6))
+def test_a_body_in_parts_is_amended_as_one_in_one_part(cuts: list[int]) -> None:
+    image = b"x" * 99
+    body = b' {"model" : "m", "image":"%s","vllm_xargs":{"a":1,"traffic_class":"b"},"priority":3,"model":"n"}' % image
+    at = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    parts = tuple(body[start:end] for start, end in pairwise(at) if start < end)
+    outline = BodyOutline()
+    for part in parts:
+        outline.feed(part)
+    found = read_facts(PATH, outline.finish(), len(body))
+    every = amendments("code", None, True, 2, "served")
+    for wanted in (every, amendments("code", 4, False), amendments(None, None, False)):
+        assert b"".join(amend(parts, found, wanted, outline)) == b"".join(amend((body,), found, wanted))
 
 
 json_values = st.recursive(
@@ -124,7 +141,7 @@ def test_no_body_is_more_than_a_clear_error(body: bytes) -> None:
     except (InvalidJsonError, InvalidFieldError) as error:
         assert error.message
     else:
-        assert json.loads(b"".join(amend(body, found, amendments("code", None, False))))["model"]
+        assert json.loads(b"".join(amend((body,), found, amendments("code", None, False))))["model"]
 
 
 @pytest.mark.parametrize("stream", ["yes", 1, [], {}])
@@ -177,7 +194,7 @@ def test_work_grows_with_prompt_and_output_and_is_bounded() -> None:
 
 def amended(value: dict[str, Any], *, priority: int | None = None, asks_usage: bool = False) -> Any:
     body = json.dumps(value).encode()
-    return json.loads(b"".join(amend(body, read_facts(PATH, body), amendments("code", priority, asks_usage))))
+    return json.loads(b"".join(amend((body,), read_facts(PATH, body), amendments("code", priority, asks_usage))))
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(None, 0), (0, 0), (-3, -3)])
@@ -185,7 +202,7 @@ def test_a_clients_priority_never_reaches_an_engine(wanted: int | None, found: i
     assert amended({"model": "m", "priority": -99}, priority=wanted)["priority"] == found
     assert amended({"model": "m"}, priority=wanted).get("priority", 0) == found
     body = b'{"priority":-9,"model":"m","priority":-99}'
-    text = b"".join(amend(body, read_facts(PATH, body), amendments("code", wanted, False)))
+    text = b"".join(amend((body,), read_facts(PATH, body), amendments("code", wanted, False)))
     assert b"-9" not in text.replace(b"-3", b"")
 
 
@@ -208,7 +225,7 @@ def test_what_is_charged_has_no_bound_that_a_client_could_use() -> None:
 def test_a_ceiling_and_a_model_are_set_wherever_the_body_names_them() -> None:
     body = b'{"vllm_xargs":{"k_max":9,"b":{"k_max":9}}, "model" : "alias","mod\\u0065l":"x","vllm_xargs":{"a":[1]}}'
     wanted = amendments("code", None, False, 2, 'served "m"')
-    found = json.loads(b"".join(amend(body, read_facts(PATH, body), wanted)), object_pairs_hook=list)
+    found = json.loads(b"".join(amend((body,), read_facts(PATH, body), wanted)), object_pairs_hook=list)
     assert found == [
         ("vllm_xargs", [("traffic_class", "code"), ("k_max", 2), ("b", [("k_max", 9)])]),
         ("model", 'served "m"'),
@@ -222,6 +239,6 @@ def test_a_ceiling_and_a_model_are_set_wherever_the_body_names_them() -> None:
 )
 def test_both_arguments_replace_what_an_object_says_of_them(arguments: str) -> None:
     body = b'{"model":"m","vllm_xargs":%s}' % arguments.encode()
-    text = b"".join(amend(body, read_facts(PATH, body), amendments("code", None, False, 0)))
+    text = b"".join(amend((body,), read_facts(PATH, body), amendments("code", None, False, 0)))
     assert json.loads(text) == {"model": "m", "vllm_xargs": {"traffic_class": "code", "k_max": 0}}
     assert text.count(b'"k_max":0') == max(1, arguments.count("k_max"))

@@ -36,7 +36,7 @@ FORM = (
     + part("model", b"whisper")
     + part("prompt", b"")
     + part("stream", b"True")
-    + b"--xYz--\r\nan epilogue"
+    + b"--xYz--\r\n"
 )
 
 
@@ -57,8 +57,55 @@ def test_a_file_is_not_held() -> None:
     assert len(json.loads(outline.finish())["model"]) == FIELD_BYTES
 
 
-def test_the_last_of_two_fields_counts_as_it_does_in_vllm() -> None:
-    assert read([part("model", b"a") + part("model", b"b") + b"--xYz--"])["model"] == "b"
+@pytest.mark.parametrize("name", ["model", "stream", "vllm_xargs"])
+def test_a_field_that_decides_is_stated_once(name: str) -> None:
+    """Some servers take the first of two, some the last."""
+    with pytest.raises(InvalidFormError, match="twice"):
+        read([part(name, b"1") + part("file", b"x", '; filename="a"') + part(name, b"2") + b"--xYz--"])
+    again = part("timestamp_granularities[]", b"word") + part("timestamp_granularities[]", b"segment")
+    assert read([again + b"--xYz--"]) == {"timestamp_granularities[]": "segment"}
+
+
+HIDDEN = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (part("model", b"big") + part("file", b"x\r\n--xYzX" + HIDDEN, '; filename="a"') + b"--xYz--", "only begins"),
+        (part("model", b"big") + part("file", b"x\r\n--xYz " + HIDDEN, '; filename="a"') + b"--xYz--", "only begins"),
+        (part("model", b"big") + b"--xYz-X" + HIDDEN + b"--xYz--", "only begins"),
+        (part("model", b"small") + b"--xYz--X" + HIDDEN.replace(b"small", b"big") + b"--xYz--", "goes on"),
+        (part("model", b"small") + b"--xYz--\r\n--xYz" + HIDDEN.replace(b"small", b"big") + b"--xYz--", "goes on"),
+        (b"--xYz\n" + HIDDEN.replace(b"\r", b"") + part("model", b"big") + b"--xYz--", "only begins"),
+        (b"x\n--xYz\n" + HIDDEN.replace(b"\r", b"") + part("model", b"big") + b"--xYz--", "within a line"),
+        (part("prompt", b"--xYz" + HIDDEN) + part("model", b"big") + b"--xYz--", "within a line"),
+        (part("prompt", b"x\n--xYz" + HIDDEN) + part("model", b"big") + b"--xYz--", "within a line"),
+        (b"preamble\r\n" + part("model", b"big") + b"--xYz--", "something else"),
+    ],
+)
+def test_a_part_that_only_some_servers_see_is_refused(body: bytes, said: str) -> None:
+    for cut in range(len(body)):
+        with pytest.raises(InvalidFormError, match=said):
+            read([body[:cut], body[cut:]])
+
+
+def test_a_field_in_a_transfer_encoding_is_refused() -> None:
+    for how in ("base64", "quoted-printable", ""):
+        with pytest.raises(InvalidFormError, match="transfer encoding"):
+            read([part("model", b"c21hbGw=", f"\r\nContent-Transfer-Encoding: {how}") + b"--xYz--"])
+    plain = part("model", b"small", "\r\nContent-Type: text/plain\r\nContent-Transfer-Encoding: 8bit")
+    assert read([plain + b"--xYz--"])["model"] == "small"
+
+
+def test_a_form_names_no_class() -> None:
+    assert read([part("vllm_xargs", b'{"k_max": 2}') + b"--xYz--"])["vllm_xargs"] == '{"k_max": 2}'
+    for text in (b'{"traffic_class": "code"}', b'{"\\u0074raffic_class": 1, "a": {}}'):
+        with pytest.raises(InvalidFormError, match="the gateway decides"):
+            read([part("vllm_xargs", text) + b"--xYz--"])
+    for text in (b'{"traffic_class": NaN}', b'{"a": "%s"' % (b"x" * 2 * FIELD_BYTES)):
+        with pytest.raises(InvalidFormError, match="not JSON"):
+            read([part("vllm_xargs", text) + b"--xYz--"])
 
 
 @pytest.mark.parametrize(

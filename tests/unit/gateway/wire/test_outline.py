@@ -66,7 +66,7 @@ def test_a_large_body_is_marked_where_its_field_is(xargs: Any) -> None:
     assert len(text) < 200_000
     facts = read_facts("/v1/completions", text, len(body))
     assert facts.work_tokens == read_facts("/v1/completions", body).work_tokens
-    found = orjson.loads(b"".join(amend(body, facts, amendments("code", None, False), outline)))
+    found = orjson.loads(b"".join(amend((body,), facts, amendments("code", None, False), outline)))
     assert found == {**value, "vllm_xargs": {**(xargs or {}), "traffic_class": "code"}}
 
 
@@ -118,4 +118,22 @@ def test_no_part_of_a_large_body_takes_long(body: bytes) -> None:
 def test_many_members_beside_vllm_xargs_are_refused() -> None:
     body = b'{"model":"m","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(600)) + b"}"
     with pytest.raises(BodyTooComplexError):
-        amend(body, read_facts("/v1/completions", body), amendments("code", None, False))
+        amend((body,), read_facts("/v1/completions", body), amendments("code", None, False))
+
+
+def test_no_walk_through_a_large_body_takes_long() -> None:
+    """What stands beside a `vllm_xargs` of the body's own has to be passed over to find it."""
+
+    def walked(strings: int) -> float:
+        body = b'{"model":"m","vllm_xargs":{},"x":["' + b'a\\n","{' * strings + b'"]}'
+        outline = outlined(body)
+        facts = read_facts("/v1/completions", outline.finish(), len(body))
+        began = time.thread_time()
+        amend((body,), facts, amendments("code", None, False), outline)
+        return time.thread_time() - began
+
+    gc.collect()
+    gc.freeze()
+    assert min(walked(59_000) for _ in range(3)) < 0.03  # 10 ms on a machine of one's own
+    with pytest.raises(BodyTooComplexError, match="60000 strings"):
+        walked(130_000)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.response_id import identified, new_response_id, tag_in, tag_of
+from specpilot.gateway.wire.response_id import (
+    RANDOM_BITS,
+    identified,
+    is_of_another,
+    new_response_id,
+    tag_in,
+    tag_of,
+)
 from specpilot.gateway.wire.routes import RESPONSE, RESPONSE_CANCEL, asks_stream, method_of, response_id, stored_route
 
 
@@ -38,16 +45,19 @@ def test_methods_and_streams() -> None:
     assert not asks_stream("/v1/responses/a?stream=false")
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**104 - 1))
-def test_an_identifier_names_its_engine(engine_hash: int, random_bits: int) -> None:
-    made = new_response_id(engine_hash, random_bits)
+@given(st.integers(0, 2**64 - 1), st.sampled_from([None, "a", "b"]), st.integers(0, 2**RANDOM_BITS - 1))
+def test_an_identifier_names_its_engine_and_its_key(engine_hash: int, key_id: str | None, random_bits: int) -> None:
+    made = new_response_id(engine_hash, key_id, random_bits)
     assert len(made) == len("resp_") + 32  # as vLLM's own
     assert tag_in(made) == tag_of(engine_hash)
+    for other in ("a", "b"):
+        assert is_of_another(made, other) == (key_id not in (None, other))
 
 
 def test_other_identifiers_name_none() -> None:
     for other in ("", "resp_1", "chatcmpl-" + "0" * 32, "resp_" + "g" * 32, "resp_" + "0" * 33):
         assert tag_in(other) is None
+        assert not is_of_another(other, "a")
 
 
 @pytest.mark.parametrize("body", [b'{"a":1}', b' \n{"a":{}}', b'{"a":"' + b"x" * 100_000 + b'"}'])

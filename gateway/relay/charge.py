@@ -1,0 +1,34 @@
+"""What a request counts for against the limits of its API key: an estimate before it goes out, what it used after."""
+
+from specpilot.gateway.limits.rate_limit import used_tokens
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.prepared_request import PreparedRequest
+from specpilot.gateway.relay.relay import Relay
+from specpilot.gateway.wire.errors import RateLimitError
+from specpilot.gateway.wire.heads import rate_lines
+from specpilot.gateway.wire.routes import UNCHARGED
+from specpilot.policy.types import ApiKey
+
+
+def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now: float) -> bool:
+    """Count a request against the limits of `key`; its client is told what is left. `now` is monotonic seconds.
+
+    Returns `True`, as it is to be settled when it is over. Raises `RateLimitError` when it may not pass.
+    """
+    meter = context.rates.meter(key, prepared.charged_tokens, now)
+    denied = meter.admit(prepared.charged_tokens, now)
+    for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
+        if bucket is not None:
+            prepared.own += rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
+    if denied is not None:
+        raise RateLimitError(denied.message, denied.kind, denied.retry_after_s)
+    return True
+
+
+def used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: int) -> int:
+    """Return the tokens that a request counts for, now that it is over; `trip` is its relay."""
+    if trip is None or not trip.sent_at or path in UNCHARGED:
+        return 0
+    delivery = trip.delivery
+    said, events = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.events)
+    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, said, events, status)

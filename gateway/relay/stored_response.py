@@ -1,0 +1,44 @@
+"""Requests that refer to a response which an engine keeps: what they ask, and whether their key may."""
+
+import orjson
+
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.tuning import RETRY_AFTER_S
+from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts
+from specpilot.gateway.wire.errors import EngineUnavailableError, InvalidFieldError, ResponseNotFoundError
+from specpilot.gateway.wire.response_id import is_of_another
+from specpilot.gateway.wire.routes import asks_stream, response_id
+
+
+def reference(context: GatewayContext, target: str) -> bytes:
+    """Return what a request for the stored response at `target` says, as the body that it does not have.
+
+    Raises `ResponseNotFoundError`, and `EngineUnavailableError` while no engine is known.
+    """
+    found = response_id(target)
+    engines = context.fleet.engines.values()
+    engine = context.fleet.maker(found, engines)
+    if engine is None or not engine.models:
+        if not engines:
+            raise EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
+        raise _not_found(found)
+    model = engine.registered_model or min(engine.models)
+    asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
+    return orjson.dumps(asked)
+
+
+def check_owner(facts: RequestFacts, key_id: str) -> None:
+    """Let no request of the key read, continue, cancel or replace another key's response.
+
+    Raises `ResponseNotFoundError` and `InvalidFieldError`.
+    """
+    previous, chosen = facts.previous_response, facts.body.get(REQUEST_ID)
+    if previous is not None and is_of_another(previous, key_id):
+        raise _not_found(previous)
+    if type(chosen) is str and is_of_another(chosen, key_id):
+        said = f"{REQUEST_ID} is the identifier of another API key's response; choose another one, or leave it out"
+        raise InvalidFieldError(said, param=REQUEST_ID)
+
+
+def _not_found(identifier: str) -> ResponseNotFoundError:
+    return ResponseNotFoundError(f"no engine here made the response `{identifier[:128]}`, or it has gone")

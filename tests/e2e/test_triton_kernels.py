@@ -1,0 +1,37 @@
+"""The kernels that a GPU lays out and verifies drafts with give what the CPU's functions give, at every width."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.stack import ROOT
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+KERNELS = {
+    "copy_and_expand_eagle_inputs_kernel": 112,
+    "eagle_prepare_inputs_padded_kernel": 56,
+    "eagle_prepare_next_token_padded_kernel": 56,
+    "eagle_step_slot_mapping_metadata_kernel": 56,
+    "rejection_greedy_sample_kernel": 112,
+    "rejection_random_sample_kernel": 112,
+    "sample_recovered_tokens_kernel": 112,
+    "expand_kernel": 56,
+}
+"""How many batches each is compared on: widths 1 to 8, 1 to 7 requests, and the kernel's own variants."""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.support.triton_kernels"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_gives_what_the_cpus_own_function_gives(found: dict[str, Any], kernel: str) -> None:
+    assert found[kernel] == {"compared": KERNELS[kernel], "differ": []}

@@ -1,0 +1,106 @@
+"""The wrappers around vLLM's methods take arguments by position and by keyword, whichever vLLM uses."""
+
+import inspect
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from specpilot.engine_adapter.vllm import drafting, graph_record
+    from specpilot.engine_adapter.vllm.installation import install
+
+install()
+graph_record.install()
+
+WRAPPED = {
+    f"{owner.__name__}.{name}": method
+    for owner in (GPUModelRunner, SpecDecodeBaseProposer, EngineCore)
+    for name, method in vars(owner).items()
+    if inspect.isfunction(method)
+    and hasattr(method, "__wrapped__")
+    and method.__globals__["__name__"].startswith("specpilot.")
+}
+
+
+def test_all_wrappers_are_looked_at() -> None:
+    assert len(WRAPPED) == 13
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_arguments_may_come_by_position_or_by_keyword(name: str) -> None:
+    wrapper: Any = WRAPPED[name]
+    own, vllms = inspect.signature(wrapper, follow_wrapped=False), inspect.signature(wrapper.__wrapped__)
+    either = [item.name for item in vllms.parameters.values() if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    by_position = own.bind(*either).arguments
+    by_keyword = own.bind(either[0], **{item: item for item in either[1:]}).arguments
+    for found in (by_position, by_keyword):
+        named = {item: value for item, value in found.items() if item not in ("args", "kwargs")}
+        assert named == {item: item for item in named}
+
+
+class _SeenError(Exception):
+    """What the drafter would lay out."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+
+
+class _Drafter:
+    """A drafter of vLLM's up to where it lays out the step."""
+
+    method = "eagle"
+    parallel_drafting = pass_hidden_states_to_model = True
+    device = torch.device("cpu")
+
+    def set_inputs_first_pass(self, **given: Any) -> None:
+        raise _SeenError(given)
+
+
+@pytest.mark.parametrize("positional", range(1, 12))
+def test_a_batch_is_cut_however_vllm_hands_it_to_the_drafter(positional: int) -> None:
+    starts, lengths = torch.tensor([0, 1, 3], dtype=torch.int32), torch.tensor([8, 9], dtype=torch.int32)
+    metadata = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        num_reqs=2,
+        num_actual_tokens=3,
+        max_query_len=2,
+        max_seq_len=9,
+        block_table_tensor=torch.zeros(2, 1, dtype=torch.int32),
+        slot_mapping=torch.arange(3),
+        causal=True,
+    )
+    given = {
+        "num_speculative_tokens": 3,
+        "target_token_ids": torch.tensor([10, 20, 21]),
+        "target_positions": torch.tensor([7, 7, 8]),
+        "target_hidden_states": torch.zeros(3, 4),
+        "next_token_ids": torch.tensor([11, 22]),
+        "token_indices_to_sample": None,
+        "common_attn_metadata": metadata,
+        "sampling_metadata": SimpleNamespace(temperature=None),
+        "mm_embed_inputs": None,
+        "num_rejected_tokens_gpu": None,
+        "slot_mappings": None,
+    }
+    assert [*inspect.signature(SpecDecodeBaseProposer.propose).parameters][1:] == [*given]
+    drafter: Any = _Drafter()
+    drafting.attach(drafter, SimpleNamespace(places=lambda: [1], batch=["a", "b"]))  # type: ignore[arg-type]
+    by_position = [*given.values()][:positional]
+    by_keyword = {name: given[name] for name in [*given][positional:]}
+    with pytest.raises(_SeenError) as seen:
+        SpecDecodeBaseProposer.propose(drafter, *by_position, **by_keyword)
+    assert seen.value.given["target_token_ids"].tolist() == [20, 21]
+    assert seen.value.given["next_token_ids"].tolist() == [22]
+    assert drafter.extra_slots_per_request == 3
