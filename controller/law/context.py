@@ -16,10 +16,10 @@ class PoolContext:
     """A pool as registered: `k_max`, `static_k` and `max_num_seqs` are those of its engines that can speculate.
 
     `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
-    turn it is, and `arm` tells which one that is; `None` without a canary. `remaining_arm` is the arm whose policy stays
-    when a canary has ended. `is_held`: an operator froze the pool, so that in mode `advise` the engines have what is in
-    force and not the static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known. `engines_version`
-    is the latest version that any of them applied, 0 for none: Redis may have lost what they hold.
+    turn it is, and `arm` tells which one that is; `None` without a canary. `remaining_arm` is the arm whose policy
+    stays when a canary has ended. `is_held`: an operator froze the pool, so that in mode `advise` the engines have what
+    is in force and not the static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known.
+    `engines_version` is the latest version that any of them applied, 0 for none: Redis may have lost what they hold.
     """
 
     model: str
