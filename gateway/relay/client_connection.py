@@ -2,9 +2,9 @@
 
 Every request is parsed by the same strict parser. A proxied route becomes an `Exchange`, which relays bytes; every
 other route becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds wait in uvicorn's one queue, so requests
-on one connection are answered in the order in which they came. Reading never pauses, whatever is under way:
-a client that leaves is noticed in every phase. So what a client may send ahead is bounded instead: at most
-`PIPELINED` requests, beyond which the rest of the connection is ignored and closed after the answers.
+on one connection are answered in the order in which they came. Reading never pauses for longer than others' turns
+take, whatever is under way: a client that leaves is noticed in every phase. So what a client may send ahead is bounded
+instead: at most `PIPELINED` requests, beyond which the rest of the connection is ignored and closed after the answers.
 
 The states of a connection, and what moves it from one to the next, are in `gateway.relay.connection_state`.
 
@@ -47,8 +47,10 @@ from specpilot.gateway.relay.exchange import Exchange
 from specpilot.gateway.relay.prepared_request import PROXIED
 from specpilot.gateway.relay.tuning import (
     DRAINING_IDLE_S,
+    GIVE_WAY_BYTES,
     HEAD_BYTES,
     HEADERS_MAX,
+    LARGE_READ_BYTES,
     LINGER_S,
     PIPELINED,
     PIPELINED_BODY_BYTES,
@@ -90,6 +92,7 @@ class ClientConnection(HttpToolsProtocol):
         self._state = ConnectionState()
         self._head_bytes = 0  # what came since the last byte of body: a head, sizes of chunks, trailers
         self._head_since = 0.0
+        self._read_bytes = 0  # in large reads, since others were given way to
         self._stuck_since: float | None = None
         self._last_words: bytes | None = None
         self.write: Callable[[bytes], None]  # the transport's own
@@ -122,7 +125,10 @@ class ClientConnection(HttpToolsProtocol):
         """Parse what the client sent; the parser calls `on_url` and the rest of these."""
         if self._state.reading == IGNORED:
             return
-        self._head_bytes += len(data)
+        size = len(data)
+        if size >= LARGE_READ_BYTES:
+            self._give_way(size)
+        self._head_bytes += size
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -140,6 +146,18 @@ class ClientConnection(HttpToolsProtocol):
                 self._idle_since = self._context.monotonic()
             if self._head_bytes > HEAD_BYTES:
                 self._refuse_rest(_head_too_large())
+
+    def _give_way(self, size: int) -> None:
+        """Let others have the loop after some large reads: libuv would go on with this client for up to 32 of them."""
+        self._read_bytes += size
+        if self._read_bytes >= GIVE_WAY_BYTES and not self.transport.is_closing():
+            self._read_bytes = 0
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is written to."""

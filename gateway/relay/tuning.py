@@ -19,6 +19,12 @@ PIPELINED = 16
 PIPELINED_BODY_BYTES = 1_048_576
 """Bytes of body that such a request may have: it is held for as long as the one before it takes."""
 
+LARGE_READ_BYTES = 65_536
+"""Reads from there on are those of large bodies; uvloop reads up to 256,000 bytes at once, 32 times in a row."""
+
+GIVE_WAY_BYTES = 1_048_576
+"""After so much of it in large reads a client waits for one turn of the loop: 8 MB in one go take it 8 ms and more."""
+
 LINGER_S = 5.0
 """Seconds that a client gets to read the last answer before its connection is closed under it."""
 
