@@ -138,12 +138,14 @@ class Watcher:
         is_news = changed is not None and changed != SCHEDULES  # schedules are the engines' business
         if not is_news and now - self._read_at < self._poll_s:
             return
-        if self._is_lost:
-            self._is_lost = False
+        is_back = self._is_lost
+        if is_back:
             self._settled_at = self._clock.monotonic() + SETTLE_S
-            _log.warning("Redis answers again")
         self._publish(self.read())
         self._read_at = now
+        if is_back:
+            self._is_lost = False
+            _log.warning("Redis answers again")
 
 
 def _readable(read: Callable[[], T], last: T) -> T:

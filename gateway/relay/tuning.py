@@ -22,8 +22,8 @@ PIPELINED_BODY_BYTES = 1_048_576
 LARGE_READ_BYTES = 65_536
 """Reads from there on are those of large bodies; uvloop reads up to 256,000 bytes at once, 32 times in a row."""
 
-GIVE_WAY_BYTES = 1_048_576
-"""After so much of it in large reads a client waits for one turn of the loop: 8 MB in one go take it 8 ms and more."""
+GIVE_WAY_BYTES = 500_000
+"""After so much in large reads a client waits for one turn of the loop: two reads, each up to 1.5 ms at worst."""
 
 LINGER_S = 5.0
 """Seconds that a client gets to read the last answer before its connection is closed under it."""
