@@ -23,6 +23,9 @@ from specpilot.bench.adapter.parts import runner_of
 ADAPTERS_OWN = ("backlog.py", "rows.py", "subset.py", "draft_width.py")
 """Modules whose operations on tensors are the adapter's own; the other wrappers go on to vLLM's."""
 
+_WAITS = ("called a synchronizing CUDA operation", "sync detected", "pageable")
+"""Words of what torch, and vLLM's own check of copies, warn of when a step waits for the device."""
+
 _BEHIND = 96
 """Tokens of each reply at K = 0 before drafting begins, where an engine catches up."""
 
@@ -260,7 +263,7 @@ def waits(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
     found: Counter[str] = Counter()
 
     def note(message: Any, *_: Any, **__: Any) -> None:
-        if "synchroniz" not in str(message):
+        if not any(words in str(message) for words in _WAITS):
             return
         frame = sys._getframe()  # noqa: SLF001 - the stack of the call that waited
         files: list[str] = []
@@ -298,7 +301,7 @@ class _Compilations(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a message of the monitor."""
-        if "jit_monitor" in record.name or "jit_monitor" in record.pathname:
+        if record.levelno >= logging.WARNING and "jit_monitor" in record.pathname:
             self.messages.append(record.getMessage()[:300])
 
 

@@ -72,12 +72,14 @@ def test_no_row_waits_of_a_request_that_has_ended_or_is_prefilled_anew(found: di
     assert (found["seen"]["rows_of_ended"], found["seen"]["rows_of_resumed"]) == (0, 0)
 
 
-def test_the_asynchronous_engines_copies_arrive_late_and_their_sources_stay(found: dict[str, Any]) -> None:
+def test_the_asynchronous_engines_copies_arrive_late_and_the_adapters_sources_stay(found: dict[str, Any]) -> None:
+    """vLLM itself writes into a source a step later (`backup_next_token_ids`), without an event in between."""
     copies = found["copies"]
     if found["kind"] == "sync":
         assert copies == {"late": 0, "sent": 0, "changed": {}}
     else:
-        assert (copies["late"] > 200, copies["sent"] > 1000, copies["changed"]) == (True, True, {})
+        assert (copies["late"] > 200, copies["sent"] > 1000) == (True, True)
+        assert [place for place in copies["changed"] if "engine_adapter" in place] == []
 
 
 @pytest.mark.parametrize("how", ["compiled peagle", "eager eagle3", "poison peagle"])

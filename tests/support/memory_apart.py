@@ -14,7 +14,6 @@ Everything that the device computes is still done at once and in order: an overl
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ class Seen:
 
     late: int = 0
     sent: int = 0
-    changed: Counter[str] = field(default_factory=Counter)
+    changed: dict[str, int] = field(default_factory=dict)
 
 
 SEEN = Seen()
@@ -152,7 +151,7 @@ def _note_sent(source: torch.Tensor) -> None:
 
     def compare() -> None:
         if not torch.equal(source, as_sent):
-            SEEN.changed[place] += 1
+            SEEN.changed[place] = SEEN.changed.get(place, 0) + 1
 
     _DEFAULT.begun.append(_Copy(compare))
 
