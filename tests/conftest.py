@@ -1,6 +1,13 @@
-"""Which tests share a process where there are several (`pytest -n 2 --dist loadgroup`)."""
+"""For all tests: which of them share a process of several (`pytest -n 2 --dist loadgroup`), and no deadlines.
+
+A deadline of an example would judge the machine: other processes take the cores.
+"""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no deadlines", deadline=None)
+settings.load_profile("no deadlines")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -81,6 +81,7 @@ UNSHOWN = {
     ),
     "specpilot_engine_step_prefill_tokens_total",
     *(f"specpilot_controller_{name}_step_seconds" for name in ("predicted", "measured")),
+    *(f"specpilot_controller_{name}_goodput_tokens_per_second" for name in ("predicted", "measured")),  # former names
     "specpilot_controller_acceptance_ratio",
     *(f"specpilot_controller_tick_{name}" for name in ("seconds", "errors_total")),
     # what the engines count is shown, and counts every token
