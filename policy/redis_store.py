@@ -6,7 +6,7 @@ leader that was suspended while another took over cannot overwrite its successor
 server, behind Sentinel or as a cluster: the keys that one command, script or transaction touches share a hash tag.
 
 A server that has reached `maxmemory` refuses what would grow it. Reads go on, and so do the leader's lease and the
-records of the engines and gateways that it knows: they are renewed as they are. Everything else that writes raises
+records of the engines and gateways that it holds: they are renewed as they are. Everything else that writes raises
 `StoreUnavailableError`, which says so.
 """
 
@@ -318,7 +318,7 @@ class RedisStore(OperatorRecords, Store):
     @override
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         with translated(), self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
-            self._redis.exists(keys.LEASE)  # by a command a cluster's client learns who leads now, by subscribing never
+            self._redis.exists(keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
             subscription.subscribe(keys.CHANGES if of_pool is None else keys.pool_changes(*of_pool))
             yield None
             due = time.monotonic() + poll_s

@@ -1,6 +1,6 @@
 """What of vLLM the adapter relies on: every class, method, parameter and attribute, in one list.
 
-Most of it is not public. So the list is checked against vLLM's own source (`vllm_source`) before an engine starts, and
+Most of it is not public. So the list is checked against vLLM's own source (`source`) before an engine starts, and
 in the tests, which also compare it with the adapter's code: what the adapter imports, overrides or wraps must be here.
 
 A method that the adapter overrides or wraps is worthless when vLLM no longer calls it: `caller` names the method that
