@@ -61,7 +61,7 @@ class Leadership:
                     try:
                         self.renew()
                     except StoreUnavailableError:
-                        pass  # the loop says that Redis is silent
+                        pass  # the loop logs that Redis does not answer
                     except PolicyError as error:
                         _log.error("the lease cannot be renewed: %s", error)
                 self._stopped.wait(RENEW_S)

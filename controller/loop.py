@@ -1,4 +1,4 @@
-"""The outer loop: once every interval scrape, learn, decide, publish and record.
+"""The outer loop: once every interval scrape, update estimates, decide, publish and record.
 
 Order of one tick: read the shared state; scrape; take the evidence in (leader and stand-by alike, so that a take-over
 starts from the same estimates and the same schedule); decide; the leader publishes what changed, and renews what did
@@ -6,12 +6,12 @@ not before it lapses; the leader records the decision (while nothing runs, one i
 kept, and for longer those that changed the schedule and one in `LASTING_S`. The lease is renewed apart from all this
 (`lease`).
 
-A policy that cannot be read hurts its own model only: its pools are held. Pools that had no engine for `FORGET_S` are
+A policy that cannot be read affects its own model only: its pools are held. Pools that had no engine for `FORGET_S` are
 forgotten, with their schedules.
 
-When Redis is silent the loop goes on with the state it read last: it learns and decides, but publishes nothing, and a
-canary's turns stand still.
-It says so once, and once when Redis is back. No failure of an engine or of Redis ends the loop.
+When Redis does not answer the loop goes on with the state it read last: it takes evidence in and decides, but publishes
+nothing, and a canary's turns stand still. It logs that once, and once when Redis is back. No failure of an engine or of
+Redis ends the loop.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class ControlLoop:
                 began = self._clock.monotonic()
                 try:
                     await self.tick()
-                except Exception:  # noqa: BLE001 - the loop outlives whatever nobody foresaw
+                except Exception:  # noqa: BLE001 - no unforeseen fault may end the loop
                     _log.exception("this tick failed; the next one starts anew")
                     self._metrics.count_error()
                 with contextlib.suppress(TimeoutError):
@@ -193,7 +193,7 @@ class ControlLoop:
                 continue  # what is in force stays, until the policy can be read or the schedule lapses
             try:
                 await self._steer(pool, lease, at, now)
-            except Exception:  # noqa: BLE001 - one pool's trouble is not the others'
+            except Exception:  # noqa: BLE001 - a fault in one pool must not stop the others
                 _log.exception("%s %s: not steered in this tick; the next one starts anew", pool.model, pool.pool)
                 self._metrics.count_error()
         if lease is not None:

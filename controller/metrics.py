@@ -1,4 +1,4 @@
-"""What the controller tells Prometheus: one gauge for each variable of the law, one counter by reason.
+"""What the controller exports to Prometheus: one gauge for each variable of the law, one counter by reason.
 
 Labels are models, pools and classes that the controller itself publishes; no value comes from a client.
 """
@@ -91,7 +91,7 @@ class ControllerMetrics:
             self._age.labels(engine_id).set(age_s)
 
     def count_error(self) -> None:
-        """Count a tick that failed for a reason nobody foresaw."""
+        """Count a tick that failed for an unforeseen reason."""
         self._errors.inc()
 
     def show_version(self, model: str, pool: str, version: int) -> None:

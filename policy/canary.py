@@ -4,7 +4,7 @@
 windows and windows into blocks; in each block one window, drawn at random, belongs to the canary and the others to the
 present policy. A block yields the canary's gain over the present policy in this block, by pool.
 
-All are frozen and checked at birth, as in `types`.
+All are frozen and checked when made, as in `types`.
 """
 
 from collections.abc import Mapping

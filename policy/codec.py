@@ -1,7 +1,7 @@
 """JSON in, checked values out, and back: the one way in which documents cross between programs.
 
 What people write (`from_plain`) may have no unknown fields, so that a typing error in a policy cannot pass silently.
-What programs wrote for one another (`decode`) may: a field that a newer version added says nothing to an older one.
+What programs wrote for one another (`decode`) may: a field that a newer version added is ignored by an older one.
 Every fault of a document is reported, each with the path of its field.
 """
 

@@ -1,4 +1,4 @@
-"""The CUDA graphs that an engine has, as it tells the controller: which sizes, for which steps.
+"""The CUDA graphs that an engine has, as it reports them to the controller: which sizes, for which steps.
 
 A step is padded to the next size that was captured for its kind, and has no graph beyond the largest.
 """

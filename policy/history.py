@@ -1,6 +1,6 @@
 """What became of a policy: each version with its author, and what differs between two of them.
 
-Frozen and checked at birth, as in `types`.
+Frozen and checked when made, as in `types`.
 """
 
 import json

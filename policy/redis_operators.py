@@ -1,13 +1,8 @@
-"""The part of the store on Redis that keeps what operators' tools need. `redis_store` builds upon it.
+"""The part of the store on Redis that keeps what operators' tools need. `redis_store` builds upon it."""
 
-Imports no `redis`: it is given a connection, and how its errors are translated.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from typing_extensions import override
 
@@ -21,9 +16,8 @@ from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, day_of
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.operator_store import OperatorStore
+from specpilot.policy.redis_connection import guarded
 from specpilot.policy.types import Lease
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _PUT_IF_SAME = """
 local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
@@ -65,15 +59,6 @@ return found
 _DAY_S = 86_400
 
 
-def _guarded(method: F) -> F:
-    @wraps(method)
-    def call(self: "OperatorRecords", *args: Any, **kwargs: Any) -> Any:
-        with self.translated():
-            return method(self, *args, **kwargs)
-
-    return cast("F", call)
-
-
 class OperatorRecords(OperatorStore):
     """`policy.operator_store.OperatorStore` over a connection to Redis."""
 
@@ -84,12 +69,8 @@ class OperatorRecords(OperatorStore):
         self._append_audit = connection.register_script(_APPEND_AUDIT)
         self._add_gain = connection.register_script(_ADD_GAIN)
 
-    def translated(self) -> AbstractContextManager[None]:
-        """Return a context that turns the server's failures into `StoreUnavailableError`."""
-        raise NotImplementedError
-
     @override
-    @_guarded
+    @guarded
     def policy_versions(self, model: str, limit: int, before: int | None = None) -> Sequence[PolicyVersion]:
         key = keys.policy_versions(model)
         numbers = sorted((int(name) for name in self._redis.hkeys(key)), reverse=True)
@@ -98,19 +79,19 @@ class OperatorRecords(OperatorStore):
         return [decode(PolicyVersion, text) for text in texts if text is not None]
 
     @override
-    @_guarded
+    @guarded
     def policy_version(self, model: str, version: int) -> PolicyVersion | None:
         text = self._redis.hget(keys.policy_versions(model), version)
         return None if text is None else decode(PolicyVersion, text)
 
     @override
-    @_guarded
+    @guarded
     def model_routes(self) -> VersionedModelRoutes:
         text = self._redis.get(keys.MODEL_ROUTES)
         return VersionedModelRoutes() if text is None else decode(VersionedModelRoutes, text)
 
     @override
-    @_guarded
+    @guarded
     def put_model_routes(self, routes: ModelRoutes, expected_version: int, now: float) -> VersionedModelRoutes:
         written = VersionedModelRoutes(expected_version + 1, now, routes.routes)
         found = self._put_model_routes(keys=[keys.MODEL_ROUTES, keys.CHANGES], args=[expected_version, encode(written)])
@@ -119,18 +100,18 @@ class OperatorRecords(OperatorStore):
         return written
 
     @override
-    @_guarded
+    @guarded
     def admin_tokens(self) -> Sequence[AdminToken]:
         return [decode(AdminToken, text) for _, text in sorted(self._redis.hgetall(keys.ADMIN_TOKENS).items())]
 
     @override
-    @_guarded
+    @guarded
     def admin_token(self, token_id: str) -> AdminToken | None:
         text = self._redis.hget(keys.ADMIN_TOKENS, token_id)
         return None if text is None else decode(AdminToken, text)
 
     @override
-    @_guarded
+    @guarded
     def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
         found = self._redis.hget(keys.ADMIN_TOKENS, token.token_id)
         if (None if found is None else decode(AdminToken, found)) != before:
@@ -138,38 +119,38 @@ class OperatorRecords(OperatorStore):
         return bool(self._put_token(keys=[keys.ADMIN_TOKENS], args=[token.token_id, found or "", encode(token)]))
 
     @override
-    @_guarded
+    @guarded
     def delete_admin_token(self, token_id: str) -> bool:
         return bool(self._redis.hdel(keys.ADMIN_TOKENS, token_id))
 
     @override
-    @_guarded
+    @guarded
     def freezes(self) -> Mapping[str, Freeze]:
         found = [decode(Freeze, text) for _, text in sorted(self._redis.hgetall(keys.FREEZES).items())]
         return {item.model: item for item in found}
 
     @override
-    @_guarded
+    @guarded
     def put_freeze(self, freeze: Freeze) -> None:
         self._redis.hset(keys.FREEZES, freeze.model, encode(freeze))
         self._redis.publish(keys.CHANGES, keys.FREEZES)
 
     @override
-    @_guarded
+    @guarded
     def delete_freeze(self, model: str) -> bool:
         removed = bool(self._redis.hdel(keys.FREEZES, model))
         self._redis.publish(keys.CHANGES, keys.FREEZES)
         return removed
 
     @override
-    @_guarded
+    @guarded
     def append_audit(self, entry: AuditEntry) -> int:
         is_refused = entry.result is Result.REFUSED
         key, kept = (keys.AUDIT_REFUSED, audit.REFUSED_KEPT) if is_refused else (keys.AUDIT, audit.DONE_KEPT)
         return int(self._append_audit(keys=[key, keys.AUDIT_NUMBER], args=[kept, encode(entry)]))
 
     @override
-    @_guarded
+    @guarded
     def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
         newest = "+" if before is None else f"{max(0, before - 1)}-0"
         oldest = "-" if after is None else f"{after + 1}-0"
@@ -183,7 +164,7 @@ class OperatorRecords(OperatorStore):
         return sorted(found, key=lambda entry: entry.number, reverse=after is None)[:limit]
 
     @override
-    @_guarded
+    @guarded
     def add_gain(self, model: str, pool: str, at: float, log_gain: float, lease: Lease) -> DailyGain:
         day, last_dropped = day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
         found = self._add_gain(
@@ -195,7 +176,7 @@ class OperatorRecords(OperatorStore):
         return DailyGain(day, int(found[0]), float(found[1]), float(found[2]))
 
     @override
-    @_guarded
+    @guarded
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
         found = {name.decode(): text for name, text in self._redis.hgetall(keys.gains(model, pool)).items()}
         return [

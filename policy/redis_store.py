@@ -1,40 +1,32 @@
-"""The store on Redis: the only module that imports `redis`.
+"""The store on Redis.
 
-Each compound write is one Lua script, so that it happens whole or not at all. Fencing: a counter grows with
-every change of leader, and a schedule is accepted only from the lease that carries its latest value; so a
-leader that slept through its own deposition cannot overwrite its successor. Works on any Redis from 6.0 on, as one
+Each compound write is one Lua script (`redis_scripts`), so that it happens whole or not at all. Fencing: a counter
+grows with every change of leader, and a schedule is accepted only from the lease that carries its latest value; so a
+leader that was suspended while another took over cannot overwrite its successor. Works on any Redis from 6.0 on, as one
 server, behind Sentinel or as a cluster: the keys that one command, script or transaction touches share a hash tag.
 
 A server that has reached `maxmemory` refuses what would grow it. Reads go on, and so do the leader's lease and the
-records of the engines and gateways that it knows: they are renewed as they are. Everything else that writes raises
+records of the engines and gateways that it holds: they are renewed as they are. Everything else that writes raises
 `StoreUnavailableError`, which says so.
 """
 
 import logging
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import redis
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 from typing_extensions import override
 
-from specpilot.policy import keys
+from specpilot.policy import keys, redis_scripts
 from specpilot.policy.audit import CONTROLLER
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import decode, encode
-from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.errors import FencedError, InvalidDocumentError, VersionConflictError
 from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change
+from specpilot.policy.redis_connection import StoreFullError, connect, guarded, translated
 from specpilot.policy.redis_operators import OperatorRecords
-from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology, parse
+from specpilot.policy.redis_url import parse
 from specpilot.policy.store import Store
 from specpilot.policy.types import (
     ApiKey,
@@ -47,180 +39,10 @@ from specpilot.policy.types import (
     VersionedPolicy,
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _FILED_WITHIN_MS = 1000
 _FILED_WITHIN = 20
-_NODE: Any = ClusterNode
-_SENTINEL: Any = Sentinel  # neither is typed
-_FULL = "Redis is full (maxmemory) and takes nothing new: raise maxmemory, or remove what does not belong to SpecPilot"
-
-_PUT_IF_VERSION = """
-local found = redis.call('HGET', KEYS[1], ARGV[1])
-local version = found and cjson.decode(found).version or 0
-if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
-if found then redis.call('HSETNX', KEYS[4], string.format('%d', version), found) end
-if ARGV[3] == '' then
-  if not found then return {2, 0} end
-  redis.call('HDEL', KEYS[1], ARGV[1])
-  redis.call('HSET', KEYS[3], ARGV[1], string.format('%d', version + 1))
-else
-  if not found then version = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) end
-  redis.call('HSET', KEYS[1], ARGV[1],
-    '{"version":' .. string.format('%d', version + 1) .. ',"updated_at":' .. ARGV[4] .. ',"policy":' .. ARGV[3] .. '}')
-end
-local number = string.format('%d', version + 1)
-redis.call('HSET', KEYS[4], number, '{"version":' .. number .. ',"updated_at":' .. ARGV[4] .. ',"policy":' ..
-  (ARGV[3] == '' and 'null' or ARGV[3]) .. ',' .. ARGV[5])
-redis.call('HDEL', KEYS[4], string.format('%d', version + 1 - tonumber(ARGV[6])))
-redis.call('PUBLISH', KEYS[2], KEYS[1])
-return {1, version + 1}
-"""
-
-_PUBLISH_SCHEDULE = """
-local fence = redis.call('GET', KEYS[2])
-if fence ~= ARGV[1] then return {-1, tonumber(fence or 0)} end
-local found = redis.call('HGET', KEYS[1], ARGV[2])
-local is_read, document = pcall(cjson.decode, found or '')
-local version = is_read and type(document) == 'table' and document.version or -1
-if version >= tonumber(ARGV[3]) then return {0, version} end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
-redis.call('PUBLISH', KEYS[3], KEYS[1])
-return {1, 0}
-"""
-
-_REMOVE_SCHEDULE = """
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
-return redis.call('HDEL', KEYS[1], ARGV[2])
-"""
-
-_CHANGE = """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-redis.call('PUBLISH', KEYS[2], KEYS[1])
-return 1
-"""
-_PUT_CANARY = """
-if ARGV[4] ~= '' then
-  local fence = redis.call('GET', KEYS[3])
-  if fence ~= ARGV[4] then return {-1, tonumber(fence or 0)} end
-end
-local found = redis.call('HGET', KEYS[1], ARGV[1])
-local version = found and cjson.decode(found).version or 0
-if version ~= tonumber(ARGV[2]) then return {0, version} end
-if ARGV[5] ~= '' then
-  local policy = redis.call('HGET', KEYS[2], ARGV[1])
-  local base = policy and cjson.decode(policy).version or 0
-  if base ~= tonumber(ARGV[6]) then return {2, base} end
-  if not policy then base = tonumber(redis.call('HGET', KEYS[5], ARGV[1]) or 0) end
-  local number = string.format('%d', base + 1)
-  local text = '{"version":' .. number .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5]
-  redis.call('HSET', KEYS[2], ARGV[1], text .. '}')
-  if policy then redis.call('HSETNX', KEYS[6], string.format('%d', base), policy) end
-  redis.call('HSET', KEYS[6], number, text .. ',' .. ARGV[8])
-  redis.call('HDEL', KEYS[6], string.format('%d', base + 1 - tonumber(ARGV[9])))
-  redis.call('PUBLISH', KEYS[4], KEYS[2])
-end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-return {1, 0}
-"""
-
-_ACQUIRE = """
-local found = redis.call('GET', KEYS[1])
-if found then
-  local fence, holder = string.match(found, '^(%d+):(.*)$')
-  if holder ~= ARGV[1] then return 0 end
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return tonumber(fence)
-end
-local fence = redis.call('INCR', KEYS[2])
-redis.call('SET', KEYS[1], fence .. ':' .. ARGV[1], 'PX', ARGV[2])
-return fence
-"""
-
-_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-        raise StoreUnavailableError(f"Redis does not answer: {error}") from error
-    except redis.OutOfMemoryError as error:
-        raise StoreUnavailableError(_FULL) from error
-    except RedisClusterException as error:
-        raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
-    except redis.ResponseError as error:
-        # A loading, read-only or full server refuses commands: for every caller the same as not answering.
-        raise StoreUnavailableError(f"Redis refused a command: {error}") from error
-
-
-def _guarded(method: F) -> F:
-    """Make every failure of the server, in any call that `method` makes, a `StoreUnavailableError`."""
-
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _translated():
-            return method(*args, **kwargs)
-
-    return cast("F", call)
-
-
-class _LazyCluster:
-    """A cluster's client, made when it is first used: to make one takes an answer of a node."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._made: Any = None
-        self._making = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client(), name)
-
-    def register_script(self, text: str) -> Callable[..., Any]:
-        """Return what runs the script; the client registers it at its first run."""
-
-        def run(**given: Any) -> Any:
-            return self._client().register_script(text)(**given)
-
-        return run
-
-    def close(self) -> None:
-        """Close every connection, if there is one."""
-        if self._made is not None:
-            self._made.close()
-
-    def _client(self) -> Any:
-        with self._making:
-            if self._made is None:
-                self._made = self._make()
-            return self._made
-
-
-def _client(address: RedisAddress, timeout_s: float) -> Any:
-    """Return a client that connects when it is first used."""
-    tls: dict[str, Any] = {}
-    if address.is_tls:
-        tls = {"ssl": True, **address.options_of(TLS_OPTIONS)}
-        tls["ssl_check_hostname"] = (
-            tls.get("ssl_check_hostname", "true") == "true" and tls.get("ssl_cert_reqs") != "none"
-        )
-    timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    login = {"username": address.username, "password": address.password}
-    given: dict[str, Any] = {**login, **timeouts, **tls, "retry": Retry(NoBackoff(), retries=1)}
-    if address.topology is Topology.CLUSTER:
-        nodes: list[Any] = [_NODE(host, port) for host, port in address.hosts]
-        return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **given))
-    if address.topology is Topology.SENTINEL:
-        named = {name: address.options.get(f"sentinel_{name}") for name in login}
-        sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **timeouts, **tls})
-        return sentinels.master_for(str(address.service), db=address.db, **given)
-    if address.socket_path is not None:
-        return redis.Redis(unix_socket_path=address.socket_path, db=address.db, **given)
-    ((host, port),) = address.hosts
-    return redis.Redis(host=host, port=port, db=address.db, **given)
 
 
 class RedisStore(OperatorRecords, Store):
@@ -231,47 +53,43 @@ class RedisStore(OperatorRecords, Store):
 
         `timeout_s` bounds connecting and every answer. Raises `InvalidDocumentError` for a malformed URL.
         """
-        self._redis: Any = _client(parse(url), timeout_s)  # its answers are typed for two protocols at once
+        self._redis: Any = connect(parse(url), timeout_s)  # its answers are typed for two protocols at once
         super().__init__(self._redis)
-        self._change = self._redis.register_script(_CHANGE)
-        self._put_if_version = self._redis.register_script(_PUT_IF_VERSION)
-        self._publish_schedule = self._redis.register_script(_PUBLISH_SCHEDULE)
-        self._remove_schedule = self._redis.register_script(_REMOVE_SCHEDULE)
+        self._change = self._redis.register_script(redis_scripts.CHANGE)
+        self._put_if_version = self._redis.register_script(redis_scripts.PUT_IF_VERSION)
+        self._publish_schedule = self._redis.register_script(redis_scripts.PUBLISH_SCHEDULE)
+        self._remove_schedule = self._redis.register_script(redis_scripts.REMOVE_SCHEDULE)
         self._unreadable: set[bytes] = set()
-        self._put_canary = self._redis.register_script(_PUT_CANARY)
-        self._acquire = self._redis.register_script(_ACQUIRE)
-        self._release = self._redis.register_script(_RELEASE)
-
-    @override
-    def translated(self) -> AbstractContextManager[None]:
-        return _translated()
+        self._put_canary = self._redis.register_script(redis_scripts.PUT_CANARY)
+        self._acquire = self._redis.register_script(redis_scripts.ACQUIRE)
+        self._release = self._redis.register_script(redis_scripts.RELEASE)
 
     def close(self) -> None:
         """Close every connection."""
         self._redis.close()
 
     @override
-    @_guarded
+    @guarded
     def ping(self) -> None:
         self._redis.ping()
 
     @override
-    @_guarded
+    @guarded
     def policy(self, model: str) -> VersionedPolicy | None:
         return _decoded(VersionedPolicy, self._redis.hget(keys.POLICIES, model))
 
     @override
-    @_guarded
+    @guarded
     def policies(self) -> Sequence[VersionedPolicy]:
         return self._readable(VersionedPolicy, "the policy of", self._redis.hgetall(keys.POLICIES))
 
     @override
-    @_guarded
+    @guarded
     def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
         return _each(VersionedPolicy, self._redis.hgetall(keys.POLICIES))
 
     @override
-    @_guarded
+    @guarded
     def put_policy(
         self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
     ) -> VersionedPolicy:
@@ -279,7 +97,7 @@ class RedisStore(OperatorRecords, Store):
         return VersionedPolicy(version=version, updated_at=now, policy=policy)
 
     @override
-    @_guarded
+    @guarded
     def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = DELETED) -> bool:
         return self._write_policy(model, expected_version, b"", now, change) > 0
 
@@ -294,17 +112,17 @@ class RedisStore(OperatorRecords, Store):
         return int(version)
 
     @override
-    @_guarded
+    @guarded
     def canary(self, model: str) -> Experiment | None:
         return _decoded(Experiment, self._redis.hget(keys.CANARIES, model))
 
     @override
-    @_guarded
+    @guarded
     def canaries(self) -> Sequence[Experiment]:
         return self._readable(Experiment, "the canary of", self._redis.hgetall(keys.CANARIES))
 
     @override
-    @_guarded
+    @guarded
     def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
         model, expected, base = experiment.model, experiment.version - 1, experiment.base_version
         promotes = experiment.outcome is not None and experiment.outcome.is_promotion
@@ -328,24 +146,24 @@ class RedisStore(OperatorRecords, Store):
             raise VersionConflictError(f"the policy of {model}", base, found)
 
     @override
-    @_guarded
+    @guarded
     def schedule(self, model: str, pool: str) -> Schedule | None:
         return _decoded(Schedule, self._redis.hget(keys.SCHEDULES, keys.schedule_field(model, pool)))
 
     @override
-    @_guarded
+    @guarded
     def schedules(self) -> Sequence[Schedule]:
         return self._readable(Schedule, "the schedule of", self._redis.hgetall(keys.SCHEDULES))
 
     @override
-    @_guarded
+    @guarded
     def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
         field = keys.schedule_field(model, pool)
         if self._remove_schedule(keys=[keys.SCHEDULES, keys.FENCE], args=[lease.fence, field]) == -1:
             raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
 
     @override
-    @_guarded
+    @guarded
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
         field = keys.schedule_field(schedule.model, schedule.pool)
         outcome, found = self._publish_schedule(
@@ -358,7 +176,7 @@ class RedisStore(OperatorRecords, Store):
             raise VersionConflictError(f"the schedule of {field}", schedule.version - 1, found)
 
     @override
-    @_guarded
+    @guarded
     def engines(self) -> Sequence[EngineRecord]:
         ids = sorted(item.decode() for item in self._redis.smembers(keys.ENGINES))
         if not ids:
@@ -386,14 +204,15 @@ class RedisStore(OperatorRecords, Store):
         return found
 
     @override
-    @_guarded
+    @guarded
     def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
         pipe = self._redis.pipeline(transaction=True)
         pipe.set(keys.engine(record.engine_id), encode(record), px=int(ttl_s * 1000))
         pipe.sadd(keys.ENGINES, record.engine_id)
         try:
-            _, added = pipe.execute()
-        except redis.OutOfMemoryError:
+            with translated():
+                _, added = pipe.execute()
+        except StoreFullError:
             self._keep(keys.engine(record.engine_id), ttl_s)
             return
         if added or record.draining:
@@ -402,17 +221,17 @@ class RedisStore(OperatorRecords, Store):
     def _keep(self, key: str, ttl_s: float) -> None:
         """Let `key` live on as it is, in a server that is full; raise its refusal if there is no such key."""
         if not self._redis.pexpire(key, int(ttl_s * 1000)):
-            raise StoreUnavailableError(_FULL)
+            raise StoreFullError
 
     @override
-    @_guarded
+    @guarded
     def remove_engine(self, engine_id: str) -> None:
         self._redis.delete(keys.engine(engine_id))  # no transaction: a full server would refuse it
         self._redis.srem(keys.ENGINES, engine_id)
         self._redis.publish(keys.CHANGES, keys.ENGINES)
 
     @override
-    @_guarded
+    @guarded
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         fields: Any = {"decision": zlib.compress(encode(decision))}
         recent, history = keys.decisions(decision.model, decision.pool), keys.history(decision.model, decision.pool)
@@ -425,7 +244,7 @@ class RedisStore(OperatorRecords, Store):
         pipe.execute()
 
     @override
-    @_guarded
+    @guarded
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
         rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
@@ -439,23 +258,23 @@ class RedisStore(OperatorRecords, Store):
         return found
 
     @override
-    @_guarded
+    @guarded
     def api_keys(self) -> Sequence[ApiKey]:
         return [decode(ApiKey, text) for _, text in sorted(self._redis.hgetall(keys.API_KEYS).items())]
 
     @override
-    @_guarded
+    @guarded
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
         return _each(ApiKey, self._redis.hgetall(keys.API_KEYS))
 
     @override
-    @_guarded
+    @guarded
     def put_api_key(self, key: ApiKey) -> None:
         self._redis.hset(keys.API_KEYS, key.key_id, encode(key))
         self._redis.publish(keys.CHANGES, keys.API_KEYS)
 
     @override
-    @_guarded
+    @guarded
     def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
         found = self._redis.hget(keys.API_KEYS, before.key_id)
         if found is None or decode(ApiKey, found) != before:
@@ -465,40 +284,41 @@ class RedisStore(OperatorRecords, Store):
         return bool(self._change(keys=[keys.API_KEYS, keys.CHANGES], args=arguments))
 
     @override
-    @_guarded
+    @guarded
     def delete_api_key(self, key_id: str) -> bool:
         removed = bool(self._redis.hdel(keys.API_KEYS, key_id))
         self._redis.publish(keys.CHANGES, keys.API_KEYS)
         return removed
 
     @override
-    @_guarded
+    @guarded
     def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
         pipe = self._redis.pipeline(transaction=True)
         pipe.set(keys.gateway(usage.gateway_id), encode(usage), px=int(ttl_s * 1000))
         pipe.sadd(keys.GATEWAYS, usage.gateway_id)
         try:
-            pipe.execute()
-        except redis.OutOfMemoryError:
+            with translated():
+                pipe.execute()
+        except StoreFullError:
             self._keep(keys.gateway(usage.gateway_id), ttl_s)
         ids = sorted(item.decode() for item in self._redis.smembers(keys.GATEWAYS))
         return self._fresh(GatewayUsage, keys.GATEWAYS, ids, keys.gateway)
 
     @override
-    @_guarded
+    @guarded
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         fence = self._acquire(keys=[keys.LEASE, keys.FENCE], args=[holder, int(ttl_s * 1000)])
         return Lease(holder=holder, fence=int(fence)) if fence else None
 
     @override
-    @_guarded
+    @guarded
     def release_lease(self, lease: Lease) -> None:
         self._release(keys=[keys.LEASE], args=[f"{lease.fence}:{lease.holder}"])
 
     @override
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
-        with _translated(), self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
-            self._redis.exists(keys.LEASE)  # by a command a cluster's client learns who leads now, by subscribing never
+        with translated(), self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
+            self._redis.exists(keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
             subscription.subscribe(keys.CHANGES if of_pool is None else keys.pool_changes(*of_pool))
             yield None
             due = time.monotonic() + poll_s

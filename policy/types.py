@@ -1,6 +1,6 @@
 """The documents that the gateway, the controller and the engine adapter share.
 
-All are frozen and checked at birth: a value of these types is valid. `__post_init__` gathers every fault
+All are frozen and checked when they are made: a value of these types is valid. `__post_init__` gathers every fault
 of an object before it raises, so that an operator sees all of them at once. Standard library only; the
 `__pydantic_config__` attributes are plain dictionaries that the codec's validator reads.
 
@@ -169,7 +169,7 @@ def _row_faults(name: str) -> list[str]:
 class Trial:
     """Rows that one engine of the pool applies instead, to measure what they cost; for `valid_for_s` seconds at most.
 
-    The controller repeats a trial while it lasts; an engine that hears no more of it goes on with the schedule's rows.
+    The controller repeats a trial while it lasts; an engine that receives none any more applies the schedule's rows.
     """
 
     engine_id: str

@@ -8,10 +8,11 @@ nothing outside can make a controller err, `false_controller` does.
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 from specpilot.bench.control import false_controller
@@ -89,6 +90,18 @@ async def _redis_silent(scene: Scene) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` until the block ends, then cancel it and wait for its end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
 async def _stumbling(scene: Scene, engines: Iterable[int], stopped_s: float, running_s: float) -> AsyncIterator[None]:
     """Stop and continue the processes of `engines` again and again, as a neighbour on their cores would."""
     groups = set().union(*(scene.stage.groups(number) for number in engines))
@@ -107,13 +120,8 @@ async def _stumbling(scene: Scene, engines: Iterable[int], stopped_s: float, run
         finally:
             send(signal.SIGCONT)
 
-    task = asyncio.create_task(stumble())
-    try:
+    async with _beside(stumble()):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def _one_slow(scene: Scene) -> AbstractAsyncContextManager[None]:
@@ -190,13 +198,8 @@ async def _without_engines(scene: Scene) -> AsyncIterator[None]:
                     scene.stage.kill_engine(number)
             await asyncio.sleep(1.0)
 
-    task = asyncio.create_task(kill())
-    try:
+    async with _beside(kill()):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 FAULTS: Mapping[str, Fault] = {

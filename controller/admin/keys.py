@@ -71,6 +71,17 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
             raise _unknown(key_id)
         return found
 
+    async def changed(before: ApiKey, wanted: dict[str, Any], write: Writing, **shown_once: str) -> JSONResponse:
+        """Give the key the fields `wanted`, or say what that would change; answer with the key and `shown_once`."""
+        if write.is_dry_run:
+            return answer(before.key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
+        done = await asyncio.to_thread(_change, store, before.key_id, wanted)
+        if done is None:
+            raise _unknown(before.key_id)
+        before, after = done
+        write.note.changes = differences(_shown(before), _shown(after))
+        return JSONResponse({**_shown(after), **shown_once})
+
     @router.get("/keys", response_model=KeyList)
     async def list_keys() -> JSONResponse:
         """Client keys, without the keys: only their ids and what they may."""
@@ -106,14 +117,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         """Change what a client key may; `null` resets a field, what is not named stays."""
         wanted = _key_request(await object_of(request), clock.now())
         before = await existing(key_id)
-        if write.is_dry_run:
-            return answer(key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
-        changed = await asyncio.to_thread(_change, store, key_id, wanted)
-        if changed is None:
-            raise _unknown(key_id)
-        before, after = changed
-        write.note.changes = differences(_shown(before), _shown(after))
-        return JSONResponse(_shown(after))
+        return await changed(before, wanted, write)
 
     @router.post(
         "/keys/{key_id}/rotate",
@@ -132,14 +136,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
             "previous_sha256": before.sha256 if grace_s else None,
             "previous_expires_at": until if grace_s else None,
         }
-        if write.is_dry_run:
-            return answer(key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
-        changed = await asyncio.to_thread(_change, store, key_id, wanted)
-        if changed is None:
-            raise _unknown(key_id)
-        before, after = changed
-        write.note.changes = differences(_shown(before), _shown(after))
-        return JSONResponse({**_shown(after), "key": secret})
+        return await changed(before, wanted, write, key=secret)
 
     @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}})
     async def delete_key(key_id: str, write: Writing) -> Response:

@@ -1,15 +1,13 @@
 """What of vLLM the adapter relies on: every class, method, parameter and attribute, in one list.
 
-Most of it is not public. So the list is checked against vLLM's own source (`vllm_source`) before an engine starts, and
+Most of it is not public. So the list is checked against vLLM's own source (`source`) before an engine starts, and
 in the tests, which also compare it with the adapter's code: what the adapter imports, overrides or wraps must be here.
 
 A method that the adapter overrides or wraps is worthless when vLLM no longer calls it: `caller` names the method that
 must. What the list cannot say is what a method means; that is what running the tests with a version is for.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
+from specpilot.engine_adapter.vllm.reliance_items import Attributes, Item, Method, Names, Reads, Record
 from specpilot.engine_adapter.vllm.source import Use, VllmSource
 
 _SCHEDULER = "v1/core/sched/scheduler.py"
@@ -18,94 +16,6 @@ _RUNNER = "v1/worker/gpu_model_runner.py"
 _PROPOSER = "v1/spec_decode/llm_base_proposer.py"
 _CORE = "v1/engine/core.py"
 _DISPATCHER = "v1/cudagraph_dispatcher.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method of the class `owner` (None: a function) with the parameters that the adapter relies on."""
-
-    file: str
-    owner: str | None
-    name: str
-    parameters: tuple[str, ...]
-    use: Use
-    caller: tuple[str, str | None, str] | None = None  # file, class, method
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words; nothing when it fits."""
-        title = f"{_title(self.owner, self.name)}({', '.join(self.parameters)})"
-        signature = source.signature(self.file, self.owner, self.name)
-        if signature is None:
-            yield title
-        elif not signature.fits(self.use, self.parameters):
-            yield f"{title} (it takes {', '.join(signature.parameters) or 'nothing'})"
-        elif self.caller is not None and self.name not in source.mentions(*self.caller):
-            yield f"{title} (not called by {_title(*self.caller[1:])})"
-
-
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """Names that objects of the class `owner` have."""
-
-    file: str
-    owner: str
-    names: tuple[str, ...]
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
-        if not source.has_class(self.file, self.owner):
-            yield self.owner
-            return
-        have = source.attributes(self.file, self.owner)
-        yield from (_title(self.owner, name) for name in self.names if name not in have)
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """A module, and names that it has."""
-
-    file: str
-    names: tuple[str, ...] = ()
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
-        if not source.names(self.file):
-            yield self.file
-            return
-        yield from (f"{name} in {self.file}" for name in self.names if name not in source.names(self.file))
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """Names that a method of vLLM must look up at each call, because the adapter sets them before it."""
-
-    file: str
-    owner: str
-    method: str
-    names: tuple[str, ...]
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
-        mentioned = source.mentions(self.file, self.owner, self.method)
-        yield from (f"{_title(self.owner, self.method)} reading {name}" for name in self.names if name not in mentioned)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A dataclass that the adapter makes with exactly these fields."""
-
-    file: str
-    owner: str
-    fields: tuple[str, ...]
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
-        yield from Attributes(self.file, self.owner, self.fields).lacking(source)
-        for name in sorted(source.required_fields(self.file, self.owner) - set(self.fields)):
-            yield f"{self.owner} without the field {name}"
-
-
-Item = Method | Attributes | Names | Reads | Record
 
 RELIANCE: tuple[Item, ...] = (
     # scheduler.py: the mixin over both schedulers; steps.py: what it reads of theirs
@@ -367,7 +277,3 @@ RELIANCE: tuple[Item, ...] = (
 def lacking(source: VllmSource) -> tuple[str, ...]:
     """Return what `source` lacks of what the adapter relies on, in words; empty when it has all of it."""
     return tuple(words for item in RELIANCE for words in item.lacking(source))
-
-
-def _title(owner: str | None, name: str) -> str:
-    return f"{owner}.{name}" if owner is not None else name

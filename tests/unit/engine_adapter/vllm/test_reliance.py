@@ -11,7 +11,8 @@ from functools import cache
 import pytest
 
 from specpilot.engine_adapter.vllm import compat
-from specpilot.engine_adapter.vllm.reliance import RELIANCE, Item, Method, Names, Record, lacking
+from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
+from specpilot.engine_adapter.vllm.reliance_items import Item, Method, Names, Record
 from specpilot.engine_adapter.vllm.source import Read, Use, VllmSource
 from tests.support.stack import ROOT
 from tests.support.vllm_wheel import installed_reader, minor, wheel_reader, wheels

@@ -1,0 +1,98 @@
+"""The kinds of thing in vLLM that the adapter can rely on, and how each is looked for in vLLM's source."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specpilot.engine_adapter.vllm.source import Use, VllmSource
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of the class `owner` (None: a function) with the parameters that the adapter relies on."""
+
+    file: str
+    owner: str | None
+    name: str
+    parameters: tuple[str, ...]
+    use: Use
+    caller: tuple[str, str | None, str] | None = None  # file, class, method
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words; nothing when it fits."""
+        title = f"{_title(self.owner, self.name)}({', '.join(self.parameters)})"
+        signature = source.signature(self.file, self.owner, self.name)
+        if signature is None:
+            yield title
+        elif not signature.fits(self.use, self.parameters):
+            yield f"{title} (it takes {', '.join(signature.parameters) or 'nothing'})"
+        elif self.caller is not None and self.name not in source.mentions(*self.caller):
+            yield f"{title} (not called by {_title(*self.caller[1:])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Names that objects of the class `owner` have."""
+
+    file: str
+    owner: str
+    names: tuple[str, ...]
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        if not source.has_class(self.file, self.owner):
+            yield self.owner
+            return
+        have = source.attributes(self.file, self.owner)
+        yield from (_title(self.owner, name) for name in self.names if name not in have)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A module, and names that it has."""
+
+    file: str
+    names: tuple[str, ...] = ()
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        if not source.names(self.file):
+            yield self.file
+            return
+        yield from (f"{name} in {self.file}" for name in self.names if name not in source.names(self.file))
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Names that a method of vLLM must look up at each call, because the adapter sets them before it."""
+
+    file: str
+    owner: str
+    method: str
+    names: tuple[str, ...]
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        mentioned = source.mentions(self.file, self.owner, self.method)
+        yield from (f"{_title(self.owner, self.method)} reading {name}" for name in self.names if name not in mentioned)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A dataclass that the adapter makes with exactly these fields."""
+
+    file: str
+    owner: str
+    fields: tuple[str, ...]
+
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield what `source` lacks of it, in words."""
+        yield from Attributes(self.file, self.owner, self.fields).lacking(source)
+        for name in sorted(source.required_fields(self.file, self.owner) - set(self.fields)):
+            yield f"{self.owner} without the field {name}"
+
+
+Item = Method | Attributes | Names | Reads | Record
+
+
+def _title(owner: str | None, name: str) -> str:
+    return f"{owner}.{name}" if owner is not None else name

@@ -1,0 +1,116 @@
+"""Connections to Redis, and what their failures mean to a store: the only module that imports `redis`.
+
+One server, behind Sentinel or as a cluster; all three give a client with the same methods.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import RedisClusterException
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
+
+F = TypeVar("F", bound=Callable[..., Any])
+_NODE: Any = ClusterNode
+_SENTINEL: Any = Sentinel  # neither is typed
+
+
+class StoreFullError(StoreUnavailableError):
+    """The server has reached `maxmemory` and refuses what would grow it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Redis is full (maxmemory) and takes nothing new: raise maxmemory, "
+            "or remove what does not belong to SpecPilot"
+        )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn every failure of the server within the block into a `StoreUnavailableError`."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        raise StoreUnavailableError(f"Redis does not answer: {error}") from error
+    except redis.OutOfMemoryError as error:
+        raise StoreFullError from error
+    except RedisClusterException as error:
+        raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
+    except redis.ResponseError as error:
+        # A loading, read-only or full server refuses commands: for every caller the same as not answering.
+        raise StoreUnavailableError(f"Redis refused a command: {error}") from error
+
+
+def guarded(method: F) -> F:
+    """Make every failure of the server, in any call that `method` makes, a `StoreUnavailableError`."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with translated():
+            return method(*args, **kwargs)
+
+    return cast("F", call)
+
+
+class _LazyCluster:
+    """A cluster's client, made when it is first used: to make one takes an answer of a node."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: Any = None
+        self._making = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client(), name)
+
+    def register_script(self, text: str) -> Callable[..., Any]:
+        """Return what runs the script; the client registers it at its first run."""
+
+        def run(**given: Any) -> Any:
+            return self._client().register_script(text)(**given)
+
+        return run
+
+    def close(self) -> None:
+        """Close every connection, if there is one."""
+        if self._made is not None:
+            self._made.close()
+
+    def _client(self) -> Any:
+        with self._making:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+
+def connect(address: RedisAddress, timeout_s: float) -> Any:
+    """Return a client that connects when it is first used; `timeout_s` bounds connecting and every answer."""
+    tls: dict[str, Any] = {}
+    if address.is_tls:
+        tls = {"ssl": True, **address.options_of(TLS_OPTIONS)}
+        tls["ssl_check_hostname"] = (
+            tls.get("ssl_check_hostname", "true") == "true" and tls.get("ssl_cert_reqs") != "none"
+        )
+    timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    login = {"username": address.username, "password": address.password}
+    given: dict[str, Any] = {**login, **timeouts, **tls, "retry": Retry(NoBackoff(), retries=1)}
+    if address.topology is Topology.CLUSTER:
+        nodes: list[Any] = [_NODE(host, port) for host, port in address.hosts]
+        return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **given))
+    if address.topology is Topology.SENTINEL:
+        named = {name: address.options.get(f"sentinel_{name}") for name in login}
+        sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **timeouts, **tls})
+        return sentinels.master_for(str(address.service), db=address.db, **given)
+    if address.socket_path is not None:
+        return redis.Redis(unix_socket_path=address.socket_path, db=address.db, **given)
+    ((host, port),) = address.hosts
+    return redis.Redis(host=host, port=port, db=address.db, **given)

@@ -1,0 +1,90 @@
+"""The compound writes of `redis_store` as Lua: each happens on the server whole or not at all.
+
+A script begins with what may refuse the write, a fence or a version, and answers with what it found there.
+"""
+
+PUT_IF_VERSION = """
+local found = redis.call('HGET', KEYS[1], ARGV[1])
+local version = found and cjson.decode(found).version or 0
+if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
+if found then redis.call('HSETNX', KEYS[4], string.format('%d', version), found) end
+if ARGV[3] == '' then
+  if not found then return {2, 0} end
+  redis.call('HDEL', KEYS[1], ARGV[1])
+  redis.call('HSET', KEYS[3], ARGV[1], string.format('%d', version + 1))
+else
+  if not found then version = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) end
+  redis.call('HSET', KEYS[1], ARGV[1],
+    '{"version":' .. string.format('%d', version + 1) .. ',"updated_at":' .. ARGV[4] .. ',"policy":' .. ARGV[3] .. '}')
+end
+local number = string.format('%d', version + 1)
+redis.call('HSET', KEYS[4], number, '{"version":' .. number .. ',"updated_at":' .. ARGV[4] .. ',"policy":' ..
+  (ARGV[3] == '' and 'null' or ARGV[3]) .. ',' .. ARGV[5])
+redis.call('HDEL', KEYS[4], string.format('%d', version + 1 - tonumber(ARGV[6])))
+redis.call('PUBLISH', KEYS[2], KEYS[1])
+return {1, version + 1}
+"""
+
+PUBLISH_SCHEDULE = """
+local fence = redis.call('GET', KEYS[2])
+if fence ~= ARGV[1] then return {-1, tonumber(fence or 0)} end
+local found = redis.call('HGET', KEYS[1], ARGV[2])
+local is_read, document = pcall(cjson.decode, found or '')
+local version = is_read and type(document) == 'table' and document.version or -1
+if version >= tonumber(ARGV[3]) then return {0, version} end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
+redis.call('PUBLISH', KEYS[3], KEYS[1])
+return {1, 0}
+"""
+
+REMOVE_SCHEDULE = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
+return redis.call('HDEL', KEYS[1], ARGV[2])
+"""
+
+CHANGE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+redis.call('PUBLISH', KEYS[2], KEYS[1])
+return 1
+"""
+
+PUT_CANARY = """
+if ARGV[4] ~= '' then
+  local fence = redis.call('GET', KEYS[3])
+  if fence ~= ARGV[4] then return {-1, tonumber(fence or 0)} end
+end
+local found = redis.call('HGET', KEYS[1], ARGV[1])
+local version = found and cjson.decode(found).version or 0
+if version ~= tonumber(ARGV[2]) then return {0, version} end
+if ARGV[5] ~= '' then
+  local policy = redis.call('HGET', KEYS[2], ARGV[1])
+  local base = policy and cjson.decode(policy).version or 0
+  if base ~= tonumber(ARGV[6]) then return {2, base} end
+  if not policy then base = tonumber(redis.call('HGET', KEYS[5], ARGV[1]) or 0) end
+  local number = string.format('%d', base + 1)
+  local text = '{"version":' .. number .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5]
+  redis.call('HSET', KEYS[2], ARGV[1], text .. '}')
+  if policy then redis.call('HSETNX', KEYS[6], string.format('%d', base), policy) end
+  redis.call('HSET', KEYS[6], number, text .. ',' .. ARGV[8])
+  redis.call('HDEL', KEYS[6], string.format('%d', base + 1 - tonumber(ARGV[9])))
+  redis.call('PUBLISH', KEYS[4], KEYS[2])
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return {1, 0}
+"""
+
+ACQUIRE = """
+local found = redis.call('GET', KEYS[1])
+if found then
+  local fence, holder = string.match(found, '^(%d+):(.*)$')
+  if holder ~= ARGV[1] then return 0 end
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return tonumber(fence)
+end
+local fence = redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], fence .. ':' .. ARGV[1], 'PX', ARGV[2])
+return fence
+"""
+
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
