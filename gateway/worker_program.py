@@ -1,4 +1,6 @@
-"""`python -m gateway.as_worker NUMBER LISTENER CHANNEL FOLDER [FLAG ...]`: a worker, as the supervisor starts it.
+"""A worker, as the supervisor starts it.
+
+`python -m specpilot.gateway.worker_program NUMBER LISTENER CHANNEL FOLDER [FLAG ...]`
 
 `LISTENER` and `CHANNEL` are inherited file descriptors; the flags are those of `specpilot gateway`.
 """

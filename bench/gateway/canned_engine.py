@@ -1,4 +1,6 @@
-"""`python -m bench.canned_engine PORT`: an engine with canned answers that can be checked, counted and broken.
+"""An engine with canned answers that can be checked, counted and broken.
+
+`python -m specpilot.bench.gateway.canned_engine PORT`
 
 An answer says whose it is: every part of it carries the request's `x-request-id`, and the events of a stream are
 numbered, so a reader sees what was lost, doubled or another's. How to answer stands in the request's header `x-canned`,

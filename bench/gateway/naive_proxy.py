@@ -1,4 +1,7 @@
-"""`python -m bench.naive_proxy PORT ENGINE`: the gateway that many teams write first, FastAPI with httpx."""
+"""The gateway that many teams write first, FastAPI with httpx.
+
+`python -m specpilot.bench.gateway.naive_proxy PORT ENGINE`
+"""
 
 import sys
 from collections.abc import AsyncIterator

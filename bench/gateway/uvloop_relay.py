@@ -1,4 +1,6 @@
-"""`python -m bench.uvloop_relay PORT ENGINE_PORT [parsed]`: the least that a gateway on uvloop can do.
+"""The least that a gateway on uvloop can do.
+
+`python -m specpilot.bench.gateway.uvloop_relay PORT ENGINE_PORT [parsed]`
 
 It passes bytes both ways, one connection to the engine for each client's. With `parsed` httptools reads along in both
 directions, as whoever must know where a message ends has to; no header is looked at and nothing is counted, chosen or

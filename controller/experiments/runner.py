@@ -1,4 +1,4 @@
-"""Runners the canaries of all models in one controller: measures their blocks, judges them, and tells of them.
+"""Runs the canaries of all models in one controller: measures their blocks, judges them, and tells of them.
 
 Only the leader measures and judges, in ticks in which Redis answered; every controller tells. All that must outlive a
 controller is in the `Experiment`, which the loop writes: a successor loses the running block and nothing else. Pure, as
