@@ -74,7 +74,7 @@ def main(mode: str, head: str) -> None:  # noqa: C901 - the ways stand side by s
         commit(shape, seconds, context, outcome)
 
     scheduler.steps._planner.plan = plan
-    scheduler.steps._planner.repeats = lambda *_: 0  # every step asks
+    scheduler.steps._planner.identical_steps_ahead = lambda *_: 0  # every step asks
     scheduler.meter.commit = noted
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]
