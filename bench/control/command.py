@@ -154,8 +154,8 @@ class _Bench:
         table = report.hand_tuned(short, rates, MAX_RUNNING)
         ranges = {**fixed, report.TABLE: table}
         plays: dict[str, list[Played]] = {arm: [] for arm in [*ranges, *self._steered]}
-        for repetition in range(self._settings.identical_steps_ahead):
-            _say(f"\nplay {repetition + 1} of {self._settings.identical_steps_ahead}")
+        for repetition in range(self._settings.repeats):
+            _say(f"\nplay {repetition + 1} of {self._settings.repeats}")
             with ExitStack() as stack:
                 for arm, stage in self._steered.items():
                     stack.enter_context(self._controller(arm, stage, repetition))
@@ -177,7 +177,7 @@ class _Bench:
     ) -> dict[str, Played]:
         arms = list(players)
         for index, phase in enumerate(trace.phases):
-            first = (index + repetition * len(arms) // self._settings.identical_steps_ahead) % len(arms)
+            first = (index + repetition * len(arms) // self._settings.repeats) % len(arms)
             for arm in arms[first:] + arms[:first]:
                 if arm in ranges:
                     document = {"classes": {"default": ranges[arm]}}
