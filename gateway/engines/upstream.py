@@ -10,13 +10,13 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from specpilot.gateway.wire.framing import Framer, FramingError, OpenFramer, ResponseHead, parse_head
 from specpilot.gateway.wire.tuning import HEAD_BYTES
 
-SWITCHING_PROTOCOLS = 101
+SWITCHING_PROTOCOLS: Final = 101
 
 
 class Reader(Protocol):

@@ -42,6 +42,7 @@ Pure: `now` is monotonic seconds. For one thread.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
+from typing import Final
 
 from specpilot.gateway.limits.tuning import (
     DEMAND_MAX,
@@ -52,11 +53,11 @@ from specpilot.gateway.limits.tuning import (
 )
 from specpilot.policy.types import ApiKey, GatewayUsage
 
-MINUTE_S = 60.0
-CLIENT_LEFT = 499
+MINUTE_S: Final = 60.0
+CLIENT_LEFT: Final = 499
 """The status of a request whose client left before its response was whole."""
-_ERROR_STATUS = 400
-CONCURRENT = "concurrent_requests"
+_ERROR_STATUS: Final = 400
+CONCURRENT: Final = "concurrent_requests"
 
 
 class Bucket:

@@ -1,54 +1,56 @@
 """The constants of processes, each with its unit and what it trades; by module."""
 
+from typing import Final
+
 # certificates.py
 
-LOOK_S = 2.0
+LOOK_S: Final = 2.0
 """Seconds between two looks at the files."""
 
 # lifespan.py
 
-FIRST_PROBE_S = 1.0
+FIRST_PROBE_S: Final = 1.0
 """Seconds that the first look at the engines may take before requests are taken without it."""
 
 # listening.py
 
-BACKLOG = 4096
+BACKLOG: Final = 4096
 """Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
 
-HANDSHAKE_S = 10.0
+HANDSHAKE_S: Final = 10.0
 """Seconds that a client may take to agree on TLS: until then it counts as no connection, and can be many."""
 
 # server.py
 
-LINGER_S = 2.0
+LINGER_S: Final = 2.0
 """Seconds without a request after which a worker that was replaced ends: its clients' pauses against two workers."""
 
-ANOTHER_SIGNAL_S = 0.5
+ANOTHER_SIGNAL_S: Final = 0.5
 """Seconds within which a second signal to a worker is the same one, passed on."""
 
 # supervision.py
 
-PAUSE_S = 1.0
+PAUSE_S: Final = 1.0
 """Seconds before a worker that died young is replaced, at first."""
 
-PAUSE_LIMIT_S = 30.0
+PAUSE_LIMIT_S: Final = 30.0
 """The longest such pause, doubling up to it: service against a busy loop."""
 
-HEALTHY_S = 60.0
+HEALTHY_S: Final = 60.0
 """A worker that lived so long is replaced at once."""
 
-START_LIMIT_S = 60.0
+START_LIMIT_S: Final = 60.0
 """Seconds that a worker may take to get ready before it is killed."""
 
 # supervisor.py
 
-LEDGER_S = 60.0
+LEDGER_S: Final = 60.0
 """Seconds after which the ledger is written anew though nothing changed: cleaners look for what is old."""
 
 # worker.py
 
-RETRY_S = 0.5
+RETRY_S: Final = 0.5
 """Seconds between two tries to read Redis before the start."""
 
-PUBLISH_S = 1.0
+PUBLISH_S: Final = 1.0
 """Seconds between two snapshots of a worker's counts: how much its sudden death can lose."""

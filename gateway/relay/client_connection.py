@@ -19,7 +19,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn.config import Config
@@ -67,10 +67,10 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
 from specpilot.gateway.wire.routes import RESPONSE, STORED, method_of, stored_route
 
-_ROUTES = {path.encode(): path for path in PROXIED - STORED}
-_STORED = b"/v1/responses/"
-_VERSIONS = ("1.1", "1.0")
-_AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_ROUTES: Final = {path.encode(): path for path in PROXIED - STORED}
+_STORED: Final = b"/v1/responses/"
+_VERSIONS: Final[tuple[str, ...]] = ("1.1", "1.0")
+_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _log = logging.getLogger(__name__)
 
 

@@ -12,7 +12,6 @@ waits until the client has read what was written, `CLOSING` when the last byte h
 What is no state of its own: when a state began, and the bytes of a last local reply that waits behind other answers.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 IDLE: Final = "idle"
@@ -39,7 +38,7 @@ DONE: Final = "done"
 """An answer is over: complete, a local reply, or dropped."""
 CLOSE: Final = "close"
 
-READING: Final[Mapping[str, Mapping[str, str]]] = {
+READING: Final[dict[str, dict[str, str]]] = {
     IDLE: {BEGIN: HEAD, STOP: IGNORED},
     HEAD: {HEAD_END: BODY, STOP: IGNORED},
     BODY: {REQUEST_END: IDLE, UPGRADE_ASKED: UPGRADE, STOP: IGNORED},
@@ -47,7 +46,7 @@ READING: Final[Mapping[str, Mapping[str, str]]] = {
     IGNORED: dict.fromkeys((BEGIN, HEAD_END, UPGRADE_ASKED, REQUEST_END, STOP), IGNORED),
 }
 
-WRITING: Final[Mapping[str, Mapping[str, str]]] = {
+WRITING: Final[dict[str, dict[str, str]]] = {
     IDLE: {START: ANSWERING, HOLD: HELD, CLOSE: CLOSING},
     ANSWERING: {DONE: IDLE, CLOSE: CLOSING},
     HELD: {START: ANSWERING, HOLD: HELD, CLOSE: CLOSING},

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
@@ -25,8 +25,8 @@ from specpilot.gateway.wire.errors import GatewayError, InvalidApiKeyError, Keys
 from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER, ApiKey, ClassPolicy
 
-_SWEEPS_A_MINUTE = 600
-_RETRY_AFTER_S = 1.0
+_SWEEPS_A_MINUTE: Final = 600
+_RETRY_AFTER_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 

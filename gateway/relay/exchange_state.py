@@ -8,7 +8,6 @@ What is no state of its own: whether the whole body is there, which may be so in
 for its turn.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 PENDING: Final = "pending"
@@ -28,7 +27,7 @@ GO: Final = "go"
 END: Final = "end"
 """Complete, reset, a local reply or dropped."""
 
-TRANSITIONS: Final[Mapping[str, Mapping[str, str]]] = {
+TRANSITIONS: Final[dict[str, dict[str, str]]] = {
     PENDING: {TURN: OPEN, END: OVER},
     OPEN: {QUEUE: QUEUED, GO: RELAYED, END: OVER},
     QUEUED: {ROOM: OPEN, END: OVER},

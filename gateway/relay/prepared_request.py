@@ -8,6 +8,7 @@ which its body is amended anew; so the body as it came is kept until then.
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
@@ -38,10 +39,10 @@ from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED
 from specpilot.policy.types import ApiKey
 
-MARKED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
+MARKED: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
 """The routes whose bodies vLLM lets carry `vllm_xargs`; SageMaker's `/invocations` takes a chat or a completion."""
 
-PROXIED = MARKED | {
+PROXIED: Final = MARKED | {
     "/v1/embeddings",
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     *("/tokenize", "/detokenize"),
@@ -51,7 +52,7 @@ PROXIED = MARKED | {
 }
 """Every route that is relayed. What is not here never reaches an engine."""
 
-STREAMED_WITH_USAGE = frozenset(("/v1/chat/completions", "/v1/completions", "/invocations"))
+STREAMED_WITH_USAGE: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/invocations"))
 """The routes whose streams state their usage only when `stream_options.include_usage` asks for it."""
 
 

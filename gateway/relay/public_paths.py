@@ -6,7 +6,7 @@ the same machine every caller is one of those, so the proxy must do the choosing
 
 import asyncio
 import ipaddress
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.context import GatewayContext
 
-_ELSEWHERE = b"/not-served-to-other-machines"
+_ELSEWHERE: Final = b"/not-served-to-other-machines"
 
 
 class LimitedProtocol(ClientConnection):

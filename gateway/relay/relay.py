@@ -15,6 +15,7 @@ The relay holds the engine's side only. What ends a request, and what it counts 
 
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempt import Attempt
@@ -38,11 +39,11 @@ from specpilot.gateway.wire.response import Delivery
 from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
 from specpilot.gateway.wire.routes import STORED
 
-RETRIED_STATUS = (401, 403, 500, 502, 503, 504)
-_REFUSED_CREDENTIALS = (401, 403)
+RETRIED_STATUS: Final[tuple[int, ...]] = (401, 403, 500, 502, 503, 504)
+_REFUSED_CREDENTIALS: Final[tuple[int, ...]] = (401, 403)
 
-_SERVER_ERROR = 500
-_NOT_IMPLEMENTED = 501
+_SERVER_ERROR: Final = 500
+_NOT_IMPLEMENTED: Final = 501
 """What vLLM answers where the model has no such API: the client asked for it, and no engine has failed."""
 
 

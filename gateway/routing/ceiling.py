@@ -5,14 +5,14 @@ The smallest of these that are there: the header `x-specpilot-k-max`, the body's
 follows its schedule up to there. Pure.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from specpilot.gateway.wire.body import CEILING_FIELD, XARGS
 from specpilot.gateway.wire.errors import InvalidFieldError
 from specpilot.gateway.wire.heads import K_MAX_HEADER
 from specpilot.policy.types import K_LIMIT
 
-_DIGITS = 4
+_DIGITS: Final = 4
 
 
 def ceiling_of(header: bytes | None, body: dict[str, Any], of_key: int | None) -> int | None:

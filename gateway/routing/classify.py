@@ -17,11 +17,12 @@ Without a policy a model has `default` and the classes that API keys name. Pure.
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from specpilot.gateway.wire.body import RequestFacts
 from specpilot.policy.types import DEFAULT_CLASS, ApiKey, MatchRule
 
-OPENAI_TIERS = frozenset(("auto", "default"))
+OPENAI_TIERS: Final = frozenset(("auto", "default"))
 
 
 @dataclass(frozen=True, slots=True)

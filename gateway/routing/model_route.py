@@ -15,11 +15,12 @@ has, the first that has an engine at all, as a verdict on it may be wrong. A ses
 from collections.abc import Callable
 from enum import StrEnum
 from math import log
+from typing import Final
 
 from specpilot.gateway.routing.session import hash_of
 from specpilot.policy.model_routes import ModelRoute, Target
 
-_BITS = 53
+_BITS: Final = 53
 
 
 class RouteRule(StrEnum):

@@ -16,7 +16,7 @@ nobody can make prompts collide, and nothing of a prompt is kept. Pure.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from specpilot.gateway.routing.tuning import (
     BLOCK_CHARS,
@@ -29,8 +29,8 @@ from specpilot.gateway.routing.tuning import (
 )
 from specpilot.gateway.wire.body import RequestFacts
 
-_ITEMS_MAX = 4 * TEXTS_MAX
-_RESPONSES = "/v1/responses"
+_ITEMS_MAX: Final = 4 * TEXTS_MAX
+_RESPONSES: Final = "/v1/responses"
 
 
 def points_of(facts: RequestFacts) -> list[int]:

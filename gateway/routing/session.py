@@ -12,11 +12,11 @@ A session is named by the header `x-session-id`, else by the body: `prompt_cache
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from specpilot.gateway.routing.balance import C
 
-_MASK = (1 << 64) - 1
+_MASK: Final = (1 << 64) - 1
 
 
 def hash_of(name: str) -> int:

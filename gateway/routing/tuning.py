@@ -1,57 +1,59 @@
 """The constants of the choice of an engine, each with its unit and what it trades; by module."""
 
+from typing import Final
+
 # balance.py
 
-BOUND_RATIO = 1.5
+BOUND_RATIO: Final = 1.5
 """How many times as busy as the least busy a preferred engine may be."""
 
-BOUND_TOKENS = 8192.0
+BOUND_TOKENS: Final = 8192.0
 """How many tokens of work busier than that it may be besides: more keeps caches warm, and queues longer."""
 
 # outlier_detection.py
 
-FAILURES_ALLOWED = 5
+FAILURES_ALLOWED: Final = 5
 """Failures in a row, connecting aside, before an ejection: fewer eject an engine for one bad request."""
 
-PROBES_ALLOWED = 2
+PROBES_ALLOWED: Final = 2
 """Probes in a row that may time out before an ejection: one may have met a busy moment."""
 
-EJECTED_MIN_S = 0.5
+EJECTED_MIN_S: Final = 0.5
 """Seconds of the first ejection: how soon an engine that restarts is tried again."""
 
-EJECTED_MAX_S = 30.0
+EJECTED_MAX_S: Final = 30.0
 """Seconds of the longest ejection, doubling up to it: how late a restart is noticed, against probes of the dead."""
 
-RAMP_S = 10.0
+RAMP_S: Final = 10.0
 """Seconds in which a returning engine's share of load grows to all: cold caches against the others' load."""
 
-RAMP_FLOOR = 0.1
+RAMP_FLOOR: Final = 0.1
 """The share of load (a ratio) with which it begins."""
 
 # prefix.py
 
-LEAST_CHARS = 1024
+LEAST_CHARS: Final = 1024
 """A shorter common beginning is worth no preference: some 250 tokens, some milliseconds of prefill."""
 
-BLOCK_CHARS = 1024
+BLOCK_CHARS: Final = 1024
 """Characters from one point to the next: fewer find longer common beginnings, for a hash and an entry each."""
 
-READ_CHARS = 8192
+READ_CHARS: Final = 8192
 """Characters of a prompt that are read in full: the cost of a choice is bounded by them."""
 
-TAIL_CHARS = 64
+TAIL_CHARS: Final = 64
 """Characters at the end of a text beyond that which tell it from others of its length."""
 
-TEXTS_MAX = 32
+TEXTS_MAX: Final = 32
 """Texts of a prompt (messages, or parts of one) that are looked at."""
 
-PREFIXES_MAX = 65_536
+PREFIXES_MAX: Final = 65_536
 """Points that are remembered: some 10 MB, against prompts whose engine is forgotten."""
 
-HOLDERS_MAX = 4
+HOLDERS_MAX: Final = 4
 """Engines that are remembered for a point, the latest first."""
 
 # retry_budget.py
 
-SAVED_S = 60.0
+SAVED_S: Final = 60.0
 """Seconds over which earned retries can be saved up."""

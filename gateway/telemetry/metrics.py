@@ -8,7 +8,7 @@ models that an engine serves and classes that a model has; everything else count
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -24,30 +24,42 @@ from specpilot.gateway.telemetry.tuning import CELL_LIMIT, KEY_LIMIT
 from specpilot.gateway.wire.sse import Usage
 from specpilot.policy.types import OTHER
 
-PREFIX = "specpilot_gateway_"
-GAUGES = {"in_flight": SUMS, "queued": SUMS, "policy_versions": LEAST, "snapshot_age_s": LARGEST, "ejected": LARGEST}
+PREFIX: Final = "specpilot_gateway_"
+GAUGES: Final = {
+    "in_flight": SUMS,
+    "queued": SUMS,
+    "policy_versions": LEAST,
+    "snapshot_age_s": LARGEST,
+    "ejected": LARGEST,
+}
 """How the workers' gauges become one: the oldest policy in force and the oldest snapshot anywhere are what counts."""
 
-NUMBERS = (
+NUMBERS: Final[tuple[str, ...]] = (
     *("key_requests", "key_tokens", "model_routes"),
     *("retries", "unknown_class", "refusals", "upstream_errors", "disconnects", "choices", "policy_versions"),
     *("snapshot_age_s", "ejected", "log_lines_dropped", "spans"),
 )
 """What `GatewayMetrics` counts besides its cells."""
 
-CELL_NUMBERS = (
+CELL_NUMBERS: Final[tuple[str, ...]] = (
     *("acceptance_length", "duration", "in_flight", "itl", "overhead", "queue", "queued", "requests"),
     *("tokens_by_events", "tokens_by_usage", "ttft"),
 )
 """What a `Cell` counts."""
 
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
-_ITL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-_OVERHEAD_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
-_LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
+_SECONDS: Final[tuple[float, ...]] = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0,
+)  # fmt: skip
+_ITL_SECONDS: Final[tuple[float, ...]] = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
+_OVERHEAD_SECONDS: Final[tuple[float, ...]] = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5,
+)  # fmt: skip
+_LENGTHS: Final[tuple[float, ...]] = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
 
-HELP = {
+HELP: Final = {
     "requests": "Requests answered, by HTTP status (499: the client left first).",
     "ttft_seconds": "Seconds from the whole request to the first byte of a streamed body.",
     "itl_seconds": "Seconds between two events of a stream, as read from the engine.",

@@ -15,7 +15,7 @@ Whether `messages` and the like make sense is the engine's business. Pure.
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -33,24 +33,24 @@ from specpilot.gateway.wire.tuning import (
 )
 from specpilot.policy.types import is_class_name
 
-XARGS = "vllm_xargs"
-CLASS_FIELD = "traffic_class"
-CEILING_FIELD = "k_max"
-MODEL = "model"
-PRIORITY = "priority"
-STREAM_OPTIONS = "stream_options"
-INCLUDE_USAGE = "include_usage"
-REQUEST_ID = "request_id"
-PREVIOUS = "previous_response_id"
-_USAGE = {INCLUDE_USAGE: b"true"}
-_WALKED = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
+XARGS: Final = "vllm_xargs"
+CLASS_FIELD: Final = "traffic_class"
+CEILING_FIELD: Final = "k_max"
+MODEL: Final = "model"
+PRIORITY: Final = "priority"
+STREAM_OPTIONS: Final = "stream_options"
+INCLUDE_USAGE: Final = "include_usage"
+REQUEST_ID: Final = "request_id"
+PREVIOUS: Final = "previous_response_id"
+_USAGE: Final = {INCLUDE_USAGE: b"true"}
+_WALKED: Final = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 
 
 # Possessive: what can backtrack remembers every escape that it passed, a hundred bytes each.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_SPACE = re.compile(rb"[ \t\r\n]*")
-_SCALAR = re.compile(rb"[^,\]}\s]+")
-_NOT_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING.pattern + rb'[^"{}\[\]]*+)*+', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SPACE: Final = re.compile(rb"[ \t\r\n]*")
+_SCALAR: Final = re.compile(rb"[^,\]}\s]+")
+_NOT_BRACKET: Final = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING.pattern + rb'[^"{}\[\]]*+)*+', re.DOTALL)
 
 
 class RequestFacts:

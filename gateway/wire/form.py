@@ -11,6 +11,7 @@ the first or after the last, a field twice that decides where the form goes. And
 """
 
 import re
+from typing import Final
 
 import orjson
 
@@ -19,21 +20,23 @@ from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.tuning import FIELD_BYTES, PART_HEAD_BYTES, PARTS_MAX
 
-_CONTENT_TYPE = re.compile(rb"(?:^|\r\n)content-type: *([^\r\n]*)", re.IGNORECASE)
-_FORM = re.compile(
+_CONTENT_TYPE: Final = re.compile(rb"(?:^|\r\n)content-type: *([^\r\n]*)", re.IGNORECASE)
+_FORM: Final = re.compile(
     rb"multipart/form-data *;(?: *charset=utf-8 *;)? *"
     rb"boundary=(?:\"([\w'()+,./:=? -]{1,70})\"|([\w'()+./:=?-]{1,70})) *",
     re.IGNORECASE | re.ASCII,
 )
-_DISPOSITION = re.compile(rb"^content-disposition *:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_FIELD = re.compile(rb' *form-data *; *name="([^"\\]{1,128})" *', re.IGNORECASE)
-_FILE = re.compile(rb"; *filename\*?=", re.IGNORECASE)
-_ENCODED = re.compile(rb"^content-transfer-encoding *:(?! *(?:binary|7bit|8bit) *\r$)", re.IGNORECASE | re.MULTILINE)
-_ONCE = (b"model", b"stream", b"vllm_xargs")
-_END = b"--"
-_TRUE = ("true", "1", "yes", "on", "t", "y")
-_FALSE = ("false", "0", "no", "off", "f", "n")
-_LINE = b"\r\n"
+_DISPOSITION: Final = re.compile(rb"^content-disposition *:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_FIELD: Final = re.compile(rb' *form-data *; *name="([^"\\]{1,128})" *', re.IGNORECASE)
+_FILE: Final = re.compile(rb"; *filename\*?=", re.IGNORECASE)
+_ENCODED: Final = re.compile(
+    rb"^content-transfer-encoding *:(?! *(?:binary|7bit|8bit) *\r$)", re.IGNORECASE | re.MULTILINE
+)
+_ONCE: Final[tuple[bytes, ...]] = (b"model", b"stream", b"vllm_xargs")
+_END: Final = b"--"
+_TRUE: Final[tuple[str, ...]] = ("true", "1", "yes", "on", "t", "y")
+_FALSE: Final[tuple[str, ...]] = ("false", "0", "no", "off", "f", "n")
+_LINE: Final = b"\r\n"
 
 
 class FormOutline(BodyOutline):

@@ -10,36 +10,37 @@ chunks (only there can an event of the gateway's own be added to a broken stream
 
 import re
 from abc import ABC, abstractmethod
+from typing import Final
 
-LENGTH_DIGITS = 15
+LENGTH_DIGITS: Final = 15
 
-_USUAL_NAMES = frozenset(
+_USUAL_NAMES: Final = frozenset(
     (b"connection", b"content-length", b"content-type", b"date", b"server", b"transfer-encoding", b"x-request-id")
 )
 """Names that need no look at each of their characters."""
 
-_USUAL_STATUS_LINE = b"HTTP/1.1 200 OK"
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?")
-_NAME = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_TEXT = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
-_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r\n")
-_TRAILERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
-_SIZE_SO_FAR = re.compile(rb"[0-9a-fA-F]{1,12}(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r?")
-_TRAILERS_SO_FAR = re.compile(
+_USUAL_STATUS_LINE: Final = b"HTTP/1.1 200 OK"
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?")
+_NAME: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_TEXT: Final = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+_CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,12})(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r\n")
+_TRAILERS: Final = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
+_SIZE_SO_FAR: Final = re.compile(rb"[0-9a-fA-F]{1,12}(?:[ \t]*|;[^\x00-\x08\x0a-\x1f\x7f]*)\r?")
+_TRAILERS_SO_FAR: Final = re.compile(
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+(?::[^\x00-\x08\x0a-\x1f\x7f]*\r?)?|\r)?"
 )
 """These two must hold of a line that has not ended, because what came of it is passed on: a client that takes a lone LF
 for the end of a line would see an end of the message where there is none."""
 
-_DIGIT = bytes(b"0123456789abcdef".find(bytes((octet,)).lower()) & 0xFF for octet in range(256))
+_DIGIT: Final = bytes(b"0123456789abcdef".find(bytes((octet,)).lower()) & 0xFF for octet in range(256))
 """The value of each octet as a hexadecimal digit, 255 where it is none."""
 
-_USUAL_SIZE_DIGITS = 8
-_LINE_BYTES = 4096
-_TRAILER_BYTES = 16_384
-_BODILESS = (204, 304)
-_PER_HOP = frozenset(
+_USUAL_SIZE_DIGITS: Final = 8
+_LINE_BYTES: Final = 4096
+_TRAILER_BYTES: Final = 16_384
+_BODILESS: Final[tuple[int, ...]] = (204, 304)
+_PER_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"proxy-authenticate")
 )
 

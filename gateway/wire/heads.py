@@ -10,14 +10,15 @@ import re
 from collections.abc import Iterable
 from http import HTTPStatus
 from math import ceil
+from typing import Final
 
 from specpilot.gateway.wire.errors import BadHeadError, GatewayError, MethodNotAllowedError, body_of
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead
 
-K_MAX_HEADER = b"x-specpilot-k-max"
+K_MAX_HEADER: Final = b"x-specpilot-k-max"
 """The most that K may be: of a request what its client asks for, of a response what held."""
 
-_READ = frozenset(
+_READ: Final = frozenset(
     (
         b"host",
         b"content-length",
@@ -43,7 +44,7 @@ _READ = frozenset(
         b"x-data-parallel-rank",  # vLLM would let the client choose, past the balance
     )
 )
-_OWN = frozenset(
+_OWN: Final = frozenset(
     (
         b"x-request-id",
         b"x-specpilot-class",
@@ -62,8 +63,8 @@ _OWN = frozenset(
         b"x-ratelimit-reset-tokens",
     )
 )
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-_STATUS = {
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_STATUS: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
     for status in HTTPStatus
     if status >= 200  # noqa: PLR2004

@@ -12,6 +12,7 @@ The bounds are what orjson took on one core of a shared machine: 10,000 objects 
 """
 
 from bisect import bisect_right
+from typing import Final
 
 from specpilot.gateway.wire.errors import BodyTooComplexError
 from specpilot.gateway.wire.tuning import (
@@ -23,11 +24,11 @@ from specpilot.gateway.wire.tuning import (
     QUOTES_MAX,
 )
 
-_LONG_BYTES = 4 * KEPT_BYTES
-_STRINGS_LOOKED_AT = 256
-_SEQUENCE_BYTES = 12
+_LONG_BYTES: Final = 4 * KEPT_BYTES
+_STRINGS_LOOKED_AT: Final = 256
+_SEQUENCE_BYTES: Final = 12
 """The longest escape sequence: a character of two `\\uXXXX`."""
-_TRIES = 64
+_TRIES: Final = 64
 
 
 class BodyOutline:

@@ -11,6 +11,8 @@ standing between two chunks. Otherwise `None`: only cutting the connection tells
 no clock: `now` is monotonic seconds.
 """
 
+from typing import Final
+
 from specpilot.gateway.wire.errors import enveloped
 from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, ResponseHead
 from specpilot.gateway.wire.heads import client_head
@@ -18,10 +20,10 @@ from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault
 from specpilot.gateway.wire.tuning import ERROR_BODY_BYTES, FIRST_FRAME_BYTES
 from specpilot.gateway.wire.usage_filter import UsageFilter
 
-_ERROR_BODY = (b'{"error"', b'{"object":"error"')
-_ERROR_BORDER = 400
-_WANT_RETRY_AFTER = (429, 503)
-_LAST_CHUNK = b"0\r\n\r\n"
+_ERROR_BODY: Final[tuple[bytes, ...]] = (b'{"error"', b'{"object":"error"')
+_ERROR_BORDER: Final = 400
+_WANT_RETRY_AFTER: Final[tuple[int, ...]] = (429, 503)
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class Delivery:

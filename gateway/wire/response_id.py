@@ -11,13 +11,14 @@ engine's response has no other name, and one made up for a key is that of no res
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final
 
 from specpilot.gateway.wire.tuning import OWNER_DIGITS, TAG_DIGITS
 
-_RANDOM_DIGITS = 32 - TAG_DIGITS - OWNER_DIGITS
-_OURS = re.compile(rf"resp_([0-9a-f]{{{TAG_DIGITS}}})([0-9a-f]{{{_RANDOM_DIGITS}}})([0-9a-f]{{{OWNER_DIGITS}}})")
-RANDOM_BITS = 4 * _RANDOM_DIGITS
-_LOOKED_AT = 65_536
+_RANDOM_DIGITS: Final = 32 - TAG_DIGITS - OWNER_DIGITS
+_OURS: Final = re.compile(rf"resp_([0-9a-f]{{{TAG_DIGITS}}})([0-9a-f]{{{_RANDOM_DIGITS}}})([0-9a-f]{{{OWNER_DIGITS}}})")
+RANDOM_BITS: Final = 4 * _RANDOM_DIGITS
+_LOOKED_AT: Final = 65_536
 
 
 def tag_of(engine_hash: int) -> str:

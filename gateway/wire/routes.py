@@ -1,25 +1,26 @@
 """Relayed routes that differ from the rest in more than their name. Pure."""
 
 import re
+from typing import Final
 
-RESPONSES = "/v1/responses"
-RESPONSE = "/v1/responses/{id}"
-RESPONSE_CANCEL = "/v1/responses/{id}/cancel"
-STORED = frozenset((RESPONSE, RESPONSE_CANCEL))
+RESPONSES: Final = "/v1/responses"
+RESPONSE: Final = "/v1/responses/{id}"
+RESPONSE_CANCEL: Final = "/v1/responses/{id}/cancel"
+STORED: Final = frozenset((RESPONSE, RESPONSE_CANCEL))
 """Routes to a response that an engine keeps: no body, no model, and what was used was counted when it was made."""
 
-UNCHARGED = STORED | {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
+UNCHARGED: Final = STORED | {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
 """Routes on which no model runs, so that nothing counts against a key's limit on tokens."""
 
-FORMS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))
+FORMS: Final = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))
 """Routes whose bodies are `multipart/form-data`."""
 
-ANTHROPIC = frozenset(("/v1/messages", "/v1/messages/count_tokens"))
+ANTHROPIC: Final = frozenset(("/v1/messages", "/v1/messages/count_tokens"))
 """Routes of Anthropic's API, whose errors have a shape of their own."""
 
-_STORED = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?[A-Za-z0-9_=&.-]{0,256})?")
-_ID = re.compile(r"/v1/responses/([A-Za-z0-9_-]+)")
-_ASKS_STREAM = re.compile(r"[?&]stream=(?:true|1)(?:&|$)")
+_STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?[A-Za-z0-9_=&.-]{0,256})?")
+_ID: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]+)")
+_ASKS_STREAM: Final = re.compile(r"[?&]stream=(?:true|1)(?:&|$)")
 
 
 def stored_route(target: bytes) -> str | None:

@@ -15,21 +15,23 @@ more, and where its last `usage` stands before that, `USAGE_BYTES` from there. P
 
 import re
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from specpilot.gateway.wire.tuning import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
 
-_TOKENS = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
-_SPECULATION = re.compile(rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})')
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_ERROR_DATA = (b'data: {"error"', b'data:{"error"')
-_ERROR_CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
-_CLIENTS_FAULT = range(400, 500)
-_OPERATORS_FAULT = (401, 403)
-_ERROR_NAME = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
-_BREAK = re.compile(rb"\r?\n\r?\n")
+_TOKENS: Final = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
+_SPECULATION: Final = re.compile(
+    rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})'
+)
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR_DATA: Final[tuple[bytes, ...]] = (b'data: {"error"', b'data:{"error"')
+_ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
+_CLIENTS_FAULT: Final = range(400, 500)
+_OPERATORS_FAULT: Final[tuple[int, ...]] = (401, 403)
+_ERROR_NAME: Final = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
+_BREAK: Final = re.compile(rb"\r?\n\r?\n")
 
 
 class Usage:

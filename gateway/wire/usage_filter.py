@@ -4,12 +4,14 @@ As long as every read holds whole chunks of whole events without the word `usage
 events are framed anew: those that are whole go out as one chunk, and what is left waits for its end.
 """
 
+from typing import Final
+
 import orjson
 
 from specpilot.gateway.wire.framing import Framer
 from specpilot.gateway.wire.tuning import HELD_BYTES
 
-_WORD = b'"usage"'
+_WORD: Final = b'"usage"'
 
 
 class UsageFilter:
