@@ -8,11 +8,14 @@ over that of its own. As the window was drawn at random, d has mean 0 if adaptiv
 slow drift and slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest
 windows).
 
-Stepping back. After the i-th window the law is said to lose if the interval whose upper bound errs with probability e /
-(i (i + 1)) lies below 0, e = `step_back_error`: over all looks that is e, however often one looks (union bound). From
-then on the static K is in force, and the windows drawn, now with `stepped_back_ratio`, run the adaptive K; d is told
-the same way round. The law is back when the same test says that it gains. Each change of state begins the count anew,
-and so does a change of what is compared: the static K, or what the policy has the law choose by (`compare`).
+Stepping back. The law is judged after `hold_out_least` windows and whenever there are two fifths more, from
+`hold_out_memory` windows on whenever a fifth of these is new. It is said to lose if the interval whose upper bound errs
+with probability e / L lies below 0, where L is how often it is judged within `hold_out_memory` windows: so over as many
+windows it errs with probability e = `step_back_error` at most (union bound), and an old hold-out is as sensitive as a
+young one. To judge after every window would cost most of the power. From then on the static K is in force, and the
+windows drawn, now with `stepped_back_ratio`, run the adaptive K; d is told the same way round. The law is back when the
+same test says that it gains. Each change of state begins the count anew, and so does a change of what is compared: the
+static K, or what the policy has the law choose by (`compare`).
 
 | state        | outside windows | in a window drawn | next state when               |
 |--------------|-----------------|-------------------|-------------------------------|
@@ -42,6 +45,14 @@ def is_drawn(model: str, pool: str, window: int, ratio: float) -> bool:
     return drawn < ratio * 2.0**64
 
 
+def judgements(least: int, memory: int) -> tuple[int, ...]:
+    """Return after how many windows the law is judged, up to `memory` of them; the first time after `least`."""
+    found = [least]
+    while found[-1] < memory:
+        found.append(min(memory, math.ceil(1.4 * found[-1])))
+    return tuple(found)
+
+
 @dataclass(slots=True)
 class _Sums:
     """One window of time. `is_static` is which K was in force, `None` before it is known."""
@@ -67,7 +78,8 @@ class HoldOut:
         self._near = tuning.hold_out_near
         self._windows: deque[_Sums] = deque(maxlen=2 * self._near + 1)
         self._gains: deque[float] = deque(maxlen=tuning.hold_out_memory)
-        self._looks = 0
+        self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
+        self._taken = 0  # windows compared since the count began
         self._seen_at = -math.inf
         self._compared: Hashable = None
         self.is_stepped_back = False
@@ -111,7 +123,7 @@ class HoldOut:
         """Begin anew: what is compared is not what it was."""
         self._windows.clear()
         self._gains.clear()
-        self._looks = 0
+        self._taken = 0
         self.is_stepped_back = False
 
     def gain(self) -> Interval | None:
@@ -154,15 +166,17 @@ class HoldOut:
         near = sum(sum(side) / len(side) for side in sides) / 2
         gain = near - own if is_rare_static else own - near
         self._gains.append(gain)
-        self._looks += 1
+        self._taken += 1
         self._judge()
         return gain
 
     def _judge(self) -> None:
-        if len(self._gains) < self._tuning.hold_out_least or not self._tuning.guard:
+        memory = self._tuning.hold_out_memory
+        is_due = self._taken in self._judgements or (self._taken > memory and self._taken % (memory // 5) == 0)
+        if not is_due or not self._tuning.guard:
             return
-        bounds = interval(self._gains, self._tuning.step_back_error / (self._looks * (self._looks + 1)))
+        bounds = interval(self._gains, self._tuning.step_back_error / len(self._judgements))
         if bounds.low > 0 if self.is_stepped_back else bounds.high < 0:
             self.is_stepped_back = not self.is_stepped_back
             self._gains.clear()
-            self._looks = 0
+            self._taken = 0
