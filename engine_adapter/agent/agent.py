@@ -174,6 +174,7 @@ class Agent:
                 self._calibration.run(self._stopped)
             except Exception:
                 logger.exception("SpecPilot: this engine was not calibrated")
+            self._exporter.write()  # the first look of a controller finds the table of steps
         link.run()
 
     def _export(self) -> None:
@@ -209,6 +210,7 @@ class Agent:
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),
         )
+        self._exporter.write()
 
 
 def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_version: str) -> Agent:

@@ -3,7 +3,8 @@
 Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`; without one, only clients on the same machine are
 let in. The gateway never forwards to this route.
 
-It also brings the server what SIGTERM begins, see `engine_adapter.agent.draining`.
+It also brings the server what SIGTERM begins (`engine_adapter.agent.draining`) and the adapter's metrics
+(`engine_adapter.agent.exposition`).
 """
 
 import hmac
@@ -17,6 +18,7 @@ from fastapi.responses import JSONResponse
 
 from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, DRAIN_METHOD, STATE_METHOD
 from specpilot.engine_adapter.agent.draining import Draining
+from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
 from specpilot.engine_adapter.settings import AdapterSettings
 
 PATH = "/speculation"
@@ -36,9 +38,10 @@ class SpeculationEndpoint:
         self._engine_client: Any = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add the routes to vLLM's application."""
+        """Add routes and metrics to vLLM's application."""
         app.add_api_route(PATH, self.read, methods=["GET"])
         app.add_api_route(PATH, self.write, methods=["PUT"])
+        app.add_middleware(MetricsMiddleware)
         self._draining.attach(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002 - vLLM's protocol

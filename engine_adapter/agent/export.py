@@ -1,14 +1,21 @@
 """The adapter's evidence as Prometheus metrics, beside vLLM's own.
 
-The counters are made in the EngineCore process and reach the API server's `/metrics` through prometheus-client's
-multiprocess files, so `PROMETHEUS_MULTIPROC_DIR` must name an empty directory before the server starts
-(`specpilot engine` sees to it). Gauges report the most recent value of any process.
+The EngineCore process keeps them as a page of text in the folder that `PROMETHEUS_MULTIPROC_DIR` names, which must be
+empty before the server starts (`specpilot engine` sees to it); the API server adds it to its `/metrics` (`exposition`).
 """
 
-from prometheus_client import Counter, Gauge
+import os
+from pathlib import Path
 
+from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable that names the folder; vLLM's processes share their own metrics there."""
+
+ENDING = ".specpilot"
+"""How names of pages end: prometheus-client reads all that ends with `.db`."""
 
 
 class MetricsExporter:
@@ -16,55 +23,65 @@ class MetricsExporter:
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self._families: list[Family] = []
+        self._file = Path(os.environ[FOLDER], f"{os.getpid()}{ENDING}") if os.environ.get(FOLDER) else None
         group = (names.LABEL_CLASS, names.LABEL_BAND)
         position = (names.LABEL_BAND, names.LABEL_POSITION)
         self._counts = {
-            "trials": _counter(names.TRIALS, "Draft positions that were put to the test", *position),
-            "accepts": _counter(names.ACCEPTS, "Draft positions that were accepted", *position),
-            "drafts": _counter(names.DRAFTS, "Decodes of one request in one step, by K (0: none)", *group, "k"),
-            "tokens": _counter(names.DECODE_TOKENS, "Tokens delivered by decodes", *group),
+            "trials": self._counter(names.TRIALS, "Draft positions that were put to the test", *position),
+            "accepts": self._counter(names.ACCEPTS, "Draft positions that were accepted", *position),
+            "drafts": self._counter(names.DRAFTS, "Decodes of one request in one step, by K (0: none)", *group, "k"),
+            "tokens": self._counter(names.DECODE_TOKENS, "Tokens delivered by decodes", *group),
         }
-        self._probes = _counter(names.PROBES, "Drafts verified deeper than the schedule says", names.LABEL_CLASS)
-        cell = (names.LABEL_MODEL, *names.CELL_LABELS)
+        self._probes = self._counter(names.PROBES, "Drafts verified deeper than the schedule says", names.LABEL_CLASS)
+        cell = names.CELL_LABELS
         self._steps = {
-            "steps": Counter(names.STEPS, "Steps, but for decode-only ones that caught up", cell),
-            "seconds": Counter(names.STEP_SECONDS, "Duration of these steps", cell),
-            "decodes": Counter(names.STEP_DECODES, "Running decodes summed over these steps", cell),
-            "verified": Counter(names.STEP_VERIFIED, "Verified tokens summed over these steps", cell),
-            "slots": Counter(names.STEP_SLOTS, "Drafter slots summed over these steps", cell),
-            "prefill": Counter(names.STEP_PREFILL, "Prefilled tokens summed over these steps", cell),
-            "context": Counter(names.STEP_CONTEXT, "Length of the scheduled sequences summed over these steps", cell),
-        }
-        catch_up = (names.LABEL_MODEL, *names.CATCH_UP_LABELS)
-        self._catch_ups = {
-            "steps": Counter(names.CATCH_UP_STEPS, "Decode-only steps in which the drafter also caught up", catch_up),
-            "seconds": Counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", catch_up),
-            "decodes": Counter(names.CATCH_UP_STEP_DECODES, "Running decodes summed over those steps", catch_up),
-            "verified": Counter(names.CATCH_UP_STEP_VERIFIED, "Verified tokens summed over those steps", catch_up),
-            "slots": Counter(names.CATCH_UP_STEP_SLOTS, "Drafter slots summed over those steps", catch_up),
-            "context": Counter(
-                names.CATCH_UP_STEP_CONTEXT, "Length of the sequences summed over those steps", catch_up
+            "steps": self._counter(names.STEPS, "Steps, but for decode-only ones that caught up", *cell),
+            "seconds": self._counter(names.STEP_SECONDS, "Duration of these steps", *cell),
+            "decodes": self._counter(names.STEP_DECODES, "Running decodes summed over these steps", *cell),
+            "verified": self._counter(names.STEP_VERIFIED, "Verified tokens summed over these steps", *cell),
+            "slots": self._counter(names.STEP_SLOTS, "Drafter slots summed over these steps", *cell),
+            "prefill": self._counter(names.STEP_PREFILL, "Prefilled tokens summed over these steps", *cell),
+            "context": self._counter(
+                names.STEP_CONTEXT, "Length of the scheduled sequences summed over these steps", *cell
             ),
-            "read": Counter(names.CATCH_UP_STEP_READ, "Positions that the drafter read to catch up", catch_up),
         }
-        self._running = _gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
-        self._active_k = _gauge(names.ACTIVE_K, "Mean K of the requests decoding in the latest step", names.LABEL_CLASS)
-        self._version = _gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
-        self._age = _gauge(names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)")
-        self._backlog = _gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not seen yet")
+        catch_up = names.CATCH_UP_LABELS
+        self._catch_ups = {
+            "steps": self._counter(
+                names.CATCH_UP_STEPS, "Decode-only steps in which the drafter also caught up", *catch_up
+            ),
+            "seconds": self._counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", *catch_up),
+            "decodes": self._counter(names.CATCH_UP_STEP_DECODES, "Running decodes summed over those steps", *catch_up),
+            "verified": self._counter(
+                names.CATCH_UP_STEP_VERIFIED, "Verified tokens summed over those steps", *catch_up
+            ),
+            "slots": self._counter(names.CATCH_UP_STEP_SLOTS, "Drafter slots summed over those steps", *catch_up),
+            "context": self._counter(
+                names.CATCH_UP_STEP_CONTEXT, "Length of the sequences summed over those steps", *catch_up
+            ),
+            "read": self._counter(names.CATCH_UP_STEP_READ, "Positions that the drafter read to catch up", *catch_up),
+        }
+        self._running = self._gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
+        self._active_k = self._gauge(
+            names.ACTIVE_K, "Mean K of the requests decoding in the latest step", names.LABEL_CLASS
+        )
+        self._version = self._gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
+        self._age = self._gauge(names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)")
+        self._backlog = self._gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not seen yet")
 
     def add(self, evidence: Evidence) -> None:
         """Add what `evidence` counted to the counters."""
         model = self._model
         for name, counter in self._counts.items():
             for labels, count in getattr(evidence, name).items():
-                counter.labels(model, *map(str, labels)).inc(count)
+                counter.add(count, model, *map(str, labels))
         for traffic_class, count in evidence.probes.items():
-            self._probes.labels(model, traffic_class).inc(count)
+            self._probes.add(count, model, traffic_class)
         for counters, cells in ((self._steps, evidence.cells), (self._catch_ups, evidence.catch_ups)):
             for cell, sums in cells.items():
                 for name, counter in counters.items():
-                    counter.labels(model, *map(str, cell)).inc(getattr(sums, name))
+                    counter.add(getattr(sums, name), model, *map(str, cell))
 
     def show(
         self, running: dict[str, int], active_k: dict[str, float], backlog: int, version: int, age_s: float | None
@@ -72,17 +89,31 @@ class MetricsExporter:
         """Set the gauges to the latest step's state."""
         model = self._model
         for traffic_class, count in running.items():
-            self._running.labels(model, traffic_class).set(count)
+            self._running.set(count, model, traffic_class)
         for traffic_class, k in active_k.items():
-            self._active_k.labels(model, traffic_class).set(k)
-        self._backlog.labels(model).set(backlog)
-        self._version.labels(model).set(version)
-        self._age.labels(model).set(-1.0 if age_s is None else age_s)
+            self._active_k.set(k, model, traffic_class)
+        self._backlog.set(backlog, model)
+        self._version.set(version, model)
+        self._age.set(-1.0 if age_s is None else age_s, model)
 
+    def write(self) -> None:
+        """Replace the page that the API server reads."""
+        if self._file is not None:
+            beside = self._file.with_suffix(".new")
+            beside.write_text(self.text(), encoding="utf-8")
+            beside.replace(self._file)
 
-def _counter(name: str, text: str, *labels: str) -> Counter:
-    return Counter(name, text, (names.LABEL_MODEL, *labels))
+    def text(self) -> str:
+        """Return the page."""
+        return "".join(family.text() for family in self._families)
 
+    def _counter(self, name: str, text: str, *labels: str) -> Family:
+        return self._family(name, text, COUNTER, labels)
 
-def _gauge(name: str, text: str, *labels: str) -> Gauge:
-    return Gauge(name, text, (names.LABEL_MODEL, *labels), multiprocess_mode="mostrecent")
+    def _gauge(self, name: str, text: str, *labels: str) -> Family:
+        return self._family(name, text, GAUGE, labels)
+
+    def _family(self, name: str, text: str, kind: str, labels: tuple[str, ...]) -> Family:
+        family = Family(name, text, kind, (names.LABEL_MODEL, *labels))
+        self._families.append(family)
+        return family

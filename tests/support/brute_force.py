@@ -6,10 +6,10 @@ draft, and keeps its own idea of who decodes. It shares no counting code with th
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
@@ -266,12 +266,12 @@ class BruteForce:
             self._add(name, *labels_of_step, by=value)
 
 
-def exported(expected: Counts, seconds: float = 5.0) -> Counts:
-    """Return the adapter's metrics of the same names once they agree, or what they are after `seconds`."""
+def exported(expected: Counts, page: Callable[[], str], seconds: float = 5.0) -> Counts:
+    """Return the metrics of these names on the adapter's `page` once they agree, or what they are after `seconds`."""
     end = time.monotonic() + seconds
     while True:
         found: Counts = {name: {} for name in expected}
-        for family in REGISTRY.collect():
+        for family in text_string_to_metric_families(page()):
             for sample in family.samples:
                 if sample.name in found and sample.value:
                     labels = [value for key, value in sample.labels.items() if key != names.LABEL_MODEL]

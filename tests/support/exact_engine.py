@@ -83,7 +83,11 @@ def main(kind: str, head: str) -> None:
     report: dict[str, Any] = {"ids": replies, "leaked_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()}
     if watched is not None and control is not None:
         expected = watched.counts()
-        report |= {"expected": expected, "exported": exported(expected), "seen": watched.seen}
+        report |= {
+            "expected": expected,
+            "exported": exported(expected, core.scheduler._agent._exporter.text),
+            "seen": watched.seen,
+        }
         report |= {"changes": control.version, "states": len(core.scheduler.steps.states)}
     report["copies"] = asdict(memory_apart.SEEN)
     sys.stdout.write(json.dumps(report) + "\n")

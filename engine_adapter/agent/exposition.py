@@ -1,0 +1,72 @@
+"""Adds the adapter's page of metrics to what vLLM's server answers at `/metrics`.
+
+A controller asks for the adapter's metrics alone (`name[]`, as Prometheus client libraries have it) and gets the page
+without vLLM's part. Anybody else gets both, in the text format, which Prometheus reads in any case.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from specpilot.engine_adapter.agent.export import ENDING, FOLDER
+from specpilot.engine_adapter.agent.page import only
+from specpilot.policy import engine_metrics as names
+
+PATH = "/metrics"
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsMiddleware:
+    """ASGI middleware of vLLM's server."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer or complete what asks for metrics; pass everything else on."""
+        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) != PATH:
+            await self._app(scope, receive, send)
+            return
+        asked = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])
+        ours = read_page()
+        if asked:
+            ours = only(ours, asked)
+            if all(name.startswith(names.PREFIX) for name in asked):
+                await _answer(send, 200, [(b"content-type", CONTENT_TYPE)], ours.encode())
+                return
+        theirs = _Reply()
+        plain = [pair for pair in scope["headers"] if pair[0] not in (b"accept", b"accept-encoding")]
+        await self._app({**scope, "headers": plain}, receive, theirs.take)
+        body = theirs.body + ours.encode() if theirs.status == 200 else theirs.body  # noqa: PLR2004 - HTTP's own
+        await _answer(send, theirs.status, theirs.headers, body)
+
+
+def read_page() -> str:
+    """Return the metrics of this server's engine core, of which it has one; nothing before the first are written."""
+    folder = os.environ.get(FOLDER)
+    pages = Path(folder).glob(f"*{ENDING}") if folder else ()
+    newest = max(pages, key=lambda path: path.stat().st_mtime, default=None)
+    return newest.read_text("utf-8") if newest is not None else ""
+
+
+class _Reply:
+    """What the application behind sends, kept whole."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+
+    async def take(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = [pair for pair in message.get("headers", []) if pair[0] != b"content-length"]
+        else:
+            self.body += message.get("body", b"")
+
+
+async def _answer(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,86 @@
+"""The adapter's metrics on the page of a server that has others. That of vLLM itself: `tests/e2e`."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry, Counter, make_asgi_app
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Mount
+
+from specpilot.engine_adapter.agent import export
+from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
+from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
+from specpilot.engine_adapter.evidence.meter import Evidence, Group
+from specpilot.policy import engine_metrics as names
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    registry = CollectorRegistry()
+    Counter("vllm:things", "Things", registry=registry).inc(2)
+    app = FastAPI()
+    route = Mount("/metrics", make_asgi_app(registry=registry))
+    route.path_regex = re.compile("^/metrics(?P<path>.*)$")  # as vLLM has it
+    app.routes.append(route)
+    app.get("/other")(lambda: {"is": "other"})
+    app.add_middleware(MetricsMiddleware)
+    return TestClient(app)
+
+
+def exporter() -> MetricsExporter:
+    found = MetricsExporter("m")
+    found.add(Evidence(tokens={Group("chat", 7): 5}))  # type: ignore[arg-type]
+    found.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
+    found.write()
+    return found
+
+
+def values(text: str) -> dict[str, float]:
+    return {found.name: found.value for family in text_string_to_metric_families(text) for found in family.samples}
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
+def test_both_are_on_the_page(client: TestClient, accept: str) -> None:
+    exporter()
+    answer = client.get("/metrics", headers={"accept": accept})
+    found = values(answer.text)
+    assert (found["vllm:things_total"], found[names.DECODE_TOKENS], found[names.RUNNING_DECODES]) == (2.0, 5.0, 3.0)
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+
+
+def test_before_an_engine_core_wrote_anything_the_page_is_the_servers(client: TestClient) -> None:
+    assert set(values(client.get("/metrics").text)) >= {"vllm:things_total"}
+    assert client.get("/metrics", params={"name[]": names.STEPS}).text == ""
+
+
+def test_a_refusal_of_the_server_stays_one(client: TestClient) -> None:
+    exporter()
+    app = FastAPI()
+    app.add_middleware(MetricsMiddleware)
+    answer = TestClient(app).get("/metrics")
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
+def test_a_query_for_the_adapters_metrics_gets_them_without_the_servers_page(client: TestClient) -> None:
+    exporter()
+    answer = client.get("/metrics", params=[("name[]", names.DECODE_TOKENS), ("name[]", names.ACTIVE_K)])
+    assert values(answer.text) == {names.DECODE_TOKENS: 5.0, names.ACTIVE_K: 2.5}
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_what_an_ended_engine_core_left_is_not_shown(client: TestClient, tmp_path: Path) -> None:
+    left = tmp_path / f"1{export.ENDING}"
+    left.write_text("# HELP x X\n# TYPE x gauge\nx 1.0\n")
+    os.utime(left, (1.0, 1.0))
+    exporter()
+    assert "x" not in values(client.get("/metrics").text)
+
+
+def test_other_paths_are_not_touched(client: TestClient) -> None:
+    assert client.get("/other").json() == {"is": "other"}

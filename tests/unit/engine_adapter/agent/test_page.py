@@ -1,0 +1,52 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, only
+
+
+def samples(page: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (found.name, tuple(found.labels.values())): found.value
+        for family in text_string_to_metric_families(page)
+        for found in family.samples
+    }
+
+
+def page(steps: float, k: float) -> str:
+    counter = Family("x_steps_total", "Steps", COUNTER, ("model_name", "band"))
+    counter.add(steps, "m", "0")
+    counter.add(2.0, "m", "chat")
+    gauge = Family("x_k", "Mean K", GAUGE, ("model_name",))
+    gauge.set(k, "m")
+    return counter.text() + gauge.text()
+
+
+def test_a_series_is_the_sum_of_what_was_added() -> None:
+    counter = Family("x_steps_total", "Steps", COUNTER, ("band",))
+    for amount in (1, 0.25, 3):
+        counter.add(amount, "7")
+    counter.add(1, "0")
+    assert samples(counter.text()) == {("x_steps_total", ("7",)): 4.25, ("x_steps_total", ("0",)): 1.0}
+    assert counter.text().startswith("# HELP x_steps_total Steps\n# TYPE x_steps_total counter\n")
+
+
+def test_what_is_0_from_the_start_is_not_shown_and_a_gauge_of_0_is() -> None:
+    counter = Family("x_steps_total", "Steps", COUNTER, ("band",))
+    counter.add(0, "7")
+    assert counter.text() == ""
+    gauge = Family("x_k", "Mean K", GAUGE, ("model_name",))
+    gauge.set(3, "m")
+    gauge.set(0, "m")
+    assert samples(gauge.text()) == {("x_k", ("m",)): 0.0}
+
+
+def test_any_text_can_be_a_label() -> None:
+    name = 'a"b\\c\nd,e={}'
+    gauge = Family("x_k", "Mean K", GAUGE, ("model_name",))
+    gauge.set(1, name)
+    assert samples(gauge.text()) == {("x_k", (name,)): 1.0}
+
+
+def test_a_query_gets_the_metrics_that_it_names_and_no_other() -> None:
+    assert set(samples(only(page(3, 5), ["x_k", "other"]))) == {("x_k", ("m",))}
+    assert only(page(3, 5), ["x_k", "x_steps_total"]) == page(3, 5)
+    assert only(page(3, 5), ["x"]) == ""
