@@ -60,8 +60,11 @@ class Backlog:
         self.rows = Rows(size, row_size(config), drafter.dtype, drafter.device, can_hold=self._states_stay)
         self._inputs: torch.Tensor | None = None  # the runner's input tokens, as many as the latest plain step had
 
-    def beyond_passes(self, state: Any) -> Any:
-        """Return the runner's `state` with what the target left for the drafter where no pass of the drafter writes.
+    def beyond_passes(self, state: Any, *, has_prompt_logprobs: bool) -> Any:
+        """Return the runner's `state` with what is read after a pass of the drafter where no such pass writes.
+
+        That is what the target left for the drafter, and the last layer's states where these are asked for the
+        probabilities of a prompt's tokens.
 
         CUDA graphs share one pool of memory, so a replay of the drafter's may write over the outputs of the target's.
         vLLM reads them before its drafter runs; here passes go before that, so a step with such passes copies them.
@@ -70,7 +73,9 @@ class Backlog:
             return state
         count = state.scheduler_output.total_num_scheduled_tokens
         if state.aux_hidden_states:
-            return state._replace(aux_hidden_states=[layer[:count].clone() for layer in state.aux_hidden_states])
+            state = state._replace(aux_hidden_states=[layer[:count].clone() for layer in state.aux_hidden_states])
+            if not has_prompt_logprobs:
+                return state
         return state._replace(hidden_states=state.hidden_states[:count].clone())
 
     def keep_plain(self, runner: Any, state: Any) -> None:

@@ -11,6 +11,7 @@ it runs on.
 """
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -135,6 +136,27 @@ def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel
     if context_parallel > 1:
         faults.append("context parallelism is not steered: use tensor parallelism alone")
     return faults
+
+
+def attention_fault(attention_backends: Iterable[Iterable[Any]]) -> str | None:
+    """Say which attention backend takes all decodes of a step to have as many positions, if one does.
+
+    It takes the others for prompts, whose context it reads from the host's bound of a sequence's length. That is exact
+    for prompts; for a decode whose drafts were rejected it is too long, and the text would be wrong.
+    """
+    uniform = {
+        backend.get_name()
+        for group in attention_backends
+        for backend in group
+        if getattr(getattr(backend.get_builder_cls(), "query_len_support", None), "name", "") == "UNIFORM"
+    }
+    if not uniform:
+        return None
+    return (
+        f"attention backend {', '.join(sorted(uniform))} needs as many positions of every decode in a step, and K "
+        "differs by request: choose one that does not (--attention-backend FLASH_ATTN_MLA or FLASHINFER_MLA), or start "
+        "vLLM without the adapter"
+    )
 
 
 def transfer_faults(*, has_connector: bool) -> list[str]:

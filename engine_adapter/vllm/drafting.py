@@ -56,3 +56,15 @@ def plan_of(scheduler_output: Any) -> StepPlan | None:
     """Return the adapter's plan of a step, `None` when another scheduler made it."""
     plan: StepPlan | None = getattr(scheduler_output, PLAN, None)
     return plan
+
+
+def use_plain_embeddings(drafter: Any) -> None:
+    """Let a drafter that shares the target's embeddings share those without LoRA.
+
+    LoRA's kernels take the step's rows from the runner, which are the target's. A pass of the drafter may have fewer,
+    and they would write beyond its output. Drafts of a request with a LoRA lose its change of the embeddings alone.
+    """
+    inner = getattr(drafter.model, "model", None)
+    plain = getattr(getattr(inner, "embed_tokens", None), "base_layer", None)
+    if inner is not None and plain is not None:
+        inner.embed_tokens = plain

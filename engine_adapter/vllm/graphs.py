@@ -7,9 +7,9 @@ and rounds every size to multiples of it, so that at K = 0 one request would be 
 
 `LengthDispatcher` takes the place of the runner's `CudagraphDispatcher`. It is one for q = 1 and for all mixed steps,
 with the sizes that were configured, and holds one of vLLM's own for each further query length, with these sizes rounded
-up to multiples of that length and the largest multiple that fits. The FULL keys of all stand in its one list, from
-which vLLM profiles the memory and captures. Keys of two lengths never meet: a key has tokens and requests, and so the
-length.
+up to multiples of that length, the largest multiple that fits, and the size of a step of all requests that may run. The
+FULL keys of all stand in its one list, from which vLLM profiles the memory and captures. Keys of two lengths never
+meet: a key has tokens and requests, and so the length.
 
 What vLLM keeps for itself: which modes the attention backend can do (`resolve_cudagraph_mode_and_sizes`); capturing;
 the drafter's graphs, which are PIECEWISE. Where a mode has no FULL graphs of its own for uniform steps (`PIECEWISE`,
@@ -57,7 +57,9 @@ class LengthDispatcher(CudagraphDispatcher):
     def __init__(self, vllm_config: Any, lengths: Iterable[int]) -> None:
         super().__init__(vllm_config)
         compilation = vllm_config.compilation_config
-        self._configured = compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size
+        largest = compilation.max_cudagraph_capture_size
+        sizes = {*compilation.cudagraph_capture_sizes, *_full_batch(vllm_config, 1)}
+        self._configured = sorted(sizes), largest
         self._wanted = sorted({*lengths} - {1})
         self._of_length: dict[int, CudagraphDispatcher] = {}
         self.uniform_decode_query_len = 1
@@ -186,9 +188,19 @@ def _of_length(vllm_config: Any, length: int) -> CudagraphDispatcher:
     sizes.compile_sizes = None  # what is compiled apart is of mixed steps
     largest = sizes.max_cudagraph_capture_size
     multiples = {-(-size // length) * length for size in sizes.cudagraph_capture_sizes} | {largest // length * length}
+    multiples |= _full_batch(vllm_config, length)
     sizes.cudagraph_capture_sizes = sorted(size for size in multiples if size <= largest)
     sizes.max_cudagraph_capture_size = sizes.cudagraph_capture_sizes[-1]
     dispatcher = CudagraphDispatcher(own)
     dispatcher.uniform_decode_query_len = length
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, length)
     return dispatcher
+
+
+def _full_batch(vllm_config: Any, length: int) -> set[int]:
+    """Return the size of a step of all requests that may run, where keys of FULL graphs end; none if it is too large.
+
+    Without it the last few batch sizes below `max_num_seqs` would be padded beyond, to a size without such a graph.
+    """
+    size = length * vllm_config.scheduler_config.max_num_seqs
+    return {size} if size <= vllm_config.compilation_config.max_cudagraph_capture_size else set()

@@ -30,9 +30,10 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm import draft_width, drafting
 from specpilot.engine_adapter.vllm.backlog import Backlog
-from specpilot.engine_adapter.vllm.compat import is_steered
+from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
 from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
 from specpilot.engine_adapter.vllm.graphs import captured, of_length, replace_dispatcher, say_captured
 from specpilot.engine_adapter.vllm.subset import chosen, spread
@@ -69,6 +70,7 @@ def _wrap_drafters() -> None:
     def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:
         load(self, *args, **kwargs)
         if is_steered(self.vllm_config):
+            drafting.use_plain_embeddings(self)
             drafting.attach(self, Drafting(Backlog(self)))
 
     @wraps(propose)
@@ -119,7 +121,9 @@ def _wrap_runners() -> None:
             return sample_tokens(self, grammar_output)
         state = self.execute_model_state
         if state is not None and reads_ahead(own, self, state):
-            state = self.execute_model_state = own.backlog.beyond_passes(state)
+            state = self.execute_model_state = own.backlog.beyond_passes(
+                state, has_prompt_logprobs=bool(self.num_prompt_logprobs)
+            )
         own.state = state
         own.batch = self.input_batch.req_ids
         try:
@@ -156,9 +160,14 @@ def _wrap_graphs() -> None:
     capture_model = GPUModelRunner.capture_model
 
     @wraps(check)
-    def make_keys_by_length(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_keys_by_length(self: Any, attention_backends: Any, *args: Any, **kwargs: Any) -> Any:
+        config = self.vllm_config
+        if config.speculative_config is not None and is_steered(config):
+            fault = attention_fault(attention_backends)
+            if fault is not None:
+                raise UnsupportedEngineError(fault)
         replace_dispatcher(self)
-        return check(self, *args, **kwargs)
+        return check(self, attention_backends, *args, **kwargs)
 
     @wraps(capture)
     def capture_of_length(self: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:

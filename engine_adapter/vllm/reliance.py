@@ -151,7 +151,7 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Reads(_PROPOSER, "SpecDecodeBaseProposer", "propose", ("model",)),
     Names("forward_context.py", ("set_forward_context",)),
-    Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids")),
+    Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids", "num_prompt_logprobs")),
     Method(_RUNNER, "GPUModelRunner", "_get_positions", ("num_tokens",), Use.CALL),
     Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
     Record(

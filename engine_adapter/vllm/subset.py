@@ -54,9 +54,9 @@ def chosen(arguments: Mapping[str, Any], places: Sequence[int], device: torch.de
     sampling = given["sampling_metadata"]
     if sampling.temperature is not None:  # all that drafters read of it
         given["sampling_metadata"] = replace(sampling, temperature=sampling.temperature[requests])
-    if given.get("mm_embed_inputs") is not None:  # who is left out decodes, and so has no images in the step
-        embeddings, is_embedding = given["mm_embed_inputs"]
-        given["mm_embed_inputs"] = embeddings, is_embedding[tokens]
+    if given.get("mm_embed_inputs") is not None:
+        embeddings, is_embedding_cpu = given["mm_embed_inputs"]
+        given["mm_embed_inputs"] = _embeddings_of(tokens_cpu, embeddings, is_embedding_cpu, device)
     if given.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make theirs of the metadata's
         given["slot_mappings"] = None
     given["common_attn_metadata"] = CommonAttentionMetadata(
@@ -73,6 +73,20 @@ def chosen(arguments: Mapping[str, Any], places: Sequence[int], device: torch.de
         causal=True,
     )
     return given
+
+
+def _embeddings_of(
+    tokens_cpu: torch.Tensor, embeddings: Sequence[torch.Tensor], is_embedding_cpu: torch.Tensor, device: torch.device
+) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    """Return the image embeddings that lie at these positions of the step, and at which of them one lies.
+
+    The last position of a prompt may be an image's, of a request that is left out.
+    """
+    chosen_cpu = is_embedding_cpu[tokens_cpu]
+    if int(chosen_cpu.sum()) < int(is_embedding_cpu.sum()):
+        rows_cpu = (is_embedding_cpu.cumsum(0) - 1)[tokens_cpu][chosen_cpu]
+        embeddings = [torch.cat(list(embeddings))[handed_over(rows_cpu, device)]]
+    return embeddings, chosen_cpu
 
 
 def spread(values: torch.Tensor, places: Sequence[int], count: int) -> torch.Tensor:

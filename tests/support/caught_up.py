@@ -84,7 +84,7 @@ def main(mode: str, head: str) -> None:  # noqa: C901 - the ways stand side by s
         step = 0
         drafts.clear()
         if way == "not copied":
-            backlog.Backlog.beyond_passes = lambda _, state: state  # type: ignore[method-assign]
+            backlog.Backlog.beyond_passes = lambda _, state, **__: state  # type: ignore[method-assign]
         replies = llm.chat(every if way != "warm-up" else every[::-1], sampling, use_tqdm=False)
         found[way] = {
             "accepted": sum(draft.accepted for draft in drafts),

@@ -1,7 +1,14 @@
+import warnings
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm import compat
@@ -274,6 +281,36 @@ def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
     [note] = compat.notes(found)
     assert "MLA" in note
     assert "runs in every step" in note
+
+
+@pytest.mark.parametrize(
+    ("backend", "word"),
+    [
+        ("mla.triton_mla.TritonMLABackend", "TRITON_MLA"),
+        ("mla.flashmla.FlashMLABackend", "FLASHMLA"),
+        ("triton_attn.TritonAttentionBackend", None),
+        ("cpu_attn.CPUAttentionBackend", None),
+    ],
+)
+def test_attention_that_needs_decodes_of_one_length_is_refused(backend: str, word: str | None) -> None:
+    module, _, name = f"vllm.v1.attention.backends.{backend}".rpartition(".")
+    fault = compat.attention_fault([{getattr(import_module(module), name)}])
+    if word is None:
+        assert fault is None
+    else:
+        assert word in str(fault)
+        assert "--attention-backend FLASH_ATTN_MLA" in str(fault)
+
+
+def test_such_attention_takes_decodes_of_another_length_for_prompts() -> None:
+    """Why: of prompts vLLM reads the host's bound of the length, which is too long after a rejected draft."""
+    starts = torch.tensor([0, 8, 9, 10, 18], dtype=torch.int32)
+    step = SimpleNamespace(
+        max_query_len=8, num_reqs=4, num_actual_tokens=18, query_start_loc_cpu=starts, is_prefilling=None
+    )
+    split = split_decodes_and_prefills
+    assert split(step, decode_threshold=8, require_uniform=True)[:2] == (1, 3)  # type: ignore[arg-type]
+    assert split(step, decode_threshold=8)[:2] == (4, 0)  # type: ignore[arg-type]
 
 
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:

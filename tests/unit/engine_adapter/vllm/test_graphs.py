@@ -10,11 +10,13 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
     from vllm.config import CompilationConfig, CUDAGraphMode
+    from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    from specpilot.engine_adapter.errors import UnsupportedEngineError
     from specpilot.engine_adapter.vllm import drafting, graph_record, graphs
     from specpilot.engine_adapter.vllm.installation import install
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
@@ -121,6 +123,34 @@ def test_a_step_of_one_k_finds_its_graph(
     assert found(runner(), step) == ours
     monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3")
     assert found(runner(), step) == with_k_3
+
+
+@pytest.mark.parametrize("running", [97, 100])
+def test_as_many_as_may_run_have_a_graph_of_their_own(running: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys end at `max_num_seqs`; a batch that is padded beyond it would find none."""
+    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "2")
+    assert found(runner(max_num_seqs=100), [1] * running) == (FULL, 100)
+    assert found(runner(max_num_seqs=100), [3] * running)[0] == FULL
+    assert found(runner(max_num_seqs=600), [1] * 500) == (FULL, 512)
+
+
+class _UniformBackend(_Backend):
+    """As MLA's on many GPUs: all decodes of a step have as many positions."""
+
+    query_len_support = QueryLenSupport.UNIFORM
+
+    @staticmethod
+    def get_name() -> str:
+        return "SOME_MLA"
+
+
+def test_a_steered_engine_does_not_start_on_attention_that_needs_one_length() -> None:
+    made = runner()
+    groups = [SimpleNamespace(kv_cache_spec=None)]
+    with pytest.raises(UnsupportedEngineError, match="SOME_MLA needs as many positions of every decode"):
+        GPUModelRunner._check_and_update_cudagraph_mode(made, [{_UniformBackend}], groups)
+    stock = runner(scheduler=object)
+    GPUModelRunner._check_and_update_cudagraph_mode(stock, [{_UniformBackend}], groups)
 
 
 @pytest.mark.parametrize(

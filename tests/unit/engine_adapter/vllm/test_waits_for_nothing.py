@@ -23,8 +23,8 @@ with warnings.catch_warnings():
     from specpilot.engine_adapter.plan.planner import StepPlan
     from specpilot.engine_adapter.vllm import backlog as module
     from specpilot.engine_adapter.vllm.backlog import Backlog
-    from specpilot.engine_adapter.vllm.drafting import Drafting
-    from specpilot.engine_adapter.vllm.subset import chosen, spread
+    from specpilot.engine_adapter.vllm.drafting import Drafting, use_plain_embeddings
+    from specpilot.engine_adapter.vllm.subset import _embeddings_of, chosen, spread
     from specpilot.engine_adapter.vllm.undrafted import forget_useless, reads_ahead, see_to_backlog
 
 META = torch.device("meta")
@@ -178,7 +178,7 @@ class Step:
         self.width, drafting.plan, drafting.is_plain = plan.width, plan, is_plain
         drafting.state = self.state
         if reads_ahead(drafting, self.runner, self.state):
-            drafting.state = drafting.backlog.beyond_passes(self.state)
+            drafting.state = drafting.backlog.beyond_passes(self.state, has_prompt_logprobs=False)
         see_to_backlog(drafting, self.runner, verified, torch.zeros(4, 1 + K_MAX, dtype=torch.int32, device=META))
 
 
@@ -245,6 +245,51 @@ def test_a_batch_is_cut_and_put_together(drafter: Drafter) -> None:
     assert given["target_hidden_states"].shape == (11, HIDDEN)
     assert drafts.shape == (4, K_MAX)
     assert apart.handed_over == 3
+
+
+def test_image_embeddings_are_cut_with_the_batch(drafter: Drafter) -> None:
+    """vLLM keeps on the host where they lie. The last position of a prompt that is left out may be one's."""
+    step = Step([1, 8, 1, 3])
+    count = step.metadata.num_actual_tokens
+    is_embedding = torch.zeros(count, dtype=torch.bool)
+    is_embedding[[0, 2, 3, 11]] = True  # of the first request, two of the second's, of the fourth
+    given: dict[str, Any] = {
+        "target_token_ids": torch.zeros(count, dtype=torch.int32, device=META),
+        "target_positions": torch.zeros(count, dtype=torch.int64, device=META),
+        "target_hidden_states": torch.zeros(count, HIDDEN, device=META),
+        "next_token_ids": torch.zeros(4, dtype=torch.int32, device=META),
+        "sampling_metadata": SimpleNamespace(temperature=None),
+        "common_attn_metadata": step.metadata,
+    }
+    embeddings = [torch.zeros(3, HIDDEN, device=META), torch.zeros(1, HIDDEN, device=META)]
+    with Apart():
+        kept, places = chosen(given | {"mm_embed_inputs": (embeddings, is_embedding)}, [1, 3], META)["mm_embed_inputs"]
+    assert [len(part) for part in kept] == [3]
+    assert places.nonzero().flatten().tolist() == [1, 2, 9]
+    positions = torch.tensor([*range(1, 9), *range(10, 13)])
+    kept, _ = _embeddings_of(positions, [torch.arange(4.0)[:, None]], is_embedding, torch.device("cpu"))
+    assert torch.cat(list(kept)).flatten().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_states_that_prompts_probabilities_are_read_of_are_copied_too(drafter: Drafter) -> None:
+    backlog, state = Backlog(drafter), Step([1, 8, 1, 3]).state
+    found = backlog.beyond_passes(state, has_prompt_logprobs=True)
+    assert found.hidden_states is not state.hidden_states
+    assert found.aux_hidden_states[0] is not state.aux_hidden_states[0]
+    found = backlog.beyond_passes(state, has_prompt_logprobs=False)
+    assert found.hidden_states is state.hidden_states
+
+
+def test_a_drafter_shares_the_targets_embeddings_without_lora() -> None:
+    plain, wrapper = torch.nn.Embedding(4, 2), torch.nn.Module()
+    wrapper.base_layer = plain
+    model = torch.nn.Module()
+    model.model = torch.nn.Module()
+    for shared in (wrapper, plain):
+        model.model.embed_tokens = shared
+        use_plain_embeddings(SimpleNamespace(model=model))
+        assert model.model.embed_tokens is plain
+    use_plain_embeddings(SimpleNamespace(model=torch.nn.Module()))
 
 
 @pytest.mark.parametrize(
