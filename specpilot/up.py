@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from urllib.request import urlopen
@@ -36,6 +37,11 @@ from specpilot.up_settings import PROGRAM, UpSettings, check, policy_given, read
 
 DEMO_CLASSES = ("chat", "code", "json")
 DEATHS_LIMIT = 5
+_WHAT_K_DOES = {
+    Mode.ACT: "K follows the traffic",
+    Mode.ADVISE: "K is decided and shown, and each engine runs its static K",
+    Mode.OFF: "K is static",
+}
 GATEWAY_STOP_S = 35.0  # it lets requests in flight finish, 30 s at most
 
 
@@ -65,11 +71,11 @@ def main(arguments: Sequence[str]) -> None:
         said = f"cannot make {error.filename}: {error.strerror}; name a folder that can be written"
         fail(PROGRAM, f"--state-dir: {said}")
     try:
-        redis_url = _start(settings, supervisor, stop, say)
+        redis_url, mode = _start(settings, supervisor, stop, say)
         if stop.is_set():
             return
         if journal is None:
-            _show(settings, supervisor, stop)
+            _show(settings, mode, supervisor, stop)
         else:
             say("ready")
             notify(READY)
@@ -86,9 +92,9 @@ def main(arguments: Sequence[str]) -> None:
             shutil.rmtree(Path(redis_url.removeprefix("unix://")).parent, ignore_errors=True)
 
 
-def _show(settings: UpSettings, supervisor: Supervisor, stop: threading.Event) -> None:
+def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: threading.Event) -> None:
     """Say where everything is and keep one live line until `stop`."""
-    _say(_addresses(settings))
+    _say(_addresses(settings, mode))
     line = StatusLine(f"http://{_reachable(settings.host)}:{settings.port}", _engine_urls(settings), SystemClock())
     while not stop.wait(1.0):
         supervisor.watch()
@@ -96,45 +102,46 @@ def _show(settings: UpSettings, supervisor: Supervisor, stop: threading.Event) -
     _say("")
 
 
-def _start(settings: UpSettings, supervisor: Supervisor, stop: threading.Event, say: Callable[[str], None]) -> str:
+def _start(
+    settings: UpSettings, supervisor: Supervisor, stop: threading.Event, say: Callable[[str], None]
+) -> tuple[str, Mode]:
+    """Start every part; return the URL of Redis and the mode in force."""
     redis_url = settings.redis_url
     if redis_url is None:
         command, redis_url = embedded_redis.server_command(settings.state_dir / "redis")
         supervisor.start([Part("redis", command, _answers(redis_url))], ready_within_s=30.0)
-    _write_policy(settings, redis_url)
+    mode = _write_policy(settings, redis_url).mode
     engines, servers = _engines(settings, redis_url), _servers(settings, redis_url)
     say("loading the model")
     for parts in [engines, servers] if settings.unattended else [engines + servers]:
         if not stop.is_set():
             supervisor.start(parts, settings.ready_within_s)
-    return redis_url
+    return redis_url, mode
 
 
-def _write_policy(settings: UpSettings, redis_url: str) -> None:
-    """Write the policy that is given. Without one write the model's if nobody did; an existing one keeps its classes.
+def _write_policy(settings: UpSettings, redis_url: str) -> Policy:
+    """Write the policy that is given, and return the one in Redis then.
 
-    The flags' mode and K go into an existing one too.
+    Without `--policy` the model's policy in Redis stays; `--mode` and `--k` change these fields of it. Where there is
+    none, one with the demo's classes is written.
     """
     store = RedisStore(redis_url)
     found = store.policy(settings.served_model_name)
-    stated = policy_given(settings)
-    if stated is not None:
-        if found is None or found.policy != stated:
-            store.put_policy(stated, None, SystemClock().now())
-        store.close()
-        return
-    classes = found.policy.classes if found else {name: ClassPolicy() for name in DEMO_CLASSES}
-    given = settings.model_fields_set
-    policy = Policy(
-        model=settings.served_model_name,
-        mode=Mode(settings.mode) if found is None or "mode" in given else found.policy.mode,
-        static_k=settings.k if found is None or "k" in given else found.policy.static_k,
-        classes=classes,
-        match=found.policy.match if found else (),
-    )
-    if found is None or given & {"mode", "k"}:
+    policy = policy_given(settings) or _changed(settings, found.policy if found else None)
+    if found is None or found.policy != policy:
         store.put_policy(policy, None, SystemClock().now(), Change("specpilot up"))
     store.close()
+    return policy
+
+
+def _changed(settings: UpSettings, policy: Policy | None) -> Policy:
+    """Return `policy` with the mode and the K that the flags state; a policy of the defaults where there is none."""
+    if policy is None:
+        classes = {name: ClassPolicy() for name in DEMO_CLASSES}
+        return Policy(settings.served_model_name, Mode(settings.mode), static_k=settings.k, classes=classes)
+    given = settings.model_fields_set
+    mode = Mode(settings.mode) if "mode" in given else policy.mode
+    return replace(policy, mode=mode, static_k=settings.k if "k" in given else policy.static_k)
 
 
 def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
@@ -245,12 +252,12 @@ def _engine_urls(settings: UpSettings) -> list[str]:
     return [f"http://127.0.0.1:{settings.engine_port + index}" for index in range(settings.engines)]
 
 
-def _addresses(settings: UpSettings) -> str:
+def _addresses(settings: UpSettings, mode: Mode) -> str:
     gateway = f"http://{_reachable(settings.host)}:{settings.port}"
     admin = f"http://{_reachable(settings.admin_host)}:{settings.admin_port}"
     model = settings.served_model_name
     return f"""
-SpecPilot is up. K follows the traffic; mode {settings.mode}.
+SpecPilot is up. {_WHAT_K_DOES[mode]}; mode {mode}.
 
   OpenAI endpoint   {gateway}/v1            model {model}
   console           {admin}/
