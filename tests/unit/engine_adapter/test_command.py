@@ -1,7 +1,9 @@
 """What `specpilot engine` makes of the environment before it becomes vLLM."""
 
 import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,12 @@ from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import compat
 from tests.support.stack import free_port
+
+
+@pytest.fixture(autouse=True)
+def own_folder_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name has the port, which tests in other processes give too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.mark.parametrize(
