@@ -45,7 +45,9 @@ class ControllerMetrics:
         self._gain = gauge(
             "predicted_gain_ratio", "Predicted throughput of the best schedule over the one in force", _POOL
         )
-        self._probe = gauge("probe_ratio", "Largest share of drafts that may be probes, as published", _POOL)
+        self._probe = gauge(
+            "probe_ratio", "Largest share of an engine's time that probes may take, as published", _POOL
+        )
         self._hold_out = gauge("hold_out_gain_ratio", "What adaptive K gains over the static K", (*_POOL, "bound"))
         self._daily = gauge(
             "hold_out_day_gain_ratio", "What adaptive K gained over the static K today (UTC)", (*_POOL, "bound")

@@ -302,11 +302,12 @@ class MatchRule:
 class Policy:
     """What an operator wants for one model. Written by people, through the admin API.
 
-    `static_k` is K when the mode is `off`, when nothing is known and when a schedule has expired; `None`
-    leaves it to each engine's own setting. `minimum_gain_ratio` (0..1) is the predicted gain below which a
-    schedule is not changed; `dwell_s` the least time in seconds between two changes. `probe_ratio` (0..1) bounds the
-    share of drafts that are probes. `hold_out_ratio` (0..1) is the share of the time that a pool runs the static K, to
-    measure what the law gains over it; 0 switches that off.
+    `static_k` is the K that the controller publishes in mode `off`, in the hold-out and where nothing is known; `None`
+    leaves it to each engine's own setting, which an engine without a schedule runs at in any case.
+    `minimum_gain_ratio` (0..1) is the predicted gain below which a schedule is not changed; `dwell_s` the least time in
+    seconds between two changes. `probe_ratio` (0..1) bounds the share of an engine's time that probes take.
+    `hold_out_ratio` (0..1) is the share of the time that a pool runs the static K, to measure what the law gains over
+    it; 0 switches that off.
     """
 
     __pydantic_config__: ClassVar = _STRICT
