@@ -96,12 +96,13 @@ def test_a_step_that_verifies_nothing_and_greedy_or_multimodal_batches_are_cut_t
         num_rejected_tokens_gpu=None,
         sampling_metadata=Sampling(None),
         target_positions=positions,
-        mm_embed_inputs=(["embeddings"], mask),
+        mm_embed_inputs=([torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])], mask),
     )
     assert (found["token_indices_to_sample"], found["num_rejected_tokens_gpu"]) == (None, None)
     assert found["target_positions"].tolist() == positions[:, 1:5].tolist()
     embeddings, where = found["mm_embed_inputs"]
-    assert (embeddings, where.tolist()) == (["embeddings"], [True, True, False, False])
+    assert where.tolist() == [True, True, False, False]
+    assert torch.cat(list(embeddings)).tolist() == [[1.0], [2.0]]
 
 
 def test_drafts_go_back_to_the_places_of_their_requests() -> None:
