@@ -19,9 +19,13 @@ class Tuning:
         memory_trials: trials of a (band, position) after which older ones have lost 63 % of their weight. Noise against
             following a changed drafter head; 2,000 in the replay.
         prior_trials: weight of the band's own mean in each of its positions; 20 in the replay.
-        mix_time_s: time constant of the shares of classes and bands. Noise against following traffic.
+        mix_time_s: time constant of the shares of classes and bands, where few requests run. Noise against following
+            traffic.
+        mix_requests: request-seconds after which the shares follow where many run: n requests have the time constant
+            `mix_requests` / n.
         gone_s: seconds of traffic after which a class and band that was not seen is left out of the mix at once. Less
             loses what is rare, more charges rows with traffic that has ended.
+        gone_requests: the same in requests that should have been seen in the looks since; 3 is a chance of 5 %.
         arrivals_time_s: time constant of the variance of running requests, by which given work and given concurrency
             are told apart.
         arrivals_ratio: variance over mean of the classes' running requests, summed over the classes, below which their
@@ -62,7 +66,9 @@ class Tuning:
     memory_trials: float = 2000.0
     prior_trials: float = 20.0
     mix_time_s: float = 3.0
+    mix_requests: float = 24.0
     gone_s: float = 2.0
+    gone_requests: float = 3.0
     arrivals_time_s: float = 30.0
     arrivals_ratio: float = 0.25
     cell_memory_steps: float = 400.0
@@ -92,6 +98,13 @@ class Tuning:
     stepped_back_ratio: float = 0.05
     bands: bool = True
     guard: bool = True
+
+    def for_looks(self, every_s: float) -> "Tuning":
+        """Return the constants for looks `every_s` seconds apart: a window of the hold-out has room for two of them.
+
+        Its first tick comes up to `every_s` after it began, and looks count that begin `delivered_s` later.
+        """
+        return replace(self, hold_out_window_s=max(self.hold_out_window_s, 4 * every_s))
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {

@@ -119,6 +119,11 @@ class Evidence:
         return sum(cell.steps for cell in self.cells.values())
 
     @property
+    def catch_up_steps(self) -> float:
+        """Decode-only steps that caught up."""
+        return sum(cell.steps for cell in self.catch_ups.values())
+
+    @property
     def step_seconds(self) -> float:
         """Seconds of all steps, of those that caught up too."""
         return sum(cell.seconds for table in (self.cells, self.catch_ups) for cell in table.values())
@@ -146,6 +151,12 @@ class Evidence:
         """Decodes at K = 0."""
         return sum(count for (_, _, k), count in self.drafts.items() if k == 0)
 
+    @property
+    def drafted_ratio(self) -> float:
+        """The share of the decodes at K > 0; 0 where nothing decoded."""
+        whole = sum(self.drafts.values())
+        return 1.0 - self.undrafted / whole if whole else 0.0
+
 
 class Window(NamedTuple):
     """The evidence of the `elapsed_s` seconds before `at`, on the clock of whoever asks.
@@ -160,11 +171,16 @@ class Window(NamedTuple):
     busy_s: float
 
     @property
-    def tokens(self) -> float:
-        """Tokens that the decodes of `cells` delivered; steps that caught up are left out, as in `busy_s`."""
+    def counted_ratio(self) -> float:
+        """The share of the decodes that were in steps of `cells`: steps that caught up are left out, as in `busy_s`."""
         drafts = sum(self.evidence.drafts.values())
         decodes = sum(cell.decodes for cell in self.evidence.cells.values())
-        return self.evidence.tokens / drafts * decodes if drafts else 0.0
+        return decodes / drafts if drafts else 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that the decodes of `cells` delivered."""
+        return self.evidence.tokens * self.counted_ratio
 
     @property
     def throughput(self) -> float | None:
@@ -175,40 +191,43 @@ class Window(NamedTuple):
 NO_EVIDENCE = Evidence()
 
 
-def is_restart(before: Observation, after: Observation) -> bool:
-    """Whether the engine was started anew between two of its observations."""
-    if after.started_at != before.started_at:
-        return True
-    earlier = before.values
-    return any(
-        value < earlier.get(series, value) for series, value in after.values.items() if series.metric not in _GAUGES
-    )
+class Compared(NamedTuple):
+    """What happened between two scrapes of an engine, and what the next one is to be compared with.
+
+    `gained` has what each counter gained, and each gauge as it is; series that gained nothing are left out. `kept` is
+    the newer scrape with the counters that vanished since the one before as they were last.
+    """
+
+    gained: dict[Series, float]
+    kept: Observation
 
 
-def remembered(before: Observation | None, after: Observation) -> Observation:
-    """Return `after` with what vanished since `before` as it was last, unless the engine was started anew."""
-    if before is None or len(before.values) <= len(after.values) or is_restart(before, after):
-        return after
-    vanished = {series: value for series, value in before.values.items() if series.metric not in _GAUGES}
-    return replace(after, values={**vanished, **after.values})
+def compare(before: Observation | None, after: Observation) -> Compared:
+    """Compare two scrapes of an engine.
 
-
-def changes(before: Observation | None, after: Observation) -> dict[Series, float]:
-    """Return what each counter gained since `before`, and each gauge as it is.
-
-    With `before` unknown only the table of step times counts (see the module's text). Series that gained nothing
-    are left out. A repeated scrape gives nothing.
+    With `before` unknown only the table of step times counts (see the module's text). A repeated scrape gives nothing.
     """
     if before is None:
-        return {series: value for series, value in after.values.items() if series.metric in _TABLE_METRICS}
-    earlier = {} if is_restart(before, after) else before.values
+        return Compared({key: value for key, value in after.values.items() if key.metric in _TABLE_METRICS}, after)
+    earlier = before.values if after.started_at == before.started_at else {}
     gained: dict[Series, float] = {}
+    known = 0
     for series, value in after.values.items():
+        old = earlier.get(series)
+        if old is None:
+            old = 0.0
+        else:
+            known += 1
         if series.metric in _GAUGES:
             gained[series] = value
-        elif (gain := value - earlier.get(series, 0.0)) > 0:
-            gained[series] = gain
-    return gained
+        elif value > old:
+            gained[series] = value - old
+        elif value < old:  # the engine was started anew
+            return compare(replace(before, values={}), after)
+    if known == len(earlier):
+        return Compared(gained, after)
+    vanished = {series: value for series, value in earlier.items() if series.metric not in _GAUGES}
+    return Compared(gained, replace(after, values={**vanished, **after.values}))
 
 
 def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:

@@ -10,11 +10,13 @@ look that is off by more than `drift_jump` is set aside, and when the next one i
 once. So a pause in a few steps is no drift, and the cells of a K that was not tried lately keep their relation to the
 others. What is common to the cells of a look is for s; each cell takes in what is left.
 
-What a decode at K = 0 leaves for the drafter to catch up costs, on average,
+What a decode at K = 0 leaves for the drafter is caught up if its request is drafted for again, and never where nobody
+is. With Q the share of the decodes at K > 0, the chance of that is taken to be proportional to Q, so that such a decode
+costs left_s Q seconds, whenever they are spent, and
 
-    left_s = sum over steps that caught up of (c6 + c7 R) s / decodes at K = 0       seconds
+    left_s = sum over steps that caught up of (c6 + c7 R) s / sum over looks of Q (decodes at K = 0)
 
-both sums fading alike. Whoever runs at K = 0 is charged for it, whenever it is done.
+both sums fading alike. A charge that did not depend on Q would keep K = 0 for all out of force for what mixed K costs.
 
 Limits: one look may move a cell's mean by at most a factor of two, so that a pause of some seconds in one step does
 not. Looks of fewer than ten steps say nothing of s.
@@ -174,12 +176,10 @@ class PoolCost:
         if is_history or fit is None:
             return
         kept = 0.5 ** (evidence.step_seconds / self._tuning.cell_half_life_s)
-        spent = sum(
-            max(0.0, sums.seconds - sums.steps * float(fit.step_s(*_mean(sums)[:3], context=_mean(sums)[3])))
-            for sums in evidence.catch_ups.values()
-        )
-        self._left_rows = self._left_rows * kept + evidence.undrafted
-        self._left_s = self._left_s * kept + spent
+        caught_up = evidence.catch_ups.values()
+        spent = sum(sums.steps * fit.read_s + sums.read * fit.per_read_s for sums in caught_up)
+        self._left_rows = self._left_rows * kept + evidence.undrafted * evidence.drafted_ratio
+        self._left_s = self._left_s * kept + fit.drift_ratio * spent
 
 
 def _looked(evidence: Evidence) -> list[tuple[Cell | CatchUpCell, Vector, CellSums]]:

@@ -45,7 +45,7 @@ _DOUBT = np.array([0.1, 5.0, 5.0, 3.0, 1.0, 5.0, 1.0, 1.0, 5.0, 5.0, 5.0] + [1.0
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A fitted T. `left_s` are seconds that a decode at K = 0 leaves to be caught up; it is no part of T.
+    """A fitted T. `left_s`, no part of it, is what a decode at K = 0 leaves to be caught up (`pool_cost`), in seconds.
 
     `graphs` are the engine's, `None` where it has none, or none are known: there nothing is padded.
     """

@@ -24,8 +24,8 @@ K <= w:
     E[slots] = n sum_w [ Q - F(w)^(n-1) (Q - Q_w) ],    Q = 1 - F(0),  Q_w = 1 - F(w),  w = 0 .. K_max - 1
 
 Steps that also prefill are averaged in with those that do not (`Setting.prefill`), and what prefilling alone takes is
-taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged with what it leaves to be
-caught up, at most with what drafting for it takes.
+taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged with what it leaves to be caught up,
+in proportion to Q (`pool_cost`), at most with what drafting for it takes.
 
 Search: with the width of the drafter bounded by W and all costs taken as linear, every row is solved alone, for every
 W; the best of these tables and of the one in force is then improved row by row, in `_ROUNDS` rounds at most. It is
@@ -278,7 +278,7 @@ class Choice:
             start=np.zeros(1),
         )
         left_s = np.minimum(n * cost.left_s, cost.drift_ratio * (cost.drafter_s + n * cost.per_slot_s))
-        seconds = np.maximum(gross - self._prefill_s, _EQUAL) + (1.0 - drafted) * left_s
+        seconds = np.maximum(gross - self._prefill_s, _EQUAL) + (1.0 - drafted) * drafted * left_s
         throughput = n * (group_length @ self._value) / seconds
         score = throughput
         if setting.objective is Objective.LATENCY:

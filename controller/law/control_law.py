@@ -13,9 +13,8 @@ from specpilot.controller.estimation.observation import (
     Observation,
     Series,
     Window,
-    changes,
+    compare,
     evidence_of,
-    remembered,
 )
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.pool_memory import PoolMemory
@@ -36,7 +35,7 @@ class ControlLaw:
         self._last: dict[str, Observation] = {}
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Take in one scrape of every engine that answered; repeated and out-of-order ones are ignored."""
+        """Take in one scrape of every engine that answered and can speculate; repeated and older ones are ignored."""
         gained: dict[PoolKey, dict[str, dict[Series, float]]] = {}
         history: dict[PoolKey, list[dict[Series, float]]] = {}
         elapsed_s: dict[PoolKey, float] = {}
@@ -48,12 +47,12 @@ class ControlLaw:
                 before = None
             if before is not None and seen.at <= before.at:
                 continue
-            self._last[seen.engine_id] = remembered(before, seen)
+            found, self._last[seen.engine_id] = compare(before, seen)
             latest[key] = max(latest.get(key, seen.at), seen.at)
             if before is None:
-                history.setdefault(key, []).append(changes(None, seen))
+                history.setdefault(key, []).append(found)
             else:
-                gained.setdefault(key, {})[seen.engine_id] = changes(before, seen)
+                gained.setdefault(key, {})[seen.engine_id] = found
                 elapsed_s[key] = max(elapsed_s.get(key, 0.0), seen.at - before.at)
         for key, parts in history.items():
             self._pool(key).cost.learn(evidence_of(parts), 0.0, is_history=True)
@@ -80,6 +79,10 @@ class ControlLaw:
         pool = self._pool((context.model, context.pool))
         context = replace(context, in_force=pool.begin(context.arm, context.remaining_arm, context.in_force))
         return Tick(context, pool, self._model(context.model), self._tuning, now, at).result()
+
+    def resume(self, model: str, pool: str, digest: str) -> None:
+        """Take over that an earlier controller's hold-out of a pool found the law to lose in comparison `digest`."""
+        self._pool((model, pool)).hold_out.resume(digest)
 
     def take_over(self, now: float) -> None:
         """Begin to lead at `now`: keep what was learned, forget what was decided, as another decided till then."""

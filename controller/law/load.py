@@ -1,8 +1,11 @@
 """The present load: who runs, how many decodes at a time, with which prefill and context, and how it arrives.
 
 Work is what stays when K changes: the share of the tokens that each class makes up in each band. It is averaged over
-time with the time constant `mix_time_s`, whatever the interval of the scrapes. Who was not seen for `gone_s` is gone at
-once: a trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0.
+time, whatever the interval of the scrapes: with the time constant `mix_time_s` where few requests run, and a shorter
+one the more there are (`mix_requests`), as each look then tells more. Who was not seen for `gone_s` is gone at once: a
+trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0. So is who
+should have been seen by now: of n running requests, a stream with the share q of the decodes is absent by chance with
+probability (1 - q)^n, and counts as gone when the looks without it make exp(-sum q n) small (`gone_requests`).
 Running decodes, prefill and context are those of the newest look's steps.
 
 Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
@@ -12,6 +15,7 @@ mean, over the classes together and `arrivals_time_s`; else, and until it is kno
 two are the same.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -56,7 +60,7 @@ class Load:
 
     `points` are running decodes of decode steps, `weights` their shares of the steps; `prefill` (share of the steps,
     tokens in one) pairs; `context_tokens` the mean length of a running sequence. `unseen_s` are the seconds of traffic
-    since the last that was seen of a (class, band).
+    since the last that was seen of a (class, band), `missing` how many of its requests should have been seen since.
     """
 
     work: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -67,16 +71,19 @@ class Load:
     context_tokens: float = 0.0
     arrivals: _Arrivals = field(default_factory=_Arrivals)
     unseen_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    missing: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def take(self, evidence: Evidence, elapsed_s: float, tuning: Tuning) -> None:
         """Take in what ran in the last `elapsed_s` seconds."""
         drafts = evidence.drafts_of
         if drafts and evidence.decode_tokens:
-            keep = float(np.exp(-elapsed_s / tuning.mix_time_s))
-            self.unseen_s = {
-                key: 0.0 if key in drafts else self.unseen_s.get(key, 0.0) + elapsed_s for key in {*self.work, *drafts}
-            }
+            requests = max(1.0, sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps))
+            keep = math.exp(-elapsed_s / min(tuning.mix_time_s, tuning.mix_requests / requests))
+            expected = {key: requests * self.running.get(key, 0.0) for key in self.work}
+            self.unseen_s = _absent(self.unseen_s, dict.fromkeys(self.work, elapsed_s), drafts)
+            self.missing = _absent(self.missing, expected, drafts)
             gone = {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
+            gone |= {key for key, missing in self.missing.items() if missing >= tuning.gone_requests}
             self.work = _faded(self.work, evidence.decode_tokens, keep, gone)
             self.running = _faded(self.running, drafts, keep, gone)
             self.arrivals.take(evidence.running, elapsed_s, tuning.arrivals_time_s)
@@ -105,6 +112,15 @@ class Load:
         """Whether the number of running requests of each class stays as it is; `False` while unknown."""
         ratio = self.arrivals.ratio()
         return ratio is not None and ratio < tuning.arrivals_ratio
+
+
+def _absent(
+    before: Mapping[tuple[str, int], float],
+    more: Mapping[tuple[str, int], float],
+    seen: Collection[tuple[str, int]],
+) -> dict[tuple[str, int], float]:
+    """Return the sums `before` with `more` added, of those that were not `seen` now."""
+    return {key: before.get(key, 0.0) + value for key, value in more.items() if key not in seen}
 
 
 def _faded(

@@ -112,7 +112,7 @@ class PoolMemory:
         busy_s = sum(cell.seconds for cell in evidence.cells.values())
         if cost is not None:
             busy_s -= sum(cell.steps * cost.prefill_s(cell.prefill / cell.steps) for cell in evidence.cells.values())
-            busy_s += cost.left_s * evidence.undrafted
+            busy_s += cost.left_s * evidence.drafted_ratio * evidence.undrafted
         return Window(self.seen_at, self.elapsed_s, evidence, busy_s)
 
     def is_stale(self, now: float) -> bool:

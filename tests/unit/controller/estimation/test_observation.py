@@ -9,9 +9,8 @@ from specpilot.controller.estimation.observation import (
     CellSums,
     Observation,
     Series,
-    changes,
+    compare,
     evidence_of,
-    remembered,
 )
 from specpilot.controller.telemetry.exposition import parse
 from specpilot.policy import engine_metrics as names
@@ -37,6 +36,10 @@ vllm:num_requests_running 3
 
 def seen(values: dict[Series, float], at: float = 0.0) -> Observation:
     return Observation("one", "demo", "cpu", at, 5.0, values)
+
+
+def changes(before: Observation | None, after: Observation) -> dict[Series, float]:
+    return compare(before, after).gained
 
 
 def test_only_our_lines_with_all_labels_and_a_number_are_read() -> None:
@@ -77,8 +80,21 @@ def test_a_fallen_counter_or_a_new_start_is_a_restart() -> None:
 def test_a_series_that_vanished_and_is_back_brings_only_what_it_gained() -> None:
     before, without = seen({TRIAL: 10.0, STEP: 50.0}), seen({TRIAL: 12.0}, 1.0)
     assert changes(before, without) == {TRIAL: 2.0}
-    kept = remembered(before, without)
+    kept = compare(before, without).kept
     assert changes(kept, seen({TRIAL: 12.0, STEP: 53.0}, 2.0)) == {STEP: 3.0}
+
+
+def test_so_it_does_when_another_appears_as_it_vanishes() -> None:
+    before, other = seen({TRIAL: 10.0, STEP: 50.0}), Series(names.STEPS, ("8", "16", "8", "32"))
+    gained, kept = compare(before, seen({STEP: 51.0, other: 2.0}, 1.0))
+    assert gained == {STEP: 1.0, other: 2.0}
+    assert changes(kept, seen({TRIAL: 11.0, STEP: 51.0, other: 2.0}, 2.0)) == {TRIAL: 1.0}
+
+
+def test_a_gauge_that_vanished_is_not_kept() -> None:
+    gained, kept = compare(seen({TRIAL: 10.0, RUNNING: 5.0}), seen({TRIAL: 11.0}, 1.0))
+    assert gained == {TRIAL: 1.0}
+    assert RUNNING not in kept.values
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=20))

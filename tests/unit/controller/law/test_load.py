@@ -29,13 +29,30 @@ def test_work_is_the_share_of_tokens_and_follows_traffic() -> None:
 
 def test_who_is_gone_leaves_no_trace_and_who_pauses_stays() -> None:
     load = Load()
-    both, one = {("a", 7): 50.0, ("b", 0): 50.0}, {("b", 0): 100.0}
+    both, one = {("a", 7): 2.0, ("b", 0): 78.0}, {("b", 0): 80.0}
     for _ in range(10):
-        load.take(look({"a": 4, "b": 4}, both), 0.5, TUNING)
+        load.take(look({"a": 1, "b": 7}, both), 0.5, TUNING)
     load.take(look({"b": 8}, one), 0.9 * TUNING.gone_s, TUNING)
-    assert load.work["a", 7] == pytest.approx(0.5 * np.exp(-0.9 * TUNING.gone_s / TUNING.mix_time_s), rel=0.01)
+    assert load.work["a", 7] == pytest.approx(0.025 * np.exp(-0.9 * TUNING.gone_s / TUNING.mix_time_s), rel=0.01)
     load.take(look({"b": 8}, one), 0.2 * TUNING.gone_s, TUNING)
     assert load.work == load.running == {("b", 0): 1.0}
+
+
+def test_who_cannot_be_absent_by_chance_is_gone_at_once() -> None:
+    """Of 32 requests half were of a kind of which there is none now."""
+    load = Load()
+    for _ in range(10):
+        load.take(look({"a": 32}, {("a", 7): 160.0, ("a", 0): 160.0}), 0.5, TUNING)
+    load.take(look({"a": 32}, {("a", 0): 320.0}), 0.5, TUNING)
+    assert load.work == load.running == {("a", 0): 1.0}
+
+
+@pytest.mark.parametrize(("requests", "time_s"), [(1, 3.0), (8, 3.0), (32, 0.75)])
+def test_the_more_requests_run_the_faster_the_mix_follows(requests: int, time_s: float) -> None:
+    load, steps = Load(), 10.0
+    load.take(look({"a": requests}, {("a", 7): steps * requests}), 0.5, TUNING)
+    load.take(look({"a": requests}, {("a", 7): steps * requests / 2, ("a", 0): steps * requests / 2}), 0.5, TUNING)
+    assert load.work["a", 0] == pytest.approx(0.5 * (1 - np.exp(-0.5 / time_s)))
 
 
 def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
