@@ -25,7 +25,7 @@ from specpilot.controller.loop import HANG_S, ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.recording.record import Recorded, to_line
 from specpilot.controller.settings import ControllerSettings
-from specpilot.controller.telemetry.prometheus_source import PrometheusSource
+from specpilot.controller.telemetry.prometheus_source import SCRAPED_EVERY_S, PrometheusSource
 from specpilot.controller.telemetry.scraper import AT_ONCE, Collector
 from specpilot.controller.tuning import without
 from specpilot.policy.access import roles_in
@@ -56,6 +56,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as session:
+            look_s = max(settings.interval_s, SCRAPED_EVERY_S) if settings.prometheus else settings.interval_s
             loop = ControlLoop(
                 store=store,
                 leadership=Leadership(store, settings.holder, clock),
@@ -64,10 +65,11 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                law=ControlLaw(without(ideas)),
+                law=ControlLaw(without(ideas).for_looks(look_s)),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,
+                look_s=look_s,
                 default_mode=Mode(settings.default_mode),
                 without=ideas,
                 recorder=_recorder(settings.record) if settings.record else None,

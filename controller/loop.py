@@ -34,7 +34,7 @@ from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.lease import Leadership
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import Sightings, in_turn, next_version, pool_contexts
+from specpilot.controller.pools import Sightings, in_turn, next_version, of_steerable, pool_contexts
 from specpilot.controller.recording.record import Recorded
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.bands import classes_in
@@ -96,6 +96,7 @@ class ControlLoop:
         metrics: ControllerMetrics,
         clock: Clock,
         interval_s: float = 0.5,
+        look_s: float | None = None,
         default_mode: Mode = Mode.ACT,
         without: Sequence[str] = (),
         recorder: Callable[[Recorded], None] | None = None,
@@ -108,6 +109,7 @@ class ControlLoop:
         self._metrics = metrics
         self._clock = clock
         self._interval_s = interval_s
+        self._look_s = interval_s if look_s is None else look_s
         self._default_mode = default_mode
         self._without = tuple(without)
         self._recorder = recorder
@@ -172,20 +174,25 @@ class ControlLoop:
         observations = await self._collector.scrape(shared.engines)
         now, at = self._clock.monotonic(), self._clock.now()
         self._turns_at = at if self._store_up else self._turns_at
+        resumed: list[tuple[str, str, str]] = []
         if lease is not None:
             if lease.fence != self._fence:
                 self._fence = lease.fence
                 self._law.take_over(now)
                 self._gains.begin()
+                await self._ask(partial(self._read_stepped_back, resumed))
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
                          tuple(observations), dict(shared.experiments), dict(shared.freezes), shared.unreadable,
-                         self._turns_at, lease.fence if lease else None, self._default_mode, self._without)
+                         self._turns_at, lease.fence if lease else None, self._default_mode, self._without,
+                         self._look_s, tuple(resumed))
             )  # fmt: skip
-        self._law.observe(observations)
+        for found in resumed:
+            self._law.resume(*found)
+        self._law.observe(of_steerable(observations, shared.engines))
         pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
         await self._forget([(pool.model, pool.pool) for pool in pools], lease, now)
         for pool in pools:
@@ -253,6 +260,14 @@ class ControlLoop:
             unreadable=self._unreadable,
         )
         return True
+
+    def _read_stepped_back(self, found: list[tuple[str, str, str]]) -> None:
+        """Add to `found` the hold-outs in which the last leader had stepped back; runs in a thread."""
+        for model, pool in {(engine.model, engine.pool) for engine in self._shared.engines}:
+            for decision in self._store.decisions(model, pool, 1):
+                state = decision.evidence.get("hold_out")
+                if isinstance(state, dict) and state.get("is_stepped_back"):
+                    found.append((model, pool, str(state.get("compared"))))
 
     def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:
         """Write what a canary came to; runs in a thread."""

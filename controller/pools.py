@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.experiments.canary import turn
 from specpilot.controller.law.context import PoolContext
 from specpilot.policy.canary import Arm, Experiment
@@ -43,7 +44,7 @@ def pool_contexts(
 
     Where engines of a pool differ the most careful value holds: the smallest K_max and static K, since an engine
     refuses a schedule beyond its K_max, and the largest number of running requests, since ranges must cover it. An
-    engine that cannot speculate (K_max 0) has no say in K; it refuses the schedule and goes on without drafts. Steps
+    engine that cannot speculate (K_max 0) has no say in K, and follows no schedule. Steps
     are priced with the engines' CUDA graphs where all have the same.
     """
     pools: dict[tuple[str, str], list[EngineRecord]] = {}
@@ -67,6 +68,12 @@ def pool_contexts(
             )
         )
     return found
+
+
+def of_steerable(observations: Iterable[Observation], engines: Iterable[EngineRecord]) -> list[Observation]:
+    """Return the observations of engines that can speculate: what others do depends on no K."""
+    wanted = {engine.engine_id for engine in engines if engine.k_max > 0}
+    return [seen for seen in observations if seen.engine_id in wanted]
 
 
 def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:

@@ -21,7 +21,7 @@ from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.freezing import as_frozen, held
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.pools import Sightings, in_turn, pool_contexts
+from specpilot.controller.pools import Sightings, in_turn, of_steerable, pool_contexts
 from specpilot.controller.recording.record import Recorded, from_line
 from specpilot.controller.tuning import without
 from specpilot.policy.codec import from_plain
@@ -63,11 +63,13 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
     fence: int | None = None
     sightings, runner = Sightings(), Runner()
     for tick in ticks:
-        law = law or ControlLaw(without(tick.without))
+        law = law or ControlLaw(without(tick.without).for_looks(tick.look_s))
         if tick.fence not in (None, fence):
             fence = tick.fence
             law.take_over(tick.now)
-        law.observe(tick.observations)
+        for resumed in tick.resumed:
+            law.resume(*resumed)
+        law.observe(of_steerable(tick.observations, tick.engines))
         policies = {**tick.policies, **({other.model: other} if other else {})}
         pools = pool_contexts(tick.engines, policies, tick.schedules, tick.default_mode)
         sightings.take(

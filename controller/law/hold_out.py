@@ -2,11 +2,19 @@
 
 Time is cut into windows of `hold_out_window_s`. In each, with a probability of the policy's `hold_out_ratio` and drawn
 from the names of model and pool and the window's number, the pool runs the static K. So every controller draws alike,
-and nothing in traffic can depend on the draw. Of every such window, d is the logarithm of the tokens per busy second of
-the adaptive windows near it (up to `hold_out_near` on either side, one on each at least; the mean of their logarithms)
-over that of its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise;
-slow drift and slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest
-windows).
+and nothing in traffic can depend on the draw. Of every such window, d is the logarithm of the score of the adaptive
+windows near it (up to `hold_out_near` on either side, one on each at least; the mean of their logarithms) over that of
+its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise; slow drift and
+slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest windows).
+
+The score is what the policy has the law maximise, as measured. With t_c tokens and d_c decodes of class c, weights w_c,
+and D decodes in all, over the S steps of a window, which took B busy seconds,
+
+    throughput:  sum_c w_c t_c / B          weighted tokens per busy second
+    latency:  1 / (B / S sum_c w_c (d_c / D) (d_c / t_c))      the inverse of the mean time per token of a request
+
+Limit: where short replies that arrive by themselves keep an engine busy all the time, tokens per second are the rate at
+which they arrive, whatever K is. Throughput then tells no difference, and latency does.
 
 Stepping back. The law is judged after `hold_out_least` windows and whenever there are two fifths more, from
 `hold_out_memory` windows on whenever a fifth of these is new. It is said to lose if the interval whose upper bound errs
@@ -22,21 +30,25 @@ static K, or what the policy has the law choose by (`compare`).
 | adaptive     | adaptive K      | static K          | the law loses: stepped back   |
 | stepped back | static K        | adaptive K        | the law gains: adaptive       |
 
-Which K ran is told by the schedule in force, not by the draw: a window in which both were in force does not count.
+Which K ran is told by the schedule in force, not by the draw: a window in which both were in force does not count. Of a
+window count the looks that lie between `delivered_s` after its first tick and its end. Looks may come late and from a
+source that is slower than the ticks; windows have room for two of them at least (`Tuning.for_looks`).
 """
 
 import math
 from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from specpilot.controller.estimation.observation import Window
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.tuning import Tuning
+from specpilot.policy.types import Objective
 
 _TAIL = 0.025
+_ROUNDING_S = 0.01
 
 
 def is_drawn(model: str, pool: str, window: int, ratio: float) -> bool:
@@ -53,21 +65,70 @@ def judgements(least: int, memory: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a hold-out compares: the static K with what a policy has the law choose by.
+
+    `weights` are those of the classes, 1 where none is named; `bounds` whatever else the choice depends on.
+    """
+
+    static_k: int
+    objective: Objective = Objective.THROUGHPUT
+    weights: Mapping[str, float] = field(default_factory=dict)
+    bounds: tuple[object, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """A short name of it, the same in every controller."""
+        known = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds)
+        return sha256(repr(known).encode()).hexdigest()[:16]
+
+
 @dataclass(slots=True)
 class _Sums:
-    """One window of time. `is_static` is which K was in force, `None` before it is known."""
+    """One window of time, from its first tick (`begun_at`). `is_static` is which K was in force, `None` if unknown."""
 
     index: int
+    begun_at: float
     is_static: bool | None = None
     is_mixed: bool = False
     steps: float = 0.0
-    tokens: float = 0.0
     busy_s: float = 0.0
+    counted: float = 0.0  # decodes of the steps counted
+    tokens: dict[str, float] = field(default_factory=dict)
+    decodes: dict[str, float] = field(default_factory=dict)
 
-    def log_throughput(self, fewest_steps: float) -> float | None:
-        if self.is_mixed or self.steps < fewest_steps or self.tokens <= 0 or self.busy_s <= 0:
+    def note(self, *, is_static: bool) -> None:
+        """Note which K was in force at a tick."""
+        self.is_mixed |= self.is_static is not None and self.is_static is not is_static
+        self.is_static = is_static
+
+    def take(self, window: Window) -> None:
+        """Add a look."""
+        evidence = window.evidence
+        self.steps += evidence.steps
+        self.busy_s += window.busy_s
+        self.counted += sum(evidence.drafts.values()) * window.counted_ratio
+        for sums, counts in ((self.tokens, evidence.decode_tokens), (self.decodes, evidence.drafts_of)):
+            for (name, _), count in counts.items():
+                sums[name] = sums.get(name, 0.0) + count
+
+    def log_score(self, compared: Comparison, fewest_steps: float) -> float | None:
+        """Return the logarithm of the score; `None` where too little ran, or not one K alone."""
+        whole = sum(self.decodes.values())
+        is_one_k = self.is_static is not None and not self.is_mixed
+        if not is_one_k or self.steps < fewest_steps or self.busy_s <= 0 or not whole or not sum(self.tokens.values()):
             return None
-        return math.log(self.tokens / self.busy_s)
+        weight_of = {name: compared.weights.get(name, 1.0) for name in self.decodes}
+        if compared.objective is Objective.LATENCY:
+            times = (
+                weight * self.decodes[name] / whole * self.decodes[name] / self.tokens[name]
+                for name, weight in weight_of.items()
+                if self.tokens.get(name)
+            )
+            return -math.log(self.busy_s / self.steps * sum(times))
+        tokens = sum(weight * self.tokens.get(name, 0.0) for name, weight in weight_of.items())
+        return math.log(tokens * self.counted / whole / self.busy_s)
 
 
 class HoldOut:
@@ -81,7 +142,8 @@ class HoldOut:
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
         self._taken = 0  # windows compared since the count began
         self._seen_at = -math.inf
-        self._compared: Hashable = None
+        self._compared: Comparison | None = None
+        self._stepped_back_from = ""  # the digest of a comparison that another controller found to lose
         self.is_stepped_back = False
 
     def is_static_due(self, model: str, pool: str, at: float, ratio: float) -> bool:
@@ -91,37 +153,50 @@ class HoldOut:
         share = self._tuning.stepped_back_ratio if self.is_stepped_back else ratio
         return is_drawn(model, pool, self._index(at), share) != self.is_stepped_back
 
-    def compare(self, compared: Hashable) -> None:
+    def compare(self, compared: Comparison) -> None:
         """Say what is compared from now on; begin anew where that is another thing than before."""
         if compared != self._compared:
             self.reset()
             self._compared = compared
+            self.is_stepped_back = compared.digest == self._stepped_back_from
+            self._stepped_back_from = ""
 
-    def take(self, window: Window | None, at: float, *, is_static: bool) -> float | None:
-        """Take in the newest scrape, at `at`, in which the static K was in force (`is_static`) or another.
+    def resume(self, digest: str) -> None:
+        """Take over from a controller which found that the law loses in the comparison of this `digest`."""
+        if self._compared is None:
+            self._stepped_back_from = digest
 
-        Return d of the window that could be compared by this scrape; `None` where none could.
+    def take(self, window: Window | None, seen_at: float, at: float, *, is_static: bool) -> float | None:
+        """Take in a tick at `at`, until which the static K was in force (`is_static`) or another, and the newest look.
+
+        `window` is that look, which ended at `seen_at`; `None` before the first. Both times are Unix seconds. Return d
+        of the window that could be compared by this tick; `None` where none could.
         """
-        if window is None or at <= self._seen_at:
-            return None
-        self._seen_at = at
-        index, tuning, compared = self._index(at), self._tuning, None
+        index, compared = self._index(at), None
+        if self._windows and index < self._windows[-1].index:  # the clock was set back
+            self._windows.clear()
+            self._seen_at = -math.inf
         if not self._windows or self._windows[-1].index != index:
-            self._windows.append(_Sums(index))
+            self._windows.append(_Sums(index, at))
             compared = self._compare()
-        sums = self._windows[-1]
-        if at - window.elapsed_s < index * tuning.hold_out_window_s + tuning.delivered_s:
-            return compared  # what was in force before still counted
-        sums.is_mixed |= sums.is_static is not None and sums.is_static is not is_static
-        sums.is_static = is_static
-        sums.steps += window.evidence.steps
-        sums.tokens += window.tokens
-        sums.busy_s += window.busy_s
+        else:
+            self._windows[-1].note(is_static=is_static)
+        if window is None or seen_at <= self._seen_at:
+            return compared
+        self._seen_at = seen_at
+        for sums in self._windows:
+            begins_at = seen_at - window.elapsed_s - sums.begun_at - self._tuning.delivered_s
+            if sums.index == self._index(seen_at) and begins_at >= -_ROUNDING_S:
+                sums.take(window)
         return compared
+
+    def pause(self) -> None:
+        """Let time pass in which nothing is compared; what was found stays."""
+        self._windows.clear()
 
     def reset(self) -> None:
         """Begin anew: what is compared is not what it was."""
-        self._windows.clear()
+        self.pause()
         self._gains.clear()
         self._taken = 0
         self.is_stepped_back = False
@@ -137,6 +212,7 @@ class HoldOut:
         return {
             "windows": len(self._gains),
             "is_stepped_back": self.is_stepped_back,
+            "compared": self._compared and self._compared.digest,
             "gain_ratio": bounds and {name: math.expm1(min(value, 50.0)) for name, value in bounds.items()},
         }
 
@@ -151,10 +227,11 @@ class HoldOut:
         is_rare_static = not self.is_stepped_back
         if middle.is_static is not is_rare_static:
             return None
-        own = middle.log_throughput(self._tuning.hold_out_steps)
+        compared, fewest = self._compared or Comparison(0), self._tuning.hold_out_steps
+        own = middle.log_score(compared, fewest)
         sides: list[list[float]] = [[], []]
         for sums in self._windows:
-            found = sums.log_throughput(self._tuning.hold_out_steps)
+            found = sums.log_score(compared, fewest)
             if (
                 found is not None
                 and sums.is_static is not is_rare_static

@@ -17,6 +17,8 @@
 
 A table that breaks the bounds is moved inside also where it is stale, idle or its cost is unknown; the reason is then
 `bounds`. Rows without traffic are set whatever the reason where the evidence is fresh and the cost known.
+No static K that is predicted to break an SLO which the law's table keeps comes into force by the hold-out. A pool that
+stepped back keeps the static K while it is stale or idle.
 In mode `advise` the engines get nothing and stay on their own static K; a schedule that they hold from before is
 withdrawn once, by the static K. "In force" is then what was advised last.
 While an operator has frozen the model, the reason is `frozen` and the engines get what the freeze says. Two more

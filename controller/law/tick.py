@@ -22,6 +22,7 @@ from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.graph_shape import cliffs
 from specpilot.controller.law.choice import Choice
 from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.hold_out import Comparison
 from specpilot.controller.law.k_table import KTable, Ranges, grid
 from specpilot.controller.law.pool_memory import PoolMemory, RunningTrial
 from specpilot.controller.law.reason import Reason
@@ -73,10 +74,10 @@ class Tick:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
             return self._answer(reason, chosen, self._withdrawal(static), gain)
-        if decided not in (Reason.STALE, Reason.IDLE) and self._is_static_due():
-            reason = Reason.STATIC_BETTER if pool.hold_out.is_stepped_back else Reason.HOLD_OUT
+        static_reason = self._static_reason(reason, decided, chosen, is_held_out=is_held_out)
+        if static_reason is not None:
             pool.trial = None
-            return self._answer(reason, chosen, held_out, gain)
+            return self._answer(static_reason, chosen, held_out, gain)
         trial = self._trial(chosen) if reason in (Reason.OPTIMAL, Reason.DWELL) else None
         if trial is None:
             pool.trial = None
@@ -139,9 +140,12 @@ class Tick:
         now_gain = self._gain(best, before, pool.load.points)
         worth = now_gain >= max(self._policy.minimum_gain_ratio if self._tuning.guard else 0.0, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
-        is_worth_elsewhere = (self._gains(best, before, self._n) >= self._tuning.urgent_gain_ratio).any()
-        if not worth and not is_worth_elsewhere:
-            return before, Reason.OPTIMAL, gain
+        if not worth:  # the present load keeps its K; other loads may change theirs
+            elsewhere = self._gains(best, before, self._n) >= self._tuning.urgent_gain_ratio
+            elsewhere[before.rows_at(pool.load.points)] = False
+            if not elsewhere.any():
+                return before, Reason.OPTIMAL, gain
+            best = before.with_k(np.where(elsewhere[:, None], best.k, before.k))
         if self._tuning.guard and now - pool.changed_at < self._policy.dwell_s and not is_urgent:
             return before, Reason.DWELL, gain
         pool.changed_at = now
@@ -151,12 +155,17 @@ class Tick:
         return KTable.uniform(table.names, self._n, self._context.fallback_k).clipped(self._rows.low, self._rows.high)
 
     def _gains(self, best: KTable, before: KTable, decodes: Any) -> Any:
-        """By how much `best` scores over `before` at `decodes`, as ratios; infinite where an SLO breaks less."""
+        """By how much `best` scores over `before` at `decodes`, as ratios; infinite where an SLO breaks no more.
+
+        Where SLOs break in both, it is by how much the worst excess is smaller.
+        """
         assert self._choice is not None
         rows = best.rows_at(decodes)
         new = self._choice.evaluate(decodes, best.k[rows]).score
         old = self._choice.evaluate(decodes, before.k[rows]).score
-        return np.where(old > 0, new / np.maximum(old, 1e-12) - 1, np.where(new > old, math.inf, 0.0))
+        kept = new / np.maximum(old, 1e-12) - 1
+        less = old / np.minimum(new, -1e-12) - 1
+        return np.where(old > 0, kept, np.where(new > 0, math.inf, less))
 
     def _gain(self, best: KTable, before: KTable, decodes: Any) -> float:
         return float((self._gains(best, before, decodes) * self._pool.load.weights).sum())
@@ -204,18 +213,46 @@ class Tick:
 
     def _measure_hold_out(self, *, is_held_out: bool) -> None:
         pool, context, policy = self._pool, self._context, self._policy
+        weights = {name: policy.of_class(name).weight for name in policy.class_names}
         required = tuple(requirements(context, name) for name in policy.class_names)
-        pool.hold_out.compare((policy.objective, context.fallback_k, policy.class_names, required))
-        if self._policy.mode is not Mode.ACT or self._policy.hold_out_ratio <= 0 or context.arm is not None:
+        pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, weights, required))
+        if policy.hold_out_ratio <= 0:
             pool.hold_out.reset()
+        elif policy.mode is not Mode.ACT or context.arm is not None:
+            pool.hold_out.pause()
         elif context.in_force is not None and context.in_force.trial is None:
-            self._log_gain = pool.hold_out.take(pool.window(), self._at, is_static=is_held_out)
+            window = pool.window()
+            seen_at = self._at if window is None else self._at - self._now + window.at
+            self._log_gain = pool.hold_out.take(window, seen_at, self._at, is_static=is_held_out)
+
+    def _static_reason(self, reason: Reason, decided: Reason, chosen: KTable, *, is_held_out: bool) -> Reason | None:
+        """Return why the engines get the static K, `None` if they do not.
+
+        Without fresh evidence a pool that stepped back stays as it is.
+        """
+        is_stepped_back = self._pool.hold_out.is_stepped_back
+        if decided in (Reason.STALE, Reason.IDLE):
+            return reason if is_stepped_back and is_held_out else None
+        if not self._is_static_due() or self._is_slo_broken_by_static(chosen):
+            return None
+        return Reason.STATIC_BETTER if is_stepped_back else Reason.HOLD_OUT
 
     def _is_static_due(self) -> bool:
         if self._context.arm is not None:
             return False
         name = (self._context.model, self._context.pool)
         return self._pool.hold_out.is_static_due(*name, self._at, self._policy.hold_out_ratio)
+
+    def _is_slo_broken_by_static(self, chosen: KTable) -> bool:
+        """Whether the static K is predicted to break an SLO that `chosen` keeps, at the present load."""
+        if self._choice is None:
+            return False
+        points = self._pool.load.points
+        static, own = (
+            self._choice.evaluate(points, table.k[table.rows_at(points)]).score
+            for table in (self._bounded_static_of(chosen), chosen)
+        )
+        return bool(((static <= 0) & (own > 0)).any())
 
     def _describe(self) -> None:
         pool, evidence = self._pool, self._pool.evidence

@@ -24,7 +24,8 @@ class Recorded:
     `unreadable` are models whose policy could not be read, so that their pools were held without a decision.
     `turns_at` is the time by which canaries take turns; it stands still while Redis is silent. `fence` is that of the
     lease, so that a new one tells a take-over; `None` in stand-by. `default_mode` and `without` are the controller's
-    settings of these names.
+    settings of these names, `look_s` the seconds between two looks. `resumed` are (model, pool, digest) of hold-outs
+    that an earlier leader found to lose, in the tick in which they were taken over.
     """
 
     at: float
@@ -40,6 +41,8 @@ class Recorded:
     fence: int | None = None
     default_mode: Mode = Mode.ACT
     without: tuple[str, ...] = ()
+    look_s: float = 0.5
+    resumed: tuple[tuple[str, str, str], ...] = ()
 
 
 def to_line(tick: Recorded) -> str:
@@ -51,6 +54,8 @@ def to_line(tick: Recorded) -> str:
         "fence": tick.fence,
         "default_mode": tick.default_mode.value,
         "without": list(tick.without),
+        "look_s": tick.look_s,
+        "resumed": [list(item) for item in tick.resumed],
         "engines": [to_plain(engine) for engine in tick.engines],
         "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
         "schedules": [to_plain(schedule) for schedule in tick.schedules],
@@ -97,4 +102,6 @@ def from_line(line: str) -> Recorded:
         fence=plain.get("fence"),
         default_mode=Mode(plain.get("default_mode", Mode.ACT)),
         without=tuple(plain.get("without", ())),
+        look_s=plain.get("look_s", 0.5),
+        resumed=tuple((model, pool, digest) for model, pool, digest in plain.get("resumed", ())),
     )  # fmt: skip

@@ -5,8 +5,8 @@ the engine whose URL has the target's `instance` (host:port), or whose id its la
 scrape carry the same time; only the newest scrape of a target counts, and a scrape that was read before is the same
 observation again. Ages are told by the server's own clock, so that clocks that differ do no harm.
 
-The law is as fast as the server scrapes: every second or two, please. An engine whose newest scrape is more than
-`LOOK_BACK_S` old yields no observation.
+The law is as fast as the server scrapes: every second or two (`SCRAPED_EVERY_S`). An engine whose newest scrape is more
+than `LOOK_BACK_S` old yields no observation.
 """
 
 import asyncio
@@ -23,6 +23,9 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.types import EngineRecord
 
 TIMEOUT_S = 2.0
+SCRAPED_EVERY_S = 2.0
+"""Seconds between two scrapes of an engine by the server, at most: a look that is older than 5 s steers nothing."""
+
 LOOK_BACK_S = 10
 _SELECT = f'{{__name__=~"{"|".join(LABELS)}"}}[{LOOK_BACK_S}s]'
 _log = logging.getLogger(__name__)

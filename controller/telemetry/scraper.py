@@ -2,7 +2,8 @@
 
 An engine that fails or is slow costs the others nothing and yields no observation: unknown, not zero. When the
 server honours the `name[]` query of Prometheus client libraries only our own series cross the wire; a server that
-answers such a query with nothing (the multi-process registry does) is asked for the whole page from then on.
+answers such a query with nothing (the multi-process registry does) is asked for the whole page until it is started
+anew.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ class Collector:
         self._session = session
         self._clock = clock
         self._timeout_s = timeout_s
-        self._whole_page: set[str] = set()
+        self._whole_page: set[tuple[str, float]] = set()  # of engines by id and start
         self._failing: set[str] = set()
         self.scraped_at: dict[str, float] = {}
 
@@ -47,13 +48,14 @@ class Collector:
         ids = {engine.engine_id for engine in engines}
         self.scraped_at = {name: at for name, at in self.scraped_at.items() if name in ids}
         self._failing &= ids
+        self._whole_page &= {(engine.engine_id, engine.started_at) for engine in engines}
         found = await asyncio.gather(*(self._scrape_one(engine) for engine in engines))
         return [item for item in found if item is not None]
 
     async def _scrape_one(self, engine: EngineRecord) -> Observation | None:
         try:
             async with self._room, asyncio.timeout(self._timeout_s):
-                values = await self._values(engine.url.rstrip("/") + "/metrics")
+                values = await self._values(engine)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if engine.engine_id not in self._failing:
                 _log.warning("engine %s at %s: no metrics: %s", engine.engine_id, engine.url, str(error) or "too slow")
@@ -63,14 +65,15 @@ class Collector:
         at = self.scraped_at[engine.engine_id] = self._clock.monotonic()
         return Observation(engine.engine_id, engine.model, engine.pool, at, engine.started_at, values)
 
-    async def _values(self, url: str) -> dict[Series, float]:
-        if url not in self._whole_page:
+    async def _values(self, engine: EngineRecord) -> dict[Series, float]:
+        url, start = engine.url.rstrip("/") + "/metrics", (engine.engine_id, engine.started_at)
+        if start not in self._whole_page:
             values = parse(await self._page(url, _QUERY))
             if values:
                 return values
         values = parse(await self._page(url, []))
         if values:
-            self._whole_page.add(url)
+            self._whole_page.add(start)
         return values
 
     async def _page(self, url: str, query: list[tuple[str, str]]) -> str:

@@ -6,12 +6,17 @@ import pytest
 
 from specpilot.controller.law.hold_out import is_drawn
 from specpilot.controller.law.reason import Reason
-from specpilot.policy.types import Policy
+from specpilot.policy.types import ClassPolicy, Policy
 from tests.closed_loop.plant import MODEL, Engine, Phase, Source
 from tests.closed_loop.simulation import of_single_k, simulate
 
 OFTEN = Policy(MODEL, hold_out_ratio=0.2)
-DEEP = (4, 5, 6, 7)
+
+
+def mostly_verification(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """A step of which verifying takes most: what is good for one class makes the other wait."""
+    del n, prefill, context
+    return 0.010 + 0.00025 * m + (0.001 if slots else 0.0)
 
 
 def test_about_the_share_of_windows_is_drawn() -> None:
@@ -37,14 +42,36 @@ def test_none_is_held_out_where_the_policy_says_so() -> None:
     assert Reason.HOLD_OUT not in run.reasons
 
 
+def lie(_: int, fleet: list[Engine]) -> None:
+    """Let the engines' counters claim that all is accepted: the law goes deep, and tokens per second tell otherwise."""
+    for engine in fleet:
+        engine.claims = dict.fromkeys(range(1, 8), 0.99)
+
+
+def test_no_static_k_comes_into_force_that_breaks_an_slo_which_the_law_keeps() -> None:
+    """A static K that is faster, and too slow for a token of one class."""
+    chat = ClassPolicy(itl_slo_ms=17.0)
+    policy = Policy(MODEL, static_k=7, hold_out_ratio=0.3, classes={"chat": chat, "json": ClassPolicy(weight=1.01)})
+    phase = Phase(90, [Source(0.3, 8, "chat"), Source(0.9, 8, "json")])
+    run = simulate([phase], policy=policy, step_s=mostly_verification)
+    assert not {Reason.HOLD_OUT, Reason.STATIC_BETTER} & {second.result.reason for second in run.seconds[20:]}
+    free = Policy(MODEL, static_k=7, hold_out_ratio=0.3, classes={"json": ClassPolicy(weight=1.01)})
+    assert Reason.HOLD_OUT in simulate([phase], policy=free, step_s=mostly_verification).reasons
+
+
+def test_a_pool_that_stepped_back_keeps_the_static_k_while_nothing_runs() -> None:
+    busy = Phase(300, [Source("chat_hot", 12)])
+    policy = Policy(MODEL, hold_out_ratio=0.2, static_k=0)
+    run = simulate([busy, Phase(20, []), Phase(5, busy.sources)], policy=policy, disturb=lie)
+    assert run.of_phase(0)[-1].result.reason is Reason.STATIC_BETTER
+    idle = [second.result for second in run.of_phase(1) if second.result.reason is Reason.IDLE]
+    assert len(idle) >= 15
+    for result in (*idle, run.of_phase(2)[0].result):
+        assert {item.k for ranges in (result.publish or {}).values() for item in ranges} == {0}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_law_that_is_lied_to_steps_back_to_the_static_k(seed: int) -> None:
-    """The engine's counters claim that all is accepted: the law goes deep, and tokens per second tell otherwise."""
-
-    def lie(_: int, fleet: list[Engine]) -> None:
-        for engine in fleet:
-            engine.claims = dict.fromkeys(range(1, 8), 0.99)
-
     phase = Phase(600, [Source("chat_hot", 12)])
     run = simulate([phase], policy=Policy(MODEL, hold_out_ratio=0.2, static_k=0), disturb=lie, seed=seed)
     back = [second.at for second in run.seconds if second.result.reason is Reason.STATIC_BETTER]

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
-from specpilot.controller.pools import pool_contexts
+from specpilot.controller.estimation.observation import Observation
+from specpilot.controller.pools import of_steerable, pool_contexts
 from specpilot.policy.codec import decode, encode
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import EngineRecord, Mode
@@ -29,3 +30,9 @@ def test_steps_are_priced_with_graphs_where_all_engines_have_the_same() -> None:
     assert graphs_of(ENGINE, other) == GRAPHS
     assert graphs_of(ENGINE, none) is None
     assert graphs_of(ENGINE, replace(none, k_max=0)) == GRAPHS  # it has no say in K
+
+
+def test_engines_that_cannot_speculate_are_no_evidence() -> None:
+    able, unable = ENGINE, replace(ENGINE, engine_id="b", k_max=0)
+    seen = [Observation(engine.engine_id, "m", "p", 1.0, 0.0, {}) for engine in (able, unable)]
+    assert of_steerable(seen, [able, unable]) == seen[:1]

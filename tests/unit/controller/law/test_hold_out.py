@@ -2,15 +2,31 @@
 
 import math
 import random
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
 
-from specpilot.controller.law.hold_out import HoldOut, judgements
+import pytest
+
+from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Window
+from specpilot.controller.law.hold_out import Comparison, HoldOut, judgements
 from specpilot.controller.tuning import Tuning
+from specpilot.policy.types import Objective
 
 TUNING = Tuning()
 NOISE, MUCH_NOISE = 0.1, 0.15
 """Standard deviations of the logarithm of a window's throughput."""
+
+
+def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: float = 8.0) -> Window:
+    """A look at an engine that was busy: tokens per second by class, of `decodes` requests each, in steps of 10 ms."""
+    steps = 100 * elapsed_s
+    running = decodes * len(throughput)
+    cell = CellSums(steps, elapsed_s, steps * running, steps * running)
+    evidence = Evidence(
+        drafts={(name, 4, 0): steps * decodes for name in throughput},
+        decode_tokens={(name, 4): rate * elapsed_s for name, rate in throughput.items()},
+        cells={Cell(int(running), int(running), 0, 0): cell},
+    )
+    return Window(at, elapsed_s, evidence, elapsed_s)
 
 
 class Traffic:
@@ -19,6 +35,7 @@ class Traffic:
     def __init__(self, seed: int, noise: float = NOISE) -> None:
         self._noise = noise
         self.hold_out = HoldOut(TUNING)
+        self.hold_out.compare(Comparison(7))
         self._rng = random.Random(seed)
         self._index = 0
 
@@ -28,17 +45,46 @@ class Traffic:
         for _ in range(8 * compared):
             is_static = (self._index % 8 == 4) is not self.hold_out.is_stepped_back
             log_throughput = self._rng.gauss(0.0 if is_static else gain, self._noise)
-            window: Any = SimpleNamespace(
-                elapsed_s=0.5,
-                evidence=SimpleNamespace(steps=50.0),
-                tokens=1000.0 * math.exp(log_throughput),
-                busy_s=1.0,
-            )
-            at = self._index * TUNING.hold_out_window_s + 3.0
-            self.hold_out.take(window, at, is_static=is_static)
+            begun_at = self._index * TUNING.hold_out_window_s
+            window = look(begun_at + 3.0, 0.5, {"default": 1000.0 * math.exp(log_throughput)})
+            self.hold_out.take(None, begun_at, begun_at, is_static=is_static)
+            self.hold_out.take(window, window.at, window.at, is_static=is_static)
             has_stepped_back |= self.hold_out.is_stepped_back
             self._index += 1
         return has_stepped_back
+
+
+def measured(
+    hold_out: HoldOut,
+    tuning: Tuning,
+    rates: Callable[[bool], dict[str, float]],
+    *,
+    tick_s: float = 0.5,
+    look_s: float = 0.5,
+    late_s: float = 0.0,
+    windows: int = 40,
+) -> list[float]:
+    """Return the gains over `windows` windows; in every fourth the static K comes into force at its first tick.
+
+    Ticks are `tick_s` apart; looks end `look_s` apart, and are told at the first tick at least `late_s` after that.
+    """
+    gains, in_force, index, at, is_static = [], False, -1, 0.2, False
+    looks: list[tuple[float, dict[str, float]]] = []
+    shown = look_end = 0.0
+    while at < windows * tuning.hold_out_window_s:
+        while look_end + look_s <= at - late_s:
+            look_end += look_s
+            looks.append((look_end, rates(in_force)))
+        newest = look(looks[-1][0], look_s, looks[-1][1]) if looks else None
+        shown = newest.at if newest else shown
+        gain = hold_out.take(newest, shown, at, is_static=in_force)
+        gains += [gain] if gain is not None else []
+        if math.floor(at / tuning.hold_out_window_s) != index:
+            index = math.floor(at / tuning.hold_out_window_s)
+            is_static = index % 4 == 2
+        in_force = is_static
+        at += tick_s
+    return gains
 
 
 def test_the_law_is_judged_less_often_the_more_windows_there_are() -> None:
@@ -64,3 +110,74 @@ def test_a_hold_out_that_is_old_is_as_sensitive() -> None:
         traffic = Traffic(seed)
         assert not traffic.pass_by(1400, 0.05)
         assert traffic.pass_by(150, math.log(0.95))
+
+
+@pytest.mark.parametrize(
+    ("tick_s", "look_s", "late_s"),
+    [(0.5, 0.5, 0.0), (1.0, 1.0, 0.0), (3.0, 3.0, 0.0), (5.0, 5.0, 0.0), (0.5, 2.0, 0.3), (0.5, 1.0, 0.9)],
+)
+def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
+    tick_s: float, look_s: float, late_s: float
+) -> None:
+    tuning = Tuning().for_looks(look_s)
+    hold_out = HoldOut(tuning)
+    hold_out.compare(Comparison(7))
+    gains = measured(
+        hold_out,
+        tuning,
+        lambda is_static: {"default": 1000.0 if is_static else 1300.0},
+        tick_s=tick_s,
+        look_s=look_s,
+        late_s=late_s,
+    )
+    assert len(gains) >= 8
+    assert all(gain == pytest.approx(math.log(1.3)) for gain in gains)
+
+
+@pytest.mark.parametrize(
+    ("compared", "gain"),
+    [
+        (Comparison(7), math.log(1000 / 1100)),
+        (Comparison(7, weights={"few": 10.0}), math.log(2800 / 2000)),
+        (Comparison(7, Objective.LATENCY), math.log((1 / 100 + 1 / 1000) / (1 / 200 + 1 / 800))),
+    ],
+    ids=["throughput", "weights", "latency"],
+)
+def test_what_is_measured_is_what_the_policy_has_the_law_maximise(compared: Comparison, gain: float) -> None:
+    hold_out = HoldOut(TUNING)
+    hold_out.compare(compared)
+    gains = measured(
+        hold_out,
+        TUNING,
+        lambda is_static: {"few": 100.0, "many": 1000.0} if is_static else {"few": 200.0, "many": 800.0},
+    )
+    assert gains
+    assert all(found == pytest.approx(gain) for found in gains)
+
+
+def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:
+    hold_out = HoldOut(TUNING)
+    hold_out.compare(Comparison(7))
+
+    def rates(is_static: bool) -> dict[str, float]:
+        return {"default": 1000.0 if is_static else 1300.0}
+
+    hold_out.take(look(9e9, 0.5, rates(False)), 9e9, 9e9, is_static=False)
+    assert len(measured(hold_out, TUNING, rates)) >= 8
+
+
+def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> None:
+    traffic = Traffic(0)
+    assert traffic.pass_by(20, math.log(0.7))
+    digest = traffic.hold_out.described()["compared"]
+    for compared, expected in ((Comparison(7), True), (Comparison(3), False)):
+        fresh = HoldOut(TUNING)
+        fresh.resume(digest)
+        fresh.compare(compared)
+        assert fresh.is_stepped_back is expected
+        fresh.compare(Comparison(1))
+        assert not fresh.is_stepped_back
+    used = HoldOut(TUNING)
+    used.compare(Comparison(7))
+    used.resume(digest)
+    assert not used.is_stepped_back
