@@ -26,9 +26,10 @@ the drafter nothing. The plan says who catches up:
   for each that waits its turn, and goes through the drafter in two passes;
 - who comes with several positions in the step (a prompt, verified drafts): what waits goes first.
 
-*Ceiling.* A request may state the most that its K may be. The schedule's K is cut to that before anything else is
-planned, so the width, the slots and what counts as a probe follow from it, and a probe goes no deeper either. At 0
-nothing is ever verified for the request.
+*Ceiling.* A request may state the most that its K may be, and its limit on tokens is another: of a draft that is longer
+than what it may still deliver the rest would be verified for nothing. The schedule's K is cut to both before anything
+else is planned, so the width, the slots and what counts as a probe follow from it, and a probe goes no deeper either.
+At 0 nothing is verified for the request.
 
 *Probes.* What is not verified is not known, so a request at K = 0 verifies a token now and then, if none of its drafts
 was verified for `PROBE_AFTER` steps:
@@ -77,9 +78,9 @@ _LEAST_POSITIONS = 3
 class DraftState:
     """What the adapter keeps about one request: its class and band, whether it decodes yet, its backlog, its next K.
 
-    `k` is how many tokens of its next draft are verified, `due` how many the schedule says within the request's own
-    `ceiling`: fewer when it is a probe, more while it waits to catch up. `band` is the one in which that was chosen;
-    its own may have changed since.
+    `k` is how many tokens of its next draft are verified, `due` how many the schedule says within its `ceiling`: fewer
+    when it is a probe, more while it waits to catch up. The ceiling is the one that it `stated`, or what is left to it.
+    `band` is the one in which that was chosen; its own may have changed since.
 
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
@@ -103,6 +104,7 @@ class DraftState:
         "positions",
         "probe_k",
         "request_id",
+        "stated",
         "traffic_class",
         "verifies_at",
     )  # fmt: skip
@@ -110,7 +112,7 @@ class DraftState:
     def __init__(self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE, ceiling: int = K_LIMIT) -> None:
         self.request_id = request_id
         self.kind = kind
-        self.ceiling = ceiling
+        self.ceiling = self.stated = ceiling
         self.traffic_class = self.label = kind.traffic_class
         self.acceptance = Acceptance(begin)
         self.verifies_at: int | None = None
@@ -155,14 +157,14 @@ class StepPlan:
 
 
 class Planner:
-    """Plans the drafts of one engine. Holds the probes' budget.
+    """Plans the drafts of one engine, at most `k_max` tokens each. Holds the probes' budget.
 
     `rows` is how many positions may wait for the drafter, over all requests, `rows_per_step` how many of them catch up
     in a step. `least_width` is that of a drafter which runs in every step.
     """
 
     def __init__(self, k_max: int, rows: int, rows_per_step: int = ROWS_PER_STEP, least_width: int = 0) -> None:
-        self._k_max = k_max
+        self.k_max = k_max
         self._rows = rows
         self._rows_per_step = rows_per_step
         self._least_width = least_width
@@ -187,7 +189,7 @@ class Planner:
         """
         self._earn(table.probe_ratio, 1)
         width = self._look_up(states, table if can_draft else None)
-        if self._k_max == 0:
+        if self.k_max == 0:
             return StepPlan(0)
         everyone = (*states, *prefilling)
         if can_draft:
@@ -201,7 +203,7 @@ class Planner:
 
         None of them is a probe or catches up.
         """
-        if not states or self._k_max == 0:
+        if not states or self.k_max == 0:
             return 0
         backlogs = [state.backlog for state in states]
         room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))

@@ -22,6 +22,10 @@ CEILING_ARGUMENT = "k_max"
 """The entry that is the request's ceiling on K: a whole number, 0 for no speculation."""
 
 
+_FEWEST_DELIVERED = 2
+"""Tokens that a request delivers beside its next draft: this step's, and the bonus token of the draft's step."""
+
+
 class _UnderWay(NamedTuple):
     """A step that has not ended: vLLM's output, when it was scheduled, the length of its requests' sequences."""
 
@@ -119,9 +123,10 @@ class Steps:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
                 prefill += scheduled
-            state.allowed = None
-            state.positions = scheduled
+            state.allowed, state.positions = None, scheduled
             state.decoding = not request.is_prefill_chunk
+            room = request.max_tokens - request.num_output_tokens - _FEWEST_DELIVERED
+            state.ceiling = max(0, min(state.stated, self._planner.k_max, room))
             (decoding if state.decoding else prefilling).append(state)
         can_draft = longest <= self._longest_to_draft
         plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling)

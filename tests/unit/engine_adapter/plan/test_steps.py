@@ -73,6 +73,8 @@ def named(name: str) -> Any:
     extra = {"traffic_class": traffic_class} if rest else None
     return SimpleNamespace(
         num_computed_tokens=0,
+        max_tokens=10**6,
+        num_output_tokens=0,
         sampling_params=SimpleNamespace(extra_args=extra, temperature=0.0),
         use_structured_output=False,
     )
@@ -580,3 +582,21 @@ def test_as_many_tokens_as_before_may_be_another_s() -> None:
         engine.steps.verified("json_b", 3, 3, 0)
         engine.end(output, **{heard: 4 if heard == "json_b" else 1})
     assert drafts(engine.meter.take()) == {("json", 3): 1, ("default", 0): 1}
+
+
+@pytest.mark.parametrize(("left", "k"), [(9, 5), (8, 5), (7, 5), (6, 4), (3, 1), (2, 0), (1, 0), (0, 0)])
+def test_no_more_is_drafted_than_a_request_may_still_deliver(left: int, k: int) -> None:
+    """Of `left` tokens this step delivers one and the draft's step another, besides what it accepts."""
+    engine = Engine(table(default=5))
+    engine.prefill("a", "b")
+    engine.requests["a"].max_tokens, engine.requests["a"].num_output_tokens = 100, 100 - left
+    engine.begin(a=1, b=1)
+    assert [engine.steps.states[name].k for name in "ab"] == [k, 5]
+
+
+def test_a_prompt_for_one_token_is_not_drafted_for() -> None:
+    engine = Engine(table(default=5))
+    engine.requests |= {"a": named("a"), "b": named("b")}
+    engine.requests["a"].max_tokens, engine.requests["b"].max_tokens = 1, 3
+    engine.begin(a=9, b=9)
+    assert [engine.steps.states[name].k for name in "ab"] == [0, 1]
