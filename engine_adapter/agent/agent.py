@@ -9,7 +9,8 @@ goes by its date: whoever wrote it may be long gone. It is held as one that was 
 
 Failures, by name: Redis gone or frozen -> the schedule in force stays, then is held, the link tries again every
 `RETRY_S`; Redis back, also emptied -> the engine registers anew with its next heartbeat; a schedule that does not
-fit -> refused, logged once per version, the running one stays.
+fit -> refused, logged once while the reason is the same, the running one stays. An engine that cannot speculate follows
+none.
 """
 
 import logging
@@ -46,7 +47,7 @@ class EngineLink:
         self._clock = clock
         self._stopped = threading.Event()
         self._registering = threading.Lock()
-        self._refused_version = 0
+        self._refused = ""
         self._left_over_version = 0
         self._beat_at = float("-inf")
         self._is_draining = self._said_draining = False
@@ -113,6 +114,8 @@ class EngineLink:
         self._beat_at = self._clock.monotonic()
 
     def _follow(self, *, is_first_look: bool) -> None:
+        if self._control.k_max == 0:
+            return
         schedule = self._store.schedule(self._control.model, self._control.pool)
         if schedule is None or schedule.version <= max(self._control.version, self._left_over_version):
             return
@@ -127,9 +130,9 @@ class EngineLink:
         except StaleScheduleError:
             return  # the control route applied a newer one in between
         except ScheduleRefusedError as error:
-            if schedule.version != self._refused_version:
+            if str(error) != self._refused:
                 logger.warning("SpecPilot: schedule %d refused, the running one stays: %s", schedule.version, error)
-            self._refused_version = schedule.version
+            self._refused = str(error)
 
 
 class Agent:
@@ -178,24 +181,22 @@ class Agent:
         link.run()
 
     def _export(self) -> None:
-        seen: set[str] = {DEFAULT_CLASS}
         while not self._stopped.wait(EXPORT_S):
             if self._scheduler.control.calibrating is None:  # the calibration exports what it measures
                 try:
-                    self._export_once(seen)
+                    self._export_once()
                 except Exception:  # what one look cannot tell must not end the evidence
                     logger.exception("SpecPilot: the evidence of this moment was not exported")
 
-    def _export_once(self, seen: set[str]) -> None:
-        """Export what was counted and what runs; `seen` are the classes of which gauges exist, and grows."""
+    def _export_once(self) -> None:
+        """Export what was counted and what runs."""
         scheduler = self._scheduler
         self._exporter.add(scheduler.meter.take())
         now = self._clock.monotonic()
         table = scheduler.control.table(now)
         running = scheduler.running_decodes if scheduler.has_unfinished_requests() else {}
-        seen |= set(table.rows)
-        decodes = dict.fromkeys(seen, 0)
-        verified = dict.fromkeys(seen, 0)
+        decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
+        verified = dict.fromkeys(decodes, 0)
         for (name, _, k), count in running.items():
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k

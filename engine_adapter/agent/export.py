@@ -2,12 +2,17 @@
 
 The EngineCore process keeps them as a page of text in the folder that `PROMETHEUS_MULTIPROC_DIR` names, which must be
 empty before the server starts (`specpilot engine` sees to it); the API server adds it to its `/metrics` (`exposition`).
+A page that cannot be written (a full disk) is logged once, and written when that is possible again: the evidence is
+late then, and nothing else is affected.
 """
 
+import logging
 import os
+import threading
 from pathlib import Path
 
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
+from specpilot.engine_adapter.agent.tuning import UNCHANGED_EXPORTS
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
@@ -18,12 +23,19 @@ ENDING = ".specpilot"
 """How names of pages end: prometheus-client reads all that ends with `.db`."""
 
 
+logger = logging.getLogger("vllm.specpilot")
+
+
 class MetricsExporter:
-    """Adds each batch of evidence to the process's metrics. One per engine process."""
+    """Adds each batch of evidence to the process's metrics. One per engine process, for any of its threads."""
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self._lock = threading.Lock()
         self._families: list[Family] = []
+        self._written = ""  # without the age of the schedule
+        self._skipped = 0
+        self._is_failing = False
         self._file = Path(os.environ[FOLDER], f"{os.getpid()}{ENDING}") if os.environ.get(FOLDER) else None
         group = (names.LABEL_CLASS, names.LABEL_BAND)
         position = (names.LABEL_BAND, names.LABEL_POSITION)
@@ -73,39 +85,55 @@ class MetricsExporter:
     def add(self, evidence: Evidence) -> None:
         """Add what `evidence` counted to the counters."""
         model = self._model
-        for name, counter in self._counts.items():
-            for labels, count in getattr(evidence, name).items():
-                counter.add(count, model, *map(str, labels))
-        for traffic_class, count in evidence.probes.items():
-            self._probes.add(count, model, traffic_class)
-        for counters, cells in ((self._steps, evidence.cells), (self._catch_ups, evidence.catch_ups)):
-            for cell, sums in cells.items():
-                for name, counter in counters.items():
-                    counter.add(getattr(sums, name), model, *map(str, cell))
+        with self._lock:
+            for name, counter in self._counts.items():
+                for labels, count in getattr(evidence, name).items():
+                    counter.add(count, model, *map(str, labels))
+            for traffic_class, count in evidence.probes.items():
+                self._probes.add(count, model, traffic_class)
+            for counters, cells in ((self._steps, evidence.cells), (self._catch_ups, evidence.catch_ups)):
+                for cell, sums in cells.items():
+                    for name, counter in counters.items():
+                        counter.add(getattr(sums, name), model, *map(str, cell))
 
     def show(
         self, running: dict[str, int], active_k: dict[str, float], backlog: int, version: int, age_s: float | None
     ) -> None:
-        """Set the gauges to the latest step's state."""
+        """Set the gauges to the latest step's state; classes that are not named have none any more."""
         model = self._model
-        for traffic_class, count in running.items():
-            self._running.set(count, model, traffic_class)
-        for traffic_class, k in active_k.items():
-            self._active_k.set(k, model, traffic_class)
-        self._backlog.set(backlog, model)
-        self._version.set(version, model)
-        self._age.set(-1.0 if age_s is None else age_s, model)
+        with self._lock:
+            for gauge, values in ((self._running, running), (self._active_k, active_k)):
+                gauge.clear()
+                for traffic_class, value in values.items():
+                    gauge.set(value, model, traffic_class)
+            self._backlog.set(backlog, model)
+            self._version.set(version, model)
+            self._age.set(-1.0 if age_s is None else age_s, model)
 
     def write(self) -> None:
-        """Replace the page that the API server reads."""
-        if self._file is not None:
+        """Replace the page that the API server reads; a page of which only the schedule's age is new, now and then."""
+        if self._file is None:
+            return
+        with self._lock:
+            text = "".join(family.text() for family in self._families if family is not self._age)
+            if text == self._written and self._skipped < UNCHANGED_EXPORTS:
+                self._skipped += 1
+                return
             beside = self._file.with_suffix(".new")
-            beside.write_text(self.text(), encoding="utf-8")
-            beside.replace(self._file)
+            try:
+                beside.write_text(text + self._age.text(), encoding="utf-8")
+                beside.replace(self._file)
+            except OSError as error:
+                if not self._is_failing:
+                    logger.warning("SpecPilot: the evidence does not reach /metrics, trying on: %s", error)
+                self._is_failing = True
+                return
+            self._written, self._skipped, self._is_failing = text, 0, False
 
     def text(self) -> str:
         """Return the page."""
-        return "".join(family.text() for family in self._families)
+        with self._lock:
+            return "".join(family.text() for family in self._families)
 
     def _counter(self, name: str, text: str, *labels: str) -> Family:
         return self._family(name, text, COUNTER, labels)

@@ -1,7 +1,11 @@
 """Adds the adapter's page of metrics to what vLLM's server answers at `/metrics`.
 
 A controller asks for the adapter's metrics alone (`name[]`, as Prometheus client libraries have it) and gets the page
-without vLLM's part. Anybody else gets both, in the text format, which Prometheus reads in any case.
+without vLLM's part. Anybody else gets both, in the text format, which Prometheus reads in any case. What vLLM's part
+has of the adapter's names is left out: files of an earlier version of the adapter in the same folder.
+
+An engine that does not speculate may have several engine cores (data parallelism), of which each writes a page: they
+are added up, as those that an earlier start left in the folder.
 """
 
 import os
@@ -10,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from specpilot.engine_adapter.agent.export import ENDING, FOLDER
-from specpilot.engine_adapter.agent.page import only
+from specpilot.engine_adapter.agent.page import those, together
 from specpilot.policy import engine_metrics as names
 
 PATH = "/metrics"
@@ -25,29 +29,32 @@ class MetricsMiddleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer or complete what asks for metrics; pass everything else on."""
-        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) != PATH:
+        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") != PATH:
             await self._app(scope, receive, send)
             return
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])
         ours = read_page()
         if asked:
-            ours = only(ours, asked)
+            ours = those(ours, asked.__contains__)
             if all(name.startswith(names.PREFIX) for name in asked):
                 await _answer(send, 200, [(b"content-type", CONTENT_TYPE)], ours.encode())
                 return
         theirs = _Reply()
         plain = [pair for pair in scope["headers"] if pair[0] not in (b"accept", b"accept-encoding")]
         await self._app({**scope, "headers": plain}, receive, theirs.take)
-        body = theirs.body + ours.encode() if theirs.status == 200 else theirs.body  # noqa: PLR2004 - HTTP's own
+        body = theirs.body
+        if theirs.status == 200:  # noqa: PLR2004 - HTTP's own
+            if names.PREFIX.encode() in body:
+                body = those(body.decode(), lambda name: not name.startswith(names.PREFIX)).encode()
+            body += ours.encode()
         await _answer(send, theirs.status, theirs.headers, body)
 
 
 def read_page() -> str:
-    """Return the metrics of this server's engine core, of which it has one; nothing before the first are written."""
+    """Return the metrics of this server's engine core, or cores; nothing before the first are written."""
     folder = os.environ.get(FOLDER)
-    pages = Path(folder).glob(f"*{ENDING}") if folder else ()
-    newest = max(pages, key=lambda path: path.stat().st_mtime, default=None)
-    return newest.read_text("utf-8") if newest is not None else ""
+    pages = sorted(Path(folder).glob(f"*{ENDING}"), key=lambda path: path.stat().st_mtime) if folder else []
+    return together([page.read_text("utf-8") for page in pages])
 
 
 class _Reply:

@@ -5,11 +5,12 @@ and to write a page of them takes 60 ms of the API server's event loop, at each 
 page of this kind is a join of its lines.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-COUNTER = "counter"
-GAUGE = "gauge"
-_FAMILY = "# HELP "
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+_FAMILY: Final = "# HELP "
 
 
 class Family:
@@ -37,6 +38,11 @@ class Family:
         self._values[values] = value
         self._lines[values] = f"{series} {float(value)!r}\n"
 
+    def clear(self) -> None:
+        """Show no series of what was set before: a gauge of what is gone says nothing."""
+        self._values.clear()
+        self._lines.clear()
+
     def text(self) -> str:
         """Return its part of the page; nothing while it has no series."""
         return self._head + "".join(self._lines.values()) if self._lines else ""
@@ -46,15 +52,29 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def only(page: str, names: Collection[str]) -> str:
-    """Return the part of `page` that has these metrics, as the query `name[]` asks."""
-    return "".join(part for part in _parts(page) if _name(part) in names)
+def those(page: str, is_wanted: Callable[[str], bool]) -> str:
+    """Return the part of `page` with the metrics whose names are wanted."""
+    return "".join(_FAMILY + part for part in page.split(_FAMILY)[1:] if is_wanted(part.split(" ", 1)[0]))
 
 
-def _parts(page: str) -> Iterable[str]:
-    """Return the families of a page."""
-    return (_FAMILY + part for part in page.split(_FAMILY)[1:])
+def together(pages: Sequence[str]) -> str:
+    """Return pages of several processes as one: counters are added up, of a gauge the last page's value counts."""
+    if len(pages) < 2:  # noqa: PLR2004 - one needs no adding
+        return "".join(pages)
+    series: dict[str, dict[str, float]] = {}
+    for head, lines in (found for page in pages for found in _families(page)):
+        values = series.setdefault(head, {})
+        is_counter = head.endswith(f" {COUNTER}\n")
+        for line in lines:
+            name, _, text = line.rpartition(" ")
+            values[name] = float(text) + (values.get(name, 0.0) if is_counter else 0.0)
+    return "".join(
+        head + "".join(f"{name} {value!r}\n" for name, value in values.items()) for head, values in series.items()
+    )
 
 
-def _name(part: str) -> str:
-    return part[len(_FAMILY) :].split(" ", 1)[0]
+def _families(page: str) -> Iterable[tuple[str, list[str]]]:
+    """Yield the head of each family of a page (its HELP and TYPE lines), and its series' lines."""
+    for part in page.split(_FAMILY)[1:]:
+        explained, kind, *lines = part.splitlines()
+        yield f"{_FAMILY}{explained}\n{kind}\n", lines

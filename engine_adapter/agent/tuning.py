@@ -15,6 +15,10 @@ RETRY_S = 0.5
 EXPORT_S = 0.25
 """Between two exports of the evidence: a controller that scrapes every second misses at most a quarter of it."""
 
+UNCHANGED_EXPORTS = 20
+"""Exports in a row that leave a page alone of which only the schedule's age is new: an idle engine writes every 5 s, as
+each write is a whole page for the disk."""
+
 CALIBRATION_STEPS = 20
 """Steps that are measured of each setting before traffic: a mean good to some per cent, in a fifth of a second."""
 

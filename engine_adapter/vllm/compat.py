@@ -138,25 +138,34 @@ def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel
     return faults
 
 
-def attention_fault(attention_backends: Iterable[Iterable[Any]]) -> str | None:
-    """Say which attention backend takes all decodes of a step to have as many positions, if one does.
+def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bool) -> str | None:
+    """Say which attention backends cannot read decodes of different lengths exactly, if some cannot.
 
-    It takes the others for prompts, whose context it reads from the host's bound of a sequence's length. That is exact
-    for prompts; for a decode whose drafts were rejected it is too long, and the text would be wrong.
+    MLA's backends, but for some, take a decode with drafts, or one whose length differs from the others', for a prompt,
+    whose context they read from the host's bound of a sequence's length. vLLM schedules asynchronously (`is_async`)
+    before it knows which drafts were rejected, so that this bound is too long then, and the text would be wrong.
+    Synchronously it is exact.
     """
-    uniform = {
+    inexact = {
         backend.get_name()
         for group in attention_backends
         for backend in group
-        if getattr(getattr(backend.get_builder_cls(), "query_len_support", None), "name", "") == "UNIFORM"
+        if is_async and not _reads_any_lengths(backend.get_builder_cls())
     }
-    if not uniform:
+    if not inexact:
         return None
     return (
-        f"attention backend {', '.join(sorted(uniform))} needs as many positions of every decode in a step, and K "
-        "differs by request: choose one that does not (--attention-backend FLASH_ATTN_MLA or FLASHINFER_MLA), or start "
-        "vLLM without the adapter"
+        f"attention backend {', '.join(sorted(inexact))} reads decodes with different numbers of drafts from a bound "
+        "of their length, which asynchronous scheduling makes too long: choose one that does not (--attention-backend "
+        "FLASH_ATTN_MLA or FLASHINFER_MLA, where the GPU has it), schedule synchronously (--no-async-scheduling), or "
+        "start vLLM without the adapter"
     )
+
+
+def _reads_any_lengths(builder: Any) -> bool:
+    """Whether attention of this metadata `builder` takes decodes of any length for decodes."""
+    support = getattr(builder, "query_len_support", None)
+    return (support is None or support.name == "VARLEN") and not getattr(builder, "require_uniform_decodes", False)
 
 
 def transfer_faults(*, has_connector: bool) -> list[str]:

@@ -163,7 +163,8 @@ def _wrap_graphs() -> None:
     def make_keys_by_length(self: Any, attention_backends: Any, *args: Any, **kwargs: Any) -> Any:
         config = self.vllm_config
         if config.speculative_config is not None and is_steered(config):
-            fault = attention_fault(attention_backends)
+            is_async = bool(config.scheduler_config.async_scheduling)
+            fault = attention_fault(attention_backends, is_async=is_async)
             if fault is not None:
                 raise UnsupportedEngineError(fault)
         replace_dispatcher(self)

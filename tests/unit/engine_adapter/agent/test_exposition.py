@@ -74,12 +74,35 @@ def test_a_query_for_the_adapters_metrics_gets_them_without_the_servers_page(cli
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_what_an_ended_engine_core_left_is_not_shown(client: TestClient, tmp_path: Path) -> None:
-    left = tmp_path / f"1{export.ENDING}"
-    left.write_text("# HELP x X\n# TYPE x gauge\nx 1.0\n")
-    os.utime(left, (1.0, 1.0))
+def test_several_engine_cores_are_added_up(client: TestClient, tmp_path: Path) -> None:
     exporter()
-    assert "x" not in values(client.get("/metrics").text)
+    mine = tmp_path / f"{os.getpid()}{export.ENDING}"
+    other = tmp_path / f"1{export.ENDING}"
+    other.write_text(mine.read_text())
+    os.utime(other, (1.0, 1.0))
+    for _ in range(2):
+        found = values(client.get("/metrics").text)
+        assert (found[names.DECODE_TOKENS], found[names.RUNNING_DECODES]) == (10.0, 3.0)
+        os.utime(mine, (0.5, 0.5))  # whichever wrote last: no counter goes back
+
+
+def test_what_an_earlier_adapter_left_in_vllms_files_is_not_shown_twice(tmp_path: Path, client: TestClient) -> None:
+    exporter()
+    registry = CollectorRegistry()
+    Counter("vllm:things", "Things", registry=registry).inc(2)
+    Counter(names.STEPS, "Steps", registry=registry).inc(9)
+    app = FastAPI()
+    app.mount("/metrics", make_asgi_app(registry=registry))
+    app.add_middleware(MetricsMiddleware)
+    text = TestClient(app).get("/metrics/").text
+    assert names.STEPS not in text
+    assert values(text)["vllm:things_total"] == 2.0
+    assert text.count(f"# TYPE {names.DECODE_TOKENS} ") == 1
+
+
+def test_the_path_may_end_with_a_slash(client: TestClient) -> None:
+    exporter()
+    assert values(client.get("/metrics/").text).keys() >= {"vllm:things_total", names.DECODE_TOKENS}
 
 
 def test_other_paths_are_not_touched(client: TestClient) -> None:

@@ -1,6 +1,6 @@
 from prometheus_client.parser import text_string_to_metric_families
 
-from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, only
+from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, those, together
 
 
 def samples(page: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -46,7 +46,30 @@ def test_any_text_can_be_a_label() -> None:
     assert samples(gauge.text()) == {("x_k", (name,)): 1.0}
 
 
-def test_a_query_gets_the_metrics_that_it_names_and_no_other() -> None:
-    assert set(samples(only(page(3, 5), ["x_k", "other"]))) == {("x_k", ("m",))}
-    assert only(page(3, 5), ["x_k", "x_steps_total"]) == page(3, 5)
-    assert only(page(3, 5), ["x"]) == ""
+def test_those_that_are_wanted_are_kept_and_no_other() -> None:
+    assert set(samples(those(page(3, 5), {"x_k", "other"}.__contains__))) == {("x_k", ("m",))}
+    assert those(page(3, 5), {"x_k", "x_steps_total"}.__contains__) == page(3, 5)
+    assert those(page(3, 5), {"x"}.__contains__) == ""
+
+
+def test_a_gauge_that_was_cleared_shows_what_is_set_anew() -> None:
+    gauge = Family("x_k", "Mean K", GAUGE, ("traffic_class",))
+    gauge.set(3, "gone")
+    gauge.clear()
+    gauge.set(2, "chat")
+    assert samples(gauge.text()) == {("x_k", ("chat",)): 2.0}
+
+
+def test_counters_of_several_pages_are_added_up_and_of_gauges_the_last_counts() -> None:
+    other = Family("x_steps_total", "Steps", COUNTER, ("model_name", "band"))
+    other.add(1.5, "m", "chat")
+    other.add(7, "m", "one two")
+    found = samples(together([page(3, 5), other.text(), page(4, 6)]))
+    assert found == {
+        ("x_steps_total", ("m", "0")): 7.0,
+        ("x_steps_total", ("m", "chat")): 5.5,
+        ("x_steps_total", ("m", "one two")): 7.0,
+        ("x_k", ("m",)): 6.0,
+    }
+    assert together([page(3, 5)]) == page(3, 5)
+    assert together([]) == ""

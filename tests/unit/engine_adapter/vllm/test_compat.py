@@ -8,6 +8,7 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
     from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
@@ -288,18 +289,31 @@ def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
     [
         ("mla.triton_mla.TritonMLABackend", "TRITON_MLA"),
         ("mla.flashmla.FlashMLABackend", "FLASHMLA"),
+        ("mla.amx_mla.AMXMLABackend", "AMX_MLA"),
+        ("mla.flashmla_sparse.FlashMLASparseBackend", "FLASHMLA_SPARSE"),
         ("triton_attn.TritonAttentionBackend", None),
         ("cpu_attn.CPUAttentionBackend", None),
     ],
 )
-def test_attention_that_needs_decodes_of_one_length_is_refused(backend: str, word: str | None) -> None:
+def test_attention_that_reads_other_lengths_inexactly_is_refused_where_scheduling_is_asynchronous(
+    backend: str, word: str | None
+) -> None:
     module, _, name = f"vllm.v1.attention.backends.{backend}".rpartition(".")
-    fault = compat.attention_fault([{getattr(import_module(module), name)}])
+    found = [{getattr(import_module(module), name)}]
+    assert compat.attention_fault(found, is_async=False) is None
+    fault = compat.attention_fault(found, is_async=True)
     if word is None:
         assert fault is None
     else:
-        assert word in str(fault)
+        assert f"backend {word} reads" in str(fault)
         assert "--attention-backend FLASH_ATTN_MLA" in str(fault)
+        assert "--no-async-scheduling" in str(fault)
+
+
+def test_mla_that_reads_any_lengths_is_taken() -> None:
+    builder = SimpleNamespace(query_len_support=QueryLenSupport.VARLEN)
+    backend: Any = SimpleNamespace(get_builder_cls=lambda: builder)
+    assert compat.attention_fault([[backend]], is_async=True) is None
 
 
 def test_such_attention_takes_decodes_of_another_length_for_prompts() -> None:

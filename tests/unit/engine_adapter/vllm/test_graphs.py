@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from specpilot.engine_adapter.errors import UnsupportedEngineError
     from specpilot.engine_adapter.vllm import drafting, graph_record, graphs
     from specpilot.engine_adapter.vllm.installation import install
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
+    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
     from specpilot.policy.graphs import Graphs
 
 K_MAX = 7
@@ -60,7 +60,9 @@ def runner(
         compilation_config=compilation,
         num_speculative_tokens=K_MAX,
         lora_config=None,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, scheduler_cls=scheduler),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=max_num_seqs, scheduler_cls=scheduler, async_scheduling=scheduler is SpecPilotAsyncScheduler
+        ),
         speculative_config=SimpleNamespace(method="eagle3"),
         model_config=SimpleNamespace(is_hybrid=is_hybrid, is_encoder_decoder=False),
         parallel_config=SimpleNamespace(data_parallel_size=1),
@@ -135,7 +137,7 @@ def test_as_many_as_may_run_have_a_graph_of_their_own(running: int, monkeypatch:
 
 
 class _UniformBackend(_Backend):
-    """As MLA's on many GPUs: all decodes of a step have as many positions."""
+    """As MLA's on many GPUs: decodes of another length than most are taken for prompts."""
 
     query_len_support = QueryLenSupport.UNIFORM
 
@@ -144,13 +146,13 @@ class _UniformBackend(_Backend):
         return "SOME_MLA"
 
 
-def test_a_steered_engine_does_not_start_on_attention_that_needs_one_length() -> None:
+def test_a_steered_engine_does_not_start_on_attention_that_reads_other_lengths_inexactly() -> None:
     made = runner()
     groups = [SimpleNamespace(kv_cache_spec=None)]
-    with pytest.raises(UnsupportedEngineError, match="SOME_MLA needs as many positions of every decode"):
+    with pytest.raises(UnsupportedEngineError, match="backend SOME_MLA reads decodes"):
         GPUModelRunner._check_and_update_cudagraph_mode(made, [{_UniformBackend}], groups)
-    stock = runner(scheduler=object)
-    GPUModelRunner._check_and_update_cudagraph_mode(stock, [{_UniformBackend}], groups)
+    for other in (runner(scheduler=object), runner(scheduler=SpecPilotScheduler)):
+        GPUModelRunner._check_and_update_cudagraph_mode(other, [{_UniformBackend}], groups)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""The page that an engine core writes: whole, whatever its threads and its disk do."""
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specpilot.engine_adapter.agent import export
+from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
+from specpilot.engine_adapter.agent.tuning import UNCHANGED_EXPORTS
+from specpilot.engine_adapter.evidence.meter import Evidence, Group
+from specpilot.policy import engine_metrics as names
+
+
+@pytest.fixture
+def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MetricsExporter:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    return MetricsExporter("m")
+
+
+def page(folder: Path) -> str:
+    (found,) = folder.glob(f"*{export.ENDING}")
+    return found.read_text()
+
+
+def classes_of(text: str, metric: str) -> dict[str, float]:
+    return {
+        sample.labels[names.LABEL_CLASS]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == metric
+    }
+
+
+def test_a_class_that_is_gone_has_no_gauge(exporter: MetricsExporter, tmp_path: Path) -> None:
+    exporter.show({"chat": 3, "old": 1}, {"chat": 2.0, "old": 7.0}, 0, 1, 0.5)
+    exporter.write()
+    assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 3.0, "old": 1.0}
+    exporter.show({"chat": 0}, {"chat": 2.0}, 0, 2, 0.5)
+    exporter.write()
+    assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 0.0}
+    assert classes_of(page(tmp_path), names.ACTIVE_K) == {"chat": 2.0}
+
+
+def test_an_idle_engines_page_is_written_now_and_then(exporter: MetricsExporter, tmp_path: Path) -> None:
+    def age(value: float) -> str:
+        exporter.show({"chat": 0}, {"chat": 2.0}, 0, 1, value)
+        exporter.write()
+        return page(tmp_path)
+
+    first = age(1.0)
+    assert all(age(2.0 + at) == first for at in range(UNCHANGED_EXPORTS))
+    assert age(99.0) != first
+    exporter.add(Evidence(tokens={Group("chat", 7): 5}))  # type: ignore[arg-type]
+    assert names.DECODE_TOKENS in age(99.0)
+
+
+def test_a_disk_that_is_full_is_said_once_and_the_page_comes_when_it_is_not(
+    exporter: MetricsExporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    logging.getLogger("vllm.specpilot").propagate = True
+    exporter.show({"chat": 3}, {"chat": 2.0}, 0, 1, 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        for _ in range(3):
+            exporter.write()
+    assert [record.message for record in caplog.records] == [
+        "SpecPilot: the evidence does not reach /metrics, trying on: [Errno 28] No space left on device"
+    ]
+    exporter.write()
+    assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 3.0}
+
+
+def test_threads_may_add_and_write_at_once(exporter: MetricsExporter, tmp_path: Path) -> None:
+    """The calibration's thread ends while the exporter's begins."""
+    failed: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for at in range(200):
+                exporter.add(Evidence(tokens={Group(f"{name}{at}", 7): 5}))  # type: ignore[arg-type]
+                exporter.write()
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(classes_of(page(tmp_path), names.DECODE_TOKENS)) == 400
