@@ -4,8 +4,8 @@ import pytest
 
 from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
-from specpilot.policy.types import ClassPolicy, Mode, Policy
-from tests.closed_loop.plant import MODEL, Phase, Source
+from specpilot.policy.types import DEFAULT_CLASS, ClassPolicy, KRange, Mode, Policy, Schedule
+from tests.closed_loop.plant import MODEL, POOL, Phase, Source
 from tests.closed_loop.simulation import Run, of_single_k, simulate
 
 
@@ -90,3 +90,14 @@ def test_a_trial_breaks_no_slo_that_it_can_foresee() -> None:
     for second in run.seconds:
         if second.result.trial:
             assert max(ks(second.result.trial.classes, "default")) < 7
+
+
+def test_a_gain_at_loads_that_do_not_occur_leaves_the_present_loads_k_alone() -> None:
+    """K = 5 is less than the minimum below the best for these 4 requests, and K = 0 for 40 more than a tenth."""
+    ranges = (KRange(1, 16, 5), KRange(17, 64, 0))
+    start = Schedule(MODEL, POOL, 1, 0.0, 60.0, 0.0, {DEFAULT_CLASS: ranges})
+    wanted = Policy(MODEL, hold_out_ratio=0.0, minimum_gain_ratio=0.5)
+    run = simulate([Phase(20, [Source("json", 4)])], policy=wanted, start=start)
+    last = published(run)[-1]["default:7"]
+    assert {k for lo, hi, k in last if lo <= 4 <= hi} == {5}
+    assert min(k for lo, hi, k in last if lo <= 40 <= hi) >= 4
