@@ -212,12 +212,20 @@ class _Bench:
             controller = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_for(PROGRAM, f"{stage.system.admin_url}/health", 30.0)
+            _check_alive(controller, arm, stage)
             if arm == report.NO_PROBES:
                 stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": 0.0})
             yield
+            _check_alive(controller, arm, stage)
         finally:
             controller.terminate()
             controller.wait(30.0)
+
+
+def _check_alive(controller: subprocess.Popen[bytes], arm: str, stage: _Stage) -> None:
+    """End the bench where the controller of `arm` has ended: another one on its port would have answered for it."""
+    if controller.poll() is not None:
+        fail(PROGRAM, f"the controller of the arm `{arm}` has ended; {stage.folder / 'controller.log'} says why")
 
 
 @contextmanager
