@@ -3,7 +3,7 @@
 The provider's keys are found by discovery (`/.well-known/openid-configuration`) and kept for some minutes. A token that
 is signed with a key that is not known yet makes them be read again, every half minute at most. Checked are the
 signature (asymmetric algorithms only), the issuer, the audience and the times; the role is the highest that the values
-of one claim stand for. Needs PyJWT with `cryptography`: `pip install 'pyjwt[crypto]'`.
+of one claim stand for. Needs PyJWT with `cryptography`, the extra `oidc`.
 """
 
 import json
