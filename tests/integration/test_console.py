@@ -272,7 +272,7 @@ def test_every_page_and_dialog_is_accessible(
     script = axe.script()
     assert script is not None
     full = {"classes": {"code": {"k_max": 3}}, "match": [{"traffic_class": "code", "stream": True}]}
-    controller.call(f"/admin/policies/{MODEL}", "DELETE")
+    controller.call(f"/admin/policies/{MODEL}", "DELETE", If_Match="*")
     controller.call(f"/admin/canaries/{MODEL}", "DELETE")
     for place, method, body in (
         (f"policies/{MODEL}", "PUT", full),
