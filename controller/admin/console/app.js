@@ -7,9 +7,10 @@ import { canaries } from "./canaries.js";
 import { by, h, show } from "./dom.js";
 import { fleet } from "./fleet.js";
 import { moment } from "./format.js";
+import { models } from "./models.js";
 import { policies } from "./policies.js";
 
-const PAGES = { fleet, policies, canaries, audit, access };
+const PAGES = { fleet, policies, canaries, models, audit, access };
 const FREEZES_EVERY_S = 2;
 let page = null, me = { name: "", role: "viewer" };
 
