@@ -1,4 +1,4 @@
-"""Which GPUs of a machine each engine gets: shares of the visible ones, so that two engines do not meet on the first."""
+"""Which GPUs of a machine each engine gets: a share of the visible ones, so that two do not meet on the first."""
 
 import subprocess
 from collections.abc import Mapping, Sequence

@@ -83,10 +83,8 @@ def main(arguments: Sequence[str]) -> None:
         if settings.redis_url is None:
             command, embedded_url = embedded_redis.server_command(settings.state_dir / "redis")
             supervisor.start([Part("redis", command, _answers(embedded_url))], ready_within_s=30.0)
-        if stop.is_set():
-            return
         mode = _start(settings, settings.redis_url or str(embedded_url), supervisor, stop, say)
-        if stop.is_set():
+        if mode is None:
             return
         if journal is None:
             _show(settings, mode, supervisor, stop)
@@ -118,15 +116,17 @@ def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: thread
 
 def _start(
     settings: UpSettings, redis_url: str, supervisor: Supervisor, stop: threading.Event, say: Callable[[str], None]
-) -> Mode:
-    """Start every part but Redis, until `stop`; return the mode in force."""
+) -> Mode | None:
+    """Start every part but Redis; return the mode in force, `None` when `stop` came first."""
+    if stop.is_set():
+        return None
     mode = _write_policy(settings, redis_url).mode
     engines, servers = _engines(settings, redis_url), _servers(settings, redis_url)
     say("loading the model")
     for parts in [engines, servers] if settings.unattended else [engines + servers]:
         if not stop.is_set():
             supervisor.start(parts, settings.ready_within_s)
-    return mode
+    return None if stop.is_set() else mode
 
 
 def _write_policy(settings: UpSettings, redis_url: str) -> Policy:

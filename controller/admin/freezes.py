@@ -77,7 +77,11 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         return JSONResponse({"freezes": [to_plain(item) for item in found.values() if item.holds(now)], "now": now})
 
     body = body_schema(_FREEZE_REQUEST, is_required=False)
-    written: dict[str, Any] = {"response_model": Freeze | DryRun, "responses": refusals(409, 413), "openapi_extra": body}
+    written: dict[str, Any] = {
+        "response_model": Freeze | DryRun,
+        "responses": refusals(409, 413),
+        "openapi_extra": body,
+    }
     lifted: dict[str, Any] = {"status_code": 204, "responses": {200: {"model": DryRun}}}
 
     @router.put("/freezes", **written)
@@ -122,7 +126,9 @@ def _anothers(found: Freeze) -> ApiError:
     until = "it is lifted" if found.until is None else f"{found.until:.0f} (Unix seconds)"
     why = f" ({found.comment})" if found.comment else ""
     message = f"{_name(found.model)} is frozen by {found.author or 'somebody'} until {until}{why}"
-    return ApiError(409, "frozen_by_another", f"{message}; send replace: true to put yours in its place", param="replace")
+    return ApiError(
+        409, "frozen_by_another", f"{message}; send replace: true to put yours in its place", param="replace"
+    )
 
 
 def _shown(freeze: Freeze | None) -> dict[str, Any]:

@@ -12,7 +12,14 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
-from specpilot.controller.admin.expiry import EXPIRY, EXPIRY_FIELDS, expiry_faults, expiry_in, rotated_expiry, rotation_faults
+from specpilot.controller.admin.expiry import (
+    EXPIRY,
+    EXPIRY_FIELDS,
+    expiry_faults,
+    expiry_in,
+    rotated_expiry,
+    rotation_faults,
+)
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals
 from specpilot.policy.clock import Clock

@@ -1,8 +1,8 @@
 """The admin API's policies: versioned documents with ETag and If-Match.
 
 A policy's ETag is its version. Replacing or deleting one needs `If-Match`, so that two operators cannot overwrite each
-other unseen; the second is told what changed since. `on_change` is called after every write, so that the loop need not wait
-for its next tick.
+other unseen; the second is told what changed since. `on_change` is called after every write, so that the loop need not
+wait for its next tick.
 """
 
 import asyncio

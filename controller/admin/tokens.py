@@ -12,7 +12,14 @@ from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
-from specpilot.controller.admin.expiry import EXPIRY, EXPIRY_FIELDS, expiry_faults, expiry_in, rotated_expiry, rotation_faults
+from specpilot.controller.admin.expiry import (
+    EXPIRY,
+    EXPIRY_FIELDS,
+    expiry_faults,
+    expiry_in,
+    rotated_expiry,
+    rotation_faults,
+)
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import NewToken, TokenList, WhoAmI, refusals
 from specpilot.policy.access import TOKEN_NAME_LIMIT, AdminToken, Role, is_token_name, sha256_of

@@ -305,7 +305,9 @@ def test_model_routes_are_set_changed_and_removed(browser: Browser, controller: 
     browser.fill("models, with weights: big=9, new", "big=many")
     browser.press("Set it")
     browser.sees("weight")
-    assert controller.call("/admin/model-routes", "PATCH", {"routes": {"fast": {"split": [{"model": "small"}]}}})[0] == 200
+    assert (
+        controller.call("/admin/model-routes", "PATCH", {"routes": {"fast": {"split": [{"model": "small"}]}}})[0] == 200
+    )
     browser.fill("models, with weights: big=9, new", "new")
     browser.press("Set it")
     browser.sees("is at version 2, not")  # and what is there now is shown

@@ -56,7 +56,11 @@ def test_no_number_of_a_policy_is_infinite_or_none_at_all(field: str, text: str,
 
 
 def test_the_test_above_names_every_number() -> None:
-    for kind, names in ((Policy, NUMBERS_OF_A_POLICY), (ClassPolicy, NUMBERS_OF_A_CLASS), (MatchRule, NUMBERS_OF_A_RULE)):
+    for kind, names in (
+        (Policy, NUMBERS_OF_A_POLICY),
+        (ClassPolicy, NUMBERS_OF_A_CLASS),
+        (MatchRule, NUMBERS_OF_A_RULE),
+    ):
         numbers = [item.name for item in fields(kind) if re.search(r"\b(int|float)\b", str(item.type))]
         assert numbers == names
 
