@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "start Redis there or give another URL",
         )
     if settings.oidc_issuer is not None and find_spec("jwt") is None:
-        fail(PROGRAM, "--oidc-issuer: needs PyJWT; pip install 'pyjwt[crypto]'")
+        fail(PROGRAM, "--oidc-issuer: needs PyJWT; pip install 'specpilot[oidc]'")
     if settings.record is not None:
         try:
             settings.record.open("a").close()

@@ -46,7 +46,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     entrance = Entrance(
         admin_token=settings.admin_token.get_secret_value() if settings.admin_token else None,
         trusts_this_machine=settings.trust_this_machine,
-        provider=_provider(settings),
+        provider=_provider(settings, clock),
     )
 
     def wake() -> None:
@@ -116,7 +116,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     return app
 
 
-def _provider(settings: ControllerSettings) -> IdentityProvider | None:
+def _provider(settings: ControllerSettings, clock: Clock) -> IdentityProvider | None:
     """The identity provider of the settings. Its library is loaded only where one is named."""
     if settings.oidc_issuer is None or settings.oidc_audience is None:
         return None
@@ -124,7 +124,7 @@ def _provider(settings: ControllerSettings) -> IdentityProvider | None:
     rules = oidc.OidcRules(
         settings.oidc_issuer, settings.oidc_audience, settings.oidc_claim, roles_in(settings.oidc_roles)
     )
-    provider: IdentityProvider = oidc.OidcProvider(rules)
+    provider: IdentityProvider = oidc.OidcProvider(rules, clock)
     return provider
 
 

@@ -56,6 +56,7 @@ class ControllerMetrics:
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
         )  # fmt: skip
+        self._publishing = gauge("publishing", "1 while schedules are published, 0 in mode advise", _POOL)
         self._version = gauge("schedule_version", "Version published last", _POOL)
         self._lease = gauge("lease_held", "1 while this controller leads")
         self._store = gauge("store_up", "1 while Redis answers")
@@ -112,6 +113,7 @@ class ControllerMetrics:
             self._decisions.labels(model, pool, each.value).inc(each is result.reason)
             self._series[self._decisions, (model, pool, each.value)] = True
         self._show(self._version, self._versions.get((model, pool)), model, pool)
+        self._show(self._publishing, result.publish is not None, model, pool)
         self._show(self._probe, result.probe_ratio, model, pool)
         for row, value in result.k(result.proposed).items():
             name, _, band = row.partition(":")

@@ -31,7 +31,7 @@ class Result(StrEnum):
     """What became of it."""
 
     DONE = "done"
-    REFUSED = "refused"  # the caller's fault, or not allowed: nothing was changed
+    REFUSED = "refused"  # the caller's fault, not allowed, or nobody could tell who calls: nothing was changed
     FAILED = "failed"  # Redis or the controller: it may or may not have been changed
 
 

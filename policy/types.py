@@ -8,6 +8,7 @@ Words: K is the number of draft tokens verified per request per step; K = 0 mean
 the set of engines of one model on one kind of hardware in one configuration.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -269,8 +270,8 @@ class ClassPolicy:
                 faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
         if self.k_min is not None and self.k_max is not None and self.k_min > self.k_max:
             faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
-        if self.itl_slo_ms is not None and self.itl_slo_ms <= 0:
-            faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0")
+        if self.itl_slo_ms is not None and not 0 < self.itl_slo_ms < math.inf:
+            faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0 and finite")
         _raise(faults)
 
 

@@ -116,7 +116,8 @@ class _Running:
 class Supervisor:
     """Runs parts until stopped. `say` receives each line meant for a person.
 
-    With `receive` the parts' lines go there, each with the part's name, and no log file is written.
+    With `receive` the parts' lines go there, each with the part's name, and no log file is written. Once `end` is set
+    no start waits any longer: the owner is about to call `stop`.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Supervisor:
         say: Callable[[str], None],
         receive: Receive | None = None,
         deaths_limit: int | None = None,
+        end: threading.Event | None = None,
     ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self._log_folder = log_folder
@@ -132,10 +134,10 @@ class Supervisor:
         self._receive = receive
         self._deaths_limit = deaths_limit
         self._running: list[_Running] = []
-        self._stopping = threading.Event()
+        self._end = end or threading.Event()
 
     def start(self, parts: Sequence[Part], ready_within_s: float) -> None:
-        """Start `parts` together and return when all are ready.
+        """Start `parts` together and return when all are ready, or when `end` is set.
 
         Raises `PartFailedError` when one ends first, or is not ready in time.
         """
@@ -149,7 +151,7 @@ class Supervisor:
             batch.append(running)
         deadline = time.monotonic() + ready_within_s
         waiting = batch
-        while waiting and not self._stopping.is_set():
+        while waiting and not self._end.is_set():
             time.sleep(0.1)
             for running in list(waiting):
                 self._await_ready(running, deadline)
@@ -192,7 +194,6 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop every part, the last started first, and wait for each."""
-        self._stopping.set()
         for running in reversed(self._running):
             process = running.process
             if process is None or process.poll() is not None:

@@ -7,7 +7,10 @@ with status 1 when a part keeps dying. `--sagemaker` is that, with what a manage
 
 On a machine without a GPU each engine is bound to cores of its own and the other programs to the last core, or as many
 as the gateway has workers: an engine's OpenMP threads spin, and any other busy process on their cores would make its
-steps many times longer.
+steps many times longer. With GPUs several engines get a share of them each.
+
+What is secret, tokens and the password in a Redis URL, reaches the parts by their environment: every user of a machine
+can read the arguments of its processes.
 """
 
 import os
@@ -22,11 +25,13 @@ from pathlib import Path
 from types import FrameType
 from urllib.request import urlopen
 
-from specpilot import embedded_redis
+from specpilot import embedded_redis, gpus
 from specpilot.journal import Journal
+from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import SystemClock
+from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import PolicyError
-from specpilot.policy.history import Change
+from specpilot.policy.history import Change, differences
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail
 from specpilot.policy.types import ClassPolicy, Mode, Policy
@@ -36,6 +41,8 @@ from specpilot.supervisor import Part, PartFailedError, Supervisor
 from specpilot.up_settings import PROGRAM, UpSettings, check, policy_given, read
 
 DEMO_CLASSES = ("chat", "code", "json")
+AUTHOR = "specpilot up"
+"""Who wrote a policy, in its history and the audit."""
 DEATHS_LIMIT = 5
 _WHAT_K_DOES = {
     Mode.ACT: "K follows the traffic",
@@ -66,13 +73,18 @@ def main(arguments: Sequence[str]) -> None:
             say,
             None if journal is None else journal.add,
             None if journal is None else DEATHS_LIMIT,
+            stop,
         )
     except OSError as error:
         said = f"cannot make {error.filename}: {error.strerror}; name a folder that can be written"
         fail(PROGRAM, f"--state-dir: {said}")
+    embedded_url: str | None = None
     try:
-        redis_url, mode = _start(settings, supervisor, stop, say)
-        if stop.is_set():
+        if settings.redis_url is None:
+            command, embedded_url = embedded_redis.server_command(settings.state_dir / "redis")
+            supervisor.start([Part("redis", command, _answers(embedded_url))], ready_within_s=30.0)
+        mode = _start(settings, settings.redis_url or str(embedded_url), supervisor, stop, say)
+        if mode is None:
             return
         if journal is None:
             _show(settings, mode, supervisor, stop)
@@ -88,8 +100,8 @@ def main(arguments: Sequence[str]) -> None:
         notify(STOPPING)
         say("stopping")
         supervisor.stop()
-        if settings.redis_url is None and "redis_url" in locals():
-            shutil.rmtree(Path(redis_url.removeprefix("unix://")).parent, ignore_errors=True)
+        if embedded_url is not None:
+            shutil.rmtree(Path(embedded_url.removeprefix("unix://")).parent, ignore_errors=True)
 
 
 def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: threading.Event) -> None:
@@ -103,33 +115,37 @@ def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: thread
 
 
 def _start(
-    settings: UpSettings, supervisor: Supervisor, stop: threading.Event, say: Callable[[str], None]
-) -> tuple[str, Mode]:
-    """Start every part; return the URL of Redis and the mode in force."""
-    redis_url = settings.redis_url
-    if redis_url is None:
-        command, redis_url = embedded_redis.server_command(settings.state_dir / "redis")
-        supervisor.start([Part("redis", command, _answers(redis_url))], ready_within_s=30.0)
+    settings: UpSettings, redis_url: str, supervisor: Supervisor, stop: threading.Event, say: Callable[[str], None]
+) -> Mode | None:
+    """Start every part but Redis; return the mode in force, `None` when `stop` came first."""
+    if stop.is_set():
+        return None
     mode = _write_policy(settings, redis_url).mode
     engines, servers = _engines(settings, redis_url), _servers(settings, redis_url)
     say("loading the model")
     for parts in [engines, servers] if settings.unattended else [engines + servers]:
         if not stop.is_set():
             supervisor.start(parts, settings.ready_within_s)
-    return redis_url, mode
+    return None if stop.is_set() else mode
 
 
 def _write_policy(settings: UpSettings, redis_url: str) -> Policy:
     """Write the policy that is given, and return the one in Redis then.
 
     Without `--policy` the model's policy in Redis stays; `--mode` and `--k` change these fields of it. Where there is
-    none, one with the demo's classes is written.
+    none, one with the demo's classes is written. What was written is in the history and in the audit.
     """
     store = RedisStore(redis_url)
     found = store.policy(settings.served_model_name)
     policy = policy_given(settings) or _changed(settings, found.policy if found else None)
     if found is None or found.policy != policy:
-        store.put_policy(policy, None, SystemClock().now(), Change("specpilot up"))
+        now = SystemClock().now()
+        store.put_policy(policy, None, now, Change(AUTHOR))
+        before = to_plain(found.policy if found else Policy(policy.model))
+        changes, left_out = bounded(differences(before, to_plain(policy)))
+        store.append_audit(
+            AuditEntry(now, AUTHOR, "put_policy", policy.model, Result.DONE, changes=changes, changes_left_out=left_out)
+        )
     store.close()
     return policy
 
@@ -148,10 +164,15 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
     has_gpu = shutil.which("nvidia-smi") is not None
     engine_cores, _ = _cores(settings)
     has_own_config = "--speculative-config" in settings.engine_args
+    devices = gpus.visible(os.environ) if has_gpu and settings.engines > 1 else []
     parts = []
     for index in range(settings.engines):
         port = settings.engine_port + index
-        environment = {"HF_HUB_OFFLINE": "1"} if Path(settings.model).is_dir() else {}
+        environment = _redis_for("ENGINE", redis_url)
+        if Path(settings.model).is_dir():
+            environment["HF_HUB_OFFLINE"] = "1"
+        if devices:
+            environment[gpus.VISIBLE] = ",".join(gpus.share(devices, settings.engines, index))
         extra: list[str] = []
         if not has_gpu:
             mine = engine_cores[index :: settings.engines] or engine_cores
@@ -177,7 +198,7 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
             *("--model", settings.model),
             *(() if has_own_config else ("--drafter", settings.drafter, "--k-max", str(settings.k_max))),
             *("--served-model-name", settings.served_model_name, "--max-num-seqs", str(settings.max_num_seqs)),
-            *("--host", "127.0.0.1", "--port", str(port), "--redis-url", redis_url),
+            *("--host", "127.0.0.1", "--port", str(port)),
             *("--drain-grace-s", "0"),  # the gateway has stopped by then
             *(("--static-k", str(settings.k)) if settings.k is not None else ()),
             *extra,
@@ -190,8 +211,6 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
 def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
     _, server_cores = _cores(settings)
     specpilot = (sys.executable, "-m", "specpilot.cli")
-    token = ("--admin-token", settings.admin_token) if settings.admin_token else ()
-    shared = ("--redis-url", redis_url, *token)
     public = ("--public-paths", settings.public_paths) if settings.public_paths else ()
     way_in = () if settings.admin_token else ("--trust-this-machine",)
     admin_ports = [settings.admin_port + index for index in range(settings.controllers)]
@@ -199,8 +218,9 @@ def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
         *(
             Part(
                 "controller" if port == settings.admin_port else f"controller-{port}",
-                [*specpilot, "controller", *shared, *way_in, "--host", settings.admin_host, "--port", str(port)],
+                [*specpilot, "controller", *way_in, "--host", settings.admin_host, "--port", str(port)],
                 _answers(f"http://{_reachable(settings.admin_host)}:{port}/health"),
+                _redis_for("CONTROLLER", redis_url) | _token_for("CONTROLLER", settings),
                 cores=frozenset(server_cores),
             )
             for port in admin_ports
@@ -208,14 +228,24 @@ def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
         Part(
             "gateway",
             [
-                *(*specpilot, "gateway", *shared, "--host", settings.host, "--port", str(settings.port)),
+                *(*specpilot, "gateway", "--host", settings.host, "--port", str(settings.port)),
                 *("--workers", str(settings.workers), *public),
             ],
             _answers(f"http://{_reachable(settings.host)}:{settings.port}/ready"),
+            {"REDIS_URL": redis_url} | _token_for("GATEWAY", settings),
             cores=frozenset(server_cores),
             stop_s=GATEWAY_STOP_S,
         ),
     ]
+
+
+def _redis_for(program: str, url: str) -> dict[str, str]:
+    """Return the variables that name Redis to `program`, which reads one of its own before the common one."""
+    return {"REDIS_URL": url, f"SPECPILOT_{program}_REDIS_URL": url}
+
+
+def _token_for(program: str, settings: UpSettings) -> dict[str, str]:
+    return {f"SPECPILOT_{program}_ADMIN_TOKEN": settings.admin_token} if settings.admin_token else {}
 
 
 def _cores(settings: UpSettings) -> tuple[list[int], list[int]]:

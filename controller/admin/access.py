@@ -48,8 +48,8 @@ class Caller:
 class IdentityProvider(Protocol):
     """Knows callers by tokens that somebody else issued."""
 
-    def caller(self, token: str) -> Caller | None:
-        """Return who sends `token`; `None` when it is no token of this provider. May block.
+    async def caller(self, token: str) -> Caller | None:
+        """Return who sends `token`; `None` when it is no token of this provider.
 
         Raises `ApiError` for one of the provider's that may not go on, with the reason.
         """
@@ -105,7 +105,7 @@ class Access:
                     raise ApiError(401, "token_expired", message, param="Authorization", headers=_CHALLENGE)
                 return Caller(found.name, found.role, found.expires_at)
         if self._provider is not None:
-            provided = await asyncio.to_thread(self._provider.caller, token)
+            provided = await self._provider.caller(token)
             if provided is not None:
                 return provided
         raise _unknown("this token is not known, or was revoked; send another one")

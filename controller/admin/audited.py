@@ -101,7 +101,7 @@ class AuditTrail:
             source=request.client.host if request.client else "",
             action=action,
             subject=note.subject[:256],
-            result=_result(status),
+            result=_result(status) if caller else Result.REFUSED,  # whoever was not let in changed nothing
             status=status,
             code=refusal.code if refusal else "",
             message=str(refusal)[:1000] if refusal else "",

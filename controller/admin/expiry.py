@@ -32,6 +32,18 @@ def expiry_faults(
     return faults
 
 
+def rotation_faults(plain: dict[str, Any], expires_at: float | None, now: float) -> list[Fault]:
+    """Return what is wrong with the rotation `plain` of something that expires at `expires_at` (Unix seconds)."""
+    if expires_at is None or now < expires_at or plain.keys() & EXPIRY_FIELDS:
+        return []
+    return [Fault("expires_in_s", "is missing, and it has expired; give it, or expires_at (null: it does not expire)")]
+
+
+def rotated_expiry(plain: dict[str, Any], expires_at: float | None, now: float) -> float | None:
+    """Return when it expires after a rotation without faults: as asked, else as before."""
+    return expiry_in(plain, now) if plain.keys() & EXPIRY_FIELDS else expires_at
+
+
 def expiry_in(plain: dict[str, Any], now: float, at: str = "expires_at", within: str = "expires_in_s") -> float | None:
     """Return the end in Unix seconds that a request without faults states; `None` where it names none."""
     if plain.get(within) is not None:

@@ -24,13 +24,14 @@ from specpilot.policy.history import differences
 from specpilot.policy.store import Store
 from specpilot.policy.types import is_name
 
-_FIELDS = ("hold", "until", "for_s")
+_FIELDS = ("hold", "until", "for_s", "replace")
 _FREEZE_REQUEST: dict[str, Any] = {
     "type": "object",
     "properties": {
         "hold": {"enum": [hold.value for hold in Hold], "default": Hold.CURRENT.value},
         "until": {"type": ["number", "null"], "description": "Unix seconds; null: until it is lifted"},
         "for_s": {"type": "number", "exclusiveMinimum": 0},
+        "replace": {"type": "boolean", "default": False, "description": "also a freeze that somebody else began"},
     },
     "additionalProperties": False,
 }
@@ -43,8 +44,11 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         write.note.subject = model
         if model != EVERYTHING and not is_name(model):
             raise invalid([Fault("model", "must be 1 to 256 printable ASCII characters without a space")], "freeze")
-        freeze = _freeze(await object_of(request), model, write, clock.now())
+        plain, now = await object_of(request), clock.now()
+        freeze = _freeze(plain, model, write, now)
         found = (await asyncio.to_thread(store.freezes)).get(model)
+        if found is not None and found.holds(now) and found.author != freeze.author and not plain.get("replace"):
+            raise _anothers(found)
         changes = differences(_shown(found), _shown(freeze))
         if write.is_dry_run:
             return answer(model, None, changes)
@@ -73,7 +77,11 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         return JSONResponse({"freezes": [to_plain(item) for item in found.values() if item.holds(now)], "now": now})
 
     body = body_schema(_FREEZE_REQUEST, is_required=False)
-    written: dict[str, Any] = {"response_model": Freeze | DryRun, "responses": refusals(413), "openapi_extra": body}
+    written: dict[str, Any] = {
+        "response_model": Freeze | DryRun,
+        "responses": refusals(409, 413),
+        "openapi_extra": body,
+    }
     lifted: dict[str, Any] = {"status_code": 204, "responses": {200: {"model": DryRun}}}
 
     @router.put("/freezes", **written)
@@ -104,11 +112,23 @@ def _freeze(plain: dict[str, Any], model: str, write: Write, now: float) -> Free
     hold = plain.get("hold", Hold.CURRENT.value)
     if hold not in tuple(Hold):
         faults.append(Fault("hold", f"must be one of {', '.join(Hold)}"))
+    if not isinstance(plain.get("replace", False), bool):
+        faults.append(Fault("replace", "must be true or false"))
     faults += expiry_faults(plain, now, "until", "for_s")
     if faults:
         raise invalid(faults, "freeze")
     until = expiry_in(plain, now, "until", "for_s")
     return Freeze(model, Hold(str(hold)), now, until, write.caller.name, write.note.comment)
+
+
+def _anothers(found: Freeze) -> ApiError:
+    """Return the refusal to replace a freeze that somebody else began: it may mean more than the new one."""
+    until = "it is lifted" if found.until is None else f"{found.until:.0f} (Unix seconds)"
+    why = f" ({found.comment})" if found.comment else ""
+    message = f"{_name(found.model)} is frozen by {found.author or 'somebody'} until {until}{why}"
+    return ApiError(
+        409, "frozen_by_another", f"{message}; send replace: true to put yours in its place", param="replace"
+    )
 
 
 def _shown(freeze: Freeze | None) -> dict[str, Any]:

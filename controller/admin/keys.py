@@ -12,7 +12,14 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
-from specpilot.controller.admin.expiry import EXPIRY, EXPIRY_FIELDS, expiry_faults, expiry_in
+from specpilot.controller.admin.expiry import (
+    EXPIRY,
+    EXPIRY_FIELDS,
+    expiry_faults,
+    expiry_in,
+    rotated_expiry,
+    rotation_faults,
+)
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals
 from specpilot.policy.clock import Clock
@@ -56,7 +63,8 @@ _ROTATION: dict[str, Any] = {
             "minimum": 0,
             "maximum": _LONGEST_GRACE_S,
             "description": "seconds for which the old key is still good; 0 by default",
-        }
+        },
+        **EXPIRY,
     },
     "additionalProperties": False,
 }
@@ -126,15 +134,23 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         responses=refusals(413),
     )
     async def rotate_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
-        """Make a client key anew under its id; the old one is good for `grace_s` more seconds."""
-        grace_s = _grace_in(await object_of(request))
+        """Make a client key anew under its id; the old one is good for `grace_s` more seconds.
+
+        One that has expired needs a new time to expire, and has no grace.
+        """
+        plain, now = await object_of(request), clock.now()
+        grace_s = _grace_in(plain, now)
         secret = _secret()
         before = await existing(key_id)
-        until = clock.now() + grace_s
+        faults = rotation_faults(plain, before.expires_at, now)
+        if faults:
+            raise invalid(faults, "rotation")
+        is_good = grace_s > 0 and (before.expires_at is None or now < before.expires_at)
         wanted: dict[str, Any] = {
             "sha256": _sha256(secret),
-            "previous_sha256": before.sha256 if grace_s else None,
-            "previous_expires_at": until if grace_s else None,
+            "previous_sha256": before.sha256 if is_good else None,
+            "previous_expires_at": now + grace_s if is_good else None,
+            "expires_at": rotated_expiry(plain, before.expires_at, now),
         }
         return await changed(before, wanted, write, key=secret)
 
@@ -160,8 +176,11 @@ def _sha256(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _grace_in(plain: dict[str, Any]) -> float:
-    faults = [Fault(name, "is not known; give grace_s or nothing") for name in plain if name != "grace_s"]
+def _grace_in(plain: dict[str, Any], now: float) -> float:
+    """Return the grace that a rotation states."""
+    known = ("grace_s", *EXPIRY_FIELDS)
+    faults = [Fault(name, f"is not known; give {', '.join(known)} or nothing") for name in plain if name not in known]
+    faults += expiry_faults(plain, now)
     grace_s = plain.get("grace_s", 0)
     is_number = isinstance(grace_s, int | float) and not isinstance(grace_s, bool)
     if not is_number or not 0 <= grace_s <= _LONGEST_GRACE_S:

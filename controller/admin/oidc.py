@@ -3,15 +3,21 @@
 The provider's keys are found by discovery (`/.well-known/openid-configuration`) and kept for some minutes. A token that
 is signed with a key that is not known yet makes them be read again, every half minute at most. Checked are the
 signature (asymmetric algorithms only), the issuer, the audience and the times; the role is the highest that the values
-of one claim stand for. Needs PyJWT with `cryptography`: `pip install 'pyjwt[crypto]'`.
+of one claim stand for. Needs PyJWT with `cryptography`, the extra `oidc`.
+
+Anybody can send what looks like a token, so a provider that hangs must not hold anything else up: its keys are read in
+a thread of their own, once for all who wait, and after a failure not for a while.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
+from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import jwt
@@ -19,11 +25,19 @@ import jwt
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.problems import ApiError
 from specpilot.policy.access import Role
+from specpilot.policy.clock import Clock
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 TIMEOUT_S = 3.0
+LONGEST_S = 8.0
+"""Two pages, each with its time limit, and a little more; for a provider that drips."""
+REST_S = 5.0
+"""After a failure: how soon a provider that is back is used again, against asking one that is gone all the time."""
 LEEWAY_S = 30
 KEYS_FOR_S = 300
+UNKNOWN_KEY_S = 30
+"""Least seconds between two readings for the sake of a key that is not known: made-up ones must not cost anything."""
+LARGEST_PAGE_BYTES = 1 << 20
 _LOGGED_CHARACTERS = 200
 _log = logging.getLogger(__name__)
 
@@ -38,15 +52,26 @@ class OidcRules:
     roles: Mapping[str, Role]
 
 
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The issuer's keys by their ids, and when they were read (steady time)."""
+
+    by_id: Mapping[str, jwt.PyJWK]
+    read_at: float
+
+
 class OidcProvider:
-    """An `IdentityProvider` over one issuer. Used from several threads."""
+    """An `IdentityProvider` over one issuer. Used from one event loop."""
 
-    def __init__(self, rules: OidcRules) -> None:
+    def __init__(self, rules: OidcRules, clock: Clock) -> None:
         self._rules = rules
-        self._lock = Lock()
-        self._keys: jwt.PyJWKClient | None = None
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oidc")
+        self._keys: _Keys | None = None
+        self._reading: asyncio.Task[_Keys | None] | None = None
+        self._rests_until = float("-inf")
 
-    def caller(self, token: str) -> Caller | None:
+    async def caller(self, token: str) -> Caller | None:
         """Return whose `token` it is by the issuer's keys; `None` for what is no JSON Web Token.
 
         Raises the refusal of a token that is one, but expired, forged, or for others.
@@ -54,31 +79,54 @@ class OidcProvider:
         if token.count(".") != 2:  # noqa: PLR2004 - head, claims, signature
             return None
         try:
-            key = self._key_client().get_signing_key_from_jwt(token).key
+            key = await self._key(jwt.get_unverified_header(token).get("kid"))
             claims = jwt.decode(
-                token, key, algorithms=list(ALGORITHMS), issuer=self._rules.issuer, audience=self._rules.audience,
+                token, key.key, algorithms=list(ALGORITHMS), issuer=self._rules.issuer, audience=self._rules.audience,
                 leeway=LEEWAY_S, options={"require": ["exp", "iss", "aud", "sub"]},
             )  # fmt: skip
         except jwt.ExpiredSignatureError as error:
             raise _refused("token_expired", "the token has expired; sign in again") from error
-        except jwt.PyJWKClientConnectionError as error:
-            raise _unreachable(self._rules.issuer, error) from error
         except jwt.PyJWTError as error:
             raise _refused("invalid_admin_token", f"the token is not good here: {error}") from error
-        except (OSError, ValueError, KeyError) as error:
-            raise _unreachable(self._rules.issuer, error) from error
         return self._known(claims)
 
-    def _key_client(self) -> jwt.PyJWKClient:
-        with self._lock:
-            if self._keys is None:
-                place = self._rules.issuer.rstrip("/") + "/.well-known/openid-configuration"
-                with urlopen(place, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the operator's own setting
-                    found = json.loads(answer.read())
-                if found["issuer"] != self._rules.issuer:
-                    raise ValueError(f"it calls itself {str(found['issuer'])[:_LOGGED_CHARACTERS]}")
-                self._keys = jwt.PyJWKClient(str(found["jwks_uri"]), lifespan=KEYS_FOR_S, timeout=TIMEOUT_S)
-            return self._keys
+    async def _key(self, key_id: str | None) -> jwt.PyJWK:
+        """Return the issuer's key of that id; raises the refusal where there is none, or nobody can tell."""
+        if key_id is None:
+            raise _refused("invalid_admin_token", "the token is not good here: it does not name its key (kid)")
+        keys = self._keys
+        age_s = self._clock.monotonic() - keys.read_at if keys else KEYS_FOR_S
+        if keys is None or age_s >= KEYS_FOR_S or (key_id not in keys.by_id and age_s >= UNKNOWN_KEY_S):
+            keys = await self._read()
+        if keys is None:
+            message = f"the identity provider {self._rules.issuer} does not answer as it should"
+            headers = {"Retry-After": f"{REST_S:.0f}"}
+            said = f"{message}; named tokens are good meanwhile"
+            raise ApiError(503, "identity_provider_unavailable", said, headers=headers)
+        if key_id not in keys.by_id:
+            raise _refused("invalid_admin_token", "the token is not good here: its key is none of the issuer's")
+        return keys.by_id[key_id]
+
+    async def _read(self) -> _Keys | None:
+        """Read the keys, together with all who wait for them; `None` where that fails, or failed a moment ago."""
+        if self._reading is None or self._reading.done():
+            if self._clock.monotonic() < self._rests_until:
+                return None
+            self._reading = asyncio.create_task(self._read_now())
+        return await asyncio.shield(self._reading)  # who goes away must not take it from the others
+
+    async def _read_now(self) -> _Keys | None:
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(self._thread, _keys_of, self._rules.issuer)
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError) as error:
+            said = str(error)[:_LOGGED_CHARACTERS] or type(error).__name__
+            _log.warning("the identity provider %s cannot be used: %s", self._rules.issuer, said)
+            self._rests_until = self._clock.monotonic() + REST_S
+            return None
+        self._keys = _Keys(found, self._clock.monotonic())
+        return self._keys
 
     def _known(self, claims: Mapping[str, Any]) -> Caller:
         name = str(claims.get("email") or claims.get("preferred_username") or claims["sub"])
@@ -87,15 +135,25 @@ class OidcProvider:
         roles = [self._rules.roles[value] for value in values if isinstance(value, str) and value in self._rules.roles]
         if not roles:
             message = f"{name} has no role here: no value of the claim {self._rules.claim!r} stands for one"
-            raise ApiError(403, "role_too_low", message, param="Authorization")
+            raise ApiError(403, "no_role", message, param="Authorization")
         return Caller(name[:256], max(roles, key=tuple(Role).index), float(claims["exp"]))
+
+
+def _keys_of(issuer: str) -> dict[str, jwt.PyJWK]:
+    """Return the keys that `issuer` signs with, by its discovery. Blocks."""
+    document = _page(issuer.rstrip("/") + "/.well-known/openid-configuration")
+    if document["issuer"] != issuer:
+        raise ValueError(f"it calls itself {str(document['issuer'])[:_LOGGED_CHARACTERS]}")
+    keys = jwt.PyJWKSet.from_dict(_page(str(document["jwks_uri"]))).keys
+    return {str(key.key_id): key for key in keys if key.key_id and key.public_key_use in {"sig", None}}
+
+
+def _page(url: str) -> Any:
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise ValueError(f"{url[:_LOGGED_CHARACTERS]} is no address of a web server")
+    with urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked above
+        return json.loads(answer.read(LARGEST_PAGE_BYTES))
 
 
 def _refused(code: str, message: str) -> ApiError:
     return ApiError(401, code, message, param="Authorization", headers={"WWW-Authenticate": "Bearer"})
-
-
-def _unreachable(issuer: str, error: Exception) -> ApiError:
-    _log.warning("the identity provider %s cannot be used: %s", issuer, str(error)[:_LOGGED_CHARACTERS])
-    message = f"the identity provider {issuer} does not answer as it should; named tokens are good meanwhile"
-    return ApiError(503, "identity_provider_unavailable", message, headers={"Retry-After": "5"})

@@ -1,8 +1,8 @@
 """The admin API's policies: versioned documents with ETag and If-Match.
 
-A policy's ETag is its version. Replacing one needs `If-Match`, so that two operators cannot overwrite each other
-unseen; the second is told what changed since. `on_change` is called after every write, so that the loop need not wait
-for its next tick.
+A policy's ETag is its version. Replacing or deleting one needs `If-Match`, so that two operators cannot overwrite each
+other unseen; the second is told what changed since. `on_change` is called after every write, so that the loop need not
+wait for its next tick.
 """
 
 import asyncio
@@ -157,12 +157,13 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         policy = policy_from(merged(to_plain(found.policy), change), model)
         return await writer.put(policy, found, write, Cause.PATCH)
 
-    @router.delete("/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412)})
+    @router.delete(
+        "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 428)}
+    )
     async def delete_policy(model: str, write: Writing, if_match: IfMatch = None) -> Response:
-        """Remove a policy; the defaults hold from then on."""
+        """Remove a policy (If-Match: its ETag); the defaults hold from then on."""
         found = await writer.existing(model)
-        if if_match is not None:
-            await writer.expected(model, found, if_match, None)
+        await writer.expected(model, found, if_match, None)
         return await writer.delete(found, write)
 
     return router

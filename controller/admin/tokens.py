@@ -12,7 +12,14 @@ from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
-from specpilot.controller.admin.expiry import EXPIRY, EXPIRY_FIELDS, expiry_faults, expiry_in
+from specpilot.controller.admin.expiry import (
+    EXPIRY,
+    EXPIRY_FIELDS,
+    expiry_faults,
+    expiry_in,
+    rotated_expiry,
+    rotation_faults,
+)
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import NewToken, TokenList, WhoAmI, refusals
 from specpilot.policy.access import TOKEN_NAME_LIMIT, AdminToken, Role, is_token_name, sha256_of
@@ -76,17 +83,21 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         responses=refusals(409, 413),
     )
     async def rotate_token(token_id: str, request: Request, write: Writing) -> JSONResponse:
-        """Give a token a new secret, and a new time to expire if one is named; the old secret is refused at once."""
-        plain = await object_of(request)
-        faults = _unknown_fields(plain, EXPIRY_FIELDS) + expiry_faults(plain, clock.now())
+        """Give a token a new secret, and a new time to expire if one is named; the old secret is refused at once.
+
+        One that has expired needs a new time.
+        """
+        plain, now = await object_of(request), clock.now()
+        found = await asyncio.to_thread(store.admin_token, token_id)
+        faults = _unknown_fields(plain, EXPIRY_FIELDS) + expiry_faults(plain, now)
+        faults += rotation_faults(plain, found.expires_at if found else None, now)
         if faults:
             raise invalid(faults, "rotation")
-        found = await asyncio.to_thread(store.admin_token, token_id)
         if found is None:
             raise _not_found(token_id)
         secret = _secret(token_id)
-        expires_at = expiry_in(plain, clock.now()) if plain else found.expires_at
-        token = replace(found, sha256=sha256_of(secret), rotated_at=clock.now(), expires_at=expires_at)
+        expires_at = rotated_expiry(plain, found.expires_at, now)
+        token = replace(found, sha256=sha256_of(secret), rotated_at=now, expires_at=expires_at)
         changes = differences(_shown(found), _shown(token))
         if write.is_dry_run:
             return answer(found.name, None, changes)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import body_schema, object_of
-from specpilot.controller.admin.conditions import IfMatch
+from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch
 from specpilot.controller.admin.dry_run import DryRun, defaults_of
 from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
@@ -73,14 +73,15 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         "/policies/{model:path}/rollback",
         openapi_extra=body_schema(_ROLLBACK),
         response_model=VersionedPolicy | DryRun,
-        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413)},
+        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
     )
-    async def rollback_policy(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> Response:
-        """Make an older version of a policy the present one again, as a new version."""
+    async def rollback_policy(
+        model: str, request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    ) -> Response:
+        """Make an older version of a policy the present one again, as a new version; conditions as for PUT."""
         number = _number_in(await object_of(request))
         found = await writer.found(model)
-        if if_match is not None:
-            await writer.expected(model, found, if_match, None)
+        await writer.expected(model, found, if_match, if_none_match)
         then = await version_of(model, number)
         if then.policy is None:
             message = f"version {number} is a deletion; DELETE the policy, or name another version"

@@ -3,12 +3,12 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.credentials import expiry, parsed, seconds, secret
+from specpilot.controller.cli.credentials import commented, expiry, expiry_body, parsed, secret
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot token"
@@ -18,6 +18,9 @@ _USAGE = """usage: specpilot token COMMAND [--admin-url URL] [--token TOKEN] ...
   create NAME --role ROLE [--expires-in 90d]    a new one (viewer, operator or admin), shown once
   rotate ID [--expires-in 90d]                  a new secret; the old one is refused at once
   revoke ID
+
+  --comment TEXT            with any that writes: what it is for; goes into the audit
+  --expires-in none         it does not expire
 """
 
 
@@ -26,6 +29,7 @@ class TokenSettings(AdminSettings):
 
     role: Annotated[Literal["viewer", "operator", "admin"] | None, Field(description="what it may")] = None
     expires_in: Annotated[str | None, Field(description="for how long it is good: 12h, 90d; default: for ever")] = None
+    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
     settings = load(TokenSettings, f"{PROGRAM} {command}", rest)
     client = AdminClient(settings, PROGRAM)
-    body: dict[str, Any] = {}
-    if settings.expires_in is not None:
-        body["expires_in_s"] = seconds(PROGRAM, "--expires-in", settings.expires_in)
+    body = expiry_body(PROGRAM, settings.expires_in)
     if command == "list":
         tokens = client.ask("/admin/tokens")[0]["tokens"]
         if not tokens:
@@ -46,10 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif command == "create":
         if settings.role is None:
             fail(PROGRAM, "create: --role: name viewer, operator or admin")
-        made = client.ask("/admin/tokens", "POST", json.dumps({"name": name, "role": settings.role, **body}).encode())
-        secret(made[0], "token")
+        asked = json.dumps({"name": name, "role": settings.role, **body}).encode()
+        secret(client.ask(commented("/admin/tokens", settings.comment), "POST", asked)[0], "token")
     elif command == "rotate":
-        secret(client.ask(f"/admin/tokens/{name}/rotate", "POST", json.dumps(body).encode())[0], "token")
+        path = commented(f"/admin/tokens/{name}/rotate", settings.comment)
+        secret(client.ask(path, "POST", json.dumps(body).encode())[0], "token")
     else:
-        client.ask(f"/admin/tokens/{name}", "DELETE")
+        client.ask(commented(f"/admin/tokens/{name}", settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")

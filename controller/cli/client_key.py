@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.credentials import expiry, parsed, seconds, secret
+from specpilot.controller.cli.credentials import commented, expiry, expiry_body, parsed, seconds, secret
 from specpilot.policy.settings import load
 
 PROGRAM = "specpilot key"
@@ -22,7 +22,8 @@ _USAGE = """usage: specpilot key COMMAND [--admin-url URL] [--token TOKEN] ...
 
   --traffic-class code  --allowed-classes code,chat  --requests-per-minute 60  --tokens-per-minute 9000
   --allowed-models big,small  --max-concurrent-requests 4  --k-max 3 (0: no speculation)
-  --expires-in 90d      with create and change; `none` takes any of these away
+  --expires-in 90d      with create, change and rotate; `none` takes any of these away
+  --comment TEXT        with any that writes: what it is for; goes into the audit
 """
 
 
@@ -42,6 +43,7 @@ class KeySettings(AdminSettings):
     max_concurrent_requests: Annotated[str | None, Field(description="requests under way at once")] = None
     k_max: Annotated[str | None, Field(description="ceiling on K of its requests; 0: no speculation")] = None
     expires_in: Annotated[str | None, Field(description="for how long it is good: 12h, 90d")] = None
+    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
     grace: Annotated[str | None, Field(description="for how long the old key is good after a rotation: 1h")] = None
 
 
@@ -59,15 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             may = ", ".join(f"{field} {item[field]}" for field in _MAY if item[field] is not None) or "no limits"
             sys.stdout.write(f"{item['key_id']}  {may}  {expiry(item)}\n")
     elif command == "create":
-        secret(client.ask("/admin/keys", "POST", json.dumps(_key_body(settings)).encode())[0], "key")
+        path = commented("/admin/keys", settings.comment)
+        secret(client.ask(path, "POST", json.dumps(_key_body(settings)).encode())[0], "key")
     elif command == "change":
         body = json.dumps(_key_body(settings)).encode()
-        sys.stdout.write(json.dumps(client.ask(f"/admin/keys/{name}", "PATCH", body)[0], indent=2) + "\n")
+        path = commented(f"/admin/keys/{name}", settings.comment)
+        sys.stdout.write(json.dumps(client.ask(path, "PATCH", body)[0], indent=2) + "\n")
     elif command == "rotate":
-        grace = {} if settings.grace is None else {"grace_s": seconds(PROGRAM, "--grace", settings.grace)}
-        secret(client.ask(f"/admin/keys/{name}/rotate", "POST", json.dumps(grace).encode())[0], "key")
+        asked = expiry_body(PROGRAM, settings.expires_in)
+        if settings.grace is not None:
+            asked["grace_s"] = seconds(PROGRAM, "--grace", settings.grace)
+        path = commented(f"/admin/keys/{name}/rotate", settings.comment)
+        secret(client.ask(path, "POST", json.dumps(asked).encode())[0], "key")
     else:
-        client.ask(f"/admin/keys/{name}", "DELETE")
+        client.ask(commented(f"/admin/keys/{name}", settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")
 
 
@@ -82,8 +89,4 @@ def _key_body(settings: KeySettings) -> dict[str, Any]:
         given = getattr(settings, field)
         if given is not None:
             body[field] = None if given == "none" else read(given)
-    if settings.expires_in == "none":
-        body["expires_at"] = None
-    elif settings.expires_in is not None:
-        body["expires_in_s"] = seconds(PROGRAM, "--expires-in", settings.expires_in)
-    return body
+    return body | expiry_body(PROGRAM, settings.expires_in)

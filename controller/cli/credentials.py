@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from specpilot.controller.cli import text
 from specpilot.policy.settings import fail
@@ -32,6 +33,18 @@ def seconds(program: str, flag: str, given: str) -> float:
     if found is None:
         fail(program, f"{flag}: {given!r} is no duration; give 90s, 10m, 12h or 90d")
     return found
+
+
+def expiry_body(program: str, given: str | None) -> dict[str, Any]:
+    """Return what `--expires-in` asks for; `none` for ever, nothing where it was not given."""
+    if given is None:
+        return {}
+    return {"expires_at": None} if given == "none" else {"expires_in_s": seconds(program, "--expires-in", given)}
+
+
+def commented(path: str, comment: str) -> str:
+    """Return `path` with the comment that goes into the audit."""
+    return f"{path}?{urlencode({'comment': comment})}" if comment else path
 
 
 def expiry(item: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ class FreezeSettings(AdminSettings):
     )
     duration: Annotated[str | None, Field(description="for how long: 90s, 10m, 2h, 1d", alias="for")] = None
     lift: Annotated[bool, Field(description="end the freeze")] = False
+    replace: Annotated[bool, Field(description="put it in the place of a freeze that somebody else began")] = False
     show: Annotated[bool, Field(description="list the freezes in force", alias="list")] = False
     dry_run: Annotated[bool, Field(description="show what it would do, and write nothing", alias="dry-run")] = False
     comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
@@ -59,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _body(settings: FreezeSettings) -> bytes:
     body: dict[str, object] = {"hold": settings.hold}
+    if settings.replace:
+        body["replace"] = True
     if settings.duration is not None:
         body["for_s"] = text.duration_s(settings.duration)
         if body["for_s"] is None:

@@ -28,7 +28,8 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   delete MODEL [--version N]
   history MODEL             who changed what, when and why
   diff MODEL FROM [TO]      what differs between two versions; without TO: to the present one
-  rollback MODEL VERSION    make an older version the present one again, as a new version
+  rollback MODEL VERSION [--version N]
+                            make an older version the present one again, as a new version
   canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...};
                             with --version only beside that version of the present policy
   canary show MODEL         the running or latest canary of a model
@@ -116,8 +117,8 @@ class _Commands:
             self._diff(names[0], _version(names[1]), None if last is None else int(last))
         elif command == "rollback":
             body = json.dumps({"version": _version(names[1])}).encode()
-            headers = self._if_match() if self._settings.version else {}
-            self._show(self._write(_path(names[0]) + "/rollback", "POST", body, headers))
+            path = _path(names[0])
+            self._show(self._write(path + "/rollback", "POST", body, self._condition(path)))
         else:
             self._canary(command.removeprefix("canary "), names[0])
 
@@ -136,6 +137,14 @@ class _Commands:
     def _if_match(self) -> dict[str, str]:
         return {"If-Match": f'"{self._settings.version}"'}
 
+    def _condition(self, path: str) -> dict[str, str]:
+        """Return what a write must find: the version that was named, else the one of now."""
+        version = self._settings.version
+        if version is None:
+            found = self._client.find(path)
+            version = found[0]["version"] if found else 0
+        return {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
+
     def _list(self) -> None:
         answer, _ = self._client.ask("/admin/policies")
         for item in answer["policies"]:
@@ -146,12 +155,7 @@ class _Commands:
 
     def _put(self, document: dict[str, Any], **also: str) -> Any:
         path = _path(str(document["model"]))
-        version = self._settings.version
-        if version is None:
-            found = self._client.find(path)
-            version = found[0]["version"] if found else 0
-        headers = {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
-        return self._write(path, "PUT", json.dumps(document).encode(), headers, **also)
+        return self._write(path, "PUT", json.dumps(document).encode(), self._condition(path), **also)
 
     def _edit(self, model: str) -> None:
         found = self._client.find(_path(model))
@@ -185,8 +189,7 @@ class _Commands:
         return False
 
     def _delete(self, model: str) -> None:
-        headers = {} if self._settings.version is None else self._if_match()
-        answer = self._write(_path(model), "DELETE", None, headers)
+        answer = self._write(_path(model), "DELETE", None, self._condition(_path(model)))
         if answer is None:
             sys.stdout.write(f"deleted the policy of {model}\n")
         else:

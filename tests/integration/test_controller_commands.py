@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from specpilot.controller.cli import client_key, models
+from specpilot.controller.cli import admin_token, client_key, models
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.stack import until
 
@@ -44,6 +45,9 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     assert controller.command("policy", "rollback", "cli", "one").returncode == 2
     assert controller.command("policy", "history", "nobody").returncode == 1
     assert "as version 4" in controller.command("policy", "delete", "cli", "--dry-run").stdout
+    assert controller.command("policy", "delete", "cli").stdout == "deleted the policy of cli\n"
+    assert controller.command("policy", "delete", "cli").returncode == 1
+    assert json.loads(controller.command("policy", "rollback", "cli", "2").stdout)["version"] == 5
 
 
 def test_a_policy_is_edited_in_the_operators_editor(
@@ -75,6 +79,9 @@ def test_what_a_second_operator_wrote_is_refused_and_kept(
     refused = controller.command("policy", "put", str(file))
     assert refused.returncode == 1
     assert "Since then --admin-token changed k_max from 5 to 4" in refused.stderr
+    for words in (("delete", "shared"), ("rollback", "shared", "1")):
+        refused = controller.command("policy", *words, "--version", "1")
+        assert (refused.returncode, "changed k_max from 5 to 4" in refused.stderr) == (1, True)
     canary = tmp_path / "canary.json"
     canary.write_text(json.dumps({"policy": {"model": "shared", "k_max": 5}}))
     assert "changed k_max" in controller.command("policy", "canary", "start", str(canary), "--version", "1").stderr
@@ -125,6 +132,32 @@ def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> No
     assert controller.command("key", "rotate", key_id, "--grace", "1h").stdout != key.stdout
     assert "tokens_per_minute" in controller.command("key", "change", key_id, "--tokens-per-minute", "many").stderr
     assert controller.command("key", "revoke", key_id).returncode == 0
+
+
+def test_a_token_or_key_that_expired_is_rotated_with_a_new_expiry_and_a_comment(
+    controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for main, what, flags in (
+        (admin_token.main, "token", ("brief", "--role", "viewer")),
+        (client_key.main, "key", ()),
+    ):
+        command = partial(said, main, controller, capsys)
+        made = command("create", *flags, "--expires-in", "0.2s", "--comment", "for a moment")[2].split(":")[0]
+        time.sleep(0.25)
+        status, _, errors = command("rotate", made)
+        assert (status, "expires_in_s: is missing, and it has expired" in errors) == (1, True)
+        assert command("rotate", made, "--expires-in", "90d", "--comment", "on duty again")[0] == 0
+        assert command("rotate", made, "--expires-in", "none")[2].startswith(f"{made}: does not expire")
+        assert command("revoke", made, "--comment", "left")[0] == 0
+        entries = controller.call("/admin/audit?limit=5")[1]["entries"]
+        told = [(item["action"], item["comment"]) for item in entries]
+        assert told == [
+            (f"{'revoke' if what == 'token' else 'delete'}_{what}", "left"),
+            (f"rotate_{what}", ""),
+            (f"rotate_{what}", "on duty again"),
+            (f"rotate_{what}", ""),
+            (f"add_{what}", "for a moment"),
+        ]
 
 
 def said(
@@ -186,6 +219,13 @@ def test_a_freeze_from_the_command_line(controller: Controller) -> None:
     assert controller.command("freeze", "demo", "--lift").stdout == "demo is not frozen any more\n"
     assert controller.command("freeze", "--list").stdout == "nothing is frozen\n"
     assert controller.command("freeze", "demo", "--dry-run").stdout.startswith("dry run")
+    assert controller.command("freeze", "demo").returncode == 0
+    made = controller.command("token", "create", "other", "--role", "operator").stdout.strip()
+    assert controller.call("/admin/freezes/demo", "PUT", {}, made)[0] == 409
+    assert controller.call("/admin/freezes/demo", "PUT", {"replace": True}, made)[0] == 200
+    refused = controller.command("freeze", "demo", "--for", "1m")
+    assert (refused.returncode, "is frozen by other until it is lifted" in refused.stderr) == (1, True)
+    assert controller.command("freeze", "demo", "--for", "1m", "--replace").returncode == 0
     assert controller.command("freeze").returncode == 2
     assert controller.command("freeze", "demo", "--for", "long").returncode == 2
 

@@ -1,67 +1,29 @@
 """Tokens of an identity provider: a real issuer over HTTP, with discovery and keys, and a real controller."""
 
-import json
+import asyncio
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
-from jwt.algorithms import RSAAlgorithm
 
+from specpilot.controller.admin import oidc
 from specpilot.controller.admin.oidc import OidcProvider, OidcRules
+from specpilot.controller.admin.problems import ApiError
 from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.access import Role
 from tests.support.controller_program import Controller, running_controller
-
-
-class Issuer:
-    """Signs tokens, and serves its discovery document and its keys."""
-
-    def __init__(self) -> None:
-        self.keys = {"first": rsa.generate_private_key(public_exponent=65537, key_size=2048)}
-        issuer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                pages = {
-                    "/.well-known/openid-configuration": {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys"},
-                    "/keys": {"keys": [issuer.public(kid) for kid in issuer.keys]},
-                }
-                body = json.dumps(pages[self.path]).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def public(self, kid: str) -> dict[str, Any]:
-        return {**json.loads(RSAAlgorithm.to_jwk(self.keys[kid].public_key())), "kid": kid, "use": "sig"}
-
-    def token(self, kid: str = "first", key: Any = None, **claims: Any) -> str:
-        stated = {
-            "iss": self.url, "aud": "specpilot", "sub": "u1", "email": "ada@example.com", "groups": ["sre"],
-            "exp": time.time() + 600, **claims,
-        }  # fmt: skip
-        present = {name: value for name, value in stated.items() if value is not None}
-        return jwt.encode(present, key or self.keys[kid], algorithm="RS256", headers={"kid": kid})
+from tests.support.issuer import Issuer
+from tests.support.loop_rig import Clock
 
 
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[Issuer]:
     made = Issuer()
     yield made
-    made.server.shutdown()
-    made.server.server_close()
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +55,8 @@ def test_this_machine_is_not_trusted_besides(controller: Controller) -> None:
         ({"iss": "http://another.example"}, 401, "invalid_admin_token"),
         ({"exp": None}, 401, "invalid_admin_token"),
         ({"nbf": 600}, 401, "invalid_admin_token"),
-        ({"groups": ["guests"]}, 403, "role_too_low"),
-        ({"groups": None}, 403, "role_too_low"),
+        ({"groups": ["guests"]}, 403, "no_role"),
+        ({"groups": None}, 403, "no_role"),
     ],
 )
 def test_a_token_that_is_not_good_is_refused(
@@ -114,16 +76,71 @@ def test_a_forged_or_unsigned_token_is_refused(controller: Controller, issuer: I
         assert controller.call("/admin/policies", token=token)[0] == 401
 
 
-def test_a_new_key_of_the_issuer_is_found_without_a_restart(issuer: Issuer) -> None:
-    provider = OidcProvider(OidcRules(issuer.url, "specpilot", "groups", {"sre": Role.OPERATOR}))
-    assert provider.caller(issuer.token()) is not None
+def provider_of(url: str, clock: Clock) -> OidcProvider:
+    return OidcProvider(OidcRules(url, "specpilot", "groups", {"sre": Role.OPERATOR}), clock)
+
+
+async def refusal_of(provider: OidcProvider, token: str) -> tuple[int, str]:
+    with pytest.raises(ApiError) as caught:
+        await provider.caller(token)
+    return caught.value.status, caught.value.code
+
+
+async def test_a_new_key_of_the_issuer_is_found_without_a_restart_but_not_asked_for_all_the_time(
+    issuer: Issuer,
+) -> None:
+    clock = Clock()
+    provider = provider_of(issuer.url, clock)
+    assert await provider.caller(issuer.token()) is not None
+    asked = issuer.asked
     issuer.keys["second"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    assert provider._keys is not None
-    provider._keys.cooldown_duration = 0  # the library waits half a minute, lest made-up keys make it ask all the time
-    found = provider.caller(issuer.token("second"))
+    assert await refusal_of(provider, issuer.token("second")) == (401, "invalid_admin_token")
+    assert issuer.asked == asked
+    clock.at += 31.0
+    found = await provider.caller(issuer.token("second"))
     assert found is not None
     assert (found.name, found.role) == ("ada@example.com", Role.OPERATOR)
-    assert provider.caller("no token of such a kind") is None
+    assert await provider.caller("no token of such a kind") is None
+    assert issuer.asked == asked + 2
+    del issuer.keys["second"]
+    clock.at += 299.0
+    assert await provider.caller(issuer.token()) is not None
+    assert issuer.asked == asked + 2
+    clock.at += 2.0
+    assert await provider.caller(issuer.token()) is not None
+    assert issuer.asked == asked + 4
+
+
+async def test_an_issuer_that_hangs_is_asked_once_and_holds_nobody_else_up(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control loop asks Redis by the same threads that `asyncio.to_thread` takes, and they are few."""
+    monkeypatch.setattr(oidc, "TIMEOUT_S", 1.0)
+    connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    clock = Clock()
+    provider = provider_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", clock)
+    began = time.monotonic()
+    calls = [asyncio.create_task(refusal_of(provider, issuer.token())) for _ in range(100)]
+    await asyncio.sleep(0.3)
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 0.5) == "free"
+    assert set(await asyncio.gather(*calls)) == {(503, "identity_provider_unavailable")}
+    assert 0.9 < time.monotonic() - began < 3.0
+    assert await refusal_of(provider, issuer.token()) == (503, "identity_provider_unavailable")
+    assert len(connections) == 1  # it rests after a failure
+    clock.at += oidc.REST_S
+    assert await refusal_of(provider, issuer.token()) == (503, "identity_provider_unavailable")
+    assert len(connections) == 2
+    for writer in connections:
+        writer.close()
+    server.close()
+
+
+async def test_junk_is_refused_without_asking_the_issuer() -> None:
+    provider = provider_of("http://127.0.0.1:9", Clock())
+    nameless = jwt.encode({"sub": "u"}, "x" * 32, algorithm="HS256")
+    for token in ("a.b.c", nameless):
+        assert await refusal_of(provider, token) == (401, "invalid_admin_token")
 
 
 def test_settings_that_are_not_whole_end_the_start() -> None:
@@ -140,3 +157,8 @@ def test_an_issuer_that_does_not_answer_is_503_and_named_tokens_go_on(issuer: Is
         assert (status, body["error"]["code"]) == (503, "identity_provider_unavailable")
         assert headers["retry-after"]
         assert alone.call("/admin/policies")[0] == 200
+        assert alone.call("/admin/policies/m", "PUT", {}, issuer.token())[0] == 503
+        entry = alone.call("/admin/audit?limit=1")[1]["entries"][0]
+        # Not `failed`: what was done and what was refused are kept apart, so that nobody without a token can push out
+        # the record of what was done.
+        assert (entry["result"], entry["who"], entry["status"]) == ("refused", "unknown", 503)

@@ -58,7 +58,9 @@ def test_every_version_is_listed_shown_compared_and_taken_back(controller: Contr
     ada = tokens["operator"]
     assert controller.call(path + "?comment=first%20try", "PUT", {"k_max": 5}, ada)[0] == 201
     assert controller.call(path, "PATCH", {"k_max": None, "classes": {"code": {"weight": 2}}}, ada)[0] == 200
-    assert controller.call(path, "DELETE")[0] == 204
+    status, body, _ = controller.call(path, "DELETE")
+    assert (status, 'If-Match (now "2")' in body["error"]["message"]) == (428, True)
+    assert controller.call(path, "DELETE", If_Match='"2"')[0] == 204
     versions = controller.call(path + "/versions")[1]["versions"]
     assert [(item["version"], item["cause"], item["author"], item["comment"]) for item in versions] == [
         (3, "delete", "--admin-token", ""),
@@ -77,8 +79,11 @@ def test_every_version_is_listed_shown_compared_and_taken_back(controller: Contr
     status, body, _ = controller.call(path + "/rollback", "POST", {"version": 2}, ada, If_Match='"4"')
     assert (status, body["version"], body["policy"]["classes"]["code"]["weight"]) == (200, 5, 2)
     assert controller.call(path + "/versions?limit=1")[1]["versions"][0]["comment"] == "back to version 2"
-    assert controller.call(path + "/rollback", "POST", {"version": 3})[1]["error"]["code"] == "version_is_deletion"
-    assert controller.call(path + "/rollback", "POST", {"version": 77})[0] == 404
+    assert controller.call(path + "/rollback", "POST", {"version": 1})[0] == 428
+    assert controller.call(path + "/rollback", "POST", {"version": 1}, If_None_Match="*")[0] == 412
+    status, body, _ = controller.call(path + "/rollback", "POST", {"version": 3}, If_Match='"5"')
+    assert body["error"]["code"] == "version_is_deletion"
+    assert controller.call(path + "/rollback", "POST", {"version": 77}, If_Match='"5"')[0] == 404
     assert controller.call(path + "/rollback", "POST", {"version": "one", "why": 1})[0] == 422
     assert controller.call(path + "/rollback", "POST", {"version": 1}, If_Match='"4"')[0] == 412
 
@@ -110,8 +115,10 @@ def test_two_operators_edit_at_once_and_the_second_is_told_what_changed(
     assert controller.call(path)[1]["policy"]["k_max"] == 4
     [entry] = audited.entries
     assert (entry["result"], entry["code"], entry["changes"]) == ("refused", "version_conflict", [])
-    assert controller.call(path, "DELETE", None, If_Match=etag)[0] == 412
-    assert controller.call(path, "DELETE")[0] == 204
+    for method, place, asked in (("DELETE", path, None), ("POST", path + "/rollback", {"version": 1})):
+        status, body, _ = controller.call(place, method, asked, If_Match=etag)
+        assert (status, "the operator changed k_max from 5 to 4" in body["error"]["message"]) == (412, True)
+    assert controller.call(path, "DELETE", If_Match='"2"')[0] == 204
     status, body, _ = controller.call(path, "PUT", {"k_max": 6}, If_Match=etag)
     assert (status, "there is no policy" in body["error"]["message"]) == (412, True)
 
@@ -271,14 +278,14 @@ def test_a_dry_run_says_what_would_change_and_writes_nothing(controller: Control
         ("POST", "keys", {"requests_per_minute": 5}, 200),
         ("POST", "tokens", {"name": "x", "role": "viewer"}, 200),
     ):
-        headers = {"If_Match": '"1"'} if where == "policies/tried" else {}
+        headers = {"If_Match": '"1"'} if where.startswith("policies/tried") else {}
         found, answer, _ = controller.call(f"/admin/{where}?validate_only=true", method, body, **headers)
         assert found == status, (where, answer)
         assert status != 200 or answer["dry_run"], where
     assert controller.call("/admin/policies/tried/versions")[1]["versions"][0]["version"] == 1
     assert controller.call("/admin/canaries/tried")[0] == 404
     assert controller.call("/admin/freezes")[1]["freezes"] == []
-    assert controller.call("/admin/policies/tried", "DELETE")[0] == 204
+    assert controller.call("/admin/policies/tried", "DELETE", If_Match='"1"')[0] == 204
     assert controller.call(path + "?validate_only=true", "PUT", {})[1]["version"] == 3
 
 
@@ -300,6 +307,48 @@ def test_a_freeze_is_begun_listed_and_lifted(controller: Controller, tokens: dic
     assert controller.call(path, "PUT", {"for_s": 0.2})[0] == 200
     time.sleep(0.25)
     assert controller.call("/admin/freezes")[1]["freezes"] == []
+
+
+def test_a_freeze_of_somebody_else_is_not_replaced_unless_that_is_said(
+    controller: Controller, tokens: dict[str, str]
+) -> None:
+    path, ada = "/admin/freezes/org/shared", tokens["operator"]
+    assert controller.call(path + "?comment=incident", "PUT", {"hold": "static"}, ada)[0] == 200
+    for query in ("", "?validate_only=true"):
+        status, body, _ = controller.call(path + query, "PUT", {"for_s": 60})
+        assert (status, body["error"]["code"]) == (409, "frozen_by_another")
+        assert "is frozen by the operator until it is lifted (incident)" in body["error"]["message"]
+    assert controller.call(path, "PUT", {"for_s": 60, "replace": "yes"})[0] == 422
+    found = {item["model"]: item for item in controller.call("/admin/freezes")[1]["freezes"]}
+    assert (found["org/shared"]["hold"], found["org/shared"]["until"]) == ("static", None)
+    assert controller.call(path, "PUT", {"hold": "current"}, ada)[0] == 200  # one's own
+    assert controller.call(path, "PUT", {"for_s": 0.2, "replace": True})[1]["author"] == "--admin-token"
+    time.sleep(0.25)
+    assert controller.call(path, "PUT", {}, ada)[0] == 200  # one that is over is in nobody's way
+    assert controller.call(path, "DELETE")[0] == 204
+
+
+def test_what_has_expired_is_rotated_with_a_new_expiry_alone(controller: Controller) -> None:
+    store = RedisStore(controller.redis.url)
+    for place, asked, field in (("tokens", {"name": "late", "role": "viewer"}, "token"), ("keys", {}, "key")):
+        made = controller.call(f"/admin/{place}", "POST", {**asked, "expires_in_s": 0.2})[1]
+        path = f"/admin/{place}/{made[f'{field}_id']}/rotate"
+        time.sleep(0.25)
+        for query in ("", "?validate_only=true"):
+            status, body, _ = controller.call(path + query, "POST")
+            assert (status, [item["field"] for item in body["error"]["faults"]]) == (422, ["expires_in_s"])
+            assert "has expired" in body["error"]["message"]
+        status, again, _ = controller.call(path, "POST", {"expires_in_s": 3600})
+        assert (status, again["expires_at"]) == (200, pytest.approx(time.time() + 3600, abs=5))
+        assert controller.call(path, "POST")[1]["expires_at"] == again["expires_at"]  # not over yet: it stays
+        assert controller.call(path, "POST", {"expires_at": None})[1]["expires_at"] is None
+    made = controller.call("/admin/keys", "POST", {"expires_in_s": 0.2})[1]
+    time.sleep(0.25)
+    path = f"/admin/keys/{made['key_id']}/rotate"
+    assert controller.call(path, "POST", {"expires_in_s": 3600, "grace_s": 60})[0] == 200
+    [stored] = [key for key in store.api_keys() if key.key_id == made["key_id"]]
+    assert not stored.admits(sha256_of(made["key"]), time.time())  # a grace is for what is good, not for what was
+    store.close()
 
 
 def test_a_client_key_expires_and_is_rotated_with_grace(controller: Controller) -> None:

@@ -7,15 +7,33 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import NoPermissionError
 
 from specpilot.bench.fleet.redis_servers import Cluster, Node, Sentinels, is_answering
 from specpilot.policy import keys
+from specpilot.policy.access import AdminToken, Role
+from specpilot.policy.audit import AuditEntry, Result
+from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.freeze import Freeze, Hold
+from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
+from specpilot.policy.operator_store import OperatorStore
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, EngineRecord, GatewayUsage, KRange, Policy, Schedule
+from specpilot.policy.store import Store
+from specpilot.policy.types import (
+    ApiKey,
+    Decision,
+    EngineRecord,
+    GatewayUsage,
+    KRange,
+    Lease,
+    Mode,
+    Policy,
+    Schedule,
+)
 from tests.support.certificates import make_certificates
 from tests.support.gateway_client import Answer, Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
@@ -30,19 +48,90 @@ ACL_LINE = next(line for line in PAGE.splitlines() if line.startswith("user spec
 RECORD = EngineRecord("e1", "http://e1", "tiny", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
 
 
+OPERATIONS = {name for kind in (Store, OperatorStore) for name in vars(kind) if not name.startswith("_")}
+
+
+class Watched:
+    """A store, and which of its operations were used."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self.used: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.used.add(name)
+        return getattr(self._store, name)
+
+
 def use_everything(store: RedisStore) -> None:
-    """Touch every kind of key by every kind of command."""
-    store.put_policy(Policy("m"), None, 1.0)
-    store.put_api_key(ApiKey("k", "ab" * 32))
-    store.heartbeat(RECORD, 5.0)
-    store.exchange_usage(GatewayUsage("g", {}), 5.0)
-    lease = store.acquire_lease("a", 5.0)
+    """Do every operation that there is, so that a user or a server that one of them does not suit is found."""
+    watched = Watched(store)
+    watched.ping()
+    lease = watched.acquire_lease("a", 5.0)
     assert lease is not None
-    store.publish_schedule(Schedule("m", "p", 1, 1.0, 60.0, 0.0, {"default": (KRange(1, 1, 3),)}), lease)
-    assert len(store.policies()) == len(store.engines()) == len(store.schedules()) == len(store.api_keys()) == 1
-    assert next(store.changes(1.0)) is None
-    assert store.decisions("m", "p", 1) == []
-    store.release_lease(lease)
+    for use in (_use_policies, _use_engines, _use_keys, _use_what_operators_have):
+        use(watched, lease)
+    assert next(watched.changes(1.0)) is None
+    watched.release_lease(lease)
+    assert OPERATIONS - watched.used == set()
+
+
+def _use_policies(store: Any, lease: Lease) -> None:
+    store.put_policy(Policy("m"), None, 1.0)
+    store.put_policy(Policy("m", k_max=5), 1, 2.0)
+    assert store.policy("m").version == len(store.policy_versions("m", 10)) == 2
+    assert store.policy_version("m", 1).policy == Policy("m")
+    experiment = Experiment(1, "x", Canary(Policy("m", k_max=3)), 2, 3.0)
+    store.put_canary(experiment, None, 3.0)
+    ended = replace(experiment, version=2, ended_at=4.0, outcome=Outcome.PROMOTED)
+    store.put_canary(ended, lease, 4.0)
+    assert store.canary("m") == ended
+    assert len(store.canaries()) == len(store.policies()) == len(store.policies_by_model()) == 1
+    assert store.policy("m").policy.k_max == 3
+    assert store.delete_policy("m", 3, 5.0)
+
+
+def _use_engines(store: Any, lease: Lease) -> None:
+    for _ in range(2):  # registered, and renewed
+        store.heartbeat(RECORD, 5.0)
+        store.exchange_usage(GatewayUsage("g", {}), 5.0)
+    schedule = Schedule("m", "p", 1, 1.0, 60.0, 0.0, {"default": (KRange(1, 1, 3),)})
+    store.publish_schedule(schedule, lease)
+    assert (store.schedule("m", "p"), len(store.schedules()), len(store.engines())) == (schedule, 1, 1)
+    decision = Decision(1.0, "m", "p", Mode.ACT, "gain", True, 1, schedule, 0.1, {})
+    for is_lasting in (False, True):
+        store.append_decision(decision, is_lasting=is_lasting)
+    assert {item.reason for item in store.decisions("m", "p", 10)} == {"gain"}
+    assert store.decisions("m", "p", 10, 0.5) == []
+    assert store.add_gain("m", "p", 86_400.0, 0.1, lease).windows == 1
+    assert len(store.daily_gains("m", "p")) == 1
+    store.remove_schedule("m", "p", lease)
+    store.remove_engine("e1")
+
+
+def _use_keys(store: Any, _: Lease) -> None:
+    key = ApiKey("k", "ab" * 32)
+    store.put_api_key(key)
+    assert store.change_api_key(key, replace(key, k_max=3))
+    assert len(store.api_keys()) == len(store.api_keys_by_id()) == 1
+    assert store.delete_api_key("k")
+
+
+def _use_what_operators_have(store: Any, _: Lease) -> None:
+    token = AdminToken("a" * 12, "ada", Role.VIEWER, "ab" * 32, 1.0)
+    assert store.put_admin_token(token, None)
+    assert store.put_admin_token(replace(token, role=Role.ADMIN), token)
+    assert [item.role for item in (*store.admin_tokens(), store.admin_token("a" * 12))] == [Role.ADMIN] * 2
+    assert store.delete_admin_token("a" * 12)
+    store.put_freeze(Freeze("m", Hold.STATIC, 1.0))
+    assert [*store.freezes()] == ["m"]
+    assert store.delete_freeze("m")
+    routes = store.put_model_routes(ModelRoutes({"chat": ModelRoute((Target("big"),))}), 0, 1.0)
+    assert store.model_routes() == routes
+    store.put_model_routes(ModelRoutes(), 1, 2.0)
+    for result in Result:
+        store.append_audit(AuditEntry(1.0, "ada", "put_policy", "m", result))
+    assert len(store.audit(10)) == len(store.audit(10, None, 0)) == len(Result)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +286,6 @@ async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(
     url, primary = redundant
     store = RedisStore(url)
     use_everything(store)
-    store.delete_api_key("k")
     engine = await ScriptedEngine().start()
     record = replace(RECORD, url=engine.url)
     store.heartbeat(record, 4.0)

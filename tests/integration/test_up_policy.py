@@ -73,6 +73,15 @@ def test_a_flag_changes_its_own_field_and_no_other(url: str, store: RedisStore) 
     )
 
 
+def test_what_a_start_changed_is_in_the_audit(url: str, store: RedisStore) -> None:
+    store.put_policy(WRITTEN, None, 0.0)
+    start(url, "--mode", "act")
+    start(url, "--mode", "act")
+    [entry] = store.audit(10)
+    assert (entry.who, entry.action, entry.subject, entry.result) == ("specpilot up", "put_policy", "demo", "done")
+    assert [tuple(item) for item in entry.changes] == [("mode", "advise", "act")]
+
+
 def test_the_same_flags_again_are_no_new_version(url: str, store: RedisStore) -> None:
     for _ in range(2):
         start(url, "--mode", "advise")

@@ -18,14 +18,17 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 DRIVER = shutil.which("chromedriver")
 _FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
+# Behind a dialog nobody reaches anything.
 _PRESS = """
-const one = [...document.querySelectorAll("button, a, summary")].find((item) =>
+const reach = document.querySelector("dialog[open]") ?? document;
+const one = [...reach.querySelectorAll("button, a, summary")].find((item) =>
   item.textContent.trim() === arguments[0] && item.checkVisibility() && !item.disabled);
 if (one) one.click();
 return Boolean(one);
 """
 _PRESS_LABELLED = """
-const one = [...document.querySelectorAll("button")].find((item) =>
+const reach = document.querySelector("dialog[open]") ?? document;
+const one = [...reach.querySelectorAll("button")].find((item) =>
   item.ariaLabel === arguments[0] && item.checkVisibility() && !item.disabled);
 if (one) one.click();
 return Boolean(one);
@@ -33,11 +36,13 @@ return Boolean(one);
 _FILL = """
 const wanted = arguments[0];
 const isWanted = (item) => item.ariaLabel === wanted || item.labels?.[0]?.childNodes[0].textContent.trim() === wanted;
-const one = [...document.querySelectorAll("input, select, textarea")].find((item) =>
+const reach = document.querySelector("dialog[open]") ?? document;
+const one = [...reach.querySelectorAll("input, select, textarea")].find((item) =>
   item.checkVisibility() && isWanted(item));
 if (!one) return false;
 one.focus();
-one.value = arguments[1];
+if (one.type === "checkbox") one.checked = arguments[1] !== "";
+else one.value = arguments[1];
 for (const event of ["input", "change"]) one.dispatchEvent(new Event(event, { bubbles: true }));
 return true;
 """

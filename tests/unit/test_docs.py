@@ -80,6 +80,7 @@ UNSHOWN = {
         for name in ("decodes", "verified_tokens", "slots", "context_tokens")
     ),
     "specpilot_engine_step_prefill_tokens_total",
+    "specpilot_controller_publishing",  # a condition of an alert
     *(f"specpilot_controller_{name}_step_seconds" for name in ("predicted", "measured")),
     *(f"specpilot_controller_{name}_goodput_tokens_per_second" for name in ("predicted", "measured")),  # former names
     "specpilot_controller_acceptance_ratio",

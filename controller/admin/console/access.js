@@ -1,18 +1,20 @@
 // Who gets in: freezes are under the header of every page; here are client keys and the admin API's tokens.
 
 import { call, confirm } from "./api.js";
-import { refusal } from "./answers.js";
+import { diff, refusal } from "./answers.js";
 import { empty, h, section, table } from "./dom.js";
 import { moment, text } from "./format.js";
+import { expiry, keyForm } from "./keys.js";
 
-const DAY_S = 86400;
-const never = (at) => at === null ? "never" : moment(at);
+const HOUR_S = 3600;
 const secret = (label, value) => h("p", {}, `${label}, shown only this once: `, h("code", {}, value));
 
 const limits = (key) => [
   key.requests_per_minute && `${key.requests_per_minute} requests a minute`, key.tokens_per_minute && `${key.tokens_per_minute} tokens a minute`,
   key.max_concurrent_requests && `${key.max_concurrent_requests} requests at once`, key.k_max !== null && `K at most ${key.k_max}`,
 ].filter(Boolean).join(", ") || "none";
+
+const ends = (at, now) => at === null ? "never" : at > now ? moment(at) : h("span", { class: "bad" }, `expired ${moment(at)}`);
 
 export function access(page, me) {
   const keys = h("div", {}), tokens = h("div", {}), said = h("div", { role: "status" });
@@ -32,25 +34,13 @@ export function access(page, me) {
     }
   }
 
-  function expiry() {
-    const days = h("input", { type: "number", min: 1, placeholder: "for ever" });
-    return [h("label", {}, "days it is good for", days), () => days.value ? { expires_in_s: Number(days.value) * DAY_S } : {}];
-  }
-
   function newKey() {
-    const [expires, expiryOf] = expiry(), name = h("input", { placeholder: "none" });
-    const limit = (min = 1, placeholder = "no limit") => h("input", { type: "number", min, placeholder });
-    const requests = limit(), perMinute = limit(), atOnce = limit(), ceiling = limit(0, "no ceiling"), models = h("input", { placeholder: "any" });
+    const [form, bodyOf] = keyForm();
     const make = () => act(async () => {
-      const body = { ...(name.value && { traffic_class: name.value }), ...(requests.value && { requests_per_minute: Number(requests.value) }),
-        ...(perMinute.value && { tokens_per_minute: Number(perMinute.value) }), ...(atOnce.value && { max_concurrent_requests: Number(atOnce.value) }),
-        ...(ceiling.value && { k_max: Number(ceiling.value) }), ...(models.value.trim() && { allowed_models: models.value.split(",").map((item) => item.trim()) }), ...expiryOf() };
-      const made = await call("keys", { method: "POST", body });
+      const made = await call("keys", { method: "POST", body: bodyOf() });
       said.replaceChildren(secret(`Client key ${made.key_id}`, made.key));
     });
-    return h("div", {}, h("div", { class: "fields" }, h("label", {}, "traffic class", name), h("label", {}, "requests per minute", requests),
-      h("label", {}, "tokens per minute", perMinute), h("label", {}, "requests at once", atOnce), h("label", {}, "most K", ceiling),
-      h("label", {}, "models, by commas", models), expires), h("button", { type: "button", class: "primary", onclick: make }, "Make a client key"));
+    return h("div", {}, form, h("button", { type: "button", class: "primary", onclick: make }, "Make a client key"));
   }
 
   function newToken() {
@@ -64,31 +54,50 @@ export function access(page, me) {
       h("button", { type: "button", class: "primary", onclick: make }, "Make a token"));
   }
 
-  function buttons(place, label, id, field, body) {
-    const rotate = () => act(async () => {
-      if (await confirm(`Make a new secret for ${label}?`, field === "key" ? "The old key is good for one more hour." : "The old token is refused at once.") === null) return;
-      const made = await call(`${place}/${id}/rotate`, { method: "POST", body });
-      said.replaceChildren(secret(label, made[field]));
-    });
-    const revoke = () => act(async () => {
-      const comment = await confirm(`Revoke ${label}?`, "It is refused at once.");
-      if (comment !== null) await call(`${place}/${id}`, { method: "DELETE", comment });
-    });
-    return isAdmin && h("span", {}, h("button", { type: "button", onclick: rotate }, "Rotate"), " ", h("button", { type: "button", onclick: revoke }, "Revoke"));
+  async function change(key) {
+    const [form, bodyOf] = keyForm(key), place = `keys/${key.key_id}`;
+    const first = await confirm(`Change client key ${key.key_id}`, form);
+    if (first === null) return;
+    const body = bodyOf(), would = await call(place, { method: "PATCH", body, dry: true });
+    const comment = await confirm(`Change client key ${key.key_id}?`, diff(would.changes));
+    if (comment !== null) await call(place, { method: "PATCH", body, comment: comment || first });
   }
 
+  async function rotate(place, label, item, field) {
+    const [expires, expiryOf] = expiry(item.expires_at), hours = field === "key" && h("input", { type: "number", min: 0, value: "1" });
+    const comment = await confirm(`Make a new secret for ${label}?`, h("p", {}, hours ? "The old key stays good for a while." : "The old token is refused at once."),
+      h("div", { class: "fields" }, hours && h("label", {}, "hours that the old key is good", hours), expires));
+    if (comment === null) return;
+    const body = { ...(hours && { grace_s: HOUR_S * Number(hours.value) }), ...expiryOf() };
+    const made = await call(`${place}/rotate`, { method: "POST", body, comment });
+    said.replaceChildren(secret(label, made[field]));
+  }
+
+  async function revoke(place, label) {
+    const comment = await confirm(`Revoke ${label}?`, "It is refused at once.");
+    if (comment !== null) await call(place, { method: "DELETE", comment });
+  }
+
+  function buttons(place, label, item, field) {
+    const button = (text, work) => [h("button", { type: "button", onclick: () => act(work) }, text), " "];
+    return isAdmin && h("span", {}, field === "key" && button("Change", () => change(item)), button("Rotate", () => rotate(place, label, item, field)),
+      button("Revoke", () => revoke(place, label)));
+  }
+
+  const classes = (key) => text(key.traffic_class) + (key.allowed_classes === null ? "" : `; may ask for ${key.allowed_classes.join(", ") || "none"}`);
+
   async function refresh() {
-    const { keys: found } = await call("keys");
+    const { keys: found, now } = await call("keys");
     keys.replaceChildren(
-      found.length ? table("Client keys", [["id"], ["class"], ["models"], ["limits"], ["expires"], [""]], found.map((key) => [h("code", {}, key.key_id), text(key.traffic_class),
+      found.length ? table("Client keys", [["id"], ["class"], ["models"], ["limits"], ["expires"], [""]], found.map((key) => [h("code", {}, key.key_id), { cell: classes(key), class: "wrap" },
         { cell: key.allowed_models === null ? "any" : key.allowed_models.join(", ") || "none", class: "wrap" }, { cell: limits(key), class: "wrap" },
-        never(key.expires_at), buttons("keys", `client key ${key.key_id}`, key.key_id, "key", { grace_s: 3600 })])) : empty("No client key: the gateway serves without one."),
+        ends(key.expires_at, now), buttons(`keys/${key.key_id}`, `client key ${key.key_id}`, key, "key")])) : empty("No client key: the gateway serves without one."),
       isAdmin ? newKey() : "");
     if (!isAdmin) return tokens.replaceChildren(empty("Only an admin sees them."));
     const { tokens: named } = await call("tokens");
     tokens.replaceChildren(
-      named.length ? table("Tokens", [["name"], ["role"], ["expires"], ["made by"], [""]], named.map((item) => [{ cell: item.name, class: "wrap" }, item.role, never(item.expires_at),
-        { cell: item.created_by, class: "wrap" }, buttons("tokens", `token ${item.name}`, item.token_id, "token", {})])) : empty("No named token yet."),
+      named.length ? table("Tokens", [["name"], ["role"], ["expires"], ["made by"], [""]], named.map((item) => [{ cell: item.name, class: "wrap" }, item.role, ends(item.expires_at, now),
+        { cell: item.created_by, class: "wrap" }, buttons(`tokens/${item.token_id}`, `token ${item.name}`, item, "token")])) : empty("No named token yet."),
       newToken());
   }
 

@@ -39,7 +39,7 @@ export async function call(path, { method = "GET", body, etag, comment, dry } = 
     if (etag !== undefined) headers[etag === null ? "If-None-Match" : "If-Match"] = etag === null ? "*" : `"${etag}"`;
     const answer = await fetch(url, { method, headers, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body) });
     const found = answer.status === 204 ? null : await answer.json().catch(() => null);
-    if (answer.status === 401) {
+    if (answer.status === 401 || found?.error?.code === "no_role") {
       await askForToken(found?.error?.message ?? "The controller asks for a token of the admin API.");
       continue;
     }

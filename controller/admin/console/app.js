@@ -7,9 +7,10 @@ import { canaries } from "./canaries.js";
 import { by, h, show } from "./dom.js";
 import { fleet } from "./fleet.js";
 import { moment } from "./format.js";
+import { models } from "./models.js";
 import { policies } from "./policies.js";
 
-const PAGES = { fleet, policies, canaries, audit, access };
+const PAGES = { fleet, policies, canaries, models, audit, access };
 const FREEZES_EVERY_S = 2;
 let page = null, me = { name: "", role: "viewer" };
 
@@ -46,7 +47,14 @@ async function freeze() {
   const comment = await confirm("Freeze K", h("div", { class: "fields" }, h("label", {}, "of", model), h("label", {}, "on", hold), h("label", {}, "minutes", minutes)));
   if (comment === null) return;
   const body = { hold: hold.value, ...(minutes.value && { for_s: 60 * Number(minutes.value) }) };
-  await call(model.value ? `freezes/${path(model.value)}` : "freezes", { method: "PUT", body, comment });
+  const place = model.value ? `freezes/${path(model.value)}` : "freezes";
+  try {
+    await call(place, { method: "PUT", body, comment });
+  } catch (error) {
+    if (error.code !== "frozen_by_another") throw error;
+    const again = await confirm("Replace somebody else's freeze?", h("p", {}, error.message.split("; send ")[0], "."));
+    if (again !== null) await call(place, { method: "PUT", body: { ...body, replace: true }, comment: again || comment });
+  }
   await showFreezes();
 }
 

@@ -5,6 +5,7 @@ import { throughput, heatMap, survival } from "./charts.js";
 import { empty, h, numbers, section, show, table } from "./dom.js";
 import { clock, duration, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
 
+// Each is asked for every second: of more than these a filter chooses.
 const POOLS_LIMIT = 24;
 // A record that no heartbeat renews is gone after 4 s: a time farther away than this is another clock's.
 const FRESH_S = 6;
@@ -71,8 +72,10 @@ function decisionTable(decisions) {
 export function fleet(page) {
   let chosen = sessionStorage.getItem("pool") ?? "", isOver = false;
   const places = Object.fromEntries(["overview", "now", "schedule", "survival", "throughput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
+  const wanted = h("input", { type: "search", placeholder: "model or pool", oninput: () => refresh().catch(() => {}) });
+  const filter = h("div", { class: "row", hidden: true }, h("label", {}, "Show only", wanted)), count = h("p", { class: "empty" });
   page.replaceChildren(
-    section("Fleet", "", places.overview),
+    section("Fleet", "", filter, count, places.overview),
     section("Now", "", places.now),
     section("K by band and running decodes", "half", places.schedule),
     section("Acceptance by band", "half", places.survival),
@@ -89,12 +92,16 @@ export function fleet(page) {
 
   async function refresh() {
     const [{ schedules }, { engines, now }] = await Promise.all([call("schedules"), call("engines")]);
-    const pools = [...new Set([...engines, ...schedules].map(keyOf))].sort().slice(0, POOLS_LIMIT);
-    if (!pools.includes(chosen)) chosen = pools[0] ?? "";
-    const found = await Promise.all(pools.map((key) => call(`explain?${query(key)}`).catch(() => null)));
+    const all = [...new Set([...engines, ...schedules].map(keyOf))].sort(), words = wanted.value.trim().toLowerCase();
+    const pools = all.filter((key) => key.replace("\n", " · ").toLowerCase().includes(words)).slice(0, POOLS_LIMIT);
+    if (!all.includes(chosen)) chosen = pools[0] ?? "";
+    const asked = chosen && !pools.includes(chosen) ? [...pools, chosen] : pools;
+    const found = await Promise.all(asked.map((key) => call(`explain?${query(key)}`).catch(() => null)));
     const decisions = chosen ? (await call(`decisions?${query(chosen)}&limit=240`)).decisions : [];
     if (isOver) return;
-    const whys = new Map(pools.map((key, at) => [key, found[at]])), why = whys.get(chosen);
+    filter.hidden = all.length <= POOLS_LIMIT;
+    count.textContent = pools.length < all.length ? `${pools.length} of ${all.length} pools are shown.` : "";
+    const whys = new Map(asked.map((key, at) => [key, found[at]])), why = whys.get(chosen);
     const schedule = schedules.find((item) => keyOf(item) === chosen);
     show(places.overview, overview(pools, engines, whys, chosen, choose));
     show(places.now, ...summary(why));

@@ -153,7 +153,7 @@ export function policies(page) {
   }
 
   async function rollBack(to) {
-    const place = `policies/${path(model)}/rollback`, body = { version: to }, etag = version ?? undefined;
+    const place = `policies/${path(model)}/rollback`, body = { version: to }, etag = version;
     const said = await call(place, { method: "POST", body, etag, dry: true });
     const comment = await confirm(`Write version ${to} of ${model} again?`, dryRun(said));
     if (comment === null) return;

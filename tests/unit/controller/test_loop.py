@@ -51,6 +51,20 @@ async def test_an_unchanged_schedule_is_published_again_every_two_seconds(rig: R
     assert max(versions.count(version) for version in versions[2:]) <= 2
 
 
+async def test_metrics_say_whether_schedules_are_renewed(rig: Rig) -> None:
+    """In `advise` an engine's schedule grows old by design, after the static K was published once."""
+
+    def publishing() -> float | None:
+        labels = {"model_name": MODEL, "pool": POOL}
+        return rig.metrics.registry.get_sample_value("specpilot_controller_publishing", labels)
+
+    await rig.tick(2)
+    assert publishing() == 1.0
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.ADVISE), None, 0.0)
+    await rig.tick(4)
+    assert publishing() == 0.0
+
+
 async def test_what_fails_in_one_pool_does_not_stop_the_others(
     rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,16 @@ POOL = {"name": "h200", "model": "openai/gpt-oss-20b", "drafter": "amazon/GPT-OS
 FULL: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "gateway": {
-        "args": ["--engine-capacity=64"],
+        "args": ["--engine-capacity=64", "--engine-ca-file=/etc/engines/ca.crt"],
+        "env": [
+            {
+                "name": "SPECPILOT_GATEWAY_ENGINE_API_KEY",
+                "valueFrom": {"secretKeyRef": {"name": "engines", "key": "api-key"}},
+            }
+        ],
+        "volumes": [{"name": "engines", "secret": {"secretName": "engines"}}],
+        "volumeMounts": [{"name": "engines", "mountPath": "/etc/engines", "readOnly": True}],
+        "tlsSecret": "llm-tls",
         "watch": [{"service": "rel-engine-h200", "port": 8000}, {"service": "vllm", "namespace": "others"}],
         "autoscaling": {"enabled": True},
         "ingress": {"enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecret": "tls"},
@@ -37,7 +46,14 @@ FULL: dict[str, Any] = {
         "nodeSelector": {"kubernetes.io/os": "linux"},
         "tolerations": [{"key": "a", "operator": "Exists"}],
     },
-    "controller": {"args": ["--interval-s=1"], "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": [{}]},
+    "controller": {
+        "args": ["--interval-s=1"],
+        "env": [{"name": "SPECPILOT_CONTROLLER_OIDC_CLAIM", "value": "roles"}],
+        "volumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
+        "volumeMounts": [{"name": "authorities", "mountPath": "/etc/ssl/certs"}],
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{}],
+    },
     "engineControlToken": {"secretName": "engine"},
     "pools": [
         POOL,
@@ -61,13 +77,27 @@ FULL: dict[str, Any] = {
     ],
     "redis": {"enabled": False, "urlSecret": "redis-url", "caSecret": "redis-ca"},
     "monitoring": {
-        "serviceMonitor": True,
+        "podMonitor": True,
         "prometheusRule": True,
         "dashboards": True,
         "labels": {"release": "prometheus"},
     },
 }
-SHAPES: dict[str, dict[str, Any]] = {"defaults": {}, "one pool": {"pools": [POOL]}, "full": FULL}
+OWN_REDIS: dict[str, Any] = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "pools": [POOL],
+    "redis": {
+        "tlsSecret": "redis-tls",
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+    },
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "one pool": {"pools": [POOL]},
+    "own Redis with TLS": OWN_REDIS,
+    "full": FULL,
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -87,7 +117,7 @@ def test_every_manifest_is_valid_for_kubernetes(shape: str) -> None:
 def test_everything_that_can_be_asked_for_is_there() -> None:
     kinds = [item["kind"] for item in render(values(FULL))]
     assert {"HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "HTTPRoute", "NetworkPolicy"} <= set(kinds)
-    assert {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"} <= set(kinds)
+    assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= set(kinds)
     assert kinds.count("Deployment") == 4
     assert "StatefulSet" not in kinds
     names = [(item["kind"], item["metadata"]["name"]) for item in render(values(FULL))]
@@ -149,14 +179,106 @@ def test_the_programs_read_their_arguments_and_variables(monkeypatch: pytest.Mon
         if kind == "gateway":
             found = load(GatewaySettings, "gateway", arguments[1:])
             assert (found.host, found.engine_capacity, found.drain_timeout_s) == ("0.0.0.0", 64, 120.0)
+            assert found.admin_port == 8082
+            assert found.tls_cert_file == "/etc/specpilot-tls/tls.crt"
             assert found.engine == ("k8s+http://rel-engine-h200:8000", "k8s+http://vllm.others")
         elif kind == "controller":
-            assert load(ControllerSettings, "controller", arguments[1:]).interval_s == 1.0
+            read = load(ControllerSettings, "controller", arguments[1:])
+            assert (read.interval_s, read.oidc_claim) == (1.0, "roles")
         else:
             ours, passed = _parser().parse_known_args(arguments)
             assert ours.advertise_url == "http://$(POD_IP):8000"
             assert int(ours.drain_timeout_s) > 0
             assert passed
+
+
+def named(manifests: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    return next(item for item in manifests if (item["kind"], item["metadata"]["name"]) == (kind, name))
+
+
+def test_a_number_that_is_0_is_0_and_what_is_left_out_has_its_default() -> None:
+    asleep = {**POOL, "name": "asleep", "replicas": 0, "maxSurge": 0, "maxUnavailable": 1}
+    manifests = render(values({"pools": [POOL, asleep]}))
+    spec = named(manifests, "Deployment", "rel-engine-asleep")["spec"]
+    assert (spec["replicas"], spec["strategy"]["rollingUpdate"]) == (0, {"maxSurge": 0, "maxUnavailable": 1})
+    spec = named(manifests, "Deployment", "rel-engine-h200")["spec"]
+    assert (spec["replicas"], spec["strategy"]["rollingUpdate"]) == (1, {"maxSurge": 1, "maxUnavailable": 0})
+
+
+def test_gateways_have_their_metrics_on_a_port_that_no_service_offers() -> None:
+    manifests = render(values({"gateway": {"service": {"type": "LoadBalancer"}}}))
+    [gateway] = named(manifests, "Deployment", "rel-gateway")["spec"]["template"]["spec"]["containers"]
+    [offered] = named(manifests, "Service", "rel-gateway")["spec"]["ports"]
+    assert offered["targetPort"] == "http"
+    ports = {item["name"]: item["containerPort"] for item in gateway["ports"]}
+    assert ports == {"http": 8080, "admin": 8082}
+    assert f"--admin-port={ports['admin']}" in gateway["args"]
+    probes = [gateway[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert {(probe["port"], probe["scheme"]) for probe in probes} == {("admin", "HTTP")}
+
+
+def test_a_gateway_with_tls_is_probed_and_scraped_by_it() -> None:
+    manifests = render(values(FULL))
+    [gateway] = named(manifests, "Deployment", "rel-gateway")["spec"]["template"]["spec"]["containers"]
+    probes = [gateway[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")]
+    assert probes == ["HTTPS"] * 3
+    [endpoint] = named(manifests, "PodMonitor", "rel-gateways")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    [endpoint] = named(render(values({"monitoring": {"podMonitor": True}})), "PodMonitor", "rel-gateways")["spec"][
+        "podMetricsEndpoints"
+    ]
+    assert "scheme" not in endpoint
+
+
+def test_prometheus_scrapes_each_pod_once_under_the_jobs_of_the_rules() -> None:
+    manifests = render(values(FULL))
+    rules = yaml.safe_load((CHART.parents[1] / "prometheus" / "rules" / "specpilot.yml").read_text())
+    [expression] = [rule["expr"] for rule in rules["groups"][0]["rules"] if rule.get("alert") == "SpecPilotPartDown"]
+    [jobs] = re.findall(r'job=~"([^"]+)"', expression)
+    monitors = [item for item in manifests if item["kind"] in ("PodMonitor", "ServiceMonitor")]
+    scraped: list[str] = []
+    for monitor in monitors:
+        assert monitor["kind"] == "PodMonitor"  # a Service would not do: those of `gateway.watch` are others' too
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        relabelled = {item["targetLabel"]: item for item in endpoint["relabelings"]}
+        assert re.fullmatch(jobs, relabelled["job"]["replacement"])  # else it would be <namespace>/<monitor's name>
+        for item in manifests:
+            if item["kind"] != "Deployment":
+                continue
+            pod = item["spec"]["template"]
+            if monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items():
+                scraped.append(item["metadata"]["name"])
+                assert endpoint["port"] in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+                if "engine" in scraped[-1]:
+                    assert relabelled["pool"]["sourceLabels"] == ["__meta_kubernetes_pod_label_specpilot_pool"]
+                    assert pod["metadata"]["labels"]["specpilot/pool"] in scraped[-1]
+    assert sorted(scraped) == sorted(item["metadata"]["name"] for item in manifests if item["kind"] == "Deployment")
+
+
+def test_the_releases_own_redis_is_pulled_and_placed_like_the_rest() -> None:
+    pod = named(render(values(OWN_REDIS)), "StatefulSet", "rel-redis")["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+    assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}]
+
+
+def test_the_releases_own_redis_speaks_tls_alone_and_everybody_asks_it_by_tls() -> None:
+    manifests = render(values(OWN_REDIS))
+    redis = named(manifests, "StatefulSet", "rel-redis")["spec"]["template"]["spec"]["containers"][0]
+    assert redis["args"][redis["args"].index("--port") + 1] == "0"
+    assert redis["args"][redis["args"].index("--tls-port") + 1] == str(redis["ports"][0]["containerPort"])
+    for item in manifests:
+        if item["kind"] != "Deployment":
+            continue
+        pod = item["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        [url] = [entry["value"] for entry in container["env"] if entry["name"] == "REDIS_URL"]
+        assert url.startswith("rediss://")
+        redis_url.parse(url.replace("$(REDIS_PASSWORD)", "p"))
+        [volume] = [volume for volume in pod["volumes"] if volume["name"] == "redis-ca"]
+        assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]  # the key stays with Redis
+        [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "redis-ca"]
+        assert f"ssl_ca_certs={mount['mountPath']}/ca.crt" in url
 
 
 def test_pods_run_as_nobody_on_a_read_only_root_and_outlive_their_drain() -> None:

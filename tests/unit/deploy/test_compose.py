@@ -77,9 +77,28 @@ def test_the_load_balancer_and_prometheus_know_each_service() -> None:
     assert set(re.findall(r"^    server \S+ (\S+):8080", proxy, re.MULTILINE)) == {"gateway-1", "gateway-2"}
     scraped = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
     names = {(name, item["port"]) for job in scraped for item in job["dns_sd_configs"] for name in item["names"]}
-    ports = {"engine": 8000, "gateway": 8080, "controller": 8081}
+    ports = {"engine": 8000, "gateway": 8082, "controller": 8081}
     expected = {(name, ports[name.partition("-")[0]]) for name in SERVICES if name.partition("-")[0] in ports}
     assert names == expected
+
+
+def test_what_the_load_balancer_asks_of_gateways_has_no_metrics() -> None:
+    """`PORT=0.0.0.0:8080` opens it to other machines."""
+    for name in ("gateway-1", "gateway-2"):
+        found = load(GatewaySettings, name, [*SERVICES[name]["command"][1:], "--redis-url", "redis://r"])
+        assert (found.port, found.admin_port) == (8080, 8082)
+        assert "ports" not in SERVICES[name]
+
+
+def test_an_engines_target_has_the_label_of_its_pool() -> None:
+    jobs = {job["job_name"]: job for job in yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]}
+    [relabelling] = jobs["specpilot-engines"]["relabel_configs"]
+    assert (relabelling["source_labels"], relabelling["target_label"]) == (["__meta_dns_name"], "pool")
+    for name, service in SERVICES.items():
+        if name.startswith("engine"):
+            found = re.fullmatch(relabelling["regex"], name)
+            assert found is not None
+            assert found[1] == service["command"][service["command"].index("--pool") + 1]
 
 
 def test_a_gateway_may_drain_longer_than_it_drains() -> None:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,17 @@ def test_what_runs_is_nobody_with_a_health_check_and_signals(path: Path) -> None
     assert "HEALTHCHECK" in last
     assert re.search(r'^ENTRYPOINT \["', last, re.MULTILINE)  # no shell between the signal and the program
     assert re.search(r"^STOPSIGNAL SIGTERM$", path.read_text(), re.MULTILINE)
+
+
+def test_the_image_of_gateway_and_controller_has_what_their_settings_need() -> None:
+    """`--oidc-issuer` and tracing need extras: the line of the image that lists what is installed is run."""
+    text = (FOLDER / "Dockerfile").read_text()
+    [program] = re.findall(r"python3 -c '([^']+)' >needs.txt", text)
+    root = FOLDER.parents[1]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert done.stdout.splitlines() == [*project["dependencies"], *extras["otel"], *extras["oidc"]]
 
 
 def test_what_an_image_copies_is_let_in() -> None:

@@ -1,4 +1,6 @@
 import json
+import re
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -27,6 +29,40 @@ def test_the_objective_is_read_by_its_former_name_and_written_by_its_name() -> N
     assert b'"throughput"' in encode(read)
     with pytest.raises(InvalidDocumentError, match="objective"):
         decode(Policy, b'{"model": "m", "objective": "badput"}')
+
+
+NUMBERS_OF_A_POLICY = ["static_k", "k_min", "k_max", "probe_ratio", "minimum_gain_ratio", "dwell_s", "hold_out_ratio"]
+NUMBERS_OF_A_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"]
+NUMBERS_OF_A_RULE = ["max_tokens_at_most", "prompt_chars_at_least"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN"])
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        *((name, f'{{"model": "m", "{name}": NUMBER}}') for name in NUMBERS_OF_A_POLICY),
+        *((name, f'{{"model": "m", "classes": {{"code": {{"{name}": NUMBER}}}}}}') for name in NUMBERS_OF_A_CLASS),
+        *(
+            (name, f'{{"model": "m", "match": [{{"traffic_class": "default", "{name}": NUMBER}}]}}')
+            for name in NUMBERS_OF_A_RULE
+        ),
+    ],
+)
+def test_no_number_of_a_policy_is_infinite_or_none_at_all(field: str, text: str, number: str) -> None:
+    """As an operator sends it: JSON's own numbers reach beyond what a float holds."""
+    plain = decode(dict, text.replace("NUMBER", number))
+    with pytest.raises(InvalidDocumentError, match=field):
+        from_plain(Policy, plain)
+
+
+def test_the_test_above_names_every_number() -> None:
+    for kind, names in (
+        (Policy, NUMBERS_OF_A_POLICY),
+        (ClassPolicy, NUMBERS_OF_A_CLASS),
+        (MatchRule, NUMBERS_OF_A_RULE),
+    ):
+        numbers = [item.name for item in fields(kind) if re.search(r"\b(int|float)\b", str(item.type))]
+        assert numbers == names
 
 
 SCHEDULES = st.builds(

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_log(supervi
 def test_a_part_that_is_never_ready_is_named(supervisor: Supervisor) -> None:
     with pytest.raises(PartFailedError, match="slow is not ready in time"):
         supervisor.start([Part("slow", python(SLEEPER), lambda: False)], ready_within_s=0.5)
+
+
+def test_a_start_does_not_wait_when_the_end_is_wanted(tmp_path: Path) -> None:
+    """A model takes minutes to load, and SIGTERM must not wait for that."""
+    end = threading.Event()
+    subject = Supervisor(tmp_path / "logs", lambda _: None, end=end)
+    threading.Timer(0.3, end.set).start()
+    began = time.monotonic()
+    subject.start([Part("slow", python(SLEEPER), lambda: False)], ready_within_s=20.0)
+    assert time.monotonic() - began < 5.0
+    pid = subject.process_ids()["slow"]
+    subject.stop()
+    assert not alive(pid)
 
 
 def test_a_part_that_dies_later_is_reported_and_restarted(supervisor: Supervisor, said: list[str]) -> None:

@@ -2,15 +2,22 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from specpilot import up
+from specpilot import gpus, up
+from specpilot.controller.settings import ControllerSettings
+from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.settings import load
+from specpilot.policy.types import Policy
+from specpilot.supervisor import Part
 from specpilot.up_settings import DEMO_TARGET, UpSettings, check, policy_given, read
 from tests.support.stack import free_port
 
@@ -20,12 +27,87 @@ def settings_of(*flags: str) -> UpSettings:
 
 
 @pytest.mark.parametrize(("flags", "workers"), [((), 1), (("--workers", "3"), 3)])
-def test_workers_reach_the_gateway(flags: tuple[str, ...], workers: int) -> None:
-    command = next(part.command for part in up._servers(settings_of(*flags), "unix:///x") if part.name == "gateway")
-    at = command.index("gateway")
-    settings = load(GatewaySettings, "specpilot gateway", command[at + 1 :])
+def test_workers_reach_the_gateway(flags: tuple[str, ...], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = next(part for part in up._servers(settings_of(*flags), "unix:///x") if part.name == "gateway")
+    for name, value in gateway.environment.items():
+        monkeypatch.setenv(name, value)
+    at = list(gateway.command).index("gateway")
+    settings = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
     assert settings.workers == workers
     assert settings.redis_url == "unix:///x"
+
+
+def test_no_secret_is_in_an_argument_and_every_part_is_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine can read the arguments of its processes."""
+    url = "redis://:pass-word@10.0.0.9:6379/0"
+    settings = settings_of("--admin-token", "to-ken")
+    servers, engines = up._servers(settings, url), up._engines(settings, url)
+    for part in [*servers, *engines]:
+        assert not any("pass-word" in word or "to-ken" in word for word in part.command)
+        assert part.environment["REDIS_URL"] == url
+    for variable in ("SPECPILOT_CONTROLLER_REDIS_URL", "SPECPILOT_ENGINE_REDIS_URL"):
+        monkeypatch.setenv(variable, "redis://another")  # an operator's own, which the part would read first
+    controller, gateway = servers
+    for name, value in {**controller.environment, **gateway.environment, **engines[0].environment}.items():
+        monkeypatch.setenv(name, value)
+    at = list(controller.command).index("controller")
+    read_by = load(ControllerSettings, "specpilot controller", controller.command[at + 1 :])
+    assert read_by.redis_url == url
+    assert read_by.admin_token is not None
+    assert read_by.admin_token.get_secret_value() == "to-ken"
+    at = list(gateway.command).index("gateway")
+    of_gateway = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
+    assert of_gateway.admin_token is not None
+    assert of_gateway.admin_token.get_secret_value() == "to-ken"
+    assert AdapterSettings().redis_url == url
+
+
+@pytest.mark.parametrize(
+    ("devices", "engines", "shares"),
+    [
+        ([], 2, [[], []]),
+        (["0", "1"], 2, [["0"], ["1"]]),
+        (["4", "5", "6", "7"], 2, [["4", "5"], ["6", "7"]]),
+        (["0", "1", "2"], 2, [["0"], ["1"]]),
+        (["0"], 3, [["0"], ["0"], ["0"]]),
+        (["GPU-a", "GPU-b"], 3, [["GPU-a"], ["GPU-b"], ["GPU-a"]]),
+    ],
+)
+def test_each_engine_has_its_share_of_the_gpus(devices: list[str], engines: int, shares: list[list[str]]) -> None:
+    assert [gpus.share(devices, engines, index) for index in range(engines)] == shares
+
+
+def test_two_engines_do_not_meet_on_the_first_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+
+    def given(*flags: str) -> list[str | None]:
+        return [part.environment.get(gpus.VISIBLE) for part in up._engines(settings_of(*flags), "unix:///x")]
+
+    assert given("--engines", "2") == ["0", "1"]
+    assert given() == [None]
+    monkeypatch.setenv(gpus.VISIBLE, "3,5,6,7")
+    assert given("--engines", "2") == ["3,5", "6,7"]
+
+
+def test_sigterm_ends_a_start_that_waits_for_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(up, "check", lambda _: None)
+    monkeypatch.setattr(up, "_write_policy", lambda settings, _: Policy(settings.served_model_name))
+    loading = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(up, "_engines", lambda *_: [Part("engine-0", loading, lambda: False)])
+    monkeypatch.setattr(up, "_servers", lambda *_: [])
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    began = time.monotonic()
+    try:
+        up.main(["--redis-url", "redis://r", "--state-dir", str(tmp_path)])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert time.monotonic() - began < 10.0
 
 
 @pytest.mark.parametrize(
@@ -106,6 +188,7 @@ def test_an_endpoints_variables_are_settings_and_the_operators_own_win(monkeypat
     assert found.engine_args == "--max-model-len 512 --seed 1"
     gateway = next(part for part in up._servers(found, "unix:///x") if part.name == "gateway")
     at = list(gateway.command).index("gateway")
+    monkeypatch.setenv("REDIS_URL", "unix:///x")
     of_gateway = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
     assert of_gateway.public_paths == ("/ping", "/invocations")
     for part in [*up._engines(found, "unix:///x"), up._servers(found, "unix:///x")[0]]:

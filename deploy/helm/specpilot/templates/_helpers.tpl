@@ -18,6 +18,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.engineImage.repository }}:{{ .Values.engineImage.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- define "specpilot.gatewayScheme" -}}
+{{- if .Values.gateway.tlsSecret }}HTTPS{{ else }}HTTP{{ end }}
+{{- end }}
+
 {{- define "specpilot.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -42,7 +46,11 @@ capabilities:
       name: {{ .Values.redis.passwordSecret }}
       key: {{ .Values.redis.passwordKey }}
 - name: REDIS_URL
+  {{- if .Values.redis.tlsSecret }}
+  value: "rediss://:$(REDIS_PASSWORD)@{{ .Release.Name }}-redis:6379/0?ssl_ca_certs=/etc/redis-ca/ca.crt"
+  {{- else }}
   value: "redis://:$(REDIS_PASSWORD)@{{ .Release.Name }}-redis:6379/0"
+  {{- end }}
 {{- else }}
 - name: REDIS_URL
   valueFrom:
@@ -55,7 +63,7 @@ capabilities:
 {{- define "specpilot.volumeMounts" -}}
 - name: tmp
   mountPath: /tmp
-{{- if .Values.redis.caSecret }}
+{{- if or .Values.redis.caSecret .Values.redis.tlsSecret }}
 - name: redis-ca
   mountPath: /etc/redis-ca
   readOnly: true
@@ -65,9 +73,16 @@ capabilities:
 {{- define "specpilot.volumes" -}}
 - name: tmp
   emptyDir: {}
-{{- if .Values.redis.caSecret }}
+{{- if or .Values.redis.caSecret .Values.redis.tlsSecret }}
 - name: redis-ca
   secret:
+    {{- if .Values.redis.tlsSecret }}
+    secretName: {{ .Values.redis.tlsSecret }}
+    items:
+      - key: ca.crt
+        path: ca.crt
+    {{- else }}
     secretName: {{ .Values.redis.caSecret }}
+    {{- end }}
 {{- end }}
 {{- end }}
