@@ -42,6 +42,7 @@ STREAM_OPTIONS: Final = "stream_options"
 INCLUDE_USAGE: Final = "include_usage"
 REQUEST_ID: Final = "request_id"
 PREVIOUS: Final = "previous_response_id"
+_PROMPT_FIELDS: Final[tuple[str, ...]] = ("messages", "prompt", "input", "system", "instructions")
 _USAGE: Final = {INCLUDE_USAGE: b"true"}
 _WALKED: Final = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 
@@ -61,7 +62,10 @@ class RequestFacts:
     the largest number of output tokens that it allows; `None` when it does not say.
     """
 
-    __slots__ = ("body", "charged_tokens", "max_tokens", "model", "path", "prompt_tokens", "stream", "work_tokens")
+    __slots__ = (
+        "_prompt_chars", "body", "charged_tokens", "max_tokens", "model", "path", "prompt_tokens", "stream",
+        "work_tokens",
+    )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
         self, path: str, model: str, body: dict[str, Any], prompt_tokens: int, max_tokens: int | None, *, stream: bool
@@ -75,6 +79,7 @@ class RequestFacts:
         self.body = body
         self.max_tokens = max_tokens
         self.stream = stream
+        self._prompt_chars: int | None = None  # counted once, however many rules ask
 
     @property
     def has_tools(self) -> bool:
@@ -95,8 +100,14 @@ class RequestFacts:
     @property
     def prompt_chars(self) -> int:
         """The length of the prompt's text in characters. Images, audio and token ids do not count."""
-        body = self.body
-        return sum(_text_chars(body.get(name)) for name in ("messages", "prompt", "input", "system", "instructions"))
+        found = self._prompt_chars
+        if found is None:
+            body = self.body
+            found = 0
+            for name in _PROMPT_FIELDS:
+                found += _text_chars(body.get(name))
+            self._prompt_chars = found
+        return found
 
     @property
     def previous_response(self) -> str | None:
@@ -365,7 +376,10 @@ def _text_chars(value: Any) -> int:
         if isinstance(item, str):
             total += len(item)
         elif isinstance(item, list):
-            left.extend(item)
+            for part in item:
+                if type(part) is not str and type(part) is not dict and type(part) is not list:
+                    break  # token ids, which may be many; no API mixes them with text
+                left.append(part)
         elif isinstance(item, dict):
             left.append(item.get("content"))
             left.append(item.get("text"))

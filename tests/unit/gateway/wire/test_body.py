@@ -1,5 +1,6 @@
 import json
 import tracemalloc
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -242,3 +243,20 @@ def test_both_arguments_replace_what_an_object_says_of_them(arguments: str) -> N
     text = b"".join(amend((body,), read_facts(PATH, body), amendments("code", None, False, 0)))
     assert json.loads(text) == {"model": "m", "vllm_xargs": {"traffic_class": "code", "k_max": 0}}
     assert text.count(b'"k_max":0') == max(1, arguments.count("k_max"))
+
+
+def test_a_prompts_length_is_looked_for_once_and_token_ids_are_passed_over() -> None:
+    class Ids(list[int]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for item in super().__iter__():
+                Ids.looked_at += 1
+                yield item
+
+    found = facts(prompt=["ab", ["c"]], messages=[{"content": [{"text": "de"}, "f"]}])
+    found.body["input"] = Ids(range(1000))
+    assert [found.prompt_chars, found.prompt_chars] == [6, 6]
+    assert Ids.looked_at <= 1
+    found.body["prompt"] = "none of it is walked through again"
+    assert found.prompt_chars == 6
