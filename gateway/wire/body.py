@@ -21,7 +21,7 @@ import orjson
 
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.outline import BodyOutline
-from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED
+from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED
 from specpilot.gateway.wire.tuning import (
     CHARS_PER_TOKEN,
     COPY_LIMIT_BYTES,
@@ -44,6 +44,17 @@ REQUEST_ID: Final = "request_id"
 PREVIOUS: Final = "previous_response_id"
 _PROMPT_FIELDS: Final[tuple[str, ...]] = ("messages", "prompt", "input", "system", "instructions")
 _USAGE: Final = {INCLUDE_USAGE: b"true"}
+_USUAL_LIMIT_FIELDS: Final[tuple[str, ...]] = ("max_tokens",)
+_CHAT_LIMIT_FIELDS: Final[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
+_LIMIT_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "/v1/chat/completions": _CHAT_LIMIT_FIELDS,
+    INVOCATIONS: _CHAT_LIMIT_FIELDS,
+    RESPONSES: ("max_output_tokens",),
+    **dict.fromkeys(FORMS, ("max_completion_tokens",)),
+}
+"""Where a request says how long its answer may get, by route, the first that is there: what vLLM's request models
+honour, since a field that an engine ignores limits nothing."""
+
 _WALKED: Final = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 
 
@@ -155,7 +166,7 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
     if stream is not None and type(stream) is not bool:
         raise InvalidFieldError("stream must be true or false", param="stream")
     prompt_tokens = (len(body) if size is None else size) // CHARS_PER_TOKEN
-    return RequestFacts(path, model, found, prompt_tokens, _max_tokens(found), stream=stream is True)
+    return RequestFacts(path, model, found, prompt_tokens, _max_tokens(path, found), stream=stream is True)
 
 
 def may_repeat_model(text: bytes) -> bool:
@@ -360,8 +371,11 @@ def _skip(body: bytes, position: int) -> int:
     return found.end()
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+def _max_tokens(path: str, body: dict[str, Any]) -> int | None:
+    names = _LIMIT_FIELDS.get(path, _USUAL_LIMIT_FIELDS)
+    if path == INVOCATIONS and ("messages" not in body or "prompt" in body or "prompt_embeds" in body):
+        names = _USUAL_LIMIT_FIELDS  # vLLM may take it for a completion
+    for name in names:
         value = body.get(name)
         if type(value) is int:
             return value

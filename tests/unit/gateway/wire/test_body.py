@@ -260,3 +260,27 @@ def test_a_prompts_length_is_looked_for_once_and_token_ids_are_passed_over() -> 
     assert Ids.looked_at <= 1
     found.body["prompt"] = "none of it is walked through again"
     assert found.prompt_chars == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "limit"),
+    [
+        ("/v1/responses", {"max_tokens": 1, "max_completion_tokens": 1}, None),
+        ("/v1/responses", {"max_tokens": 1, "max_output_tokens": 9}, 9),
+        ("/v1/chat/completions", {"max_output_tokens": 1}, None),
+        ("/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 9}, 9),
+        ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": None}, 9),
+        ("/v1/completions", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
+        ("/v1/messages", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
+        ("/invocations", {"messages": [], "max_completion_tokens": 9, "max_tokens": 1}, 9),
+        ("/invocations", {"prompt": "a", "max_completion_tokens": 1, "max_tokens": 9}, 9),
+        ("/invocations", {"prompt": "a", "messages": 5, "max_completion_tokens": 1}, None),
+    ],
+)
+def test_a_limit_is_what_the_route_honours(path: str, fields: dict[str, Any], limit: int | None) -> None:
+    assert read_facts(path, json.dumps({"model": "m", **fields}).encode()).max_tokens == limit
+
+
+def test_a_response_in_the_background_is_endless_whatever_other_routes_call_a_limit() -> None:
+    body = {"model": "m", "input": "a", "background": True, "max_tokens": 1}
+    assert read_facts("/v1/responses", json.dumps(body).encode()).is_endless
