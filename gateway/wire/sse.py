@@ -196,7 +196,7 @@ class SseTap:
         """The stream is over: put what it said of itself into `usage`."""
         frame = self._usage_frame
         if frame and not usage.read_document(frame[5:].split(b"\n", 1)[0]):
-            usage.read(frame)
+            usage.read(frame[max(0, _last_usage(frame)) :])  # what is echoed stands before it
 
 
 def _shortened(frame: bytes) -> bytes:

@@ -188,3 +188,13 @@ def test_usage_counts_where_it_belongs_only() -> None:
         usage = Usage()
         events.finish(usage)
         assert (usage.input_tokens, usage.output_tokens) == (500, 70)
+
+
+@pytest.mark.parametrize("size", [16_000, 100_000])
+def test_an_event_too_long_to_keep_is_charged_by_its_own_usage_not_by_one_that_was_echoed(size: int) -> None:
+    tools = b'"tools":[{"properties":{"usage":{"input_tokens":1,"output_tokens":1},"pad":"%s"}}]' % (b"x" * 1000)
+    own = b'"usage":{"input_tokens":500,"input_tokens_details":{"cached_tokens":2},"output_tokens":70}'
+    response = b'"output":"%s",%s,%s' % (b"x" * 2 * FRAME_BYTES, tools, own)
+    frame = b'event: response.completed\ndata: {"type":"response.completed","response":{%s}}\n\n' % response
+    usage = read(SseTap(), *pieces(frame, list(range(0, len(frame), size))))
+    assert (usage.input_tokens, usage.output_tokens) == (500, 70)
