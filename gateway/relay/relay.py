@@ -289,7 +289,7 @@ class Relay:
         assert self.attempt is not None
         if not delivery.has_failed_first:
             if self.status < _SERVER_ERROR:
-                self.attempt.engine.outlier_detection.restore(now)
+                self.attempt.engine.outlier_detection.begin_answer(now)
             return False
         self.attempt.engine.outlier_detection.fail(now, is_connect=False)
         self.delivery = None

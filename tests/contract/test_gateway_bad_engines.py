@@ -7,10 +7,12 @@ import pytest
 from specpilot.gateway.engines import probe
 from specpilot.gateway.routing.tuning import FAILURES_ALLOWED
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import STREAM, call, request
+from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import (
+    CLOSE,
     DONE,
+    HANG,
     LAST_CHUNK,
     SSE_HEAD,
     Script,
@@ -172,3 +174,23 @@ async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     await eventually(lambda: bad.outstanding_requests == 0)
     assert (await call(gateway.port)).status == 200
+
+
+async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gate = asyncio.Event()
+    engine.scripts = [[SSE_HEAD, gate, chunk(event("late")), HANG]]
+    engine.script = failing(event("a"), ERROR)
+    gateway = await start_gateway(engine)
+    found = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
+    async with await Client.connect(gateway.port) as late:
+        late.send(request(STREAM))
+        await engine.wait_seen(1)
+        await asyncio.gather(*(call(gateway.port, request(STREAM)) for _ in range(FAILURES_ALLOWED)))
+        await eventually(lambda: found.is_ejected)
+        gateway.context._loop.call_soon_threadsafe(setattr, found, "ejected_until", found.ejected_until + 60.0)
+        gate.set()
+        await late.reader.readuntil(b"late")
+        assert found.is_ejected
+        assert found.stream_failures == FAILURES_ALLOWED
