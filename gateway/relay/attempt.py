@@ -23,6 +23,9 @@ class AttemptReader(Reader, Protocol):
     def unconnected(self, reason: str) -> None:
         """There will be no connection: `connect` refused or unreachable, `connect_timeout`."""
 
+    def failed(self, error: Exception) -> None:
+        """The gateway itself cannot go on."""
+
 
 class Attempt:
     """An attempt at `engine`, worth `work_tokens`."""
@@ -85,6 +88,14 @@ class Attempt:
             self._context.serve_queue()
 
     async def _connect(self) -> None:
+        try:
+            await self._open()
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task, and the client is owed an answer
+            self._task = None
+            if not self._is_dropped:
+                self._reader.failed(error)
+
+    async def _open(self) -> None:
         limit_s = self._context.limits.connect_timeout_s
         due = self._context.monotonic() + limit_s
         try:
@@ -92,7 +103,7 @@ class Attempt:
                 connection = await self.engine.pool.connect()
         except OSError as error:  # TimeoutError is one
             if isinstance(error, TimeoutError) and self._context.monotonic() - due > STOOD_STILL_S:
-                await self._connect()  # this process did not look for so long: that is no fault of the engine's
+                await self._open()  # this process did not look for so long: that is no fault of the engine's
                 return
             self._task = None
             reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"

@@ -150,7 +150,10 @@ class GatewayContext:
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` does not answer its probes: let the requests that wait on it try another."""
         for exchange in [*self.exchanges]:
-            exchange.engine_ejected(engine)
+            try:
+                exchange.engine_ejected(engine)
+            except Exception:  # noqa: BLE001 - one request's fault must not keep the others there
+                _log.exception("a request could not be sent to another engine")
 
     def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
         """Return what the operator wants for a class of `model`."""

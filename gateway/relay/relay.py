@@ -186,7 +186,17 @@ class Relay:
         self.attempt.begin(is_fresh=is_fresh)
 
     def _retry(self) -> bool:
-        """Try another engine, if that is allowed and there is one; the failure has been counted already."""
+        """Try another engine, if that is allowed and there is one; the failure has been counted already.
+
+        Return whether the request is taken care of: also when the retry itself failed, which its client is told.
+        """
+        try:
+            return self._try_another()
+        except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
+            self.failed(error)
+            return True
+
+    def _try_another(self) -> bool:
         now = self._context.monotonic()
         if self.attempt is None or len(self.engines) > 1:
             return False
@@ -205,8 +215,10 @@ class Relay:
         old = self.attempt
         assert old is not None
         self._context.metrics.retries += 1
-        self._try(engine, is_fresh=engine is old.engine)
-        old.drop()
+        try:
+            self._try(engine, is_fresh=engine is old.engine)
+        finally:
+            old.drop()
 
     # From the engine: `gateway.relay.attempt.AttemptReader`
 
@@ -239,6 +251,10 @@ class Relay:
             self._owner.local_reply(
                 EngineUnavailableError(f"the engine {said}; try again", retry_after_s=RETRY_AFTER_S)
             )
+
+    def failed(self, error: Exception) -> None:
+        """The gateway itself cannot go on, and nothing has been said to the client."""
+        self._owner.fail(error)
 
     def head(self, head: ResponseHead, framer: Framer) -> None:
         """The engine's head arrived; nothing of it goes out yet."""
