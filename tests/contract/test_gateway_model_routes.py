@@ -260,3 +260,23 @@ async def test_one_request_that_cannot_go_elsewhere_does_not_keep_the_others_the
     context._loop.call_soon_threadsafe(eject)
     answers = await asyncio.wait_for(asyncio.gather(*calls), 5.0)
     assert [answer.status for answer in answers] == [413, 200, 413, 200]
+
+
+async def test_a_fall_back_keeps_what_is_said_of_the_keys_limits(
+    big: ScriptedEngine,
+    small: ScriptedEngine,
+    start_gateway: StartGateway,
+    redis: RedisServer,
+    store: RedisStore,
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1", "requests_per_minute": 100}]))
+    store.ping()
+    gateway = await start_gateway(big, small, redis_url=redis.url, api_keys_file=str(keys))
+    await route(gateway, store, big=ModelRoute(fallback=("small",)))
+    await big.stop()
+    answer = await ask(gateway, "big", "authorization: Bearer sk-1\r\n")
+    assert (answer.status, answer.headers["x-specpilot-model"]) == (200, "small")
+    assert answer.headers["x-ratelimit-limit-requests"] == "100"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "99"
