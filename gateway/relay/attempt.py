@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.engines.upstream import EngineConnection, Reader
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.tuning import STOOD_STILL_S
+from specpilot.gateway.relay.tuning import RETRY_AFTER_S, STOOD_STILL_S
+from specpilot.gateway.wire.errors import ConnectionsFullError
 
 
 class AttemptReader(Reader, Protocol):
@@ -101,6 +103,9 @@ class Attempt:
         try:
             async with asyncio.timeout(limit_s):
                 connection = await self.engine.pool.connect()
+        except OutOfFilesError as error:
+            said = "the gateway has no file descriptor left for a connection to an engine (ulimit -n); try again"
+            raise ConnectionsFullError(said, retry_after_s=RETRY_AFTER_S) from error
         except OSError as error:  # TimeoutError is one
             if isinstance(error, TimeoutError) and self._context.monotonic() - due > STOOD_STILL_S:
                 await self._open()  # this process did not look for so long: that is no fault of the engine's
