@@ -116,6 +116,7 @@ def create_app(
         asks_usage=settings.ask_usage,
         sends_priority=settings.send_priority,
         shows_engine=settings.show_engine,
+        has_named_series=settings.show_engine or settings.admin_port is not None,
         trim=trimmer(),
     )
     if settings.workers > 1:

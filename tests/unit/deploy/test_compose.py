@@ -77,7 +77,7 @@ def test_the_load_balancer_and_prometheus_know_each_service() -> None:
     assert set(re.findall(r"^    server \S+ (\S+):8080", proxy, re.MULTILINE)) == {"gateway-1", "gateway-2"}
     scraped = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
     names = {(name, item["port"]) for job in scraped for item in job["dns_sd_configs"] for name in item["names"]}
-    ports = {"engine": 8000, "gateway": 8080, "controller": 8081}
+    ports = {"engine": 8000, "gateway": 8090, "controller": 8081}  # gateways have their metrics apart
     expected = {(name, ports[name.partition("-")[0]]) for name in SERVICES if name.partition("-")[0] in ports}
     assert names == expected
 
