@@ -37,6 +37,7 @@ from specpilot.gateway.process.certificates import engine_certificates, listener
 from specpilot.gateway.process.heap import trimmer
 from specpilot.gateway.process.lifespan import Follower, serving, serving_with
 from specpilot.gateway.process.listening import listen, listen_together
+from specpilot.gateway.process.open_files import connections_within, raise_limit
 from specpilot.gateway.process.server import GatewayServer
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.tuning import BACKLOG
@@ -115,6 +116,7 @@ def create_app(
         asks_usage=settings.ask_usage,
         sends_priority=settings.send_priority,
         shows_engine=settings.show_engine,
+        has_named_series=settings.show_engine or settings.admin_port is not None,
         trim=trimmer(),
     )
     if settings.workers > 1:
@@ -186,12 +188,18 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     log_format = f"%(levelname)s %(name)s{who}: %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    is_asked_for = "max_connections" in settings.model_fields_set
+    fewer: list[str] = []
+    connections = connections_within(raise_limit(), settings.max_connections, fewer.append)
+    settings = settings.model_copy(update={"max_connections": connections})
     has_access_log = settings.access_log and settings.log_level in ("debug", "info")
     try:
         log_stream = sys.stderr.buffer if has_access_log else None
         server, listener = create_server(settings, SystemClock(), log_stream, worker=worker)
     except StartError as error:
         fail(PROGRAM, *error.lines)
+    for line in fewer:
+        _log.log(logging.WARNING if is_asked_for else logging.INFO, "%s", line)
     signal.signal(signal.SIGHUP, _ignore_reload)
     tls_context()  # before the loop runs: engines join later
     gc.collect()

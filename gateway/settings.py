@@ -27,7 +27,9 @@ class GatewaySettings(ProgramSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: Port = Field(8080, description="port to listen on; 0 picks a free one and logs it")
     admin_port: Port | None = Field(
-        None, description="port for /metrics and /admin alone, which --port then does not have; keep it from clients"
+        None,
+        description="port for /metrics and /admin alone, which --port then does not have; keep it from clients, as its "
+        "metrics name engines and keys",
     )
     tls_cert_file: str | None = Field(
         None,
@@ -130,7 +132,9 @@ class GatewaySettings(ProgramSettings):
         0.1, ge=0, le=1, description="retries allowed, as a share of requests (plus one a second)"
     )
     show_engine: bool = Field(
-        default=False, description="name the engine in the header x-specpilot-engine; its address, where it has no id"
+        default=False,
+        description="name the engine in the header x-specpilot-engine; its address, where it has no id; also engines "
+        "and API keys in /metrics of --port",
     )
     access_log: bool = Field(default=True, description="one JSON line per request on standard error")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

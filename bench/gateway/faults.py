@@ -1,8 +1,10 @@
 """`specpilot bench gateway-faults`: what clients notice while a part around the gateway fails, and what is left over.
 
 Three canned engines (`bench.gateway.canned_engine`), a real Redis, and for each fault a fresh gateway of two workers,
-or two gateways behind a load balancer. A mixed load of JSON, streams, paced streams and large bodies is always in
-flight. Every answer is judged (`bench.gateway.judged_call`): the right one, whole, of the right request. The promises:
+or two gateways behind a load balancer, all with default settings. Gateways that are rolled behind a balancer alone have
+a flag, which there every deployment sets: `--drain-grace-s`, without which the balancer cannot know in time. A mixed
+load of JSON, streams, paced streams and large bodies is always in flight. Every answer is judged
+(`bench.gateway.judged_call`): the right one, whole, of the right request. The promises:
 
 - a request that has had no byte is answered by another engine: none is refused;
 - a stream that has begun on an engine that fails ends with one clear error event: none is lost;
@@ -38,13 +40,13 @@ from specpilot.policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench gateway-faults"
 ENGINES = 3
-FLAGS = ("--keep-alive-s", "2", "--engine-keep-alive-s", "1", "--drain-grace-s", "1", "--affinity", "session")
-"""Without what a gateway remembers of prompts, which takes longer to fill than a fault lasts: memory must come back."""
+ROLLED = ("--drain-grace-s", "1")
 HANG_S = 20.0
 """A hung engine is noticed by its probes within 10 s: a hang lasts long enough for that, with default settings."""
 WAIT_S = 0.2
 WARM_UP_S = 3.0
-REST_S = 4.0
+REST_S = 5.0
+"""Longer than a gateway keeps an idle connection to an engine (`--engine-keep-alive-s`)."""
 IDLE_WITHIN_S = 15.0
 SLOW_S = 1.5
 FLAPS = 4
@@ -187,7 +189,7 @@ def _kill_gateway(scene: GatewayStage, lasts_s: float) -> None:
 def _roll_gateways(scene: GatewayStage, lasts_s: float) -> None:
     for port in list(scene.gateways):
         scene.stop_gateway(port)
-        _start_gateway(scene, port)
+        _start_gateway(scene, port, ROLLED)
         time.sleep(lasts_s / 2)
 
 
@@ -212,14 +214,14 @@ FAULTS: Mapping[str, Fault] = {
     "redis-frozen": Fault("Redis frozen", _freeze_redis),
     "worker-killed": Fault("one worker of two killed", _kill_worker, cuts=True),
     "gateway-killed": Fault("one gateway of two killed", _kill_gateway, cuts=True, gateways=2),
-    "gateways-rolled": Fault("two gateways rolled, one after the other", _roll_gateways, gateways=2),
+    "gateways-rolled": Fault("two gateways rolled, one after the other", _roll_gateways, gateways=2, flags=ROLLED),
     "workers-reloaded": Fault("both workers reloaded", _reload_workers),
     **{f"clients-leave-{phase}": Fault(f"clients leave: {phase}", _nothing, leaves=phase) for phase in LEAVING},
 }
 
 
 def _start_gateway(scene: GatewayStage, port: int, flags: Sequence[str] = (), workers: int = 1) -> None:
-    scene.start_gateway(port, (*FLAGS, "--api-keys-file", str(scene.out / "keys.json"), *flags), workers)
+    scene.start_gateway(port, ("--api-keys-file", str(scene.out / "keys.json"), *flags), workers)
 
 
 def main(arguments: Sequence[str]) -> None:

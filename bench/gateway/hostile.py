@@ -1,9 +1,9 @@
 """`specpilot bench gateway-hostile`: what clients that mean no good cost everybody else.
 
-One gateway with an API key and one canned engine. Each hostile client plays in turn, while a process of its own asks
-for `/health` all the time: its slowest answer is the longest time that the gateway's loop stood still, and a little
-more. Peak memory is what the kernel saw (`VmHWM`), over what the gateway had before. Figures of a machine that does
-something else meanwhile are too high.
+One gateway with an API key, one canned engine and a policy whose match rules look at prompts. Each hostile client plays
+in turn, while a process of its own asks for `/health` all the time: its slowest answer is the longest time that the
+gateway's loop stood still, and a little more. Peak memory is what the kernel saw (`VmHWM`), over what the gateway had
+before. Figures of a machine that does something else meanwhile are too high.
 
 A table, then one JSON object as the last line; the exit status is 1 when a bound was broken.
 """
@@ -11,6 +11,7 @@ A table, then one JSON object as the last line; the exit status is 1 when a boun
 import asyncio
 import json
 import multiprocessing
+import re
 import socket
 import sys
 import time
@@ -24,8 +25,11 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
+from specpilot.bench.gateway.canned_engine import MODEL
 from specpilot.bench.gateway.stage import stage
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, load
+from specpilot.policy.types import ClassPolicy, MatchRule, Policy
 
 PROGRAM = "specpilot bench gateway-hostile"
 KEY = "bench-key"
@@ -36,6 +40,10 @@ ANSWER_S = 20.0
 WATCHED_S = 0.5
 """Seconds after the answer in which the gateway is still watched: what it does then is the hostile client's, too."""
 _BODY_BYTES = 15_000_000
+_READ_BYTES = 256_000
+"""What uvloop reads at once."""
+_RULES = 16
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _MIB = 1024 * 1024
 
 
@@ -109,6 +117,32 @@ async def _say(port: int, *parts: bytes, pause_s: float = 0.0) -> int:
         writer.transport.abort()
 
 
+async def _say_many(port: int, request: bytes) -> int:
+    """Send `request` as often as one read holds; return the status of the last answer, 0 when none comes in time."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    left = _READ_BYTES // len(request)
+    writer.write(request * left)
+    status = 0
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            while left:
+                head = await reader.readuntil(b"\r\n\r\n")
+                status = int(head.split(b" ", 2)[1])
+                await reader.readexactly(int(_LENGTH.findall(head)[0]))
+                left -= 1
+    except TimeoutError:
+        return 0
+    except (OSError, asyncio.IncompleteReadError):
+        pass  # of one that reads too slowly the rest is ignored
+    finally:
+        writer.transport.abort()
+    return status
+
+
+def _many(request: bytes) -> Callable[[int], Awaitable[int]]:
+    return lambda port: _say_many(port, request)
+
+
 def _body(text: bytes) -> Callable[[int], Awaitable[int]]:
     return lambda port: _say(port, head(len(text)), text)
 
@@ -119,6 +153,13 @@ def _repeated(before: bytes, item: bytes, after: bytes) -> bytes:
 
 _START = b'{"model":"canned","x":'
 _OK, _TOO_COMPLEX, _TOO_MANY = frozenset((200,)), frozenset((413,)), frozenset((431,))
+_REFUSED = frozenset((405,))
+_ASKED = b"GET /score HTTP/1.1\r\nhost: g\r\n"
+_CHUNKED = (
+    f"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {KEY}\r\n"
+    "transfer-encoding: chunked\r\n\r\n"
+).encode()
+_IN_BYTES = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"model":"canned","x":"%s"}' % (b"y" * 300_000)) + b"0\r\n\r\n"
 _BOMB = zlib.compress(b"[" * _BODY_BYTES)
 _MEMBERS = b'{"model":"canned","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
 
@@ -137,6 +178,16 @@ HOSTILE: Mapping[str, Hostile] = {
         "a body without a key, behind another request",
         lambda port: _say(port, head(2) + b"{}" + head(900_000, has_key=False) + b"x" * 900_000),
         frozenset((400,)),
+    ),
+    "refusals": Hostile("7,000 requests in one read, each refused", _many(_ASKED + b"\r\n"), _REFUSED),
+    "upgrades": Hostile(
+        "3,500 requests to change protocols in one read", _many(_ASKED + b"connection: upgrade\r\nupgrade: x\r\n\r\n"),
+        _REFUSED,
+    ),
+    "chunks": Hostile("300,000 chunks of one byte", lambda port: _say(port, _CHUNKED, _IN_BYTES), _OK),
+    "token ids": Hostile(
+        f"240,000 token ids, and {_RULES} rules that ask for the prompt's length",
+        _body(b'{"model":"canned","prompt":[' + b",".join([b"1"] * 240_000) + b"]}"), _OK,
     ),
     "bomb": Hostile(
         "a compressed bomb", lambda port: _say(port, head(len(_BOMB), "content-encoding: deflate\r\n"), _BOMB),
@@ -202,6 +253,10 @@ def main(arguments: list[str]) -> None:
     with stage(PROGRAM, settings.out, settings.port, 1) as scene:
         keys = scene.out / "keys.json"
         keys.write_text(json.dumps([{"key_id": "bench", "key": KEY}]))
+        rules = tuple(MatchRule("code", prompt_chars_at_least=1_000_000 + at) for at in range(_RULES))
+        store = RedisStore(scene.redis_url)
+        store.put_policy(Policy(MODEL, classes={"code": ClassPolicy()}, match=rules), None, time.time())
+        store.close()
         pid = scene.start_gateway(settings.port, ("--api-keys-file", str(keys), "--no-access-log"))
         for name in names:
             row = rows[name] = play(HOSTILE[name], settings.port, pid)

@@ -37,7 +37,7 @@ class GatewayStage:
         self.engine_ports = [port + 10 + at for at in range(engines)]
         self.engines: dict[int, subprocess.Popen[bytes]] = {}
         self.gateways: dict[int, subprocess.Popen[bytes]] = {}
-        self._redis_command, self._redis_url = embedded_redis.server_command(out / "redis")
+        self._redis_command, self.redis_url = embedded_redis.server_command(out / "redis")
         self.start_redis()
 
     def start_redis(self) -> None:
@@ -75,7 +75,7 @@ class GatewayStage:
         Clients that came while only the first one serves would all stay with that.
         """
         command = [sys.executable, "-m", "specpilot.cli", "gateway", "--port", str(port), "--workers", str(workers)]
-        command += ["--redis-url", self._redis_url, "--admin-token", ADMIN_TOKEN]
+        command += ["--redis-url", self.redis_url, "--admin-token", ADMIN_TOKEN]
         for engine in self.engine_ports:
             command += ["--engine", f"http://127.0.0.1:{engine}"]
         path = self.out / f"gateway-{port}.log"

@@ -3,6 +3,7 @@
 import asyncio
 
 from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.wire.framing import Framer, ResponseHead
 
 _OK = 200
@@ -56,12 +57,14 @@ class _Answer:
 async def fetch(engine: Engine, path: bytes, accept: bytes, limit_bytes: int, timeout_s: float) -> bytes:
     """Return what `engine` answers to `GET path`, on a connection of its own.
 
-    Raises `UnreachableError` when there is no connection and `OSError` (time-outs included) when there is no answer
-    with status 200 of at most `limit_bytes`.
+    Raises `UnreachableError` when there is no connection, `OutOfFilesError` when none could be tried, and `OSError`
+    (time-outs included) when there is no answer with status 200 of at most `limit_bytes`.
     """
     async with asyncio.timeout(timeout_s):
         try:
             connection = await engine.pool.connect()
+        except OutOfFilesError:
+            raise
         except OSError as error:
             raise UnreachableError(str(error)) from error
         answer = _Answer(limit_bytes)

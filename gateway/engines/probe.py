@@ -14,6 +14,7 @@ import orjson
 
 from specpilot.gateway.engines.fetch import UnreachableError, fetch
 from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.engines.tuning import (
     MODELS_BYTES,
     PROBE_CHECK_S,
@@ -108,6 +109,8 @@ class Probe:
         now, outlier_detection = self._monotonic(), engine.outlier_detection
         is_silent = isinstance(error, TimeoutError)
         began_at = engine.probed_at or now
+        if isinstance(error, OutOfFilesError):
+            return
         if is_silent and (now - began_at > self._timeout_s + STOOD_STILL_S or engine.heard_at > began_at):
             return
         if outlier_detection.is_ejected:

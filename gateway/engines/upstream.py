@@ -7,16 +7,19 @@ keep-alive would close it under a new request.
 """
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
+from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.wire.framing import Framer, FramingError, OpenFramer, ResponseHead, parse_head
 from specpilot.gateway.wire.tuning import HEAD_BYTES
 
 SWITCHING_PROTOCOLS: Final = 101
+_OUT_OF_FILES: Final[tuple[int, ...]] = (errno.EMFILE, errno.ENFILE)
 
 
 class Reader(Protocol):
@@ -230,7 +233,7 @@ class Pool:
         self._now = 0.0
 
     async def connect(self) -> EngineConnection:
-        """Open a new connection. Raises `OSError` when that fails."""
+        """Open a new connection. Raises `OSError` when that fails, `OutOfFilesError` when it could not be tried."""
         address = self._address
         connection = EngineConnection(self)
         try:
@@ -243,6 +246,10 @@ class Pool:
             )
         except UnicodeError as error:
             raise OSError(f"{address.host!r} is no host name: {error}") from error
+        except OSError as error:
+            if error.errno in _OUT_OF_FILES:
+                raise OutOfFilesError(error.errno, error.strerror) from error
+            raise
         return connection
 
     def take(self, now: float) -> EngineConnection | None:

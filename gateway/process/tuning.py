@@ -20,6 +20,11 @@ BACKLOG: Final = 4096
 HANDSHAKE_S: Final = 10.0
 """Seconds that a client may take to agree on TLS: until then it counts as no connection, and can be many."""
 
+# open_files.py
+
+FILES_KEPT: Final = 128
+"""Open files that are no clients' and no requests': listeners, Redis, probes, connections to engines kept open."""
+
 # server.py
 
 LINGER_S: Final = 2.0

@@ -120,7 +120,7 @@ class Worker:
 
         def show() -> bytes:
             publish(self.folder, self.number, snapshot)
-            return exposition_of(read_total(self.folder))
+            return exposition_of(read_total(self.folder), is_named=context.has_named_series)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, show)
 

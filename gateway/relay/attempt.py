@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.engines.upstream import EngineConnection, Reader
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.tuning import STOOD_STILL_S
+from specpilot.gateway.relay.tuning import RETRY_AFTER_S, STOOD_STILL_S
+from specpilot.gateway.wire.errors import ConnectionsFullError
 
 
 class AttemptReader(Reader, Protocol):
@@ -22,6 +24,9 @@ class AttemptReader(Reader, Protocol):
 
     def unconnected(self, reason: str) -> None:
         """There will be no connection: `connect` refused or unreachable, `connect_timeout`."""
+
+    def failed(self, error: Exception) -> None:
+        """The gateway itself cannot go on."""
 
 
 class Attempt:
@@ -85,14 +90,25 @@ class Attempt:
             self._context.serve_queue()
 
     async def _connect(self) -> None:
+        try:
+            await self._open()
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task, and the client is owed an answer
+            self._task = None
+            if not self._is_dropped:
+                self._reader.failed(error)
+
+    async def _open(self) -> None:
         limit_s = self._context.limits.connect_timeout_s
         due = self._context.monotonic() + limit_s
         try:
             async with asyncio.timeout(limit_s):
                 connection = await self.engine.pool.connect()
+        except OutOfFilesError as error:
+            said = "the gateway has no file descriptor left for a connection to an engine (ulimit -n); try again"
+            raise ConnectionsFullError(said, retry_after_s=RETRY_AFTER_S) from error
         except OSError as error:  # TimeoutError is one
             if isinstance(error, TimeoutError) and self._context.monotonic() - due > STOOD_STILL_S:
-                await self._connect()  # this process did not look for so long: that is no fault of the engine's
+                await self._open()  # this process did not look for so long: that is no fault of the engine's
                 return
             self._task = None
             reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"

@@ -19,7 +19,8 @@ def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now:
     denied = meter.admit(prepared.charged_tokens, now)
     for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
         if bucket is not None:
-            prepared.own += rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
+            prepared.rate_lines += rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
+    prepared.own += prepared.rate_lines
     if denied is not None:
         raise RateLimitError(denied.message, denied.kind, denied.retry_after_s)
     return True

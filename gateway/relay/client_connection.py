@@ -13,6 +13,9 @@ distribution allows (a test looks).
 
 A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a coding
 besides chunked, ...) gets a 400 and the connection ends, whichever kind of route it is for.
+
+What one read may cost others is bounded by its lines, since each request, header and chunk takes at least one: a read
+of many is parsed `LINES_A_TURN` at a time, and others have the loop in between.
 """
 
 import asyncio
@@ -51,7 +54,9 @@ from specpilot.gateway.relay.tuning import (
     HEAD_BYTES,
     HEADERS_MAX,
     LARGE_READ_BYTES,
+    LINES_A_TURN,
     LINGER_S,
+    PIECE_BYTES,
     PIPELINED,
     PIPELINED_BODY_BYTES,
 )
@@ -93,6 +98,8 @@ class ClientConnection(HttpToolsProtocol):
         self._head_bytes = 0  # what came since the last byte of body: a head, sizes of chunks, trailers
         self._head_since = 0.0
         self._read_bytes = 0  # in large reads, since others were given way to
+        self._unread = b""  # what came and has to wait for others' turns
+        self._is_waiting = False  # for its turn
         self._stuck_since: float | None = None
         self._last_words: bytes | None = None
         self.write: Callable[[bytes], None]  # the transport's own
@@ -114,6 +121,7 @@ class ClientConnection(HttpToolsProtocol):
         """The client is gone: drop what is under way and what waits behind it."""
         self._context.connections.discard(self)
         self._state.read(STOP)
+        self._unread = b""
         active, self._active = self._active, None
         self._drop_waiting()
         if active is not None:
@@ -126,37 +134,74 @@ class ClientConnection(HttpToolsProtocol):
         if self._state.reading == IGNORED:
             return
         size = len(data)
-        if size >= LARGE_READ_BYTES:
-            self._give_way(size)
-        self._head_bytes += size
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as stop:
-            self._go_on_without_upgrade(data[stop.args[0] :])
-        except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, (httptools.HttpParserError, UnicodeError)):
-                self._refuse_rest(BadHeadError("the request target is not a path"))
+        if size > PIECE_BYTES or self._unread:
+            if self._unread:
+                self._unread += data
+                return
+            if data.count(b"\r\n") > LINES_A_TURN:
+                self._parse_piece(data)
+                return
+            if size >= LARGE_READ_BYTES:
+                self._give_way(size)
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        is_whole = False
+        while not is_whole and self._state.reading != IGNORED:
+            self._head_bytes += len(data)
+            is_whole = True
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                data = self._without_upgrade() + data[stop.args[0] :]
+                is_whole = False
+            except httptools.HttpParserCallbackError as error:
+                if isinstance(error.__context__, (httptools.HttpParserError, UnicodeError)):
+                    self._refuse_rest(BadHeadError("the request target is not a path"))
+                else:
+                    _log.exception("a request could not be read")
+                    self._refuse_rest(InternalError("the gateway failed; its log says why"))
+            except httptools.HttpParserError as error:
+                self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
             else:
-                _log.exception("a request could not be read")
-                self._refuse_rest(InternalError("the gateway failed; its log says why"))
-        except httptools.HttpParserError as error:
-            self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
-        else:
-            if self._idle_since is not None:  # blank lines, a head's part, the rest of a request that has its answer
-                self._idle_since = self._context.monotonic()
-            if self._head_bytes > HEAD_BYTES:
-                self._refuse_rest(_head_too_large())
+                if self._idle_since is not None:  # blank lines, a head's part, the rest of a request with an answer
+                    self._idle_since = self._context.monotonic()
+                if self._head_bytes > HEAD_BYTES:
+                    self._refuse_rest(_head_too_large())
+
+    def _parse_piece(self, data: bytes) -> None:
+        """Parse the first lines of `data`, and the rest after others' turns."""
+        end = 0
+        for _ in range(LINES_A_TURN):
+            end = data.find(b"\r\n", end) + 2
+            if end < 2:  # noqa: PLR2004 - there is no further one
+                end = len(data)
+                break
+        self._parse(data[:end])
+        if self._state.reading != IGNORED:
+            self._unread = data[end:]
+            if self._unread:
+                self._wait_for_turn()
 
     def _give_way(self, size: int) -> None:
         """Let others have the loop after some large reads: libuv would go on with this client for up to 32 of them."""
         self._read_bytes += size
-        if self._read_bytes >= GIVE_WAY_BYTES and not self.transport.is_closing():
+        if self._read_bytes >= GIVE_WAY_BYTES:
             self._read_bytes = 0
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        if not self._is_waiting and not self.transport.is_closing():
+            self._is_waiting = True
             self.transport.pause_reading()
             self.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        if not self.transport.is_closing():
+        self._is_waiting = False
+        unread, self._unread = self._unread, b""
+        if unread and not self.transport.is_closing():
+            self._parse_piece(unread)
+        if not self._unread and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def pause_writing(self) -> None:
@@ -411,16 +456,15 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Read the request again as if it asked for no upgrade, which is a server's right."""
+    def _without_upgrade(self) -> bytes:
+        """Return the request's head as if it asked for no upgrade, which is a server's right, to be read again."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         lines += [b": ".join(item) for item in self.headers if item[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         if lines[0].startswith(b"CONNECT "):
             self._refuse_rest(MethodNotAllowedError("this is not a proxy; CONNECT is not served"))
-        else:
-            self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 def _origin_form(target: bytes) -> bytes:

@@ -51,7 +51,8 @@ class Running(Swept, Protocol):
 class GatewayContext:
     """What every request of this process shares.
 
-    Without `admission` every request goes to an engine at once. `trim` gives free memory back to the system.
+    Without `admission` every request goes to an engine at once. `has_named_series`: whoever can ask for the metrics may
+    know the engines and the API keys by name. `trim` gives free memory back to the system.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of a whole program
@@ -68,6 +69,7 @@ class GatewayContext:
         asks_usage: bool,
         sends_priority: bool,
         shows_engine: bool,
+        has_named_series: bool,
         trim: Callable[[], None] = lambda: None,
     ) -> None:
         self.fleet = fleet
@@ -83,6 +85,7 @@ class GatewayContext:
         self.asks_usage = asks_usage
         self.sends_priority = sends_priority
         self.shows_engine = shows_engine
+        self.has_named_series = has_named_series
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}
         self.gateway_id = secrets.token_hex(8)
@@ -150,7 +153,10 @@ class GatewayContext:
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` does not answer its probes: let the requests that wait on it try another."""
         for exchange in [*self.exchanges]:
-            exchange.engine_ejected(engine)
+            try:
+                exchange.engine_ejected(engine)
+            except Exception:  # noqa: BLE001 - one request's fault must not keep the others there
+                _log.exception("a request could not be sent to another engine")
 
     def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
         """Return what the operator wants for a class of `model`."""
@@ -211,7 +217,7 @@ class GatewayContext:
     async def exposition(self) -> bytes:
         """Return this process's metrics as they are now; the text is written on a thread."""
         self.refresh_metrics()
-        return await asyncio.to_thread(exposition_of, self.metrics.snapshot())
+        return await asyncio.to_thread(exposition_of, self.metrics.snapshot(), is_named=self.has_named_series)
 
     def refresh_metrics(self) -> None:
         """Set the gauges that are looked up rather than counted."""

@@ -264,13 +264,14 @@ class Exchange:
             else:
                 self._wait(prepared, admission)
         except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Answer with what `error` is to a client, and log it if it is a fault of the gateway."""
         if isinstance(error, GatewayError):
             self.local_reply(error)
             return
-        asyncio.get_running_loop().call_exception_handler({"message": "dispatch failed", "exception": error})
+        asyncio.get_running_loop().call_exception_handler({"message": "a request failed", "exception": error})
         self.local_reply(InternalError("the gateway failed; its log says why"))
 
     def _wait(self, prepared: PreparedRequest, admission: Admission[Engine]) -> None:
@@ -292,7 +293,7 @@ class Exchange:
         try:
             self._go(prepared)
         except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+            self.fail(error)
 
     def _leave_queue(self, now: float) -> None:
         place, prepared, admission = self._place, self._prepared, self._context.admission

@@ -29,6 +29,9 @@ class RelayOwner(Protocol):
     def local_reply(self, error: GatewayError) -> None:
         """Answer with `error`: nothing has been said to the client before."""
 
+    def fail(self, error: Exception) -> None:
+        """Answer with what `error` is to a client, and log it if it is a fault of the gateway."""
+
     def body_released(self) -> None:
         """The request's body is no longer held."""
 

@@ -82,7 +82,8 @@ class PreparedRequest:
     `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` when the
     request waits or its engine is chosen. `body` is empty once there can be no retry. `outline` is what was parsed of a
     large body. `requested_model` is what the client asked for, where that name has a model route; `source` is there
-    while the request may be turned to another model. `charged_tokens` is what counts against the key's limit until the
+    while the request may be turned to another model. `rate_lines` are those of `own` that say what is left of the key's
+    limits. `charged_tokens` is what counts against the key's limit until the
     response states its usage, `prompt_tokens` of it for the prompt; `strips_usage`: the gateway asked for that, and the
     client did not. `is_unnamed`: the response is to have an identifier, for the API key `key_id`, and the client chose
     none.
@@ -102,6 +103,7 @@ class PreparedRequest:
         "own",
         "path",
         "prompt_tokens",
+        "rate_lines",
         "requested_model",
         "source",
         "strips_usage",
@@ -128,6 +130,7 @@ class PreparedRequest:
         self.work_tokens = facts.work_tokens
         self.traffic_class = traffic_class
         self.own = own
+        self.rate_lines = b""
         self.cell = cell
         self.charged_tokens = facts.charged_tokens
         self.prompt_tokens = facts.prompt_tokens
@@ -165,7 +168,7 @@ class PreparedRequest:
         self.model = other.model
         self.requested_model = other.requested_model
         self.traffic_class = other.traffic_class
-        self.own = other.own
+        self.own = other.own + self.rate_lines
         self.cell = other.cell
         self.body = other.body
         self.strips_usage = other.strips_usage

@@ -1,13 +1,13 @@
 """A request on its way to an engine and its response on the way back: the phases from `connect` on.
 
-Phases: `connect`, `wait` (sent, not one byte of body back), `response`. The engine's head is held back until the first
-byte of body, that of an error until the body's end: until then nothing has been said to the client and another engine
-may be tried, once, within the retry budget: when the engine cannot be reached, breaks off, says nothing in time,
-answers 401, 403 (its operator's fault, never the client's), 500, 502, 503 or 504, begins its body with an error event,
-or is ejected while the request waits. vLLM sends the head of a stream before it has prefilled anything, so this is
-where most retries are possible. A kept connection that the engine closed just as a request went out is replaced by a
-fresh one, without this being counted against the engine or the budget; what breaks later than `STALE_S` is a failure
-like others.
+Phases: `connect`, `wait` (sent, nothing back that goes to the client), `response`. The engine's head is held back until
+the first byte of body, of a stream until its first content, of an error until the body's end: until then nothing has
+been said to the client and another engine may be tried, once, within the retry budget: when the engine cannot be
+reached, breaks off, says nothing in time, answers 401, 403 (its operator's fault, never the client's), 500, 502, 503 or
+504, begins its body with an error event (comments and the events that open a stream aside), or is ejected while the
+request waits. vLLM sends the head of a stream before it has prefilled anything, so this is where most retries are
+possible. A kept connection that the engine closed just as a request went out is replaced by a fresh one, without this
+being counted against the engine or the budget; what breaks later than `STALE_S` is a failure like others.
 After the first byte there is no retry: see `gateway.wire.response`.
 
 The relay holds the engine's side only. What ends a request, and what it counts as, is its `RelayOwner`'s business.
@@ -162,7 +162,9 @@ class Relay:
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` does not answer its probes: try another, if this request waits there for a first byte."""
         if self.phase == "wait" and self.attempt is not None and self.attempt.engine is engine:
-            self._retry()
+            delivery, self.delivery = self.delivery, None
+            if not self._retry():
+                self.delivery = delivery
 
     def end_with(self, error: GatewayError) -> None:
         """End with `error`, as clearly as is still possible."""
@@ -184,7 +186,17 @@ class Relay:
         self.attempt.begin(is_fresh=is_fresh)
 
     def _retry(self) -> bool:
-        """Try another engine, if that is allowed and there is one; the failure has been counted already."""
+        """Try another engine, if that is allowed and there is one; the failure has been counted already.
+
+        Return whether the request is taken care of: also when the retry itself failed, which its client is told.
+        """
+        try:
+            return self._try_another()
+        except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
+            self.failed(error)
+            return True
+
+    def _try_another(self) -> bool:
         now = self._context.monotonic()
         if self.attempt is None or len(self.engines) > 1:
             return False
@@ -203,8 +215,10 @@ class Relay:
         old = self.attempt
         assert old is not None
         self._context.metrics.retries += 1
-        self._try(engine, is_fresh=engine is old.engine)
-        old.drop()
+        try:
+            self._try(engine, is_fresh=engine is old.engine)
+        finally:
+            old.drop()
 
     # From the engine: `gateway.relay.attempt.AttemptReader`
 
@@ -237,6 +251,10 @@ class Relay:
             self._owner.local_reply(
                 EngineUnavailableError(f"the engine {said}; try again", retry_after_s=RETRY_AFTER_S)
             )
+
+    def failed(self, error: Exception) -> None:
+        """The gateway itself cannot go on, and nothing has been said to the client."""
+        self._owner.fail(error)
 
     def head(self, head: ResponseHead, framer: Framer) -> None:
         """The engine's head arrived; nothing of it goes out yet."""
@@ -271,11 +289,13 @@ class Relay:
         self.last_at = now = self._context.monotonic()
         if self.attempt is not None:
             self.attempt.engine.heard_at = now
-        self.phase = "response"
         has_begun = delivery.has_begun
         out = delivery.take(raw, payload, now)
-        if delivery.has_begun and not has_begun and self._has_failed_first(delivery, now):
-            return
+        if not has_begun:
+            if delivery.has_begun and self._has_failed_first(delivery, now):
+                return
+            if delivery.has_begun or not delivery.is_stream:
+                self.phase = "response"
         if delivery.gaps:
             self._prepared.cell.itl.observe(delivery.gap_s, delivery.gaps)
         if out:
@@ -288,8 +308,8 @@ class Relay:
         """Judge the beginning of a body: whether it was the engine's failure and is tried elsewhere."""
         assert self.attempt is not None
         if not delivery.has_failed_first:
-            if self.status < _SERVER_ERROR:
-                self.attempt.engine.outlier_detection.restore(now)
+            if self.status < _SERVER_ERROR and delivery.has_content:
+                self.attempt.engine.outlier_detection.begin_answer(now)
             return False
         self.attempt.engine.outlier_detection.fail(now, is_connect=False)
         self.delivery = None
@@ -304,19 +324,23 @@ class Relay:
         delivery, attempt = self.delivery, self.attempt
         assert delivery is not None
         assert attempt is not None
-        attempt.detach()
         if not delivery.is_whole:
-            self._context.metrics.count_upstream_error("closed")
-            self._reset_response(StreamBrokenError("the engine closed the stream before its end"))
+            self.reset("closed", is_stale=False)
             return
+        attempt.detach()
+        self.phase = "response"
         if delivery.has_error:
             self._context.metrics.count_upstream_error("error_event")
             self.error = "error_event"
+        now, outlier_detection = self._context.monotonic(), attempt.engine.outlier_detection
         if not delivery.has_failed:
-            attempt.engine.outlier_detection.complete_stream()
+            if delivery.has_content:
+                outlier_detection.complete_stream()
+                if delivery.is_stream:
+                    outlier_detection.begin_answer(now)  # what opened it may have been too long to wait for more
         elif not delivery.has_failed_first:
-            attempt.engine.outlier_detection.fail_stream(self._context.monotonic())
-        out = delivery.complete(self._context.monotonic())
+            outlier_detection.fail_stream(now)
+        out = delivery.complete(now)
         if out:
             self._write(out)
         self._owner.finish()

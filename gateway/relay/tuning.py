@@ -27,6 +27,13 @@ LARGE_READ_BYTES: Final = 65_536
 GIVE_WAY_BYTES: Final = 500_000
 """After so much in large reads a client waits for one turn of the loop: two reads, each up to 1.5 ms at worst."""
 
+PIECE_BYTES: Final = 2048
+"""Shorter reads are parsed at once: 80 requests at most, some 3 ms where nothing is compiled."""
+
+LINES_A_TURN: Final = 128
+"""Lines of a longer read that are parsed in one turn of the loop: 64 requests of no headers or 64 chunks of one byte,
+some 3 ms; the most headers that one request may have."""
+
 LINGER_S: Final = 5.0
 """Seconds that a client gets to read the last answer before its connection is closed under it."""
 

@@ -7,8 +7,9 @@ connection clears nothing, and neither does a head: the kernel still accepts for
 whose engine hangs may still send the head of a stream. Failures within answers (an error event, broken off) are counted
 apart, as each has a good beginning; they eject after as many in a row, which a whole answer ends.
 
-A background probe, not a user's request, tries an ejected engine when its time is over. A probe that finds nobody
-listening ejects at once; `PROBES_ALLOWED` probes in a row without an answer in time eject too.
+An ejection ends by a background probe, which tries the engine when its time is over, or by the first answer that begins
+after that: what begins earlier was asked before the ejection, and may fail as what came before it. A probe that finds
+nobody listening ejects at once; `PROBES_ALLOWED` probes in a row without an answer in time eject too.
 """
 
 from dataclasses import dataclass
@@ -36,11 +37,18 @@ class OutlierDetection:
     returned_at: float | None = None
 
     def restore(self, now: float) -> None:
-        """A probe, or an answer below 500, found the engine alive: if it was ejected, let it return, slowly."""
+        """A probe found the engine alive: if it was ejected, let it return, slowly."""
         if self.is_ejected:
             self.is_ejected = False
             self.returned_at = now
             self.stream_failures = 0
+        self.failures = 0
+        self.probe_timeouts = 0
+
+    def begin_answer(self, now: float) -> None:
+        """An answer below 500 has begun well."""
+        if self.is_ejected and now >= self.ejected_until:
+            self.restore(now)
         self.failures = 0
         self.probe_timeouts = 0
 

@@ -340,9 +340,17 @@ def exposition(metrics: GatewayMetrics) -> bytes:
     return generate_latest(registry)
 
 
-def exposition_of(snapshot: MetricsSnapshot) -> bytes:
-    """Return the metrics of which `snapshot` is a copy as Prometheus' text. On any thread."""
-    return exposition(GatewayMetrics.of(snapshot))
+def exposition_of(snapshot: MetricsSnapshot, *, is_named: bool = True) -> bytes:
+    """Return the metrics of which `snapshot` is a copy as Prometheus' text. On any thread.
+
+    Unless it `is_named`, without the series that name engines (which may be by address) or API keys.
+    """
+    metrics = GatewayMetrics.of(snapshot)
+    if not is_named:
+        metrics.ejected = {}
+        metrics.key_requests = {}
+        metrics.key_tokens = {}
+    return exposition(metrics)
 
 
 def _plain(value: Any) -> Any:

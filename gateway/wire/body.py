@@ -21,7 +21,7 @@ import orjson
 
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.outline import BodyOutline
-from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED
+from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED
 from specpilot.gateway.wire.tuning import (
     CHARS_PER_TOKEN,
     COPY_LIMIT_BYTES,
@@ -42,7 +42,19 @@ STREAM_OPTIONS: Final = "stream_options"
 INCLUDE_USAGE: Final = "include_usage"
 REQUEST_ID: Final = "request_id"
 PREVIOUS: Final = "previous_response_id"
+_PROMPT_FIELDS: Final[tuple[str, ...]] = ("messages", "prompt", "input", "system", "instructions")
 _USAGE: Final = {INCLUDE_USAGE: b"true"}
+_USUAL_LIMIT_FIELDS: Final[tuple[str, ...]] = ("max_tokens",)
+_CHAT_LIMIT_FIELDS: Final[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
+_LIMIT_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "/v1/chat/completions": _CHAT_LIMIT_FIELDS,
+    INVOCATIONS: _CHAT_LIMIT_FIELDS,
+    RESPONSES: ("max_output_tokens",),
+    **dict.fromkeys(FORMS, ("max_completion_tokens",)),
+}
+"""Where a request says how long its answer may get, by route, the first that is there: what vLLM's request models
+honour, since a field that an engine ignores limits nothing."""
+
 _WALKED: Final = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 
 
@@ -61,7 +73,10 @@ class RequestFacts:
     the largest number of output tokens that it allows; `None` when it does not say.
     """
 
-    __slots__ = ("body", "charged_tokens", "max_tokens", "model", "path", "prompt_tokens", "stream", "work_tokens")
+    __slots__ = (
+        "_prompt_chars", "body", "charged_tokens", "max_tokens", "model", "path", "prompt_tokens", "stream",
+        "work_tokens",
+    )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
         self, path: str, model: str, body: dict[str, Any], prompt_tokens: int, max_tokens: int | None, *, stream: bool
@@ -75,6 +90,7 @@ class RequestFacts:
         self.body = body
         self.max_tokens = max_tokens
         self.stream = stream
+        self._prompt_chars: int | None = None  # counted once, however many rules ask
 
     @property
     def has_tools(self) -> bool:
@@ -95,8 +111,14 @@ class RequestFacts:
     @property
     def prompt_chars(self) -> int:
         """The length of the prompt's text in characters. Images, audio and token ids do not count."""
-        body = self.body
-        return sum(_text_chars(body.get(name)) for name in ("messages", "prompt", "input", "system", "instructions"))
+        found = self._prompt_chars
+        if found is None:
+            body = self.body
+            found = 0
+            for name in _PROMPT_FIELDS:
+                found += _text_chars(body.get(name))
+            self._prompt_chars = found
+        return found
 
     @property
     def previous_response(self) -> str | None:
@@ -144,7 +166,7 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
     if stream is not None and type(stream) is not bool:
         raise InvalidFieldError("stream must be true or false", param="stream")
     prompt_tokens = (len(body) if size is None else size) // CHARS_PER_TOKEN
-    return RequestFacts(path, model, found, prompt_tokens, _max_tokens(found), stream=stream is True)
+    return RequestFacts(path, model, found, prompt_tokens, _max_tokens(path, found), stream=stream is True)
 
 
 def may_repeat_model(text: bytes) -> bool:
@@ -349,8 +371,11 @@ def _skip(body: bytes, position: int) -> int:
     return found.end()
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+def _max_tokens(path: str, body: dict[str, Any]) -> int | None:
+    names = _LIMIT_FIELDS.get(path, _USUAL_LIMIT_FIELDS)
+    if path == INVOCATIONS and ("messages" not in body or "prompt" in body or "prompt_embeds" in body):
+        names = _USUAL_LIMIT_FIELDS  # vLLM may take it for a completion
+    for name in names:
         value = body.get(name)
         if type(value) is int:
             return value
@@ -365,7 +390,10 @@ def _text_chars(value: Any) -> int:
         if isinstance(item, str):
             total += len(item)
         elif isinstance(item, list):
-            left.extend(item)
+            for part in item:
+                if type(part) is not str and type(part) is not dict and type(part) is not list:
+                    break  # token ids, which may be many; no API mixes them with text
+                left.append(part)
         elif isinstance(item, dict):
             left.append(item.get("content"))
             left.append(item.get("text"))

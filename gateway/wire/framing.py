@@ -187,6 +187,9 @@ class OpenFramer(Framer):
 
     __slots__ = ()
 
+    def __init__(self) -> None:
+        super().__init__(is_between_chunks=True)  # as there are none
+
     def feed(self, data: bytes) -> int:
         """Take everything."""
         self.payload = [data] if data else []

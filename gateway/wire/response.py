@@ -1,10 +1,10 @@
 """From an engine's response to what the client gets: which bytes, when, and what was learnt on the way.
 
 Bytes of a body go on as they came, chunk framing included; only a client of HTTP/1.0 gets them without, and the event
-with usage that the gateway asked for is taken out (`gateway.wire.usage_filter`). The head is
-held back until the first byte of body (see `gateway.relay.relay`); of a stream until its first frame is whole, because
-an engine may answer 200 and then nothing but an error event. Error answers (status 400 and up) are held until
-they are whole, then sent in OpenAI's envelope, unless they are in one already or too long to hold.
+with usage that the gateway asked for is taken out (`gateway.wire.usage_filter`). The head is held back until the first
+byte of body (see `gateway.relay.relay`); of a stream until its first frame with content is whole, because an engine may
+answer 200, a comment and the events that open a stream, and then nothing but an error. Error answers (status 400 and
+up) are held until they are whole, then sent in OpenAI's envelope, unless they are in one already or too long to hold.
 
 When the engine's stream breaks, `reset` returns what may still be added: an error event, if this is an event stream
 standing between two chunks. Otherwise `None`: only cutting the connection tells the client. Does no I/O and reads
@@ -61,9 +61,9 @@ class Delivery:
         self._tap: SseTap | JsonTap = SseTap() if head.content_type.startswith(b"text/event-stream") else JsonTap()
         self._filter: UsageFilter | None = None
         self._usage_frames = 0
-        if strips_usage and head.is_chunked and self._held is None and isinstance(self._tap, SseTap):
-            self._filter = UsageFilter(is_chunked=self._is_raw)
-        self._first: list[bytes] = []  # what is held back of a stream's first frame
+        if strips_usage and head.length is None and self._held is None and isinstance(self._tap, SseTap):
+            self._filter = UsageFilter(is_chunked=head.is_chunked and self._is_raw)
+        self._first: list[bytes] = []  # what is held back of a stream, up to its first frame with content
         self._at = 0.0
         self.has_failed_first = False
         self.keep_alive = keep_alive and self._is_raw and (head.is_chunked or head.length is not None)
@@ -94,9 +94,16 @@ class Delivery:
         return isinstance(self._tap, SseTap) and self._tap.has_failed
 
     @property
+    def has_content(self) -> bool:
+        """Whether the body is more than the comments and events that open a stream."""
+        return not isinstance(self._tap, SseTap) or self._tap.deltas > self._tap.openings
+
+    @property
     def is_whole(self) -> bool:
-        """Whether a body that has ended may be taken for whole: framed, or at least a stream that said `[DONE]`."""
-        return not isinstance(self._framer, OpenFramer) or not isinstance(self._tap, SseTap) or self._tap.is_done
+        """Whether a body that has ended may be taken for whole: framed, or at least a stream that said its end."""
+        if not isinstance(self._framer, OpenFramer) or not isinstance(self._tap, SseTap):
+            return True
+        return self._held is not None or self._tap.is_done
 
     def take(self, raw: bytes, payload: list[bytes], now: float) -> bytes:
         """Take over a part of the body; return what goes to the client now."""
@@ -139,8 +146,9 @@ class Delivery:
             self.has_failed_first = is_error and is_engines_fault(payload[0])
             return self._begin(now) + passed
         self._first.append(passed)
-        is_open = tap.deltas == 0 and not tap.is_between_events and not tap.is_done
+        is_open = tap.deltas == tap.openings and not tap.is_done
         if is_open and sum(map(len, self._first)) <= FIRST_FRAME_BYTES:
+            self._at, self.gaps = 0.0, 0  # no token came, so no gap between two ends here
             return b""
         self.has_failed_first = tap.has_failed_first
         return self._begin(now)
@@ -150,7 +158,8 @@ class Delivery:
         self._tap.finish(self.usage)
         if self._held is not None:
             return self._error_reply(now)
-        return b"" if self.has_begun else self._begin(now)
+        rest = b"" if self._filter is None or self._head.is_chunked else self._filter.rest()
+        return rest if self.has_begun else self._begin(now) + rest
 
     def reset(self, event: bytes) -> bytes | None:
         """The response will never be whole; return what tells the client so (by `event`), `None` if nothing can."""

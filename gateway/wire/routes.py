@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 RESPONSES: Final = "/v1/responses"
+INVOCATIONS: Final = "/invocations"
 RESPONSE: Final = "/v1/responses/{id}"
 RESPONSE_CANCEL: Final = "/v1/responses/{id}/cancel"
 STORED: Final = frozenset((RESPONSE, RESPONSE_CANCEL))

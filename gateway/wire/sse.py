@@ -5,6 +5,9 @@ the stream, an error event is noticed by its name or its data. Nothing is decode
 stays bytes. Of each frame only these things are looked for, by plain byte search: JSON keys cannot be imitated by text
 in a JSON string, because there a quote is escaped.
 
+Openings: events that an API sends before anything is generated, by their names (`_NAME`). They carry no content, so a
+stream has said nothing while no other event has come.
+
 Usage: the last frame that holds `usage`, or a JSON body, is parsed, and its own `usage` gives the number of input and
 output tokens, its `metrics.speculative_decoding` the mean acceptance length: an object of that name elsewhere, which a
 client may have had echoed, counts for nothing. Only of what was too long to keep, the last `usage` is looked for. Each
@@ -30,7 +33,17 @@ _ERROR_DATA: Final[tuple[bytes, ...]] = (b'data: {"error"', b'data:{"error"')
 _ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
 _CLIENTS_FAULT: Final = range(400, 500)
 _OPERATORS_FAULT: Final[tuple[int, ...]] = (401, 403)
-_ERROR_NAME: Final = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
+_NAME: Final = re.compile(
+    rb"^event: ?(?:(error|response\.failed)|(response\.(?:created|queued|in_progress)|message_start|ping)"
+    rb"|(message_stop|response\.(?:completed|incomplete)))\r?$",
+    re.MULTILINE,
+)
+"""The names of events that say more than their data is looked at for: of OpenAI's Responses and of Anthropic's API."""
+
+_ERROR: Final = 1
+_OPENING: Final = 2
+_END: Final = 3
+_NAME_BYTES: Final = 64
 _BREAK: Final = re.compile(rb"\r?\n\r?\n")
 
 
@@ -112,11 +125,12 @@ def _count(usage: dict[str, Any], name: str, other: str, default: int | None) ->
 class SseTap:
     """Reads along with a stream of server-sent events.
 
-    `deltas` counts events that carry data, the end marker excluded; `is_done` tells whether that was seen,
+    `deltas` counts events that carry data, the end marker excluded, `openings` those that a stream began with before
+    any content. `is_done` tells whether the end marker was seen, or the event that ends a stream of an API without one;
     `has_error` whether an error event was, `is_between_events` whether the stream stands at a frame's border.
     `usage_frames` counts those
     that hold the word. `has_failed` tells whether an error event was the engine's failure, `has_failed_first` whether
-    nothing but comments came before that.
+    nothing but comments and openings came before that.
     """
 
     __slots__ = (
@@ -127,11 +141,13 @@ class SseTap:
         "has_failed",
         "has_failed_first",
         "is_done",
+        "openings",
         "usage_frames",
     )
 
     def __init__(self) -> None:
         self.deltas = 0
+        self.openings = 0
         self.is_done = False
         self.has_error = False
         self.has_failed = False
@@ -175,8 +191,8 @@ class SseTap:
             at = frame.find(b"\ndata:") + 1
             if at == 0:
                 return
-            if _ERROR_NAME.search(frame, 0, at) is not None:
-                is_error = True
+            name = _NAME.search(frame, 0, at)
+            is_error = name is not None and self._is_error(name.lastindex)
             frame = frame[at:]
         if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
             self.is_done = True
@@ -190,19 +206,28 @@ class SseTap:
             self.has_error = True
             if is_engines_fault(frame):
                 self.has_failed = True
-                self.has_failed_first = self.has_failed_first or self.deltas == 1
+                self.has_failed_first = self.has_failed_first or self.deltas == self.openings + 1
+
+    def _is_error(self, kind: int | None) -> bool:
+        """Note what an event's name says of it, which is of `kind`; return whether it is an error."""
+        if kind == _OPENING and self.openings == self.deltas:
+            self.openings += 1
+        elif kind == _END:
+            self.is_done = True
+        return kind == _ERROR
 
     def finish(self, usage: Usage) -> None:
         """The stream is over: put what it said of itself into `usage`."""
         frame = self._usage_frame
         if frame and not usage.read_document(frame[5:].split(b"\n", 1)[0]):
-            usage.read(frame)
+            usage.read(frame[max(0, _last_usage(frame)) :])  # what is echoed stands before it
 
 
 def _shortened(frame: bytes) -> bytes:
-    """Return the beginning of a frame's first line of data, and the frame's end; no break may arise where they meet."""
+    """Return a frame's name, the beginning of its data, and its end; no break may arise where they meet."""
     at = 0 if frame.startswith(b"data:") else frame.find(b"\ndata:") + 1
-    return frame[at : at + 16] + b" " + frame[17 - FRAME_BYTES :]
+    kept = frame[at if at > _NAME_BYTES else 0 : at + 16] + b" "
+    return kept + frame[len(kept) - FRAME_BYTES :]
 
 
 class JsonTap:

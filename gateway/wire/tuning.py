@@ -70,7 +70,7 @@ ERROR_BODY_BYTES: Final = 262_144
 """Bytes of a body that are held back until it is known whether it is an error; a longer one is an answer."""
 
 FIRST_FRAME_BYTES: Final = 65_536
-"""A first frame longer than that is no error event, so it is held back no longer."""
+"""A first frame longer than that is no error event, so it is held back no longer; with all that comes before it."""
 
 # response_id.py
 

@@ -15,7 +15,7 @@ _WORD: Final = b'"usage"'
 
 
 class UsageFilter:
-    """Filters one chunked stream; without chunks for a client that does not know them (`is_chunked`).
+    """Filters one stream; without chunks where it has none, or for a client that does not know them (`is_chunked`).
 
     `is_reframing`: what went out so far ends with a whole chunk, whatever the engine's own chunks do.
     """
@@ -47,6 +47,10 @@ class UsageFilter:
             return out
         chunk = b"%x\r\n%s\r\n" % (len(out), out) if out else b""
         return chunk + b"0\r\n\r\n" if framer.is_done else chunk
+
+    def rest(self) -> bytes:
+        """Return what waits for its end in a stream whose end is that of its connection."""
+        return self._held
 
 
 def _are_whole(payload: list[bytes]) -> bool:

@@ -7,10 +7,12 @@ import pytest
 from specpilot.gateway.engines import probe
 from specpilot.gateway.routing.tuning import FAILURES_ALLOWED
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import STREAM, call, request
+from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import (
+    CLOSE,
     DONE,
+    HANG,
     LAST_CHUNK,
     SSE_HEAD,
     Script,
@@ -172,3 +174,98 @@ async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     await eventually(lambda: bad.outstanding_requests == 0)
     assert (await call(gateway.port)).status == 200
+
+
+async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gate = asyncio.Event()
+    engine.scripts = [[SSE_HEAD, gate, chunk(event("late")), HANG]]
+    engine.script = failing(event("a"), ERROR)
+    gateway = await start_gateway(engine)
+    found = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
+    async with await Client.connect(gateway.port) as late:
+        late.send(request(STREAM))
+        await engine.wait_seen(1)
+        await asyncio.gather(*(call(gateway.port, request(STREAM)) for _ in range(FAILURES_ALLOWED)))
+        await eventually(lambda: found.is_ejected)
+        gateway.context._loop.call_soon_threadsafe(setattr, found, "ejected_until", found.ejected_until + 60.0)
+        gate.set()
+        await late.reader.readuntil(b"late")
+        assert found.is_ejected
+        assert found.stream_failures == FAILURES_ALLOWED
+
+
+CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"r","usage":null}}\n\n'
+IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress","response":{"id":"r"}}\n\n'
+MESSAGE_START = b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","content":[]}}\n\n'
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+COMMENT = b": ping\n\n"
+OPENINGS = {
+    "/v1/responses": [CREATED, IN_PROGRESS],
+    "/v1/messages": [MESSAGE_START, PING],
+    "/v1/chat/completions": [COMMENT, b"\n\n", COMMENT],
+}
+DELTA = b'event: response.output_text.delta\ndata: {"delta":"a"}\n\n'
+ENDS: dict[str, Script] = {
+    "error": [chunk(NAMED_ERROR), LAST_CHUNK],
+    "failed": [chunk(b'event: response.failed\ndata: {"response":{"error":{"code":"server_error"}}}\n\n'), LAST_CHUNK],
+    "broken off": [0.02, CLOSE],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("path", OPENINGS)
+async def test_what_opens_a_stream_is_no_answer_yet(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, path: str, end: str
+) -> None:
+    engine.script = [SSE_HEAD, *map(chunk, OPENINGS[path]), *ENDS[end]]
+    other_engine.script = [SSE_HEAD, *map(chunk, OPENINGS[path]), chunk(DELTA), LAST_CHUNK]
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(2 * FAILURES_ALLOWED + 2):
+        answer = await call(gateway.port, request(STREAM, path=path))
+        assert (answer.status, answer.body) == (200, b"".join(OPENINGS[path]) + DELTA)
+    assert len(engine.seen) == FAILURES_ALLOWED
+    assert detection(gateway, engine).is_ejected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", OPENINGS)
+async def test_what_opens_a_stream_goes_out_with_its_first_content_and_that_at_once(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+) -> None:
+    opened = asyncio.Event()
+    engine.script = [SSE_HEAD, *map(chunk, OPENINGS[path]), opened, chunk(DELTA), HANG]
+    gateway = await start_gateway(engine, stream_first_byte_timeout_s=5.0)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(STREAM, path=path))
+        await engine.wait_seen(1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.reader.readexactly(1), 0.1)
+        [exchange] = gateway.context.exchanges
+        assert exchange.phase == "wait"
+        opened.set()
+        assert b"x-request-id" in await asyncio.wait_for(client.reader.readuntil(DELTA), 1.0)
+        assert exchange.phase == "response"
+    cell = gateway.context.metrics.cells["tiny", "default"]
+    assert sum(cell.itl.counts) == 0  # between what opens a stream and its first content no token is made
+
+
+async def test_an_error_behind_what_opens_a_stream_passes_as_it_came_where_there_is_no_other_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = failing(CREATED, IN_PROGRESS, NAMED_ERROR)
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(STREAM, path="/v1/responses"))).body == CREATED + IN_PROGRESS + NAMED_ERROR
+    assert detection(gateway, engine).failures == 1  # type: ignore[attr-defined]
+
+
+async def test_an_engine_that_only_opens_its_streams_is_left_after_the_time_for_a_first_byte(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script, other_engine.script = [SSE_HEAD, chunk(COMMENT), HANG], stream("ok")
+    gateway = await start_gateway(engine, other_engine, stream_first_byte_timeout_s=0.3)
+    for _ in range(4):
+        answer = await call(gateway.port, request(STREAM))
+        assert (answer.status, answer.body[:6]) == (200, b"data: ")
+    assert engine.seen
+    assert detection(gateway, engine).failures == len(engine.seen)  # type: ignore[attr-defined]

@@ -209,10 +209,10 @@ async def test_a_json_body_that_breaks_is_cut_off(
 async def test_a_broken_stream_of_messages_is_a_named_event(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    engine.script = [SSE_HEAD, chunk(b"event: ping\ndata: {}\n\n"), 0.02, CLOSE]
+    engine.script = [SSE_HEAD, chunk(b"event: delta\ndata: {}\n\n"), 0.02, CLOSE]
     gateway = await start_gateway(engine)
     answer = await call(gateway.port, request(STREAM, path="/v1/messages"))
-    assert answer.body.startswith(b'event: ping\ndata: {}\n\nevent: error\ndata: {"type":"error","error":{')
+    assert answer.body.startswith(b'event: delta\ndata: {}\n\nevent: error\ndata: {"type":"error","error":{')
 
 
 async def test_bytes_beyond_the_end_reach_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:

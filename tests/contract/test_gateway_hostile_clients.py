@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,40 @@ def test_the_authorities_of_engines_certificates_are_loaded_once() -> None:
     assert one is not None
     assert other is not None
     assert one() is other()
+
+
+READ = 256_000
+REFUSED = b"GET /score HTTP/1.1\r\nhost: g\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [REFUSED + b"\r\n", REFUSED + b"connection: upgrade\r\nupgrade: x\r\n\r\n"],
+    ids=["refused", "to change protocols"],
+)
+async def test_a_read_full_of_requests_is_answered_in_order_and_between_others(
+    engine: ScriptedEngine, start_gateway: StartGateway, asked: bytes
+) -> None:
+    gateway = await start_gateway(engine, access_log=False)
+    count = READ // len(asked)
+    named = asked.removesuffix(b"\r\n") + b"x-request-id: %d\r\n\r\n"
+    async with await Client.connect(gateway.port) as hostile, await Client.connect(gateway.port) as other:
+        hostile.send(b"".join(named % at for at in range(count)))
+        other.send(request(path="/health", method="GET"))
+        assert (await other.answer()).status == 200
+        refused = gateway.context.metrics.cell("other", "other").requests.get(405, 0)
+        assert refused < count
+        with suppress(asyncio.IncompleteReadError):  # of one that reads too slowly the rest is ignored
+            for at in range(count):
+                answer = await hostile.answer()
+                assert (answer.status, answer.headers["x-request-id"]) == (405, str(at))
+        assert at > 1000
+
+
+async def test_a_body_in_chunks_of_one_byte_arrives_whole(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    body = json.dumps({"model": "tiny", "prompt": "x" * 100_000}).encode()
+    sent = CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    assert (await call(gateway.port, sent)).status == 200
+    assert engine.seen[0].json["prompt"] == "x" * 100_000

@@ -1,8 +1,10 @@
 """Names that have a model route: aliases, splits, fall-back models."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.redis_server import RedisServer
-from tests.support.scripted_engine import ScriptedEngine, Seen, completion, reply
+from tests.support.scripted_engine import HANG, ScriptedEngine, Seen, completion, reply
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +212,71 @@ async def test_a_response_goes_on_with_the_model_that_began_it_whatever_the_spli
             answer = await call(gateway.port, request(body, path="/v1/responses"))
             assert answer.status == 200
         assert len(other.seen) == asked_before
+
+
+MANY = {f"k{at}": 1 for at in range(600)}
+"""Members of a body in which no model can be put in another's place."""
+
+
+async def test_a_retry_that_cannot_be_made_is_answered_all_the_same(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
+) -> None:
+    await route(gateway, store, big=ModelRoute(fallback=("small",)))
+    big.choose = None
+    big.script = [reply(b"{}", "503 Service Unavailable")]
+    assert (await ask(gateway, "big", **MANY)).code == "body_too_complex"
+    await big.stop()
+    answer = await ask(gateway, "big", **MANY)
+    assert (answer.status, answer.code) == (413, "body_too_complex")
+    context = gateway.context
+    assert {cell.in_flight for cell in context.metrics.cells.values()} == {0}
+    assert {engine.outstanding_requests for engine in context.fleet.engines.values()} == {0}
+
+
+async def test_a_fault_of_the_gateway_while_it_retries_is_answered(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
+) -> None:
+    await route(gateway, store, big=ModelRoute(fallback=("small",)))
+    gateway.context.fleet.longest["small"] = "not a number"
+    await big.stop()
+    assert (await ask(gateway, "big")).code == "internal_error"
+
+
+async def test_one_request_that_cannot_go_elsewhere_does_not_keep_the_others_there(
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
+) -> None:
+    await route(gateway, store, big=ModelRoute(fallback=("small",)))
+    big.choose = None
+    big.script = [HANG]
+    calls = [asyncio.create_task(ask(gateway, "big", **members)) for members in (MANY, {}, MANY, {})]
+    await big.wait_seen(4)
+    context = gateway.context
+    [engine] = context.fleet.by_model["big"]
+
+    def eject() -> None:
+        engine.outlier_detection.eject(context.monotonic())
+        context.engine_ejected(engine)
+
+    context._loop.call_soon_threadsafe(eject)
+    answers = await asyncio.wait_for(asyncio.gather(*calls), 5.0)
+    assert [answer.status for answer in answers] == [413, 200, 413, 200]
+
+
+async def test_a_fall_back_keeps_what_is_said_of_the_keys_limits(
+    big: ScriptedEngine,
+    small: ScriptedEngine,
+    start_gateway: StartGateway,
+    redis: RedisServer,
+    store: RedisStore,
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1", "requests_per_minute": 100}]))
+    store.ping()
+    gateway = await start_gateway(big, small, redis_url=redis.url, api_keys_file=str(keys))
+    await route(gateway, store, big=ModelRoute(fallback=("small",)))
+    await big.stop()
+    answer = await ask(gateway, "big", "authorization: Bearer sk-1\r\n")
+    assert (answer.status, answer.headers["x-specpilot-model"]) == (200, "small")
+    assert answer.headers["x-ratelimit-limit-requests"] == "100"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "99"

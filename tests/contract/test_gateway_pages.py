@@ -16,6 +16,7 @@ from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+from tests.support.stack import free_port
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "gateway.md").read_text()
 
@@ -213,3 +214,23 @@ def test_every_error_has_its_own_code() -> None:
     codes = [error.code for error in all_errors()]
     assert len(codes) == len(set(codes)) > 15
     assert all(400 <= error.status <= 599 for error in all_errors())
+
+
+@pytest.mark.parametrize("shows", ["nothing", "engines", "operators"])
+async def test_only_who_may_know_them_sees_engines_and_keys_by_name(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, shows: str
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_id": "tenant", "key": "sk-1"}]))
+    port = free_port()
+    apart = {"admin_port": port} if shows == "operators" else {}
+    gateway = await start_gateway(engine, api_keys_file=str(keys), show_engine=shows == "engines", **apart)
+    assert (await call(gateway.port, request(headers="authorization: Bearer sk-1\r\n"))).status == 200
+    page = request(path="/metrics", method="GET")
+    text = (await call(port if apart else gateway.port, page)).body.decode()
+    assert "specpilot_gateway_requests_total{" in text
+    is_shown = shows != "nothing"
+    assert (f"127.0.0.1:{engine.port}" in text) == is_shown
+    assert ("tenant" in text) == is_shown
+    if apart:
+        assert (await call(gateway.port, page)).status == 404

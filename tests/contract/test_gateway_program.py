@@ -157,7 +157,7 @@ async def test_the_access_log_can_be_left_out(engine: ScriptedEngine, start: Sta
     assert (await call(program.port)).status == 200
     program.process.send_signal(signal.SIGTERM)
     assert await program.end() == 0
-    assert len(program.errors) == 1
+    assert not any(line.startswith("{") for line in program.errors)
 
 
 async def test_a_process_that_stood_still_reads_what_came_before_it_judges_time_outs(

@@ -81,6 +81,15 @@ def response_in(data: bytes, *, ends: bool) -> Reading:
         return Reading((), str(error), b"")
 
 
+_KINDS = {
+    **dict.fromkeys((b"error", b"response.failed"), "error"),
+    **dict.fromkeys((b"response.created", b"response.queued", b"response.in_progress"), "opening"),
+    **dict.fromkeys((b"message_start", b"ping"), "opening"),
+    **dict.fromkeys((b"message_stop", b"response.completed", b"response.incomplete"), "end"),
+}
+"""Names of events that mean something; of several before the data the first."""
+
+
 @dataclass(frozen=True)
 class Events:
     """What a stream of server-sent events says."""
@@ -93,23 +102,24 @@ class Events:
 def events_in(data: bytes) -> Events:
     """Read `data` line by line, as the standard has it but for lone CRs, which no engine sends."""
     deltas, is_done, has_error = 0, False, False
-    is_error = False
+    kind = ""
     first: bytes | None = None
     for line in re.split(rb"\r?\n", data)[:-1]:
         if line:
-            if line in (b"event: error", b"event:error") and first is None:
-                is_error = True
+            if line.startswith(b"event:") and first is None:
+                kind = kind or _KINDS.get(line[6:].removeprefix(b" "), "")
             if line.startswith(b"data:") and first is None:
                 first = line[5:].removeprefix(b" ")
         elif first is not None:
-            has_error = has_error or is_error or first.startswith(b'{"error"')
+            has_error = has_error or kind == "error" or first.startswith(b'{"error"')
+            is_done = is_done or kind == "end"
             if first.startswith(b"[DONE]"):
                 is_done = True
             else:
                 deltas += 1
-            is_error, first = False, None
+            kind, first = "", None
         else:
-            is_error = False
+            kind = ""
     return Events(deltas, is_done, has_error)
 
 

@@ -86,3 +86,8 @@ async def test_calls_are_kept_in_flight_and_all_are_accounted_for() -> None:
     assert not canned.held
     server.close()
     await server.wait_closed()
+
+
+def test_engines_fail_in_every_way_and_gateways_have_default_settings() -> None:
+    assert {"engine-mute", "engine-401", "engine-error-events", "engine-hung", "engine-500"} <= set(FAULTS)
+    assert {name for name, fault in FAULTS.items() if fault.flags} == {"gateways-rolled"}

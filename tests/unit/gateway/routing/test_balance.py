@@ -116,7 +116,7 @@ def test_other_failures_eject_after_some_in_a_row() -> None:
     outlier_detection = OutlierDetection()
     for _ in range(FAILURES_ALLOWED - 1):
         assert not outlier_detection.fail(0.0, is_connect=False)
-    outlier_detection.restore(0.0)
+    outlier_detection.begin_answer(0.0)
     for _ in range(FAILURES_ALLOWED - 1):
         assert not outlier_detection.fail(0.0, is_connect=False)
     assert outlier_detection.fail(0.0, is_connect=False)
@@ -191,3 +191,18 @@ def test_retries_never_exceed_the_share_and_the_burst(steps: list[bool]) -> None
         else:
             retries += budget.spend(0.0)
     assert retries <= 10 + 0.1 * requests + 1e-6
+
+
+def test_only_a_probe_or_an_answer_after_its_time_ends_an_ejection() -> None:
+    """An answer that begins earlier was asked for before: an engine whose streams all break would never stay away."""
+    outlier_detection = OutlierDetection()
+    for _ in range(FAILURES_ALLOWED):
+        outlier_detection.fail_stream(10.0)
+    until = outlier_detection.ejected_until
+    outlier_detection.failures = 2
+    outlier_detection.begin_answer(until - 0.1)
+    assert outlier_detection.is_ejected
+    assert (outlier_detection.failures, outlier_detection.stream_failures) == (0, FAILURES_ALLOWED)
+    outlier_detection.begin_answer(until)
+    assert not outlier_detection.is_ejected
+    assert outlier_detection.share(until) == RAMP_FLOOR

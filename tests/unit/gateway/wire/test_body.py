@@ -1,5 +1,6 @@
 import json
 import tracemalloc
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -242,3 +243,44 @@ def test_both_arguments_replace_what_an_object_says_of_them(arguments: str) -> N
     text = b"".join(amend((body,), read_facts(PATH, body), amendments("code", None, False, 0)))
     assert json.loads(text) == {"model": "m", "vllm_xargs": {"traffic_class": "code", "k_max": 0}}
     assert text.count(b'"k_max":0') == max(1, arguments.count("k_max"))
+
+
+def test_a_prompts_length_is_looked_for_once_and_token_ids_are_passed_over() -> None:
+    class Ids(list[int]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for item in super().__iter__():
+                Ids.looked_at += 1
+                yield item
+
+    found = facts(prompt=["ab", ["c"]], messages=[{"content": [{"text": "de"}, "f"]}])
+    found.body["input"] = Ids(range(1000))
+    assert [found.prompt_chars, found.prompt_chars] == [6, 6]
+    assert Ids.looked_at <= 1
+    found.body["prompt"] = "none of it is walked through again"
+    assert found.prompt_chars == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "limit"),
+    [
+        ("/v1/responses", {"max_tokens": 1, "max_completion_tokens": 1}, None),
+        ("/v1/responses", {"max_tokens": 1, "max_output_tokens": 9}, 9),
+        ("/v1/chat/completions", {"max_output_tokens": 1}, None),
+        ("/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 9}, 9),
+        ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": None}, 9),
+        ("/v1/completions", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
+        ("/v1/messages", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
+        ("/invocations", {"messages": [], "max_completion_tokens": 9, "max_tokens": 1}, 9),
+        ("/invocations", {"prompt": "a", "max_completion_tokens": 1, "max_tokens": 9}, 9),
+        ("/invocations", {"prompt": "a", "messages": 5, "max_completion_tokens": 1}, None),
+    ],
+)
+def test_a_limit_is_what_the_route_honours(path: str, fields: dict[str, Any], limit: int | None) -> None:
+    assert read_facts(path, json.dumps({"model": "m", **fields}).encode()).max_tokens == limit
+
+
+def test_a_response_in_the_background_is_endless_whatever_other_routes_call_a_limit() -> None:
+    body = {"model": "m", "input": "a", "background": True, "max_tokens": 1}
+    assert read_facts("/v1/responses", json.dumps(body).encode()).is_endless

@@ -188,3 +188,53 @@ def test_usage_counts_where_it_belongs_only() -> None:
         usage = Usage()
         events.finish(usage)
         assert (usage.input_tokens, usage.output_tokens) == (500, 70)
+
+
+@pytest.mark.parametrize("size", [16_000, 100_000])
+def test_an_event_too_long_to_keep_is_charged_by_its_own_usage_not_by_one_that_was_echoed(size: int) -> None:
+    tools = b'"tools":[{"properties":{"usage":{"input_tokens":1,"output_tokens":1},"pad":"%s"}}]' % (b"x" * 1000)
+    own = b'"usage":{"input_tokens":500,"input_tokens_details":{"cached_tokens":2},"output_tokens":70}'
+    response = b'"output":"%s",%s,%s' % (b"x" * 2 * FRAME_BYTES, tools, own)
+    frame = b'event: response.completed\ndata: {"type":"response.completed","response":{%s}}\n\n' % response
+    usage = read(SseTap(), *pieces(frame, list(range(0, len(frame), size))))
+    assert (usage.input_tokens, usage.output_tokens) == (500, 70)
+
+
+OPENINGS = [
+    b'event: response.created\ndata: {"response":{}}\n\n',
+    b'event:response.in_progress\r\ndata: {"response":{}}\r\n\r\n',
+    b"event: ping\ndata: {}\n\n",
+    b'event: message_start\ndata: {"message":{"usage":{"input_tokens":3}}}\n\n',
+]
+
+
+def test_what_opens_a_stream_is_no_content() -> None:
+    tap = SseTap()
+    for at, frame in enumerate([b": comment\n\n", *OPENINGS, b"\n\n"]):
+        tap.feed(frame)
+        assert tap.deltas == tap.openings == min(at, len(OPENINGS))
+    tap.feed(event("a"))
+    tap.feed(OPENINGS[2])  # Anthropic's ping may come at any time
+    assert (tap.deltas, tap.openings) == (6, 4)
+
+
+def test_an_error_behind_what_opens_a_stream_is_its_first_content() -> None:
+    error = b'event: error\ndata: {"error":{"message":"x"}}\n\n'
+    opened, begun = SseTap(), SseTap()
+    read(opened, *OPENINGS, error)
+    read(begun, *OPENINGS, event("a"), error)
+    assert (opened.has_failed_first, begun.has_failed_first) == (True, False)
+    assert opened.has_failed
+    assert begun.has_failed
+
+
+@pytest.mark.parametrize("name", ["message_stop", "response.completed", "response.incomplete"])
+def test_streams_without_a_marker_end_by_an_event(name: str) -> None:
+    tap = SseTap()
+    tap.feed(event("a"))
+    assert not tap.is_done
+    data = b"x" * 2 * FRAME_BYTES
+    for part in pieces(b"event: %s\ndata: {%s}\n\n" % (name.encode(), data), list(range(0, len(data), 9000))):
+        tap.feed(part)
+    assert tap.is_done
+    assert tap.deltas == 2
