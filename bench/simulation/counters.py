@@ -55,11 +55,6 @@ class Counters:
         """Those of them that were verified deeper than their K."""
         return sum(self._probes.values())
 
-    def outcomes(self) -> Vector:
-        """Return drafts by K and accepted tokens, of all classes and bands."""
-        size = (BANDS, K_MAX + 1, K_MAX + 1)
-        return sum((flat.reshape(size).sum(axis=0) for flat in self._outcomes.values()), np.zeros(size[1:]))
-
     def probe(self, label: str) -> None:
         """Count a probe."""
         self._probes[label] += 1
