@@ -33,6 +33,10 @@ MEASUREMENTS = {
         "a gateway under everything at once, watched for wrong answers and leaks",
     ),
     "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
+    "simulate": (
+        "specpilot.bench.simulation.command",
+        "SIMULATION: the control law on a GPU's step times, fitted to published figures, beside single Ks",
+    ),
     "faults": ("specpilot.bench.control.faults", "what users notice while a part of the running system fails"),
     "alerts": (
         "specpilot.bench.control.alerts",

@@ -3,7 +3,7 @@
 Those of a numerical method alone (rounds of a search, smoothness of a fit) stand beside it. An operator never needs
 these: what depends on a site is in the policy. They are one value so that a replay or a simulation can switch one idea
 off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair,
-"plant" the engines of `tests/closed_loop`.
+"plant" the engines of `bench/simulation`.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,7 @@
-"""What a sweep asks an endpoint beside completions: is it there, which model, its counters, and to set K."""
+"""What a sweep asks an endpoint beside completions: is it there, which model, its counters, and which K."""
 
 import json
+from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -13,7 +14,7 @@ TIMEOUT_S = 10.0
 
 
 class EndpointError(RuntimeError):
-    """An endpoint that does not answer, or not as an OpenAI-compatible server does."""
+    """An endpoint that does not answer, or not as what it should be."""
 
 
 def check_health(url: str) -> None:
@@ -38,27 +39,48 @@ def counters(url: str) -> SpecDecode | None:
         return None
 
 
+def speculation(url: str) -> dict[str, Any]:
+    """Return what an engine with SpecPilot's adapter says of its K; raises `EndpointError`."""
+    address = f"{url.rstrip('/')}/speculation"
+    try:
+        return _state(json.loads(_get(address)))
+    except ValueError as error:
+        raise EndpointError(f"{address} does not tell which K is in force") from error
+
+
 def can_set_k(url: str) -> bool:
     """Whether the endpoint is an engine with SpecPilot's adapter."""
     try:
-        return "k_max" in json.loads(_get(f"{url.rstrip('/')}/speculation"))
-    except (EndpointError, ValueError):
+        speculation(url)
+    except EndpointError:
         return False
+    return True
 
 
-def set_k(url: str, k: int) -> None:
-    """Have every request verify `k` draft tokens from the next step on; raises `EndpointError`."""
-    body: dict[str, Any] = {"classes": {"default": [[1, 1, k]]}, "probe_ratio": 0.0, "valid_for_s": 86400.0}
-    request = Request(f"{url.rstrip('/')}/speculation", method="PUT", data=json.dumps(body).encode())  # noqa: S310
+def put_schedule(url: str, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """Have an engine apply `schedule` from its next step on; return what it then says of its K.
+
+    Raises `EndpointError`.
+    """
+    request = Request(f"{url.rstrip('/')}/speculation", method="PUT", data=json.dumps(schedule).encode())  # noqa: S310
     request.add_header("Content-Type", "application/json")
     try:
-        with urlopen(request, timeout=TIMEOUT_S):  # noqa: S310 - the address that the user gave
-            pass
+        with urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310 - the address that the user gave
+            return _state(json.loads(reply.read()))
     except HTTPError as error:
         text = error.read().decode(errors="replace")[:300]
-        raise EndpointError(f"{url} refuses K = {k}: {error.code} {text}") from error
+        raise EndpointError(f"{url} refuses a schedule: {error.code} {text}") from error
     except (URLError, OSError, HTTPException) as error:
         raise EndpointError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
+    except ValueError as error:
+        raise EndpointError(f"{url} does not tell which K is in force") from error
+
+
+def _state(found: Any) -> dict[str, Any]:
+    """Return `found` if it is what the adapter answers; raises `ValueError`."""
+    if not isinstance(found, dict) or not found.keys() >= {"k_max", "static_k", "source", "version", "schedule"}:
+        raise ValueError("no state of an adapter")
+    return found
 
 
 def _get(address: str, api_key: str | None = None) -> str:

@@ -49,11 +49,12 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures of one cell.
 
-    Raises `EndpointError` when the server is not there, `CellFailedError` when it was lost or answered nothing.
+    Raises `EndpointError` when the server is not there or had another K than the cell's arm, `CellFailedError` when it
+    was lost or answered nothing.
     """
     model = given.model or endpoint.model_of(system.url, given.api_key)
     if cell.arm.k is not None:
-        endpoint.set_k(system.url, cell.arm.k)
+        system.steering.set_k(cell.arm.k)
     requests = max(given.work.requests, given.rounds * (cell.load.concurrency or 1))
     work = replace(given.work, conversations=conversations, requests=requests, first=(cell.repetition - 1) * requests)
     before = cpu_s_of(system.pid) if system.pid is not None else 0.0
@@ -70,6 +71,8 @@ def measure(
             raise CellFailedError(f"{system.url} was lost midway: {error}") from error
         if len(errors) == len(played.run.answers):
             raise CellFailedError(f"{system.url} answered no request: {errors[0]}")
+    if cell.arm.k is not None:
+        system.steering.check(cell.arm.k)
     spec = played.after.since(played.before) if played.before is not None and played.after is not None else None
     found = figures(played.run, slo_ms=given.slo_ms, spec_decode=spec, use=use, price_per_hour=given.price_per_hour)
     return found | {"model_id": model, "num_prompts": len(played.run.answers), "errors": errors[:3]}

@@ -20,6 +20,7 @@ from typing import IO
 
 from specpilot.bench.sweep.endpoint import EndpointError, check_health
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
+from specpilot.bench.sweep.steering import Steering
 from specpilot.engine_adapter.vllm import compat
 from specpilot.ports import check_port
 
@@ -60,10 +61,18 @@ class RunningSystem:
     pid: int | None = None
     _process: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
+    steering: Steering = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steering = Steering(self.url)
 
     def stop(self) -> None:
-        """End what was started for it and wait for that."""
+        """End what was started for it and wait for that; a server that was there gets its K back."""
         if self._process is None:
+            try:
+                self.steering.give_back()
+            except EndpointError as error:
+                sys.stderr.write(f"the K that {self.url} had before was not put back: {error}\n")
             return
         self._process.terminate()
         try:
@@ -186,7 +195,7 @@ def command_of(own: Own, name: str, port: int, *, has_gpu: bool) -> list[str]:
     if name == NO_SPECULATION:
         return [sys.executable, *compat.server_command(), *engine]
     return [
-        *(sys.executable, "-m", "specpilot.cli", "engine", *engine),
+        *(sys.executable, "-m", "specpilot.cli", "engine", *engine, "--calibrate-s", "0"),  # no controller reads it
         *("--speculative-config", speculative_config(name, own.heads[name], own.k_max)),
     ]
 

@@ -2,11 +2,13 @@
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.bench.simulation.loop import Run, simulate
+from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.types import DEFAULT_CLASS, ClassPolicy, KRange, Mode, Policy, Schedule
-from tests.closed_loop.plant import MODEL, POOL, Phase, Source
-from tests.closed_loop.simulation import Run, of_single_k, simulate
+from tests.closed_loop.single_k import of_single_k
 
 
 def policy(hold_out_ratio: float = 0.0, **classes: ClassPolicy) -> Policy:

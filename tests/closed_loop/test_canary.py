@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL, Engine
 from specpilot.controller.cli.replay import replay
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
@@ -14,7 +15,6 @@ from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Arm, Canary, Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.types import Decision, Lease, Mode, Policy
-from tests.closed_loop.plant import MODEL, POOL, Engine
 from tests.support.loop_rig import Rig, registered
 
 SHALLOW = Policy(MODEL, mode=Mode.OFF, static_k=1)

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import MODEL, POOL, Engine, uniform
+from specpilot.bench.simulation.loop import Run, simulate
+from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.tuning import ABLATIONS, without
 from specpilot.policy.types import Policy, Schedule
-from tests.closed_loop.plant import K_MAX, MODEL, POOL, Engine, Phase, Source, uniform
-from tests.closed_loop.simulation import Run, simulate
 
 JSON = [Source("json", 8)]
 WARM_UP = Phase(25, JSON)

@@ -5,10 +5,12 @@ from bisect import bisect_left
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import uniform
+from specpilot.bench.simulation.loop import simulate
+from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
 from specpilot.policy.graphs import Graphs
-from tests.closed_loop.plant import K_MAX, Phase, Source, uniform
-from tests.closed_loop.simulation import simulate
 
 SETTLE_S = 8
 NOISE = 0.005

@@ -4,11 +4,13 @@ import math
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, Engine
+from specpilot.bench.simulation.loop import simulate
+from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.hold_out import is_drawn
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.types import ClassPolicy, Policy
-from tests.closed_loop.plant import MODEL, Engine, Phase, Source
-from tests.closed_loop.simulation import of_single_k, simulate
+from tests.closed_loop.single_k import of_single_k
 
 OFTEN = Policy(MODEL, hold_out_ratio=0.2)
 

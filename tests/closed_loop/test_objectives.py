@@ -2,9 +2,10 @@
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL
+from specpilot.bench.simulation.loop import Run, simulate
+from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.policy.types import ClassPolicy, Objective, Policy
-from tests.closed_loop.plant import MODEL, Phase, Source
-from tests.closed_loop.simulation import Run, simulate
 
 CHANGED_S, ENDS_S = 40, 100
 

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL
+from specpilot.bench.simulation.loop import simulate
+from specpilot.bench.simulation.step_times import StepTime, cpu_step_s, gpu_step_s
+from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.types import Policy
-from tests.closed_loop.plant import ACCEPTANCE, MODEL, Phase, Source, StepTime, cpu_step_s, gpu_step_s
-from tests.closed_loop.simulation import best_single_k, of_single_k, simulate
+from tests.closed_loop.single_k import best_single_k, of_single_k
 
 SETTLE_S = 8
 STATIC_K = 3

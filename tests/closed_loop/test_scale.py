@@ -4,17 +4,29 @@ import time
 
 import numpy as np
 
-from specpilot.controller.estimation.observation import Observation
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import MODEL, Engine, uniform
+from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
+from specpilot.controller.estimation.observation import LABELS, Observation
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.telemetry.exposition import parse
 from specpilot.policy.types import ClassPolicy, Policy
-from tests.closed_loop.plant import ACCEPTANCE, K_MAX, MODEL, Engine, Source, page, uniform
 
 ENGINES, POOLS = 1000, 50
 CLASSES = [f"class{index:02d}" for index in range(15)]
 LIMIT_S = 2.5
 """Half of the longest interval (5 s) on one core; the interval to set for so many engines is said in the manual."""
+
+
+def page(engine: Engine) -> str:
+    """Its metrics in Prometheus' text format."""
+    return "\n".join(
+        f'{series.metric}{{model_name="{MODEL}",'
+        + ",".join(f'{name}="{text}"' for name, text in zip(LABELS[series.metric], series.labels, strict=True))
+        + f"}} {value}"
+        for series, value in engine.values.items()
+    )
 
 
 def test_a_tick_over_a_thousand_engines_takes_half_of_an_interval_of_one_core() -> None:

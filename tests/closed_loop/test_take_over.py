@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.cli.replay import replay
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.types import KRange, Policy
-from tests.closed_loop.plant import K_MAX, MODEL, POOL
 from tests.support.loop_rig import Rig
 
 DWELL_S = Policy(MODEL).dwell_s

@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.bench.simulation.loop import simulate
+from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.k_table import k_at
 from specpilot.controller.lease import TTL_S, Leadership
@@ -20,8 +23,6 @@ from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import FencedError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import Decision, KRange, Lease, Mode, Policy, Schedule
-from tests.closed_loop.plant import ACCEPTANCE, MODEL, POOL, Phase, Source
-from tests.closed_loop.simulation import simulate
 from tests.support.controller_engine import HttpEngine
 from tests.support.redis_server import RedisServer
 

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL
 from specpilot.policy.redis_store import RedisStore
-from tests.closed_loop.plant import MODEL
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import free_port, running_controller
 from tests.support.stack import until

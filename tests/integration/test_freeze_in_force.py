@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.redis_store import RedisStore
-from tests.closed_loop.plant import MODEL, POOL
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import Controller, running_controller
 from tests.support.stack import until

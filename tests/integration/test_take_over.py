@@ -14,11 +14,11 @@ from urllib.request import urlopen
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy import keys
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import DEFAULT_CLASS, Schedule
-from tests.closed_loop.plant import MODEL, POOL
 from tests.support.controller_engine import HttpEngine
 from tests.support.loop_rig import k_of
 from tests.support.redis_server import RedisServer

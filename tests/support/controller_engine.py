@@ -8,11 +8,13 @@ from typing import Self
 import numpy as np
 from aiohttp import web
 
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import MODEL, POOL, Engine
+from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import LABELS
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.store import Store
 from specpilot.policy.types import EngineRecord, Schedule
-from tests.closed_loop.plant import K_MAX, MODEL, POOL, Engine, Source
 
 
 class HttpEngine:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import MODEL, POOL, Engine
+from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.k_table import Ranges, k_at
@@ -16,7 +19,6 @@ from specpilot.controller.recording.record import Recorded
 from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.types import DEFAULT_CLASS, EngineRecord
-from tests.closed_loop.plant import K_MAX, MODEL, POOL, Engine, Source
 from tests.support.controller_store import MemoryStore
 
 

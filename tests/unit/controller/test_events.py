@@ -2,10 +2,10 @@
 
 import asyncio
 
+from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.types import Policy
-from tests.closed_loop.plant import MODEL, POOL
 from tests.support.loop_rig import Rig
 
 

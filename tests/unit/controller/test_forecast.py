@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.forecast import forecast_of, forecaster
 from specpilot.controller.law.k_table import k_at
 from specpilot.policy.bands import BANDS
 from specpilot.policy.types import ClassPolicy, Mode, Objective, Policy
-from tests.closed_loop.plant import MODEL, POOL
 from tests.support.loop_rig import Rig, k_of
 
 

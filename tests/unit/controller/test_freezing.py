@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.freezing import as_frozen, held
 from specpilot.controller.law.k_table import k_at
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.types import ClassPolicy, Mode, Policy
-from tests.closed_loop.plant import MODEL, POOL
 from tests.support.loop_rig import Rig, k_of
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import TTL_S
@@ -13,7 +14,6 @@ from specpilot.controller.pools import FORGET_S
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.types import ClassPolicy, Lease, Mode, Policy
-from tests.closed_loop.plant import MODEL, POOL
 from tests.support.loop_rig import Rig, k_of, registered
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,16 +33,50 @@ ANSWER: Script = [SSE_HEAD, chunk(event("hi")), chunk(event("", finish="length")
 
 
 class Endpoint(ScriptedEngine):
-    """An OpenAI-compatible server with vLLM's counters and, when steered, SpecPilot's `/speculation`."""
+    """An OpenAI-compatible server with vLLM's counters and, with the adapter, SpecPilot's `/speculation`.
 
-    def __init__(self, *, is_steered: bool = False, dies_after: int | None = None) -> None:
+    `controller_after` is after how many requests a controller publishes; `slow_s` is what a request takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        has_adapter: bool = False,
+        dies_after: int | None = None,
+        controller_after: int | None = None,
+        schedule: dict[str, Any] | None = None,
+        slow_s: float = 0.0,
+    ) -> None:
         super().__init__()
         self.metrics = None
-        self.is_steered = is_steered
+        self.has_adapter = has_adapter
         self.dies_after = dies_after
+        self.controller_after = controller_after
+        self.slow_s = slow_s
+        self.schedule = schedule
+        self.version = 0 if schedule is None else 40
+        self.calibrations_left = 0
+        self.under_way = asyncio.Event()
         self.asked: list[dict[str, Any]] = []
         self.ks: list[int] = []
         self.choose = self.play
+
+    def state(self) -> dict[str, Any]:
+        """As `engine_adapter.agent.core_methods.state` has it."""
+        self.calibrations_left -= 1
+        source = "static" if self.schedule is None else "schedule"
+        return {
+            "k_max": 7,
+            "static_k": 5,
+            "source": "calibration" if self.calibrations_left >= 0 else source,
+            "version": self.version,
+            "age_s": None if self.schedule is None else 10.0,
+            "schedule": self.schedule,
+        }
+
+    def apply(self, schedule: dict[str, Any]) -> None:
+        self.version += 1
+        self.schedule = {"probe_ratio": 0.0, "like_default": [], "trial": None, **schedule, "version": self.version}
 
     def play(self, seen: Seen) -> Script:
         if seen.path == "/metrics":
@@ -52,23 +88,27 @@ class Endpoint(ScriptedEngine):
             )
             return [reply(text.encode())]
         if seen.path == "/speculation":
-            if not self.is_steered:
+            if not self.has_adapter:
                 return [reply(b"{}", "404 Not Found")]
             if seen.line.startswith(b"PUT"):
                 self.ks.append(seen.json["classes"]["default"][0][2])
-            return [reply(b'{"k_max": 7}')]
+                self.apply(seen.json)
+            return [reply(json.dumps(self.state()).encode())]
         self.asked.append(seen.json)
+        self.under_way.set()
+        if len(self.asked) == self.controller_after:
+            self.apply({"classes": {"default": [[1, 64, 2]]}, "valid_for_s": 60.0})
         if self.dies_after is not None and len(self.asked) > self.dies_after:
             assert self._server is not None
             self._server.close()
             for connection in [*self.open]:
                 connection.end()
-        return ANSWER
+        return [self.slow_s, *ANSWER]
 
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
-    found = Endpoint(is_steered=True)
+    found = Endpoint(has_adapter=True)
     await found.start()
     yield found
     await found.stop()
@@ -103,9 +143,84 @@ async def test_a_sweep_over_endpoints_measures_every_cell_and_sets_k_where_it_ca
     assert cell["spec_decode_acceptance_length"] == pytest.approx(3.0)
     assert (cell["completed"], cell["total_output_tokens"]) == (6, 24)
     assert cell["max_concurrency"] == 2
-    assert {1, 3} == set(endpoint.ks)
+    assert {1, 3} == set(endpoint.ks[:-1])
     assert "| p-eagle-k3 |" in (tmp_path / "report.md").read_text()
     assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+async def test_a_cell_whose_k_a_controller_replaced_is_not_kept_and_the_remedy_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Endpoint(has_adapter=True, controller_after=10)  # 6 to warm up, 3 of the first cell
+    await engine.start()
+    assert await sweep(tmp_path, f"p-eagle={engine.url}", "--k", "3", "--repetitions", "1") == 1
+    said = capsys.readouterr().err
+    assert f"cell p-eagle-k3__adversarial__c2__1: {engine.url} no longer has the K = 3 of this arm" in said
+    assert "a controller steers this engine. Stop the controller" in said
+    assert set(cells(tmp_path)) == {"p-eagle-k3__adversarial__c1__1"}
+    assert engine.ks == [3, 3, 3]  # what the controller put stays
+    await engine.stop()
+
+
+async def test_an_engine_that_was_restarted_midway_has_not_the_k_of_its_cell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Endpoint(has_adapter=True)
+    play = engine.play
+
+    def restarts(seen: Seen) -> Script:
+        if len(engine.asked) == 8:
+            engine.schedule, engine.version = None, 0
+        return play(seen)
+
+    engine.choose = restarts
+    await engine.start()
+    assert await sweep(tmp_path, f"p-eagle={engine.url}", "--k", "3", "--repetitions", "1") == 1
+    assert "no longer has the K = 3 of this arm: it was restarted meanwhile" in capsys.readouterr().err
+    assert not cells(tmp_path)
+    await engine.stop()
+
+
+async def test_an_endpoint_gets_its_k_back(tmp_path: Path) -> None:
+    before = {"classes": {"default": [[1, 8, 6], [9, 64, 2]]}, "probe_ratio": 0.1, "valid_for_s": 100.0}
+    plain = Endpoint(has_adapter=True)
+    scheduled = Endpoint(has_adapter=True, schedule=before)
+    await plain.start()
+    await scheduled.start()
+    endpoints = f"p-eagle={plain.url},eagle3={scheduled.url}"
+    assert await sweep(tmp_path, endpoints, "--k", "3", "--repetitions", "1") == 0
+    assert plain.schedule is not None
+    assert plain.schedule["classes"] == {"default": [[1, 1, 5]]}  # its static K
+    assert plain.schedule["valid_for_s"] <= 5
+    assert scheduled.schedule is not None
+    assert scheduled.schedule["classes"] == before["classes"]
+    assert (scheduled.schedule["probe_ratio"], scheduled.schedule["valid_for_s"]) == (0.1, 90.0)
+    await plain.stop()
+    await scheduled.stop()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+async def test_an_endpoint_gets_its_k_back_when_the_sweep_is_interrupted(sent: signal.Signals, tmp_path: Path) -> None:
+    engine = Endpoint(has_adapter=True, slow_s=0.5)
+    await engine.start()
+    arguments = ["sweep", "--endpoints", f"p-eagle={engine.url}", "--out", str(tmp_path), "--data", "adversarial"]
+    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "specpilot.bench", *arguments, "--k", "3")
+    await asyncio.wait_for(engine.under_way.wait(), 60)
+    running.send_signal(sent)
+    await running.wait()
+    assert engine.ks[0] == 3
+    assert engine.schedule is not None
+    assert engine.schedule["classes"] == {"default": [[1, 1, 5]]}
+    await engine.stop()
+
+
+async def test_an_engine_that_measures_its_own_steps_is_waited_for(tmp_path: Path) -> None:
+    engine = Endpoint(has_adapter=True)
+    engine.calibrations_left = 3
+    await engine.start()
+    assert await sweep(tmp_path, f"p-eagle={engine.url}", "--k", "3", "--repetitions", "1") == 0
+    assert engine.calibrations_left < 0
+    await engine.stop()
 
 
 async def test_an_endpoint_that_cannot_be_steered_has_one_arm(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import MODEL, POOL, Engine
+from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.cli.replay import main, replay
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
@@ -15,7 +18,6 @@ from specpilot.policy.codec import encode
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
-from tests.closed_loop.plant import K_MAX, MODEL, POOL, Engine, Source
 from tests.support.loop_rig import Rig, registered
 
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.step_times import cpu_step_s
 from specpilot.controller.estimation.observation import CatchUpCell, Cell, CellSums, Evidence
 from specpilot.controller.estimation.pool_cost import PoolCost
 from specpilot.controller.tuning import Tuning
-from tests.closed_loop.plant import cpu_step_s
 
 
 def steps(n: int, k: int, count: float = 100.0, slowdown: float = 1.0, prefill: int = 0) -> Evidence:

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.step_times import concave_step_s, cpu_step_s, gpu_step_s
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
-from tests.closed_loop.plant import concave_step_s, cpu_step_s, gpu_step_s
 
 Truth = Callable[[float, float, float, float, float], float]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from specpilot.bench.control.gpu_plants import SIMULATION, plants
-from tests.support.stack import ROOT
+from specpilot.bench.simulation import gpu_plants
+from specpilot.bench.simulation.gpu_plants import SIMULATION, plants
 
-DOCUMENT: dict[str, Any] = json.loads((ROOT / "bench" / "control" / "gpu_plants.json").read_text())
+DOCUMENT: dict[str, Any] = json.loads(gpu_plants.DOCUMENT.read_text())
 CODE_LENGTH = 5.30
 
 
@@ -30,11 +30,12 @@ def test_the_b200_gives_back_what_was_published_of_it() -> None:
 
 
 def test_the_h200_is_the_b200_by_its_memory_bandwidth() -> None:
-    fast, slow = (plants()[f"{name}-30b-a3b-fp8"].step_s(8, 64, 7) for name in ("b200", "h200"))
+    fast, slow = (plants()[f"{name}-30b-a3b-fp8"].step_s(8, 64, 56) for name in ("b200", "h200"))
     assert slow / fast == pytest.approx(8.0 / 4.8, rel=0.001)
 
 
 def test_a_step_grows_with_all_that_it_does() -> None:
     for plant in plants().values():
-        assert plant.step_s(8, 8, 0) < plant.step_s(8, 8, 1) < plant.step_s(8, 8, 7) < plant.step_s(8, 64, 7)
-        assert plant.step_s(1, 8, 7) < plant.step_s(8, 8, 7)
+        assert plant.step_s(8, 8, 0) < plant.step_s(8, 8, 8) < plant.step_s(8, 8, 56) < plant.step_s(8, 64, 56)
+        assert plant.step_s(1, 8, 56) < plant.step_s(8, 8, 56)
+        assert 0 < plant.catch_up_s(1) < plant.catch_up_s(100)

@@ -1,9 +1,9 @@
 """Step times of GPUs, fitted to published figures: SIMULATION, to be marked as such wherever it is shown. Pure data.
 
 No GPU was measured. `gpu_plants.json` has each plant's parameters, the figures that they were fitted to with their
-sources, and what was assumed. A step with `n` running requests, `m` verified tokens and `w` slots a request takes
+sources, and what was assumed. A step with `n` running requests, `m` verified tokens and `s` slots in all takes
 
-    base + per_request n + experts (1 - exp(-m / experts_tokens)) + per_token m + [w > 0] (drafter + per_slot n w)
+    base + per_request n + experts (1 - exp(-m / experts_tokens)) + per_token m + [s > 0] (drafter + per_slot s)
 
 milliseconds: a mixture of experts reads more of its experts the more tokens a step verifies, until it reads them all.
 """
@@ -17,6 +17,7 @@ from typing import Any
 SIMULATION = "simulation, fitted to published figures; not measured"
 """What has to stand beside every figure that comes from a plant."""
 
+DOCUMENT = Path(__file__).resolve().parent / "gpu_plants.json"
 _MS = 1000.0
 
 
@@ -36,20 +37,29 @@ class GpuPlant:
     experts_tokens: float
     scale: float = 1.0
 
-    def step_s(self, n: float, m: float, width: int) -> float:
-        """Return the seconds of a step of `n` requests with `m` verified tokens, `width` slots each (0: none)."""
-        drafter = self.drafter + self.per_slot * n * width if width else 0.0
-        read = self.experts * (1.0 - math.exp(-m / self.experts_tokens))
-        return self.scale * (self.base + self.per_request * n + read + self.per_token * m + drafter) / _MS
+    def step_s(self, n: float, m: float, slots: float, prefill: float = 0.0, context: float = 0.0) -> float:
+        """Return the seconds of a step of `n` requests with `m` verified tokens and `slots` of the drafter in all.
+
+        A prefilled token takes what a verified one does; what context takes is in no published figure, so nothing.
+        """
+        del context
+        drafter = self.drafter + self.per_slot * slots if slots else 0.0
+        read = self.experts * (1.0 - math.exp(-(m + prefill) / self.experts_tokens))
+        plain = self.base + self.per_request * n + read + self.per_token * (m + prefill)
+        return self.scale * (plain + drafter) / _MS
+
+    def catch_up_s(self, rows: float) -> float:
+        """Return the seconds of catching up `rows` rows: a pass of the drafter, in which a row is like a slot."""
+        return self.scale * (self.drafter + self.per_slot * rows) / _MS
 
     def tokens_per_s(self, n: int, k: int, acceptance_length: float) -> float:
         """Return the output tokens per second of `n` requests at one K, which deliver `acceptance_length` a step."""
-        return n * acceptance_length / self.step_s(n, n * (1 + k), k)
+        return n * acceptance_length / self.step_s(n, n * (1 + k), n * k)
 
 
 def plants() -> dict[str, GpuPlant]:
     """Return the plants by name."""
-    document = json.loads((Path(__file__).resolve().parent / "gpu_plants.json").read_text())
+    document = json.loads(DOCUMENT.read_text())
     found: dict[str, GpuPlant] = {}
     for item in document["plants"]:
         found[item["name"]] = _plant(item, document["plants"])

@@ -1,21 +1,24 @@
-"""Closes the loop: plant, observations, the controller's own law, schedule, and back, in virtual time."""
+"""Closes the loop: engines, observations, the controller's own law, schedule, and back, in virtual time."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 
+from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import MODEL, POOL, REPLY_TOKENS, Engine
+from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from specpilot.bench.simulation.traffic import Phase
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule
-from tests.closed_loop.plant import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine, Phase, StepTime, cpu_step_s, uniform
 
-WANDER_KEPT = math.exp(-1 / 15)  # from a second to the next: a shared machine keeps its pace for some 15 s
+WANDER_KEPT = math.exp(-1 / 15)
+"""What is kept of a machine's pace from a second to the next: a shared one keeps it for some 15 s."""
 
 
 @dataclass(frozen=True)
@@ -38,33 +41,37 @@ class Run:
     fleet: list[Engine] = field(default_factory=list)
 
     def of_phase(self, phase: int) -> list[Second]:
+        """Return the seconds of one phase."""
         return [second for second in self.seconds if second.phase == phase]
 
     def throughput(self, phase: int, settle_s: int = 0) -> float:
-        """Tokens per second of the mean engine."""
+        """Return the tokens per second of the mean engine in a phase, but for its first seconds."""
         return float(np.mean([second.throughput for second in self.of_phase(phase)[settle_s:]]))
 
     @property
     def reasons(self) -> set[Reason]:
+        """The reasons of all decisions."""
         return {second.result.reason for second in self.seconds}
 
     def changes(self, phase: int, settle_s: int = 5) -> int:
+        """Return how often the law changed a schedule for its gain."""
         return sum(second.result.reason is Reason.GAIN for second in self.of_phase(phase)[settle_s:])
 
     @property
     def probe_ratio(self) -> float:
         """Probes in all drafts."""
-        drafts = sum(float(flat.sum()) for engine in self.fleet for flat in engine._outcomes.values())
-        return sum(engine.probes for engine in self.fleet) / drafts
+        counted = [engine.counters for engine in self.fleet]
+        return sum(item.probes for item in counted) / sum(item.drafts for item in counted)
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - what a simulation may vary
     phases: Sequence[Phase],
     *,
     policy: Policy | None = None,
     later: tuple[int, Policy] | None = None,
     seed: int = 0,
     step_s: StepTime = cpu_step_s,
+    catch_up_s: CatchUpTime = cpu_catch_up_s,
     engines: int = 1,
     tuning: Tuning | None = None,
     disturb: Callable[[int, list[Engine]], None] | None = None,
@@ -86,8 +93,8 @@ def simulate(
     policy = policy or Policy(model=MODEL, hold_out_ratio=0.0)
     fleet = [
         Engine(
-            f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, static_k=static_k, noise=noise,
-            reply_tokens=reply_tokens,
+            f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
+            static_k=static_k, noise=noise, reply_tokens=reply_tokens,
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -122,35 +129,3 @@ def simulate(
                     MODEL, POOL, second, float(second), 60.0, result.probe_ratio, result.publish, result.trial
                 )
     return run
-
-
-@cache
-def single_k(phase_text: str, k: int, step_s: StepTime, seed: int, seconds: int, engines: int) -> float:
-    """What a single K for all yields in a phase, tokens per second; `phase_text` is from `as_key`."""
-    phase = _PHASES[phase_text]
-    fixed = Phase(seconds + 5, phase.sources, phase.queue, phase.slowdown, phase.of_engine)
-    run = simulate([fixed], start=uniform(k), is_steered=False, seed=seed + 1000, step_s=step_s, engines=engines)
-    return run.throughput(0, settle_s=5)
-
-
-_PHASES: dict[str, Phase] = {}
-
-
-def best_single_k(
-    phase: Phase, *, step_s: StepTime = cpu_step_s, seed: int = 0, seconds: int = 20, engines: int = 1
-) -> tuple[float, int]:
-    """Return the best throughput of any single K for all in a phase, and that K."""
-    found = {
-        k: of_single_k(phase, k, step_s=step_s, seed=seed, seconds=seconds, engines=engines) for k in range(K_MAX + 1)
-    }
-    best = max(found, key=lambda k: found[k])
-    return found[best], best
-
-
-def of_single_k(
-    phase: Phase, k: int, *, step_s: StepTime = cpu_step_s, seed: int = 0, seconds: int = 20, engines: int = 1
-) -> float:
-    """Return what `k` for all yields in a phase."""
-    text = repr(phase)
-    _PHASES[text] = phase
-    return single_k(text, k, step_s, seed, seconds, engines)

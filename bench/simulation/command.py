@@ -1,0 +1,100 @@
+"""`specpilot bench simulate`: what the control law would choose and gain on a GPU that nobody measured. SIMULATION.
+
+The real control law steers a simulated engine in virtual time: step times of a GPU fitted to published figures
+(`gpu_plants.json`), acceptance as published. By number of requests in flight, for each text and for mixtures: the K
+that it chooses, and its tokens per second over those of single Ks.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.chosen import chosen
+from specpilot.bench.simulation import table
+from specpilot.bench.simulation.cell import Play, played
+from specpilot.bench.simulation.gpu_plants import SIMULATION, GpuPlant, plants
+from specpilot.bench.simulation.published import loads, texts
+from specpilot.policy.settings import ProgramSettings, fail, load
+
+PROGRAM = "specpilot bench simulate"
+MOST_IN_FLIGHT = 512
+
+
+class SimulateSettings(ProgramSettings):
+    """Simulate the control law on a GPU's step times, fitted to published figures."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_SIMULATE_")
+
+    plant: str = Field(default="b200-30b-a3b-fp8", description="whose step times: a name of --list")
+    show: Annotated[bool, Field(description="list plants and loads", alias="list")] = False
+    loads: str = Field(default=",".join(loads()), description="texts and mixtures, comma separated")
+    concurrency: str = Field(default="1,2,4,8,16,32,64,128", description="requests in flight, comma separated")
+    seconds: int = Field(default=60, ge=1, description="virtual seconds that each figure is of")
+    reply_tokens: float = Field(default=500.0, ge=2, description="tokens of a reply, in the mean")
+    seed: int = Field(default=0, ge=0, description="of all that is drawn")
+    out: Path = Field(default=Path(".specpilot/bench-simulate"), description="folder for the table, PLANT.md")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it."""
+    settings = load(SimulateSettings, PROGRAM, arguments)
+    known = plants()
+    if settings.show:
+        sys.stdout.write(_listed(known))
+        return
+    if settings.plant not in known:
+        fail(PROGRAM, f"--plant: there is no plant {settings.plant!r}; there are {', '.join(known)}")
+    names = chosen(PROGRAM, "--loads", settings.loads, tuple(loads()))
+    plant, play = known[settings.plant], Play(settings.seconds, settings.reply_tokens, settings.seed)
+    in_flight = _numbers(settings.concurrency)
+    parts = [table.head(plant, play)]
+    _say(parts[0])
+    for name in names:
+        parts.append(_section(plant, name, in_flight, play))
+        _say(parts[-1])
+    settings.out.mkdir(parents=True, exist_ok=True)
+    path = settings.out / f"{plant.name}.md"
+    path.write_text("\n".join(parts))
+    _say(f"table: {path}")
+
+
+def _section(plant: GpuPlant, name: str, in_flight: Sequence[int], play: Play) -> str:
+    """Play one load at each number in flight that its shares divide."""
+    asked, known = loads()[name], texts()
+    results = []
+    for number in in_flight:
+        counts = asked.counts(number)
+        if counts is not None:
+            sources = [known[text].running(count) for text, count in counts.items()]
+            results.append(played(plant, sources, play))
+    return table.section(asked, known, results)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = sorted({int(item) for item in text.split(",") if item})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found[-1] > MOST_IN_FLIGHT:
+        fail(PROGRAM, f"--concurrency: {text!r} is not a list of whole numbers from 1 to {MOST_IN_FLIGHT}, like 1,8,64")
+    return found
+
+
+def _listed(known: dict[str, GpuPlant]) -> str:
+    rows = [f"plants ({SIMULATION}):"]
+    rows += [f"  {plant.name:<18}{plant.hardware}; {plant.target}" for plant in known.values()]
+    rows += ["loads:"]
+    rows += [
+        f"  {item.name:<18}{', '.join(f'{share:.0%} {text}' for text, share in item.shares.items())}"
+        for item in loads().values()
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

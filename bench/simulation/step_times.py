@@ -1,0 +1,44 @@
+"""How long a step takes on three made-up machines, and what it takes to catch up rows: the truth that a law is to find.
+
+Arguments are running requests `n`, verified tokens `m`, the drafter's slots, prefilled tokens, and tokens of context.
+"""
+
+import math
+from collections.abc import Callable
+
+StepTime = Callable[[float, float, float, float, float], float]
+"""Seconds of a step by what is in it."""
+
+CatchUpTime = Callable[[float], float]
+"""Seconds that a step takes longer by how many rows its drafter catches up, from 1 on."""
+
+ROW_S = 40e-3 / 1536
+"""Seconds of a row that K = 0 left to be caught up: docs/decisions/0004."""
+PASS_S = 1.5e-3
+"""Seconds of a pass over such rows, however many they are: the same."""
+_FULL_AT = 96
+"""Tokens that fill the made-up GPU."""
+
+
+def cpu_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """Return the time on the demo pair's two CPU cores: verification costs from the first token on."""
+    drafter = 0.6 + 0.08 * slots if slots else 0.0
+    return (2.2 + 0.06 * n + 0.1 * (m + prefill) + 0.05 * prefill + 0.0002 * context + drafter) / 1000
+
+
+def cpu_catch_up_s(rows: float) -> float:
+    """Return the time that catching up takes there."""
+    return PASS_S + ROW_S * rows
+
+
+def gpu_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """Return the time on a GPU: tokens are nearly free until the batch fills it, then linear; the drafter is small."""
+    drafter = 0.9 + 0.012 * slots if slots else 0.0
+    tokens = m + prefill
+    return (9.0 + 0.02 * n + 0.004 * tokens + 0.06 * max(0.0, tokens - _FULL_AT) + 0.0001 * context + drafter) / 1000
+
+
+def concave_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """Return the time on a processor that becomes more efficient with more rows."""
+    del n, context
+    return (2.0 + 0.3 * math.pow(m + prefill, 0.8) + (0.8 + 0.05 * slots if slots else 0.0)) / 1000

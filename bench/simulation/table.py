@@ -1,0 +1,54 @@
+"""The result of a simulation as Markdown, marked as such. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from specpilot.bench.simulation.cell import Play, Result
+from specpilot.bench.simulation.gpu_plants import SIMULATION, GpuPlant
+from specpilot.bench.simulation.published import Load, Text
+
+COLUMNS = (
+    "in flight", "K chosen", "tokens/s", "over no speculation", "over K = 3", "over K = 7", "best single K", "over it",
+)  # fmt: skip
+
+
+def head(plant: GpuPlant, play: Play) -> str:
+    """Return what stands above the tables."""
+    return (
+        f"# {plant.name}: {SIMULATION}\n\n"
+        f"**SIMULATION.** Step times of {plant.hardware} with {plant.target}, fitted to published figures; acceptance "
+        "as published, the same for all requests of a text. The control law is the real one. Each figure is of "
+        f"{play.seconds} virtual seconds of a steady load, replies of {play.reply_tokens:g} tokens in the mean, seed "
+        f"{play.seed}; differences below 2 % are noise.\n"
+    )
+
+
+def section(load: Load, texts: Mapping[str, Text], results: Sequence[Result]) -> str:
+    """Return the table of one load. `K chosen` is the mean over decodes, by text where there are several."""
+    names = list(load.shares)
+    lines = [f"## {load.name} (SIMULATION)\n"]
+    lines += [f"- {_share(load, name)}{_described(texts[name])}" for name in names]
+    chosen = "K chosen" if len(names) == 1 else f"K chosen: {' / '.join(names)}"
+    titles = [chosen if title == "K chosen" else title for title in COLUMNS]
+    lines += ["", _row(titles), _row(["---"] * len(titles))]
+    lines += [_row(_cells(result)) for result in results]
+    return "\n".join(lines) + "\n"
+
+
+def _share(load: Load, name: str) -> str:
+    return "" if len(load.shares) == 1 else f"{load.shares[name]:.0%} of the requests: "
+
+
+def _described(text: Text) -> str:
+    lengths = ", ".join(f"{length:.2f} at K = {k}" for k, length in sorted(text.lengths.items()))
+    return f"{text.name}: acceptance length {lengths} ({text.head}; {text.source})"
+
+
+def _cells(result: Result) -> list[str]:
+    ratios = [f"{result.over(k):.2f}" for k in (0, 3, 7)]
+    k = " / ".join(f"{each:.1f}" for each in result.k)
+    best = result.best_k
+    return [str(result.in_flight), k, f"{result.adaptive:.0f}", *ratios, str(best), f"{result.over(best):.2f}"]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

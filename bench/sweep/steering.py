@@ -1,0 +1,92 @@
+"""K of one engine during a sweep: set before a cell, looked at again after it, and given back at the end.
+
+A cell of an arm with a K counts only where the schedule that set it was in force from the first request to the last.
+Versions only grow, so an engine that names the same version before and after had no other one between. Another version
+is a controller's (it renews its schedule every few seconds), or the engine was restarted. An engine that has just
+started may measure its own steps first, at K of its own: that is waited for.
+
+Given back is what was in force before: the rows of a schedule for the time that it had left, else the engine's static
+K. An engine holds the rows of a schedule that has run out, so these are rows too. Where another schedule is in force by
+then, it stays.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from specpilot.bench.sweep import endpoint
+from specpilot.bench.sweep.endpoint import EndpointError
+
+K_VALID_FOR_S = 86400.0
+"""Seconds that a K is put for, more than any cell takes; the longest that an engine accepts."""
+RESTORED_FOR_S = 1.0
+"""Seconds that static K is put for: afterwards the engine holds it, and then has it by itself."""
+CALIBRATED_WITHIN_S = 180.0
+"""Seconds in which an engine that starts has measured its own steps, or given up."""
+_POLL_S = 0.2
+_IN_FORCE = ("schedule", "held")
+_CALIBRATION = "calibration"
+
+
+class Steering:
+    """Sets K of the engine at `url`, which has SpecPilot's adapter."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._before: dict[str, Any] | None = None
+        self._version: int | None = None
+
+    def set_k(self, k: int) -> None:
+        """Have every request verify `k` draft tokens from the next step on; raises `EndpointError`."""
+        if self._before is None:
+            self._before = self._calibrated()
+        schedule = {"classes": {"default": [[1, 1, k]]}, "probe_ratio": 0.0, "valid_for_s": K_VALID_FOR_S}
+        self._version = int(endpoint.put_schedule(self._url, schedule)["version"])
+        self.check(k)
+
+    def check(self, k: int) -> None:
+        """Raise `EndpointError` unless the schedule by which K was set to `k` is the one in force."""
+        fault = fault_of(endpoint.speculation(self._url), self._version)
+        if fault is not None:
+            raise EndpointError(f"{self._url} no longer has the K = {k} of this arm: {fault}")
+
+    def give_back(self) -> None:
+        """Put what was in force before the first `set_k`; raises `EndpointError`."""
+        if self._before is None or self._version is None:
+            return
+        before, version = self._before, self._version
+        self._before = self._version = None
+        if endpoint.speculation(self._url)["version"] == version:
+            endpoint.put_schedule(self._url, restoring(before))
+
+    def _calibrated(self) -> dict[str, Any]:
+        """Return what the engine says of its K, once it does not measure its own steps."""
+        deadline = time.monotonic() + CALIBRATED_WITHIN_S
+        while (state := endpoint.speculation(self._url))["source"] == _CALIBRATION and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return state
+
+
+def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
+    """Return why the schedule of `version` is not what an engine that says `state` applies; `None` where it is."""
+    found, source = state["version"], state["source"]
+    if found == version and source in _IN_FORCE:
+        return None
+    if source == _CALIBRATION:
+        return "it measures its own steps, as it does after its start; wait until that is over"
+    if not found:
+        return "it was restarted meanwhile"
+    return (
+        f"version {found} (source {source}) is in force there, not version {version}, so a controller steers this "
+        "engine. Stop the controller, or set the policy's mode to advise (mode off and freezes publish a K too), or "
+        "measure an engine that was started without --redis-url"
+    )
+
+
+def restoring(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule that brings back the K of an engine that said `state`."""
+    schedule = state["schedule"]
+    if schedule is None or state["source"] in ("static", "expired"):
+        return {"classes": {"default": [[1, 1, state["static_k"]]]}, "valid_for_s": RESTORED_FOR_S}
+    kept = {name: schedule[name] for name in ("classes", "probe_ratio", "like_default") if name in schedule}
+    return kept | {"valid_for_s": max(RESTORED_FOR_S, schedule["valid_for_s"] - (state.get("age_s") or 0.0))}
