@@ -3,10 +3,15 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from specpilot.controller.metrics import ControllerMetrics
+from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.evidence.meter import Evidence, Group
+from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from tests.unit.test_docs import documented_metrics, metrics_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,9 +24,9 @@ ALERTS = re.findall(r"- alert: (\w+)", RULES)
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: prometheus)")
 
 
-def promtool(*words: str) -> str:
+def promtool(*words: str, page: str | None = None) -> str:
     assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, *words], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([PROMTOOL, *words], input=page, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -39,6 +44,38 @@ def test_each_alert_fires_under_its_fault_and_is_quiet_without() -> None:
 @needs_promtool
 def test_prometheus_takes_the_configuration() -> None:
     promtool("check", "config", str(FOLDER / "prometheus.yml"))
+
+
+def controllers_page() -> str:
+    metrics = ControllerMetrics()
+    metrics.show_tick(0.1, leads=True, store_up=True, ages_s=[("engine", 0.5)])
+    metrics.show_version("m", "p", 3)
+    return metrics.render().decode()
+
+
+def gateways_page() -> str:
+    metrics = GatewayMetrics()
+    cell = metrics.cell("m", "code")
+    cell.count(200, 0.5)
+    cell.ttft.observe(0.1)
+    metrics.count_upstream_error("connect")
+    metrics.count_refusal("connections")
+    return exposition(metrics).decode()
+
+
+def engines_page() -> str:
+    exporter = MetricsExporter("m")
+    exporter.add(Evidence(tokens={Group("chat", 7): 5}, probes={"chat": 1}))  # type: ignore[arg-type]
+    exporter.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
+    return exporter.text()
+
+
+@needs_promtool
+@pytest.mark.parametrize("page", [controllers_page, gateways_page, engines_page])
+def test_prometheus_finds_nothing_wrong_with_the_metrics(page: Callable[[], str]) -> None:
+    text = page()
+    assert len(re.findall(r"^# TYPE ", text, re.MULTILINE)) > 2
+    promtool("check", "metrics", page=text)
 
 
 @pytest.mark.parametrize("alert", ALERTS)
