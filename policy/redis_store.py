@@ -215,7 +215,7 @@ class RedisStore(OperatorRecords, Store):
         except StoreFullError:
             self._keep(keys.engine(record.engine_id), ttl_s)
             return
-        if added or record.draining:
+        if added or record.draining or record.stalled:
             self._redis.publish(keys.CHANGES, keys.ENGINES)
 
     def _keep(self, key: str, ttl_s: float) -> None:

@@ -450,7 +450,8 @@ class EngineRecord:
     `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` what it applies when
     it has no valid schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the
     drafter, `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` where it runs
-    without. Times are Unix seconds.
+    without. `stalled`: it has requests, and its model has ended no step for far longer than one takes. Times are Unix
+    seconds.
     """
 
     engine_id: str
@@ -468,6 +469,7 @@ class EngineRecord:
     schedule_version: int = 0
     draining: bool = False
     graphs: Graphs | None = None
+    stalled: bool = False
 
     def __post_init__(self) -> None:
         _raise(_name_faults(engine_id=self.engine_id, model=self.model, pool=self.pool))

@@ -16,13 +16,14 @@ none.
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.agent.tuning import EXPORT_S, HEARTBEAT_S, POLL_S, RETRY_S, TTL_S
+from specpilot.engine_adapter.agent.tuning import EXPORT_S, HEARTBEAT_S, POLL_S, RETRY_S, STALLED_S, TTL_S
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
@@ -38,13 +39,24 @@ logger = logging.getLogger("vllm.specpilot")
 
 
 class EngineLink:
-    """Keeps one engine and the store in step. `run` blocks; it belongs in a thread of its own."""
+    """Keeps one engine and the store in step. `run` blocks; it belongs in a thread of its own.
 
-    def __init__(self, store: Store, control: SpeculationControl, record: EngineRecord, clock: Clock) -> None:
+    `is_stalled` is asked with each heartbeat whether the engine's steps have stopped.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        control: SpeculationControl,
+        record: EngineRecord,
+        clock: Clock,
+        is_stalled: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store = store
         self._control = control
         self._record = record
         self._clock = clock
+        self._is_stalled = is_stalled
         self._stopped = threading.Event()
         self._registering = threading.Lock()
         self._refused = ""
@@ -105,6 +117,7 @@ class EngineLink:
             heartbeat_at=self._clock.now(),
             schedule_version=self._control.version,
             draining=is_draining,
+            stalled=self._is_stalled(),
         )
         with self._registering:
             if self._stopped.is_set():
@@ -214,6 +227,11 @@ class Agent:
         self._exporter.write()
 
 
+def is_stalled(scheduler: Any, now: float) -> bool:
+    """Whether `scheduler` has requests and a step under way that should have ended long before `now`."""
+    return bool(scheduler.has_unfinished_requests() and scheduler.steps.waiting_s(now) > STALLED_S)
+
+
 def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_version: str) -> Agent:
     """Start the agent of the engine that `scheduler` belongs to; without a Redis URL it only exports."""
     control: SpeculationControl = scheduler.control
@@ -240,7 +258,9 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             heartbeat_at=clock.now(),
             graphs=scheduler.graphs,
         )
-        link = EngineLink(RedisStore(settings.redis_url), control, record, clock)
+        link = EngineLink(
+            RedisStore(settings.redis_url), control, record, clock, lambda: is_stalled(scheduler, clock.monotonic())
+        )
     exporter = MetricsExporter(control.model)
     is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1  # else its requests would go elsewhere too
     calibration = Calibration(scheduler, exporter, settings.url, settings.calibrate_s) if is_alone else None

@@ -12,6 +12,10 @@ POLL_S = 0.5
 RETRY_S = 0.5
 """Between two tries to reach a store that does not answer."""
 
+STALLED_S = 60.0
+"""Seconds without the end of a step under way after which an engine says that it is stalled. The longest steps, whole
+chunks of prompts on a slow processor, take some seconds."""
+
 EXPORT_S = 0.25
 """Between two exports of the evidence: a controller that scrapes every second misses at most a quarter of it."""
 

@@ -202,6 +202,15 @@ class Steps:
             self._drafts.clear()
         self._meter.commit(step.shape, now - since, context, self._outcome)
 
+    def waiting_s(self, now: float) -> float:
+        """Return for how many seconds the oldest step under way has not ended, 0 without one; other threads may ask."""
+        try:
+            since = self._under_way[0].scheduled_at
+        except IndexError:
+            return 0.0
+        ended_at = self._ended_at
+        return now - (since if ended_at is None else max(since, ended_at))
+
     def pause(self) -> None:
         """Note that the engine pauses or goes on: the time in between is no step's."""
         self._ended_at = None

@@ -40,6 +40,7 @@ class Engine:
         self.pool = pool
         self.outlier_detection = OutlierDetection()
         self.is_draining = False
+        self.is_stalled = False  # by its own record
         self.registered_model: str | None = None
         self.cards: tuple[Mapping[str, Any], ...] | None = None
         self.outstanding_requests = 0
@@ -147,6 +148,7 @@ class Fleet:
                 engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
                 self.engines[engine_id] = engine
             engine.is_draining = url in draining or (found is not None and found.draining)
+            engine.is_stalled = found is not None and found.stalled
             engine.registered_model = None if found is None else found.model
         self.index()
 

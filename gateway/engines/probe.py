@@ -2,7 +2,8 @@
 
 To know what an engine serves that did not say so in Redis, to see whether an ejected engine is back, and to eject one
 that hangs or is gone, so that no user's request has to find out. Only silence counts against an engine, and none is
-silent that sends any response meanwhile: an answer that cannot be used (a status, no JSON) is logged.
+silent that sends any response meanwhile: an answer that cannot be used (a status, no JSON) is logged. An engine whose
+server answers while its model stands still, by its own record, counts as silent.
 """
 
 import asyncio
@@ -88,6 +89,8 @@ class Probe:
         engine.probed_at = self._monotonic()
         try:
             cards = await fetch_models(engine, self._timeout_s)
+            if engine.is_stalled:
+                raise TimeoutError("its model has ended no step for long")
         except OSError as error:
             self._failed(engine, error)
             said = str(error) or type(error).__name__

@@ -124,6 +124,21 @@ async def test_an_engine_that_answers_no_probe_is_ejected_and_who_waits_on_it_is
     server.close()
 
 
+async def test_an_engine_whose_model_stands_still_is_ejected_though_its_server_answers(
+    engine: ScriptedEngine, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("PROBE_S", 0.05), ("PROBE_UNKNOWN_S", 0.05), ("PROBE_CHECK_S", 0.02)):
+        monkeypatch.setattr(probe, name, seconds)
+    gateway = await start_gateway(engine)
+    await eventually(lambda: gateway.context.fleet.by_model)
+    found = next(iter(gateway.context.fleet.engines.values()))
+    found.is_stalled = True  # as its record has it
+    await eventually(lambda: found.outlier_detection.is_ejected)
+    found.is_stalled = False
+    found.outlier_detection.ejected_until = 0.0
+    await eventually(lambda: not found.outlier_detection.is_ejected)
+
+
 class _HungEngine:
     """Says what it serves until it hangs, and never answers anything else."""
 

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from specpilot.engine_adapter.agent.agent import EngineLink
+from specpilot.engine_adapter.agent.agent import EngineLink, is_stalled
 from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 from specpilot.policy import keys
@@ -198,3 +199,28 @@ def test_an_engine_that_starts_while_no_controller_runs_holds_the_last_schedule(
         now = time.monotonic()
         assert (control.table(now).source, control.table(now).k("default", 0, 1)) == (Source.HELD, 5)
         assert control.table(now + 3600.0).source is Source.EXPIRED
+
+
+def test_an_engine_whose_model_stands_still_says_so_at_its_next_heartbeat(server: RedisServer) -> None:
+    subject, found = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32), [False]
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock(), lambda: found[0])
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    try:
+        store = RedisStore(server.url)
+        until(lambda: len(store.engines()) == 1, 3.0)
+        for is_stalled in (True, False):
+            found[0] = is_stalled
+            until(lambda wanted=is_stalled: store.engines()[0].stalled is wanted, 2 * HEARTBEAT_S + 1)  # type: ignore[misc]
+    finally:
+        link.stop()
+        thread.join(10.0)
+
+
+@pytest.mark.parametrize(
+    ("has_requests", "waiting_s", "expected"), [(True, 61, True), (True, 59, False), (False, 61, False)]
+)
+def test_a_step_that_does_not_end_is_a_stall(*, has_requests: bool, waiting_s: float, expected: bool) -> None:
+    steps = SimpleNamespace(waiting_s=lambda now: now - 100.0)
+    scheduler = SimpleNamespace(has_unfinished_requests=lambda: has_requests, steps=steps)
+    assert is_stalled(scheduler, 100.0 + waiting_s) is expected

@@ -600,3 +600,15 @@ def test_a_prompt_for_one_token_is_not_drafted_for() -> None:
     engine.requests["a"].max_tokens, engine.requests["b"].max_tokens = 1, 3
     engine.begin(a=9, b=9)
     assert [engine.steps.states[name].k for name in "ab"] == [0, 1]
+
+
+def test_how_long_a_step_under_way_has_not_ended() -> None:
+    engine = Engine(table(default=0))
+    assert engine.steps.waiting_s(100.0) == 0.0
+    first = engine.begin(now=10.0, a=9)
+    assert engine.steps.waiting_s(12.0) == 2.0
+    second = engine.begin(now=11.0, a=1)  # asynchronously: before the first has ended
+    engine.end(first, now=15.0, a=1)
+    assert engine.steps.waiting_s(18.0) == 3.0
+    engine.end(second, now=19.0, goes_on=False, a=1)
+    assert engine.steps.waiting_s(500.0) == 0.0

@@ -1,5 +1,7 @@
 """Engines join, drain and leave, whichever of the three sides names them."""
 
+from dataclasses import replace
+
 import pytest
 
 from specpilot.gateway.engines.fleet import Engine, Fleet
@@ -40,6 +42,13 @@ def picked(fleet: Fleet, times: int = 8) -> set[str]:
 def serve(*engines: Engine) -> None:
     for engine in engines:
         engine.cards = ({"id": "tiny"},)
+
+
+def test_an_engines_record_says_whether_its_model_stands_still() -> None:
+    fleet, one = fleet_of(), record("a", "http://a:1")
+    for is_stalled in (False, True, False):
+        fleet.apply((replace(one, stalled=is_stalled),))
+        assert fleet.engines["a"].is_stalled is is_stalled
 
 
 def test_a_registered_engine_joins_drains_and_leaves() -> None:
