@@ -1,8 +1,8 @@
 """`specpilot bench soak`: a real engine with the adapter under everything at once, for as long as you like.
 
 Clients keep a mixed load in flight (streams, long prompts, structured outputs, `n` of 2, stop strings, and streams that
-are closed midway) on a KV cache so small that requests are preempted, while K of every class changes several times a
-second through `PUT /speculation`. It fails when
+are closed midway) on a KV cache so small that requests are preempted, while K of every class, and of every band in
+it, changes several times a second through `PUT /speculation`. It fails when
 
 - a request is answered with anything but 200, a structured output does not fit its schema, or the engine ends;
 - the engine, idle again, still holds a KV block or a request;
@@ -35,6 +35,7 @@ from specpilot.bench.report.process_tree import memory_by_name
 from specpilot.bench.report.slope import slope
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench soak"
@@ -177,10 +178,9 @@ class Soak:
         return body
 
     async def _thrash(self, session: aiohttp.ClientSession) -> None:
-        """Change K of every class at random, often to a spell of 0 for all."""
+        """Change K at random, often to a spell of 0 for all."""
         while not self._is_over:
-            is_dark = self._rng.random() < 0.4  # noqa: PLR2004 - two of five
-            classes = {name: [[1, 32, 0 if is_dark else self._rng.randrange(8)]] for name in ("default", *CLASSES)}
+            classes = {name: [[1, 32, k]] for name, k in self._rows().items()}
             probe_ratio = self._rng.choice((0.0, 0.02, 0.3))
             try:
                 async with session.put("/speculation", json={"classes": classes, "probe_ratio": probe_ratio}) as reply:
@@ -190,6 +190,17 @@ class Soak:
                 self._note(f"PUT /speculation: {type(error).__name__}: {error}")
             self.changes += 1
             await asyncio.sleep(self._rng.choice((0.02, 0.2, 1.5)))
+
+    def _rows(self) -> dict[str, int]:
+        """Return K by row: 0 for all, one K a class, or one a band, so that who is drafted for changes all the time."""
+        classes, kind = ("default", *CLASSES), self._rng.choices(("none", "class", "band"), (0.4, 0.2, 0.4))[0]
+        if kind == "none":
+            return dict.fromkeys(classes, 0)
+        found = {name: self._rng.randrange(8) for name in classes}
+        if kind == "band":
+            rows = [row_name(name, band) for name in classes for band in range(BANDS)]
+            found |= {row: self._rng.choice((0, 0, self._rng.randrange(8))) for row in rows}
+        return found
 
     async def _watch(self) -> None:
         began = time.monotonic()
