@@ -162,9 +162,15 @@ class HoldOut:
             self._stepped_back_from = ""
 
     def resume(self, digest: str) -> None:
-        """Take over from a controller which found that the law loses in the comparison of this `digest`."""
+        """Take over from a leader which found that the law loses in the comparison of this `digest`.
+
+        What was compared in stand-by goes before that, once it is enough to be judged.
+        """
         if self._compared is None:
             self._stepped_back_from = digest
+        elif digest == self._compared.digest and len(self._gains) < self._tuning.hold_out_least:
+            self.reset()
+            self.is_stepped_back = True
 
     def take(self, window: Window | None, seen_at: float, at: float, *, is_static: bool) -> float | None:
         """Take in a tick at `at`, until which the static K was in force (`is_static`) or another, and the newest look.

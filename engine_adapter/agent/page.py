@@ -76,5 +76,5 @@ def together(pages: Sequence[str]) -> str:
 def _families(page: str) -> Iterable[tuple[str, list[str]]]:
     """Yield the head of each family of a page (its HELP and TYPE lines), and its series' lines."""
     for part in page.split(_FAMILY)[1:]:
-        explained, kind, *lines = part.splitlines()
+        explained, kind, *lines = part.rstrip("\n").split("\n")  # a label may hold what else ends a line
         yield f"{_FAMILY}{explained}\n{kind}\n", lines

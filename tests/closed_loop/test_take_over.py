@@ -33,3 +33,20 @@ async def test_the_successors_first_schedule_is_its_predecessors_for_every_load_
     assert again[-1] == before.classes
     await second.tick(round(DWELL_S))
     assert first.store.log[-1].reason in {"gain", "optimal"}  # it has its own view
+
+
+async def test_a_pool_that_stepped_back_stays_so_under_a_controller_that_was_started_anew() -> None:
+    """It ticks in stand-by first, until the lease of the one that was killed has ended."""
+    first = Rig.new()
+    await first.tick(20)
+    last = first.store.log[-1]
+    found = {**last.evidence["hold_out"], "is_stepped_back": True}
+    first.store.log.append(replace(last, evidence={**last.evidence, "hold_out": found}))
+    second = Rig.new("other", beside=first)
+    await second.tick(3)
+    assert second.leadership.lease is None
+    first.store.leader = None
+    await second.tick(2)
+    assert first.store.log[-1].reason == "static_better"
+    again = [item.result.reason.value for item in replay(from_line(to_line(one)) for one in second.recorded)]
+    assert again[-1] == "static_better"

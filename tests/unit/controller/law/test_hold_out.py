@@ -177,7 +177,11 @@ def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> N
         assert fresh.is_stepped_back is expected
         fresh.compare(Comparison(1))
         assert not fresh.is_stepped_back
-    used = HoldOut(TUNING)
-    used.compare(Comparison(7))
-    used.resume(digest)
-    assert not used.is_stepped_back
+    in_stand_by = HoldOut(TUNING)
+    in_stand_by.compare(Comparison(7))
+    in_stand_by.resume(digest)
+    assert in_stand_by.is_stepped_back
+    gained = Traffic(1)
+    gained.pass_by(TUNING.hold_out_least + 3, math.log(1.3))
+    gained.hold_out.resume(digest)
+    assert not gained.hold_out.is_stepped_back

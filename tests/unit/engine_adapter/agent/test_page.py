@@ -63,12 +63,12 @@ def test_a_gauge_that_was_cleared_shows_what_is_set_anew() -> None:
 def test_counters_of_several_pages_are_added_up_and_of_gauges_the_last_counts() -> None:
     other = Family("x_steps_total", "Steps", COUNTER, ("model_name", "band"))
     other.add(1.5, "m", "chat")
-    other.add(7, "m", "one two")
+    other.add(7, "m", "one\x85two")
     found = samples(together([page(3, 5), other.text(), page(4, 6)]))
     assert found == {
         ("x_steps_total", ("m", "0")): 7.0,
         ("x_steps_total", ("m", "chat")): 5.5,
-        ("x_steps_total", ("m", "one two")): 7.0,
+        ("x_steps_total", ("m", "one\x85two")): 7.0,
         ("x_k", ("m",)): 6.0,
     }
     assert together([page(3, 5)]) == page(3, 5)
