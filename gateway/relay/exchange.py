@@ -127,9 +127,10 @@ class Exchange:
         self._last_at = context.monotonic()
         self._received_at = self._last_at  # what it waited behind another response is not its own
         self._span = context.recorder.begin_span(self._method, self._path, self._request)
+        if self.refusal is not None:  # not raised: it would hold this frame, and so itself
+            self.local_reply(self.refusal)
+            return
         try:
-            if self.refusal is not None:
-                raise self.refusal
             if context.is_leaving:
                 self.keep_alive = False
             if context.is_refusing:
@@ -185,6 +186,7 @@ class Exchange:
     def drop(self) -> None:
         """The request's turn will not come: its connection ends with an answer before it."""
         self._body.drop()
+        self.refusal = None
 
     def pause(self) -> None:
         """The client is slower than the engine."""
@@ -344,6 +346,7 @@ class Exchange:
     def finish(self, *, is_reset: bool = False) -> None:
         """The response is over; `is_reset`: the client must not take it for whole."""
         self.response_complete = True
+        self.refusal = None  # one that was raised holds the frames that hold this
         context, trip, prepared = self._context, self._relay, self._prepared
         context.exchanges.discard(self)
         if prepared is not None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import json
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +181,25 @@ async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
         await eventually(lambda: one.outstanding_requests == 1)
     await eventually(lambda: one.outstanding_requests == 0)
     assert context.metrics.disconnects == {"connect": 1}
+
+
+@pytest.mark.parametrize("headers", ["", "authorization: Bearer wrong\r\n"], ids=["405", "401"])
+async def test_a_refused_request_is_freed_at_once(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, headers: str
+) -> None:
+    """Not with the next garbage: thousands in one read would have that collected while everybody waits."""
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1"}]))
+    gateway = await start_gateway(engine, api_keys_file=str(keys))
+    asked = request(headers=headers) if headers else b"GET /score HTTP/1.1\r\nhost: g\r\n\r\n"
+    gc.collect()
+    gc.disable()
+    try:
+        async with await Client.connect(gateway.port) as client:
+            client.send(asked * 200)
+            for _ in range(200):
+                assert (await client.answer()).status in {401, 405}
+            alive = [item for item in gc.get_objects() if type(item) is Exchange]
+            assert len(alive) <= 3
+    finally:
+        gc.enable()
