@@ -1,4 +1,4 @@
-"""How long a step takes on three made-up machines, and what it takes to catch up rows: the truth that a law is to find.
+"""How long a step takes on four made-up machines, and what it takes to catch up rows: the truth that a law is to find.
 
 Arguments are running requests `n`, verified tokens `m`, the drafter's slots, prefilled tokens, and tokens of context.
 """
@@ -24,6 +24,15 @@ def cpu_step_s(n: float, m: float, slots: float, prefill: float, context: float)
     """Return the time on the demo pair's two CPU cores: verification costs from the first token on."""
     drafter = 0.6 + 0.08 * slots if slots else 0.0
     return (2.2 + 0.06 * n + 0.1 * (m + prefill) + 0.05 * prefill + 0.0002 * context + drafter) / 1000
+
+
+def demo_pair_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """Return the time on the demo pair's two CPU cores in a whole system, by the cells of a `bench control` run.
+
+    Clients and gateway share the cores, and a step that drafts costs each of its requests something, whatever its K.
+    """
+    drafter = 2.0 + 0.15 * n + 0.065 * slots if slots else 0.0
+    return (4.6 + 0.11 * (m + prefill) + 0.05 * prefill + 0.0004 * context + drafter) / 1000
 
 
 def cpu_catch_up_s(rows: float) -> float:

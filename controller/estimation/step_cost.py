@@ -1,13 +1,14 @@
 """How long a step takes: a value, and how it is fitted to steps that were measured.
 
-    T = s [ c0 + c1 n + g(m + P) + [D > 0] c2 + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]   seconds
+    T = s [ c0 + c1 n + g(m + P) + [D > 0] (c2 + c11 n) + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]
 
-n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
+in seconds. n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
 lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
 that the drafter read to catch up; s: drift that strikes everything alike, which `pool_cost` follows. On an engine with
 CUDA graphs (`graph_shape`) m + P and D are what the passes are padded to, and W, G, H are 1 where the target's pass is
-piecewise, has no graph, and the drafter's has none. Decode-only steps,
-steps with prefill and steps that caught up are all fitted together; each is priced by what was in it.
+piecewise, has no graph, and the drafter's has none. Decode-only steps, steps with prefill and steps that caught up are
+all fitted together; each is priced by what was in it. c11: a step with draft tokens costs every running decode
+something, drafted for or not: it is sampled by rejection, and the drafter's inputs are prepared row by row.
 
 g is piecewise linear and not decreasing, with knots at powers of two and halfway between: a processor that fills up, a
 kernel that pads and one that runs ever more efficiently all fit. Prefilled tokens fill the processor as verified ones
@@ -40,7 +41,7 @@ _EDGES = np.append(KNOTS, 1e7)
 _SHORTEST_S = 1e-9
 _SMOOTHNESS = 0.05
 _RIDGE = 1e-4
-_DOUBT = np.array([0.1, 5.0, 5.0, 3.0, 1.0, 5.0, 1.0, 1.0, 5.0, 5.0, 5.0] + [1.0] * len(KNOTS))  # c0 to c10, then g's
+_DOUBT = np.array([0.1, 5.0, 5.0, 3.0, 1.0, 5.0, 1.0, 1.0, 5.0, 5.0, 5.0, 20.0] + [1.0] * len(KNOTS))  # c0 to c11, g's
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class StepCost:
     piecewise_s: float = 0.0
     graphless_s: float = 0.0
     drafter_graphless_s: float = 0.0
+    drafting_per_decode_s: float = 0.0
     graphs: Graphs | None = None
 
     def step_s(  # noqa: PLR0913 - what is in a step
@@ -89,7 +91,7 @@ class StepCost:
         shape = _shape(self.graphs, Step(n, np.asarray(verified, dtype=np.float64), d, p, runs), shares)
         within = (
             self.base_s + self.per_decode_s * n + np.interp(shape.tokens, _EDGES, self.verify_s)
-            + self.drafter_s * runs + self.per_slot_s * shape.slots
+            + (self.drafter_s + self.drafting_per_decode_s * n) * runs + self.per_slot_s * shape.slots
             + self.per_prefill_s * p + self.per_context_s * np.asarray(context)
             + self.piecewise_s * shape.piecewise + self.graphless_s * shape.graphless
             + self.drafter_graphless_s * shape.drafter_graphless
@@ -107,6 +109,7 @@ class StepCost:
             "base_s": self.base_s,
             "per_decode_s": self.per_decode_s,
             "drafter_s": self.drafter_s,
+            "drafting_per_decode_s": self.drafting_per_decode_s,
             "per_slot_s": self.per_slot_s,
             "per_prefill_s": self.per_prefill_s,
             "per_context_s": self.per_context_s,
@@ -144,7 +147,7 @@ def fit_cells(
     found = nnls.solve(rows / size_of, target) / size_of
     plain = len(found) - len(KNOTS)
     heights = np.cumsum(found[plain:] * np.diff(_EDGES))
-    base, decode, drafter, slot, prefill, context, read, per_read, *of_graphs = map(float, found[:plain])
+    base, decode, drafter, slot, prefill, context, read, per_read, *rest = map(float, found[:plain])
     return StepCost(
         base_s=base,
         per_decode_s=decode,
@@ -156,9 +159,10 @@ def fit_cells(
         per_read_s=per_read,
         verify_s=np.concatenate([[0.0], heights]),
         drift_ratio=drift_ratio,
-        piecewise_s=of_graphs[0],
-        graphless_s=of_graphs[1],
-        drafter_graphless_s=of_graphs[2],
+        piecewise_s=rest[0],
+        graphless_s=rest[1],
+        drafter_graphless_s=rest[2],
+        drafting_per_decode_s=rest[3],
         graphs=graphs,
     )
 
@@ -170,14 +174,14 @@ def _shape(graphs: Graphs | None, step: Step, shares: Vector | None = None) -> S
 
 
 def _features(means: Vector, graphs: Graphs | None) -> Vector:
-    """What c0 to c10 and the slopes of g are multiplied by: [cells, coefficients]."""
+    """What c0 to c11 and the slopes of g are multiplied by: [cells, coefficients]."""
     n, m, d, x, p, r = means.T
     runs, reads = (d > 0).astype(np.float64), (r > 0).astype(np.float64)
     shape = _shape(graphs, Step(n, m, d, p, runs))
     missing = [np.broadcast_to(part, n.shape) for part in shape[2:]]
     widths = np.diff(_EDGES)
     ramps = np.clip(shape.tokens[:, None] - KNOTS[None, :], 0.0, widths[None, :])
-    return np.column_stack([np.ones_like(n), n, runs, shape.slots, p, x, reads, r, *missing, ramps])
+    return np.column_stack([np.ones_like(n), n, runs, shape.slots, p, x, reads, r, *missing, runs * n, ramps])
 
 
 def _penalties(features: Vector, most_verified: float, typical_s: float) -> Vector:

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.step_times import concave_step_s, cpu_step_s, gpu_step_s
+from specpilot.bench.simulation.step_times import concave_step_s, cpu_step_s, demo_pair_step_s, gpu_step_s
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
 
 Truth = Callable[[float, float, float, float, float], float]
@@ -58,7 +58,18 @@ def test_prefilled_tokens_fill_the_processor_for_verified_ones_too() -> None:
 def test_the_drafter_is_charged_by_the_chance_that_it_runs() -> None:
     cost = fitted(cpu_step_s, points())
     rarely = float(cost.step_s(8.0, 8.0, 0.0, drafts=0.25) - cost.step_s(8.0, 8.0, 0.0, drafts=0.0))
-    assert rarely == pytest.approx(0.25 * cost.drafter_s)
+    assert rarely == pytest.approx(0.25 * (cost.drafter_s + 8 * cost.drafting_per_decode_s))
+
+
+def test_a_step_that_drafts_for_few_costs_the_others_too() -> None:
+    """On the demo pair a step of 24 that drafts for one takes 1.6 of one that drafts for nobody, a step of 1 takes 1.7."""
+
+    every = points()
+    cost = fitted(demo_pair_step_s, every[::2])
+    for n in (8, 16, 24, 32):
+        x = 300.0 * n
+        ratio = cost.step_s(n, n + 7, 7, context=x) / cost.step_s(n, n, 0, context=x)
+        assert float(ratio) == pytest.approx(demo_pair_step_s(n, n + 7, 7, 0.0, x) / demo_pair_step_s(n, n, 0, 0.0, x), rel=0.06)
 
 
 def test_described_is_plain_data_of_every_coefficient() -> None:
