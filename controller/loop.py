@@ -47,7 +47,8 @@ from specpilot.policy.types import Decision, EngineRecord, Lease, Mode, Policy, 
 
 VALID_FOR_S = 60.0
 """Long enough to outlast a restart of Redis or of the controller, so that K stays through it."""
-RENEW_S = 2.0
+RENEW_S = 5.0
+"""Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""
 QUIET_RECORD_S = 10.0
 LASTING_S = 60.0
 HANG_S = 10.0

@@ -49,9 +49,11 @@ GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
-# Some 1.8 kB each, compressed: below 20 MB a pool.
+# Some 2 kB each, compressed, and more with many classes: of large ones fewer are kept, so that a pool takes 20 MB at most.
 DECISIONS_KEPT = 4000
 HISTORY_KEPT = 6000
+DECISIONS_BYTES = 7_500_000
+HISTORY_BYTES = 11_000_000
 DECISIONS_EXPIRE_S = 14 * 24 * 3600
 GAINS_EXPIRE_S = 31 * 24 * 3600
 

@@ -233,12 +233,15 @@ class RedisStore(OperatorRecords, Store):
     @override
     @guarded
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
-        fields: Any = {"decision": zlib.compress(encode(decision))}
+        text = zlib.compress(encode(decision))
+        fields: Any = {"decision": text}
         recent, history = keys.decisions(decision.model, decision.pool), keys.history(decision.model, decision.pool)
         pipe = self._redis.pipeline(transaction=False)
-        pipe.xadd(recent, fields, maxlen=keys.DECISIONS_KEPT, approximate=True)
+        kept = min(keys.DECISIONS_KEPT, keys.DECISIONS_BYTES // len(text))
+        pipe.xadd(recent, fields, maxlen=kept, approximate=True)
         if is_lasting:
-            pipe.xadd(history, fields, maxlen=keys.HISTORY_KEPT, approximate=True)
+            kept = min(keys.HISTORY_KEPT, keys.HISTORY_BYTES // len(text))
+            pipe.xadd(history, fields, maxlen=kept, approximate=True)
             pipe.expire(recent, keys.DECISIONS_EXPIRE_S)
             pipe.expire(history, keys.DECISIONS_EXPIRE_S)
         pipe.execute()

@@ -37,6 +37,7 @@ from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, K, model_of
 from specpilot.bench.fleet.small_calls import calls_for
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
+from specpilot.controller.loop import RENEW_S
 from specpilot.engine_adapter.agent.agent import EngineLink
 from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S, TTL_S
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
@@ -162,9 +163,7 @@ def _memory(stage: Stage) -> dict[str, float]:
     lease = store.acquire_lease("sizing", 60.0)
     if lease is None:
         fail(PROGRAM, "somebody else leads in a Redis that was just started")
-    ranges = (KRange(1, 16, 5), KRange(17, MAX_NUM_SEQS, 3))
-    rows = dict.fromkeys((*CLASSES, *(f"{name}:{band}" for name in CLASSES for band in range(BANDS))), ranges)
-    store.publish_schedule(Schedule("another", "h200", 1, time.time(), 3600.0, 0.0, rows), lease)
+    store.publish_schedule(_schedule("another", 1), lease)
     used = [stage.info()["used_memory"]]
     for number in range(settings.policies):
         store.put_policy(Policy(f"model-{number}", classes=classes), None, time.time())
@@ -172,7 +171,7 @@ def _memory(stage: Stage) -> dict[str, float]:
     stage.register()
     used.append(stage.info()["used_memory"])
     for number in range(settings.pools):
-        store.publish_schedule(Schedule(f"model-{number}", "h200", 1, time.time(), 3600.0, 0.0, rows), lease)
+        store.publish_schedule(_schedule(f"model-{number}", 1), lease)
     used.append(stage.info()["used_memory"])
     store.release_lease(lease)
     counts = (settings.policies, settings.engines, settings.pools)
@@ -180,8 +179,28 @@ def _memory(stage: Stage) -> dict[str, float]:
     return dict(zip(("bytes_a_policy", "bytes_an_engine", "bytes_a_schedule"), map(round, grown), strict=True))
 
 
+def _schedule(model: str, version: int) -> Schedule:
+    """Return a schedule with a row of its own for every class and band."""
+    ranges = (KRange(1, 16, 5), KRange(17, MAX_NUM_SEQS, 3))
+    rows = dict.fromkeys((*CLASSES, *(f"{name}:{band}" for name in CLASSES for band in range(BANDS))), ranges)
+    return Schedule(model, "h200", version, time.time(), 3600.0, 0.0, rows)
+
+
+def _renew(stage: Stage, ended: threading.Event) -> None:
+    """Renew every pool's schedule as the leader does, until `ended`."""
+    lease = stage.store.acquire_lease("sizing", 3600.0)
+    if lease is None:
+        fail(PROGRAM, "somebody else leads in a Redis that was just started")
+    version = 1
+    while not ended.wait(RENEW_S):
+        version += 1
+        for number in range(stage.settings.pools):
+            stage.store.publish_schedule(_schedule(f"model-{number}", version), lease)
+    stage.store.release_lease(lease)
+
+
 def _links(stage: Stage) -> dict[str, float]:
-    """Return Redis's work for one engine that keeps its link, each second."""
+    """Return Redis's work for one engine that keeps its link, each second, the renewals of its pool's schedule included."""
     settings = stage.settings
     calm, links = stage.info(), []
     for number in range(settings.links):
@@ -191,11 +210,16 @@ def _links(stage: Stage) -> dict[str, float]:
         thread = threading.Thread(target=link.run)
         thread.start()
         links.append((link, thread))
+    ended = threading.Event()
+    renewing = threading.Thread(target=_renew, args=(stage, ended))
+    renewing.start()
     time.sleep(3.0)
     before, began = stage.info(), time.monotonic()
     time.sleep(settings.seconds)
     after = stage.info()
     found = per_second(before, after, time.monotonic() - began)
+    ended.set()
+    renewing.join()
     found["connection_bytes"] = after["used_memory"] - calm["used_memory"]
     for link, _ in links:
         link.stop()

@@ -2,7 +2,7 @@
 
 Two daemon threads in the EngineCore process, neither of which the model ever waits for. The *exporter* empties the
 meter into Prometheus metrics. The *link* has the engine calibrated (`calibration`), registers it, follows the store's
-announcements (a poll is the net), offers schedules to the control and renews the engine's record.
+announcements (a look every `LOOK_S` is the net), offers schedules to the control and renews the engine's record.
 
 A schedule's age counts from its receipt, so that clocks may differ. Only what lies in the store when the link connects
 goes by its date: whoever wrote it may be long gone. It is held as one that was received then would be.
@@ -23,7 +23,7 @@ from typing import Any
 
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.agent.tuning import EXPORT_S, HEARTBEAT_S, POLL_S, RETRY_S, STALLED_S, TTL_S
+from specpilot.engine_adapter.agent.tuning import EXPORT_S, HEARTBEAT_S, LOOK_S, POLL_S, RETRY_S, STALLED_S, TTL_S
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
@@ -61,7 +61,7 @@ class EngineLink:
         self._registering = threading.Lock()
         self._refused = ""
         self._left_over_version = 0
-        self._beat_at = float("-inf")
+        self._beat_at = self._looked_at = float("-inf")
         self._is_draining = self._said_draining = False
         self._is_connected = True
 
@@ -73,7 +73,8 @@ class EngineLink:
                     if self._stopped.is_set():
                         return
                     self._beat()
-                    if change in (None, keys.SCHEDULES):
+                    if self._is_look_due(change, is_first_look=count == 0):
+                        self._looked_at = self._clock.monotonic()
                         self._follow(is_first_look=count == 0)
                     self._say_connected()
             except StoreUnavailableError as error:
@@ -125,6 +126,11 @@ class EngineLink:
             self._store.heartbeat(record, TTL_S)
         self._said_draining = is_draining
         self._beat_at = self._clock.monotonic()
+
+    def _is_look_due(self, change: str | None, *, is_first_look: bool) -> bool:
+        """Whether the pool's schedule is to be read: it was announced, or none was read for long."""
+        is_announced = change == keys.SCHEDULES
+        return is_announced or is_first_look or self._clock.monotonic() - self._looked_at >= LOOK_S
 
     def _follow(self, *, is_first_look: bool) -> None:
         if self._control.k_max == 0:

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from specpilot.engine_adapter.agent import agent
 from specpilot.engine_adapter.agent.agent import EngineLink, is_stalled
-from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S
+from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S, POLL_S
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 from specpilot.policy import keys
 from specpilot.policy.clock import SystemClock
+from specpilot.policy.codec import encode
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import EngineRecord, KRange, Lease, Schedule
 from tests.support.redis_server import RedisServer
@@ -75,6 +77,29 @@ def test_an_engine_registers_follows_and_reports_its_version(server: RedisServer
     assert until(lambda: control.version == 1, 3.0) < 1.0
     assert control.table(time.monotonic()).k("code", 0, 4) == 5
     until(lambda: store.engines()[0].schedule_version == 1, 3.0)
+
+
+def test_each_schedule_is_read_once(server: RedisServer, control: SpeculationControl) -> None:
+    store, lease = lead(server)
+    until(lambda: len(store.engines()) == 1, 3.0)
+    before = store._redis.info("commandstats").get("cmdstat_hget", {}).get("calls", 0)
+    for version in (1, 2):
+        store.publish_schedule(schedule(version, 5), lease)
+        until(lambda version=version: control.version == version, 3.0)  # type: ignore[misc]
+        time.sleep(2 * POLL_S)
+    published = 2  # the script that publishes reads the stored one, too
+    calls = store._redis.info("commandstats")["cmdstat_hget"]["calls"]
+    assert calls - before == 2 + published
+
+
+def test_a_schedule_that_was_not_announced_is_found(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, control: SpeculationControl
+) -> None:
+    monkeypatch.setattr(agent, "LOOK_S", 0.2)
+    store, _ = lead(server)
+    until(lambda: len(store.engines()) == 1, 3.0)
+    store._redis.hset(keys.SCHEDULES, keys.schedule_field("m", "p"), encode(schedule(1, 5)))
+    until(lambda: control.version == 1, 3.0)
 
 
 def test_a_schedule_that_does_not_fit_leaves_the_running_one(server: RedisServer, control: SpeculationControl) -> None:

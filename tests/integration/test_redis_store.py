@@ -1,5 +1,6 @@
 """The same suite on the embedded server and, where it is installed, on the system's: one server, and a cluster."""
 
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -181,6 +182,18 @@ def test_past_the_latest_decisions_come_the_lasting_ones(store: RedisStore, monk
     assert len(found) == len(set(found))
     assert [item.version for item in store.decisions("m", "p", limit=3, before=began - 60)] == []
     assert [item.version for item in store.decisions("m", "p", limit=2000)][:3] == [999, 998, 997]
+
+
+def test_of_large_decisions_fewer_are_kept(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "DECISIONS_BYTES", 100_000)
+    monkeypatch.setattr(keys, "HISTORY_BYTES", 150_000)
+    for version in range(200):
+        evidence = {"noise": secrets.token_hex(3000)}  # compresses to half
+        item = Decision(float(version), "m", "p", Mode.ACT, "gain", True, version, None, None, evidence)
+        store.append_decision(item, is_lasting=True)
+    used = sum(store._redis.memory_usage(key("m", "p"), samples=0) for key in (keys.decisions, keys.history))
+    assert 200_000 < used < 290_000
+    assert [item.version for item in store.decisions("m", "p", limit=20)] == list(range(199, 179, -1))
 
 
 def test_api_keys_come_and_go(store: RedisStore) -> None:
