@@ -10,8 +10,8 @@ A policy that cannot be read affects its own model only: its pools are held. Poo
 forgotten, with their schedules.
 
 When Redis does not answer the loop goes on with the state it read last: it takes evidence in and decides, but publishes
-nothing, and a canary's turns stand still. It logs that once, and once when Redis is back. No failure of an engine or of
-Redis ends the loop.
+nothing, and a canary's turns stand still. It logs that once, and once when Redis is back. A Redis that is full answers:
+what it refuses to take is logged once, too. No failure of an engine or of Redis ends the loop.
 """
 
 import asyncio
@@ -40,9 +40,15 @@ from specpilot.policy.audit import AuditEntry
 from specpilot.policy.bands import classes_in
 from specpilot.policy.canary import Experiment
 from specpilot.policy.clock import Clock
-from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.errors import (
+    FencedError,
+    InvalidDocumentError,
+    StoreFullError,
+    StoreUnavailableError,
+    VersionConflictError,
+)
 from specpilot.policy.freeze import Freeze, freeze_of
-from specpilot.policy.store import Store
+from specpilot.policy.store import Store, StoreMemory
 from specpilot.policy.types import Decision, EngineRecord, Lease, Mode, Policy, Schedule
 
 VALID_FOR_S = 60.0
@@ -51,6 +57,8 @@ RENEW_S = 5.0
 """Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""
 QUIET_RECORD_S = 10.0
 LASTING_S = 60.0
+MEMORY_S = 5.0
+"""Between two looks at the memory of Redis, which fills over hours."""
 HANG_S = 10.0
 """A loop that has not ended a tick for so long hangs: the controller is not ready, and its lease is left to run out."""
 _QUIET = (Reason.IDLE, Reason.STALE, Reason.NO_DRAFTER)
@@ -120,6 +128,9 @@ class ControlLoop:
         self._turns_at = 0.0
         self._fence: int | None = None
         self._store_up = True
+        self._is_full = False
+        self._memory: StoreMemory | None = None
+        self._memory_at = float("-inf")
         self._published_at: dict[tuple[str, str], float] = {}
         self._recorded: dict[tuple[str, str], tuple[Reason, float]] = {}
         self._lasting_at: dict[tuple[str, str], float] = {}
@@ -179,6 +190,7 @@ class ControlLoop:
         if lease is not None:
             if lease.fence != self._fence:
                 self._fence = lease.fence
+                self._is_full = False
                 self._law.take_over(now)
                 self._gains.begin()
                 await self._ask(partial(self._read_stepped_back, resumed))
@@ -214,6 +226,7 @@ class ControlLoop:
             leads=self._leadership.lease is not None,
             store_up=self._store_up,
             ages_s=ages,
+            memory=self._memory if is_read else None,
         )
 
     async def _steer(self, pool: PoolContext, lease: Lease | None, at: float, now: float) -> None:
@@ -260,7 +273,16 @@ class ControlLoop:
             freezes=self._store.freezes(),
             unreadable=self._unreadable,
         )
+        self._look_at_memory()
         return True
+
+    def _look_at_memory(self) -> None:
+        """Ask now and then how full Redis is; runs in a thread."""
+        if self._clock.monotonic() - self._memory_at < MEMORY_S:
+            return
+        self._memory, self._memory_at = None, self._clock.monotonic()
+        with contextlib.suppress(StoreUnavailableError):  # it answered all else: it does not let us ask this
+            self._memory = self._store.memory()
 
     def _read_stepped_back(self, found: list[tuple[str, str, str]]) -> None:
         """Add to `found` the hold-outs in which the last leader had stepped back; runs in a thread."""
@@ -334,6 +356,9 @@ class ControlLoop:
             ),
             is_lasting=is_lasting,
         )
+        if self._is_full:
+            _log.info("Redis takes schedules and decisions again")
+            self._is_full = False
 
     def _is_repeated(self, key: tuple[str, str], reason: Reason, now: float) -> bool:
         """Whether a quiet decision repeats one that was recorded a short while ago."""
@@ -346,6 +371,11 @@ class ControlLoop:
         """Do `question` in a thread; what the store may answer badly is dealt with here, for every tick alike."""
         try:
             answer = await asyncio.to_thread(question)
+        except StoreFullError as error:
+            if not self._is_full:
+                _log.warning("schedules stay as they are: %s", error)
+            self._is_full = True
+            return None
         except StoreUnavailableError as error:
             if self._store_up:
                 _log.warning("going on with the last known state: %s", error)

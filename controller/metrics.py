@@ -3,19 +3,40 @@
 Labels are models, pools and classes that the controller itself publishes; no value comes from a client.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from specpilot.controller.law.context import TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.recording.daily_gain import gain_ratio_of
 from specpilot.policy.gain import DailyGain
+from specpilot.policy.store import StoreMemory
 
 PREFIX = "specpilot_controller_"
 _POOL = ("model_name", "pool")
 _BAND = (*_POOL, "band")
+
+
+class RedisMemory(Collector):
+    """Two gauges that are shown while their values are known: one of the library without labels is shown always."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.known: StoreMemory | None = None
+
+    @override
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        used = GaugeMetricFamily(PREFIX + "redis_memory_used_bytes", "Memory that Redis uses")
+        most = GaugeMetricFamily(PREFIX + "redis_memory_max_bytes", "Memory that Redis may use; 0 is no limit")
+        if self.known is not None:
+            used.add_metric((), self.known.used_bytes)
+            most.add_metric((), self.known.max_bytes)
+        yield from (used, most)
 
 
 class ControllerMetrics:
@@ -60,6 +81,8 @@ class ControllerMetrics:
         self._version = gauge("schedule_version", "Version published last", _POOL)
         self._lease = gauge("lease_held", "1 while this controller leads")
         self._store = gauge("store_up", "1 while Redis answers")
+        self._memory = RedisMemory()
+        self.registry.register(self._memory)
         self._age = gauge("scrape_age_seconds", "Age of the last successful scrape", ("engine_id",))
         self._ticks = Histogram(
             PREFIX + "tick_seconds", "Duration of one tick", registry=self.registry,
@@ -79,11 +102,20 @@ class ControllerMetrics:
         """Return the page."""
         return generate_latest(self.registry)
 
-    def show_tick(self, duration_s: float, *, leads: bool, store_up: bool, ages_s: Iterable[tuple[str, float]]) -> None:
+    def show_tick(
+        self,
+        duration_s: float,
+        *,
+        leads: bool,
+        store_up: bool,
+        ages_s: Iterable[tuple[str, float]],
+        memory: StoreMemory | None,
+    ) -> None:
         """Show the state after one tick."""
         self._ticks.observe(duration_s)
         self._lease.set(leads)
         self._store.set(store_up)
+        self._memory.known = memory
         for (metric, labels), is_shown in list(self._series.items()):
             if not is_shown:
                 metric.remove(*labels)

@@ -57,3 +57,13 @@ class StoreUnavailableError(PolicyError):
     """Redis did not answer in time. Whoever reads keeps its last snapshot; whoever writes tries again."""
 
     code = "store_unavailable"
+
+
+class StoreFullError(StoreUnavailableError):
+    """Redis has reached `maxmemory` and refuses what would grow it; it answers all else."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Redis is full (maxmemory) and takes nothing new: raise maxmemory, "
+            "or remove what does not belong to SpecPilot"
+        )

@@ -4,7 +4,7 @@ One server, behind Sentinel or as a cluster; all three give a client with the sa
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -16,22 +16,12 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.errors import StoreFullError, StoreUnavailableError
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NODE: Any = ClusterNode
 _SENTINEL: Any = Sentinel  # neither is typed
-
-
-class StoreFullError(StoreUnavailableError):
-    """The server has reached `maxmemory` and refuses what would grow it."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Redis is full (maxmemory) and takes nothing new: raise maxmemory, "
-            "or remove what does not belong to SpecPilot"
-        )
 
 
 @contextmanager
@@ -90,6 +80,13 @@ class _LazyCluster:
             if self._made is None:
                 self._made = self._make()
             return self._made
+
+
+def info_of_each(client: Any, section: str) -> list[Mapping[str, Any]]:
+    """Return what each server of `client` that takes writes says of itself: the one, or a cluster's primaries."""
+    if isinstance(client, _LazyCluster):
+        return [client.info(section, target_nodes=node) for node in client.get_primaries()]
+    return [client.info(section)]
 
 
 def connect(address: RedisAddress, timeout_s: float) -> Any:

@@ -22,12 +22,12 @@ from specpilot.policy import keys, redis_scripts
 from specpilot.policy.audit import CONTROLLER
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import decode, encode
-from specpilot.policy.errors import FencedError, InvalidDocumentError, VersionConflictError
+from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFullError, VersionConflictError
 from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change
-from specpilot.policy.redis_connection import StoreFullError, connect, guarded, translated
+from specpilot.policy.redis_connection import connect, guarded, info_of_each, translated
 from specpilot.policy.redis_operators import OperatorRecords
 from specpilot.policy.redis_url import parse
-from specpilot.policy.store import Store
+from specpilot.policy.store import Store, StoreMemory
 from specpilot.policy.types import (
     ApiKey,
     Decision,
@@ -72,6 +72,15 @@ class RedisStore(OperatorRecords, Store):
     @guarded
     def ping(self) -> None:
         self._redis.ping()
+
+    @override
+    @guarded
+    def memory(self) -> StoreMemory | None:
+        found = info_of_each(self._redis, "memory")
+        if not found or any(name not in server for server in found for name in ("used_memory", "maxmemory")):
+            return None
+        servers = [StoreMemory(server["used_memory"], server["maxmemory"]) for server in found]
+        return max(servers, key=lambda server: (server.used_ratio, server.used_bytes))
 
     @override
     @guarded

@@ -5,7 +5,7 @@ the engines read from a snapshot that a background thread keeps). Every call may
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specpilot.policy.canary import Experiment
 from specpilot.policy.errors import InvalidDocumentError
@@ -21,6 +21,18 @@ from specpilot.policy.types import (
     Schedule,
     VersionedPolicy,
 )
+
+
+class StoreMemory(NamedTuple):
+    """The bytes that a server uses, and those that it may use at most: 0 is no limit."""
+
+    used_bytes: int
+    max_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        """How full it is; 0 where it has no limit."""
+        return self.used_bytes / self.max_bytes if self.max_bytes else 0.0
 
 
 class Store(OperatorStore, Protocol):
@@ -134,3 +146,6 @@ class Store(OperatorStore, Protocol):
 
     def ping(self) -> None:
         """Raise if the store does not answer."""
+
+    def memory(self) -> StoreMemory | None:
+        """Return the memory of the server, of several of the fullest; `None` where they do not state it."""

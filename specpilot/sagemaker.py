@@ -2,8 +2,10 @@
 
 `SM_VLLM_FOO_BAR=v` is vLLM's flag `--foo-bar v`: `true` is the bare flag, `false` leaves it out, everything else, a
 JSON object too, is one argument. Those that `specpilot up` has itself become its own; those that would open the engine
-to others are refused. `SAGEMAKER_BIND_TO_PORT` is the port. Every setting of `specpilot up` can be given beside them,
-as `SPECPILOT_UP_...`, which wins.
+to others are refused. `SAGEMAKER_BIND_TO_PORT` is the port, `SAGEMAKER_SAFE_PORT_RANGE` has those of the controller and
+the engine, `SM_NUM_GPUS` is the tensor parallelism. An endpoint of many models (`SAGEMAKER_MULTI_MODEL`) is refused:
+its routes are not served. Every setting of `specpilot up` can be given beside them, as `SPECPILOT_UP_...`, which wins.
+All other `SM_*` and `SAGEMAKER_*`, of training jobs and other model servers, are ignored.
 """
 
 import shlex
@@ -12,6 +14,9 @@ from dataclasses import dataclass
 
 PREFIX = "SM_VLLM_"
 PORT = "SAGEMAKER_BIND_TO_PORT"
+PORTS = "SAGEMAKER_SAFE_PORT_RANGE"
+GPUS = "SM_NUM_GPUS"
+MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 MODEL_FOLDER = "/opt/ml/model"
 PATHS = "/ping,/invocations"
 OWN = {
@@ -40,11 +45,9 @@ class Stated:
 
 def stated(environment: Mapping[str, str]) -> Stated:
     """Return what `environment` states."""
-    settings = {"model": MODEL_FOLDER, "host": "0.0.0.0", "public_paths": PATHS}  # noqa: S104 - a container's one port
-    if environment.get(PORT):
-        settings["port"] = environment[PORT]
-    flags: list[str] = []
-    faults = []
+    platform = _of_platform(environment)
+    settings, faults = dict(platform.settings), [*platform.faults]
+    flags = [platform.engine_args] if platform.engine_args else []
     for name, value in sorted(environment.items()):
         option = name.removeprefix(PREFIX)
         if option == name or not option:
@@ -56,8 +59,30 @@ def stated(environment: Mapping[str, str]) -> Stated:
         elif value.lower() == "true":
             flags.append(f"--{_kebab(option)}")
         elif value.lower() != "false":
-            flags += [f"--{_kebab(option)}", value]
-    return Stated(settings, shlex.join(flags), tuple(faults))
+            flags.append(shlex.join([f"--{_kebab(option)}", value]))
+    return Stated(settings, " ".join(flags), tuple(faults))
+
+
+def _of_platform(environment: Mapping[str, str]) -> Stated:
+    """Return what the variables that are not vLLM's state."""
+    settings = {"model": MODEL_FOLDER, "host": "0.0.0.0", "public_paths": PATHS}  # noqa: S104 - a container's one port
+    faults = []
+    if environment.get(PORT):
+        settings["port"] = environment[PORT]
+    if environment.get(PORTS):
+        low, _, high = environment[PORTS].partition("-")
+        if low.isdecimal() and high.isdecimal() and int(low) < int(high):
+            settings |= {"admin_port": low, "engine_port": str(int(low) + 1)}
+        else:
+            faults.append(f"{PORTS}: {environment[PORTS]!r} is no range of two ports or more; write e.g. 9000-9999")
+    if environment.get(MULTI_MODEL, "").lower() == "true":
+        faults.append(f"{MULTI_MODEL}: this container serves one model; give each model an endpoint of its own")
+    gpus = environment.get(GPUS) or "1"
+    if not gpus.isdecimal():
+        faults.append(f"{GPUS}: {gpus!r} is no number of GPUs; write e.g. 4, or leave it out")
+        gpus = "1"
+    is_split = int(gpus) > 1 and f"{PREFIX}TENSOR_PARALLEL_SIZE" not in environment
+    return Stated(settings, f"--tensor-parallel-size {gpus}" if is_split else "", tuple(faults))
 
 
 def _kebab(option: str) -> str:

@@ -1,15 +1,12 @@
-"""What `bench alerts` adds to a running system: a Prometheus server with the alerts' rules, and Redis' memory."""
+"""What `bench alerts` adds to a running system: a Prometheus server with the alerts' rules, a hand on Redis' memory."""
 
 import json
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 from specpilot.bench.load.system import wait_for
@@ -20,7 +17,7 @@ EVERY = "1s"
 
 
 class RedisSocket:
-    """Asks the embedded Redis, on its Unix socket, for what `policy.store` has no call: its memory."""
+    """Asks the embedded Redis, on its socket, about its memory, and limits that; `policy.store` has no such call."""
 
     def __init__(self, url: str) -> None:
         self._path = url.removeprefix("unix://")
@@ -42,41 +39,6 @@ class RedisSocket:
     def limit(self, maxmemory_bytes: int) -> None:
         """Set the memory that Redis may use; 0 is no limit."""
         self.ask(f"CONFIG SET maxmemory {maxmemory_bytes}")
-
-
-@contextmanager
-def redis_exporter(redis: RedisSocket, port: int) -> Iterator[None]:
-    """Serve Redis' memory on `/metrics`, under the names of redis_exporter."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            with suppress(ConnectionError):  # who asked has given up
-                self._answer()
-
-        def _answer(self) -> None:
-            try:
-                memory = redis.memory()
-                used, limit = memory["used_memory"], memory["maxmemory"]
-            except (OSError, KeyError):
-                self.send_error(503)
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(f"redis_memory_used_bytes {used}\nredis_memory_max_bytes {limit}\n".encode())
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing of each request."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Page)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class Prometheus:

@@ -23,7 +23,7 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.chosen import chosen
 from specpilot.bench.control.alert_faults import EASY, FAULTS, HARD, MODEL, Fault, Scene
 from specpilot.bench.control.alert_rules import quickened
-from specpilot.bench.control.alert_stage import Prometheus, RedisSocket, prometheus, redis_exporter
+from specpilot.bench.control.alert_stage import Prometheus, RedisSocket, prometheus
 from specpilot.bench.control.fault_stage import Stage, engines_alone
 from specpilot.bench.load.chat_client import ChatClient, Sampling
 from specpilot.bench.load.closed_loop import Load
@@ -76,16 +76,12 @@ def main(arguments: Sequence[str]) -> None:
     engines, played = (1, rules) if settings.quiet_s else (settings.engines, quickened(rules, settings.faster))
     with engines_alone(PROGRAM, settings.out, settings.port, engines) as stage:
         stage.start_controller()
-        redis, exporter = RedisSocket(stage.redis_url), settings.port + 10
+        redis = RedisSocket(stage.redis_url)
         targets = {
             "specpilot-engines": [stage.engine_port(number) for number in range(engines)],
             "specpilot": [stage.port, stage.controller_port(0)],
-            "redis": [exporter],
         }
-        with (
-            redis_exporter(redis, exporter),
-            prometheus(PROGRAM, settings.out, settings.port + 11, played, targets) as server,
-        ):
+        with prometheus(PROGRAM, settings.out, settings.port + 11, played, targets) as server:
             if settings.quiet_s:
                 found = asyncio.run(_watch(stage, server, settings.quiet_s))
             else:

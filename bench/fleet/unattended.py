@@ -10,11 +10,14 @@ at a time, evenly spread. While a part is away:
 | gateway           | what it had, and what comes until it has been restarted     | no answer |
 | engine            | what it had, and what comes until it has been loaded again  | 503       |
 
-It fails when anything else fails, when a whole answer is wrong, when `/ping` says otherwise, or when the whole does not
-end with status 0. A table, then one JSON object as the last line.
+It fails when anything else fails, when a whole answer is wrong, when `/ping` says otherwise, when the memory of a part
+grows in the life that it has at the end (the 95 % interval of the slope after the warm-up, `bench.report.slope`, lies
+above `--slope-mib`; a life of less than two minutes tells nothing), or when the whole does not end with status 0. A
+table, then one JSON object as the last line.
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -31,6 +34,7 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.fleet.endpoint_calls import Callers, Fault
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.report.process_tree import memory_of
+from specpilot.bench.report.slope import slope
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -42,6 +46,7 @@ SERVES_ON = ("redis", "controller")
 AWAY_LIMIT_S = 300.0
 SLACK_S = 2.0
 """Between a part's return and the moment from which nothing may fail."""
+READ_EVERY_S = 5.0
 SHOWN_FAULTS = 20
 _MIB = 1 << 20
 
@@ -55,6 +60,9 @@ class UnattendedSettings(ProgramSettings):
     clients: int = Field(default=3, ge=1, description="clients at once, each with a pause of half a second")
     pair: Path = Field(default=DEMO_MODEL, description="folder with target/ and peagle/")
     ready_within_s: float = Field(default=600.0, gt=0, description="seconds that it may take to be ready")
+    slope_mib: float = Field(
+        default=1.0, ge=0, description="growth of a part's memory a minute that is let pass, in MiB; Redis fills by 0.3"
+    )
     out: Path = Field(default=Path(".specpilot/bench-unattended"), description="folder for the log and the state")
     port: int = Field(default=8860, ge=1, le=65000, description="first of the ports to use")
 
@@ -69,6 +77,38 @@ class Death:
     sent: int
     failed: int
     pings_refused: int
+
+
+class Memory:
+    """The memory of each part in its present life: readings of minutes and MiB."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        """`process` is the supervisor."""
+        self._process = process
+        self._pids: dict[str, int | None] = {}
+        self._read_at = float("-inf")
+        self.readings: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS}
+
+    def read(self) -> None:
+        """Read each, unless that was done a moment ago."""
+        now = time.monotonic()
+        if now - self._read_at < READ_EVERY_S:
+            return
+        self._read_at = now
+        for part in PARTS:
+            pid = _pid_of(part, self._process)
+            if pid != self._pids.get(part):
+                self.readings[part].clear()
+            self._pids[part] = pid
+            if pid is not None:
+                self.readings[part].append((now / 60, memory_of(pid) / _MIB))
+
+    def slopes(self) -> dict[str, list[float | None]]:
+        """Return the slope of each, MiB a minute: low, middle and high; `None` where the readings are too few."""
+        return {
+            part: [round(item, 2) if math.isfinite(item) else None for item in slope(readings)]
+            for part, readings in self.readings.items()
+        }
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -92,7 +132,7 @@ def main(arguments: Sequence[str]) -> None:
             process.terminate()
             process.wait(120.0)
     found["status"] = process.returncode
-    broken = broken_promises(found)
+    broken = broken_promises(found, settings.slope_mib)
     _say("\n" + markdown(found))
     for said in broken:
         _say(said)
@@ -123,14 +163,14 @@ def _start(settings: UnattendedSettings, log: Any) -> subprocess.Popen[bytes]:
 
 def _play(settings: UnattendedSettings, process: subprocess.Popen[bytes], callers: Callers) -> dict[str, Any]:
     began, length_s = time.monotonic(), settings.minutes * 60
-    memory = memory_of(process.pid)
+    total, memory = memory_of(process.pid), Memory(process)
     deaths = []
     for at, part in enumerate(PARTS, start=1):
-        _sleep_until(began + length_s * at / (len(PARTS) + 1), process)
+        _sleep_until(began + length_s * at / (len(PARTS) + 1), process, memory)
         deaths.append(_kill(part, process, callers))
         _say(f"{part}: {json.dumps(asdict(deaths[-1]))}")
-    _sleep_until(began + length_s, process)
-    memory_after = memory_of(process.pid)
+    _sleep_until(began + length_s, process, memory)
+    total_after = memory_of(process.pid)
     callers.end()
     outside = [fault for fault in callers.faults if not _is_excused(fault, deaths)]
     return {
@@ -139,14 +179,16 @@ def _play(settings: UnattendedSettings, process: subprocess.Popen[bytes], caller
         "deaths": [asdict(death) for death in deaths],
         "failed_outside": len(outside),
         "faults": [f"{fault.what}: {fault.detail}" for fault in outside[:SHOWN_FAULTS]],
-        "memory_mib": [round(memory / _MIB), round(memory_after / _MIB)],
+        "memory_mib": [round(total / _MIB), round(total_after / _MIB)],
+        "memory_slope_mib_per_min": memory.slopes(),
     }
 
 
-def _sleep_until(at: float, process: subprocess.Popen[bytes]) -> None:
+def _sleep_until(at: float, process: subprocess.Popen[bytes], memory: Memory) -> None:
     while (left := at - time.monotonic()) > 0:
         if process.poll() is not None:
             fail(PROGRAM, f"it ended by itself, with status {process.returncode}; its log is in --out")
+        memory.read()
         time.sleep(min(1.0, left))
 
 
@@ -195,8 +237,8 @@ def _is_excused(fault: Fault, deaths: Sequence[Death]) -> bool:
     )
 
 
-def broken_promises(found: dict[str, Any]) -> list[str]:
-    """Return what failed that must not."""
+def broken_promises(found: dict[str, Any], slope_mib: float) -> list[str]:
+    """Return what failed that must not; `slope_mib` is what a part's memory may grow by a minute."""
     said = []
     if found["failed_outside"]:
         said.append(f"{found['failed_outside']} requests failed although nothing that they need was away")
@@ -207,6 +249,9 @@ def broken_promises(found: dict[str, Any]) -> list[str]:
             said.append(f"/ping was refused while {death['part']} was away")
         if death["part"] not in SERVES_ON and not death["pings_refused"]:
             said.append(f"/ping stayed 200 while {death['part']} was away")
+    for part, (low, middle, _) in found["memory_slope_mib_per_min"].items():
+        if low is not None and low > slope_mib:
+            said.append(f"the memory of {part} grows by {middle:g} MiB a minute, {low:g} at least")
     if found["status"]:
         said.append(f"it ended with status {found['status']}")
     return said

@@ -74,7 +74,7 @@ def _of_request(error: Any) -> ApiError:
 
 
 def _of_store(error: Any) -> ApiError:
-    message = f"Redis does not answer; the engines keep their K. Try again shortly. ({error})"
+    message = f"{error}. The engines keep their K; try again shortly."
     return ApiError(503, "store_unavailable", message, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 

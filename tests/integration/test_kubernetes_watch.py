@@ -1,20 +1,23 @@
 """Engines by the Kubernetes API: the watch before a stand-in that lists and watches as the real one does."""
 
+import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from specpilot.gateway.engines import kubernetes_watch
 from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
 from tests.support.certificates import make_certificates
-from tests.support.gateway_client import Client, call, request
-from tests.support.gateway_server import GatewayProgram
+from tests.support.gateway_client import STREAM, Client, call, request
+from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.kubernetes_api import KubernetesApi, endpoint, endpoint_slice
-from tests.support.scripted_engine import ScriptedEngine, completion, reply
+from tests.support.scripted_engine import DONE, Script, ScriptedEngine, Seen, completion, reply, stream
 from tests.support.stack import until
 
 A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
@@ -246,3 +249,85 @@ async def test_a_gateway_serves_by_the_watch_and_a_terminating_engine_ends_what_
         await second.stop()
         if not api.is_closed:
             api.close()
+
+
+def served(seen: Seen) -> Script:
+    """Some milliseconds of work, so that every pod that ends has requests in flight."""
+    return [0.02, *stream("a", "b", "c")] if seen.json.get("stream") else [0.02, reply(completion())]
+
+
+async def call_until(ended: asyncio.Event, port: int, body: dict[str, Any] | None, counts: Counter[str]) -> None:
+    """One caller on a connection that it keeps. Failed: an answer that is not 200; lost: none, or not a whole one."""
+    while not ended.is_set():
+        async with await Client.connect(port) as client:
+            is_open = True
+            while is_open and not ended.is_set():
+                counts["sent"] += 1
+                client.send(request(body))
+                try:
+                    answer = await client.answer()
+                except (OSError, EOFError):
+                    counts["lost"] += 1
+                    break
+                is_whole = answer.is_whole and (body is None or DONE in answer.body)
+                counts["lost" if not is_whole else "ok" if answer.status == 200 else "failed"] += 1
+                is_open = is_whole and answer.headers.get("connection") != "close"
+
+
+async def quiet(engine: ScriptedEngine) -> None:
+    """Wait until it has got nothing for a while, and has nothing left to answer."""
+    async with asyncio.timeout(5.0):
+        had = -1
+        while had != len(engine.seen):
+            had = len(engine.seen)
+            await asyncio.sleep(0.3)
+
+
+async def test_a_rolling_update_of_pods_under_load_fails_and_loses_nothing(tmp_path: Path) -> None:
+    """Two pods are replaced, one after the other: the new one is ready before the old one terminates."""
+    engines = [await ScriptedEngine(host="127.0.0.1").start()]
+    for last in (2, 3, 4):
+        engines.append(ScriptedEngine(host=f"127.0.0.{last}"))
+        engines[-1].port = engines[0].port
+        await engines[-1].start()
+    for engine in engines:
+        engine.choose = served
+    pods, made = engines[:2], engines[2:]
+    api = KubernetesApi(tmp_path / "account")
+
+    def state(*states: dict[str, Any]) -> None:
+        api.put(endpoint_slice("a", states, ports=(engines[0].port,)))
+
+    state(*(endpoint(pod.host) for pod in pods))
+    flags = ["--kubernetes-api", api.url, "--kubernetes-credentials", str(api.credentials)]
+    gateway = GatewayProgram(["--engine", f"k8s+http://vllm.models:{engines[0].port}", *flags])
+    counts, ended, callers = Counter[str](), asyncio.Event(), list[asyncio.Task[None]]()
+    try:
+        await gateway.started()
+        bodies = [None, STREAM] * 4
+        callers += [asyncio.create_task(call_until(ended, gateway.port, body, counts)) for body in bodies]
+        await eventually(lambda: all(len(pod.seen) > 10 for pod in pods))
+        for new in made:
+            old = pods.pop(0)
+            pods.append(new)
+            state(endpoint(old.host), *(endpoint(pod.host) for pod in pods))
+            await eventually(lambda new=new: len(new.seen) > 10)  # type: ignore[misc]
+            state(endpoint(old.host, ready=False, terminating=True), *(endpoint(pod.host) for pod in pods))
+            await quiet(old)  # it serves on while the gateway hears of it
+            state(*(endpoint(pod.host) for pod in pods))
+            await old.stop()
+        had = counts["ok"]
+        await eventually(lambda: counts["ok"] > had + 50)
+        ended.set()
+        await asyncio.gather(*callers)
+    finally:
+        ended.set()
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        gateway.close()
+        for engine in engines:
+            await engine.stop()
+        api.close()
+    assert (counts["failed"], counts["lost"]) == (0, 0), counts
+    assert counts["sent"] == counts["ok"] > 200

@@ -1,6 +1,8 @@
 """TLS, ACL, Sentinel, Cluster and a full server: real servers, and a gateway under load while they fail over."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,11 +37,12 @@ from specpilot.policy.types import (
     Schedule,
 )
 from tests.support.certificates import make_certificates
+from tests.support.controller_engine import HttpEngine
 from tests.support.gateway_client import Answer, Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_server import SYSTEM
-from tests.support.scripted_engine import ScriptedEngine
-from tests.support.stack import until
+from tests.support.scripted_engine import ScriptedEngine, completion, reply
+from tests.support.stack import call, free_port, until
 
 pytestmark = pytest.mark.skipif(SYSTEM is None, reason="needs a redis-server of the system")
 
@@ -67,6 +70,7 @@ def use_everything(store: RedisStore) -> None:
     """Do every operation that there is, so that a user or a server that one of them does not suit is found."""
     watched = Watched(store)
     watched.ping()
+    assert watched.memory().used_bytes > 0
     lease = watched.acquire_lease("a", 5.0)
     assert lease is not None
     for use in (_use_policies, _use_engines, _use_keys, _use_what_operators_have):
@@ -231,6 +235,21 @@ def redundant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     close()
 
 
+def test_the_memory_is_that_of_the_fullest_primary(redundant: tuple[str, Node]) -> None:
+    url, primary = redundant
+    store = RedisStore(url)
+    primary.ask("config", "set", "maxmemory", "100mb")
+    limited = store.memory()
+    primary.ask("config", "set", "maxmemory", "0")
+    unlimited = store.memory()
+    store.close()
+    assert limited is not None
+    assert unlimited is not None
+    assert limited.max_bytes == 100 << 20
+    assert 0 < limited.used_ratio < 0.5
+    assert (unlimited.max_bytes, unlimited.used_ratio) == (0, 0.0)
+
+
 class Beating:
     """An engine that keeps its record, and somebody who follows the changes, each on a thread."""
 
@@ -280,6 +299,54 @@ def write_again(store: RedisStore) -> bool:
     except StoreUnavailableError:
         return False
     return True
+
+
+async def test_a_server_that_fills_up_under_load_fails_no_request_and_the_controller_says_so_once(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, "--maxmemory-policy", "noeviction")
+    url, log, port = f"redis://127.0.0.1:{node.port}", tmp_path / "controller.log", free_port()
+    node.until_said("PONG", "ping")
+    store = RedisStore(url)
+    engine = await ScriptedEngine().start()
+    engine.script = [0.02, reply(completion())]  # so that requests are in flight at every moment
+    replies: list[Answer] = []
+    loads: list[asyncio.Task[None]] = []
+    beating = Beating(url, replace(RECORD, url=engine.url))
+    gateway = GatewayProgram(["--redis-url", url, "--redis-poll-s", "0.3"])
+    flags = ["--redis-url", url, "--port", str(port), "--interval-s", "0.5", "--trust-this-machine"]
+    with log.open("wb") as output:
+        controller = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
+            [sys.executable, "-P", "-m", "specpilot.controller", *flags], stderr=output
+        )
+    try:
+        await gateway.started()
+        async with HttpEngine(store) as steered:
+            await eventually(lambda: steered.applied, 20.0)
+            loads += [asyncio.create_task(ask_until(beating.ended, gateway.port, replies)) for _ in range(4)]
+            await eventually(lambda: len(replies) > 20)
+            node.ask("config", "set", "maxmemory", "1")
+            await eventually(lambda: "schedules stay as they are: Redis is full (maxmemory)" in log.read_text(), 10.0)
+            before = len(replies)
+            await asyncio.sleep(2.0)  # some ticks more
+            page = (await asyncio.to_thread(call, f"http://127.0.0.1:{port}/metrics"))[1]
+            assert len(replies) > before + 20
+            node.ask("config", "set", "maxmemory", "0")
+            await eventually(lambda: "Redis takes schedules and decisions again" in log.read_text(), 10.0)
+    finally:
+        await asyncio.to_thread(beating.end)
+        await asyncio.gather(*loads)
+        controller.terminate()
+        gateway.close()
+        await engine.stop()
+        status = controller.wait(15.0)
+        store.close()
+        node.kill()
+    assert {item.status for item in replies} == {200}
+    assert "specpilot_controller_store_up 1.0" in page
+    assert log.read_text().count("Redis is full") == 1
+    assert "last known state" not in log.read_text()
+    assert status == 0
 
 
 async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(redundant: tuple[str, Node]) -> None:

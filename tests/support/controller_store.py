@@ -1,14 +1,21 @@
-"""The shared state in memory, for tests that need no Redis; it can be told to fall silent."""
+"""The shared state in memory, for tests that need no Redis; it can be told to fall silent, or to be full."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
-from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.errors import (
+    FencedError,
+    InvalidDocumentError,
+    StoreFullError,
+    StoreUnavailableError,
+    VersionConflictError,
+)
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.gain import DailyGain, day_of
 from specpilot.policy.history import WRITTEN, Change
+from specpilot.policy.store import StoreMemory
 from specpilot.policy.types import (
     ApiKey,
     Decision,
@@ -26,6 +33,9 @@ class MemoryStore:
     """`policy.store.Store` in a dictionary."""
 
     is_down: bool = False
+    is_full: bool = False
+    used: StoreMemory | None = None
+    looks: int = 0
     stored: dict[str, VersionedPolicy] = field(default_factory=dict)
     published: dict[tuple[str, str], Schedule] = field(default_factory=dict)
     records: dict[str, EngineRecord] = field(default_factory=dict)
@@ -43,6 +53,17 @@ class MemoryStore:
     def ping(self) -> None:
         if self.is_down:
             raise StoreUnavailableError("Redis does not answer: it was told not to")
+
+    def memory(self) -> StoreMemory | None:
+        self.ping()
+        self.looks += 1
+        return self.used
+
+    def grow(self) -> None:
+        """What a write that grows the store meets."""
+        self.ping()
+        if self.is_full:
+            raise StoreFullError
 
     def policy(self, model: str) -> VersionedPolicy | None:
         self.ping()
@@ -79,7 +100,7 @@ class MemoryStore:
         return list(self.published.values())
 
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
-        self.ping()
+        self.grow()
         if lease.fence != self.fence:
             raise FencedError("another controller has led since")
         self.published[schedule.model, schedule.pool] = schedule
@@ -118,7 +139,7 @@ class MemoryStore:
         self.records.pop(engine_id, None)
 
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
-        self.ping()
+        self.grow()
         self.log.append(decision)
 
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:

@@ -188,6 +188,10 @@ def _nindent(width: int, text: str) -> str:
     return "\n" + "\n".join(" " * width + line if line else line for line in text.split("\n"))
 
 
+def _fail(message: str) -> None:
+    raise ValueError(message)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "not": lambda value: not value,
     "quote": lambda value: json.dumps(_shown(value)),
@@ -198,6 +202,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "ternary": lambda yes, no, is_so: yes if is_so else no,
     "or": lambda *given: next((item for item in given if item), given[-1]),
     "add": lambda *numbers: sum(numbers),
+    "int": int,
+    "gt": lambda one, other: one > other,
+    "fail": _fail,
     "base": lambda path: path.rpartition("/")[2],
     "trimSuffix": lambda suffix, text: text.removesuffix(suffix),
 }

@@ -12,6 +12,7 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence, Group
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
+from specpilot.policy.store import StoreMemory
 from tests.unit.test_docs import documented_metrics, metrics_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ def test_prometheus_takes_the_configuration() -> None:
 
 def controllers_page() -> str:
     metrics = ControllerMetrics()
-    metrics.show_tick(0.1, leads=True, store_up=True, ages_s=[("engine", 0.5)])
+    metrics.show_tick(0.1, leads=True, store_up=True, ages_s=[("engine", 0.5)], memory=StoreMemory(900, 1000))
     metrics.show_version("m", "p", 3)
     return metrics.render().decode()
 

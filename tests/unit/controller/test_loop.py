@@ -12,8 +12,10 @@ from specpilot.controller.lease import TTL_S
 from specpilot.controller.loop import HANG_S
 from specpilot.controller.pools import FORGET_S
 from specpilot.controller.recording.explanation import explain, text
-from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.store import StoreMemory
 from specpilot.policy.types import ClassPolicy, Lease, Mode, Policy
+from tests.support.controller_store import MemoryStore
 from tests.support.loop_rig import Rig, k_of, registered
 
 
@@ -121,6 +123,57 @@ async def test_without_redis_it_goes_on_and_says_so_once(rig: Rig, caplog: pytes
     said = [record.message for record in caplog.records]
     assert sum("going on with the last known state" in line for line in said) == 1
     assert sum("Redis answers again" in line for line in said) == 1
+
+
+async def test_a_full_redis_is_said_once_and_is_not_a_silent_one(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await rig.tick(8)
+    published = rig.store.published[MODEL, POOL]
+    rig.store.is_full = True
+    await rig.tick(5)
+    assert rig.store.published[MODEL, POOL] == published
+    assert rig.metrics.registry.get_sample_value("specpilot_controller_store_up") == 1.0
+    rig.store.is_full = False
+    await rig.tick(3)
+    assert rig.store.published[MODEL, POOL].version > published.version
+    said = [record.message for record in caplog.records]
+    assert sum("schedules stay as they are: Redis is full (maxmemory)" in line for line in said) == 1
+    assert sum("Redis takes schedules and decisions again" in line for line in said) == 1
+    assert not any("last known state" in line or "answers again" in line for line in said)
+
+
+def memory_shown(rig: Rig) -> list[float | None]:
+    name = "specpilot_controller_redis_memory_{}_bytes"
+    return [rig.metrics.registry.get_sample_value(name.format(kind)) for kind in ("used", "max")]
+
+
+async def test_how_full_redis_is_is_asked_now_and_then_and_shown_while_it_is_known(rig: Rig) -> None:
+    rig.store.used = StoreMemory(900, 1000)
+    await rig.tick(5)  # a second each
+    assert (memory_shown(rig), rig.store.looks) == ([900.0, 1000.0], 1)
+    rig.store.used = StoreMemory(950, 0)
+    await rig.tick()
+    assert (memory_shown(rig), rig.store.looks) == ([950.0, 0.0], 2)
+    rig.store.is_down = True
+    await rig.tick()
+    assert memory_shown(rig) == [None, None]
+    rig.store.is_down, rig.store.used = False, None  # a service that does not state it
+    await rig.tick(6)
+    assert memory_shown(rig) == [None, None]
+
+
+async def test_a_redis_that_does_not_say_how_full_it_is_answers_all_the_same(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: MemoryStore) -> None:
+        raise StoreUnavailableError("Redis refused a command: no permissions to run the 'info' command")
+
+    monkeypatch.setattr(MemoryStore, "memory", refuse)
+    await rig.tick(7)
+    assert (MODEL, POOL) in rig.store.published
+    assert rig.metrics.registry.get_sample_value("specpilot_controller_store_up") == 1.0
+    assert memory_shown(rig) == [None, None]
+    assert "refused a command" not in caplog.text
 
 
 async def test_a_deposed_leader_stands_down(rig: Rig) -> None:

@@ -1,5 +1,6 @@
 """The chart: rendered in every shape, valid for Kubernetes, wrong values named, its arguments read by the programs."""
 
+import ast
 import copy
 import json
 import re
@@ -16,6 +17,7 @@ from specpilot.engine_adapter.__main__ import _parser
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy import redis_url
 from specpilot.policy.settings import load
+from tests.support.custom_resources import SCHEMAS as CUSTOM
 from tests.support.helm_template import CHART, render, values
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -52,7 +54,7 @@ FULL: dict[str, Any] = {
         "volumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
         "volumeMounts": [{"name": "authorities", "mountPath": "/etc/ssl/certs"}],
         "nodeSelector": {"kubernetes.io/os": "linux"},
-        "tolerations": [{}],
+        "tolerations": [{"operator": "Exists"}],
     },
     "engineControlToken": {"secretName": "engine"},
     "pools": [
@@ -108,10 +110,32 @@ def test_every_manifest_is_valid_for_kubernetes(shape: str) -> None:
     manifests = render(given)
     assert len(manifests) > 8
     for manifest in manifests:
-        if "." in manifest["apiVersion"].partition("/")[0] and "k8s.io" not in manifest["apiVersion"]:
-            continue  # of the Prometheus operator: Kubernetes has no schema of it
-        if manifest["kind"] != "HTTPRoute":
+        if manifest["kind"] in CUSTOM:
+            jsonschema.validate(manifest, CUSTOM[manifest["kind"]])
+        else:
             validate.validate(manifest, "1.32", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        ("HTTPRoute", "'parentRefs'", "'parentRef'"),
+        ("HTTPRoute", "'PathPrefix'", "'Prefix'"),
+        ("HTTPRoute", "'port': 80", "'port': 'http'"),
+        ("PodMonitor", "'podMetricsEndpoints'", "'endpoints'"),
+        ("PodMonitor", "'targetLabel'", "'target_label'"),
+        ("PodMonitor", "'port': 'http'", "'port': 8000"),
+        ("PrometheusRule", "'expr'", "'expression'"),
+        ("PrometheusRule", "'for': '5m'", "'for': 5"),
+        ("PrometheusRule", "'alert'", "'alerts'"),
+    ],
+)
+def test_a_resource_that_is_not_of_kubernetes_itself_is_validated_too(kind: str, right: str, wrong: str) -> None:
+    manifest = next(item for item in render(values(FULL)) if item["kind"] == kind)
+    jsonschema.validate(manifest, CUSTOM[kind])
+    assert right in str(manifest)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(ast.literal_eval(str(manifest).replace(right, wrong)), CUSTOM[kind])
 
 
 def test_everything_that_can_be_asked_for_is_there() -> None:
@@ -137,15 +161,75 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("maxmemory", {"redis": {"maxmemory": "1 GB"}}),
     ("host", {"gateway": {"ingress": {"enabled": True}}}),
     ("gatewayName", {"gateway": {"httpRoute": {"enabled": True}}}),
+    # what Kubernetes would refuse, or take and not use, in the parts of a pod
+    ("imagePullSecrets.0", {"imagePullSecrets": [{"nam": "registry"}]}),
+    ("limit", {"gateway": {"resources": {"limit": {"memory": "1Gi"}}}}),
+    ("resources.limits.memory", {"controller": {"resources": {"limits": {"memory": "1 Gi"}}}}),
+    ("resources.requests.cpu", {"redis": {"resources": {"requests": {"cpu": "half"}}}}),
+    ("storage", {"redis": {"storage": "1.2.3Gi"}}),
+    ("env.0", {"gateway": {"env": [{"nam": "A", "value": "1"}]}}),
+    ("env.0.value", {"gateway": {"env": [{"name": "A", "value": 1}]}}),
+    ("env.0", {"gateway": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}}),
+    ("secretKeyReff", {"controller": {"env": [{"name": "A", "valueFrom": {"secretKeyReff": {}}}]}}),
+    ("key", {"pools": [{**POOL, "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "hf"}}}]}]}),
+    ("volumes.0", {"gateway": {"volumes": [{"name": "a"}]}}),
+    ("secrets", {"gateway": {"volumes": [{"name": "a", "secrets": {"secretName": "a"}}]}}),
+    ("secretname", {"controller": {"volumes": [{"name": "a", "secret": {"secretname": "a"}}]}}),
+    ("mountpath", {"gateway": {"volumeMounts": [{"name": "a", "mountpath": "/a"}]}}),
+    ("nodeSelector.gpu", {"pools": [{**POOL, "nodeSelector": {"gpu": True}}]}),
+    ("nodeSelector.gpu", {"redis": {"nodeSelector": {"gpu": "H 200"}}}),
+    ("tolerations.0.operator", {"gateway": {"tolerations": [{"key": "a", "operator": "Exist"}]}}),
+    ("efect", {"controller": {"tolerations": [{"key": "a", "efect": "NoSchedule"}]}}),
+    ("key", {"redis": {"tolerations": [{}]}}),
+    ("tolerations.0.value", {"redis": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}),
+    ("maxUnavailable", {"pools": [{**POOL, "maxSurge": 0}]}),
+    ("maxUnavailable", {"pools": [{**POOL, "maxSurge": 0, "maxUnavailable": 0}]}),
+    ("maxUnavailable", {"pools": [{**POOL, "maxSurge": "0%", "maxUnavailable": "0%"}]}),
+    ("maxUnavailable", {"pools": [{**POOL, "maxUnavailable": "101%"}]}),
+    ("minAvailable", {"gateway": {"minAvailable": "50"}}),
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), WRONG, ids=[name for name, _ in WRONG])
+@pytest.mark.parametrize(("name", "changes"), WRONG, ids=[f"{name}-{at}" for at, (name, _) in enumerate(WRONG)])
 def test_a_wrong_value_is_refused_with_its_name(name: str, changes: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError) as caught:
         jsonschema.validate(values(changes), SCHEMA)
     said = ".".join(str(part) for part in caught.value.absolute_path) + " " + caught.value.message
     assert name in said
+
+
+def test_an_autoscaler_whose_least_is_above_its_most_is_refused_by_name() -> None:
+    """A schema cannot compare two values: the template does."""
+    bounds = {"enabled": True, "minReplicas": 11}
+    with pytest.raises(ValueError, match=r"gateway\.autoscaling\.minReplicas is above .*maxReplicas"):
+        render(values({"gateway": {"autoscaling": bounds}}))
+    assert render(values({"gateway": {"autoscaling": {**bounds, "maxReplicas": 11}}}))
+
+
+PARTS_OF_PODS: dict[str, Any] = {
+    "resources": {"limits": {"cpu": 2, "memory": "1.5Gi", "nvidia.com/gpu": "1"}, "requests": {}},
+    "env": [{"name": "A", "value": ""}, {"name": "B", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}],
+    "volumes": [
+        {"name": "a", "emptyDir": {}},
+        {"name": "b", "projected": {"sources": [{"configMap": {"name": "a"}}, {"secret": {"name": "b"}}]}},
+        {"name": "c", "csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": True}},
+        {"name": "d", "secret": {"secretName": "a", "items": [{"key": "k", "path": "p"}], "defaultMode": 256}},
+    ],
+    "volumeMounts": [{"name": name, "mountPath": f"/{name}", "subPath": "p"} for name in "abcd"],
+    "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200", "empty": ""},
+    "tolerations": [
+        {"operator": "Exists"},
+        {"key": "a", "value": "b", "effect": "NoExecute", "tolerationSeconds": 5},
+    ],
+}
+
+
+def test_what_kubernetes_takes_of_a_pod_is_taken() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="the extra `dev` brings it")
+    given = values({"gateway": PARTS_OF_PODS, "controller": PARTS_OF_PODS})
+    jsonschema.validate(given, SCHEMA)
+    for manifest in render(given):
+        validate.validate(manifest, "1.32", strict=True)
 
 
 def leaves(found: Any, path: str = "") -> list[str]:

@@ -1,9 +1,14 @@
 """The compose file: its files are there, its programs read their arguments, one port alone faces other machines."""
 
+import json
 import re
+import shutil
+import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -29,6 +34,37 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(expanded(TEXT))["services"]
 
 def test_every_variable_has_a_default_and_is_in_the_example() -> None:
     assert set(re.findall(r"(?<!\$)\$\{(\w+)", TEXT)) == set(EXAMPLE)
+
+
+def test_it_is_valid_by_the_specification_of_compose() -> None:
+    found = find_spec("check_jsonschema")  # it is not imported: nothing but the specification's schema is wanted of it
+    if found is None or found.origin is None:
+        pytest.skip("the extra `dev` brings it")
+    schema = json.loads((Path(found.origin).parent / "builtin_schemas" / "vendor" / "compose-spec.json").read_text())
+    document = yaml.safe_load(expanded(TEXT))
+    jsonschema.validate(document, schema)
+    document["services"]["redis"]["volume"] = []
+    with pytest.raises(jsonschema.ValidationError, match="'volume' was unexpected"):
+        jsonschema.validate(document, schema)
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="needs haproxy (Debian: haproxy)")
+def test_haproxy_takes_its_configuration() -> None:
+    command = ["haproxy", "-c", "-f", str(FOLDER / "haproxy.cfg")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+def test_prometheus_takes_its_configuration_with_the_rules(tmp_path: Path) -> None:
+    rules = FOLDER.parent / "prometheus" / "rules"
+    text = (FOLDER / "prometheus.yml").read_text()
+    assert "../prometheus/rules:/etc/prometheus/rules:ro" in SERVICES["prometheus"]["volumes"]
+    (tmp_path / "prometheus.yml").write_text(text.replace("/etc/prometheus/rules", str(rules)))
+    command = ["promtool", "check", "config", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rule files found" in done.stdout
 
 
 def test_there_are_two_gateways_two_controllers_and_engines_by_profile() -> None:

@@ -11,6 +11,8 @@ def test_variables_become_flags_of_vllm() -> None:
             "SM_VLLM_ENABLE_LORA": "False",
             "SM_VLLM_SPECULATIVE_CONFIG": '{"method": "eagle3", "model": "/opt/ml/model/head"}',
             "SM_HOSTS": "[]",
+            "SM_MODEL_DIR": "/opt/ml/model",
+            "SAGEMAKER_MODEL_SERVER_WORKERS": "4",
             "PATH": "/bin",
         }
     )
@@ -35,6 +37,26 @@ def test_a_container_serves_two_paths_on_one_port_and_the_mounted_model() -> Non
     assert found.settings["model"] == "org/name"
     assert found.settings["served_model_name"] == "m"
     assert found.engine_args == ""
+
+
+def test_the_other_ports_are_of_the_range_that_is_safe() -> None:
+    found = stated({"SAGEMAKER_SAFE_PORT_RANGE": "9000-9999"})
+    assert (found.settings["admin_port"], found.settings["engine_port"]) == ("9000", "9001")
+    for wrong in ("9000", "9000-", "9999-9000", "a-b"):
+        [fault] = stated({"SAGEMAKER_SAFE_PORT_RANGE": wrong}).faults
+        assert repr(wrong) in fault
+
+
+def test_the_number_of_gpus_is_the_tensor_parallelism_unless_that_is_stated() -> None:
+    assert stated({"SM_NUM_GPUS": "4"}).engine_args == "--tensor-parallel-size 4"
+    assert stated({"SM_NUM_GPUS": "4", "SM_VLLM_TENSOR_PARALLEL_SIZE": "2"}).engine_args == "--tensor-parallel-size 2"
+    assert [stated({"SM_NUM_GPUS": count}).engine_args for count in ("", "0", "1")] == [""] * 3
+    assert "'all'" in stated({"SM_NUM_GPUS": "all"}).faults[0]
+
+
+def test_an_endpoint_of_many_models_is_refused() -> None:
+    assert "one model" in stated({"SAGEMAKER_MULTI_MODEL": "true"}).faults[0]
+    assert stated({"SAGEMAKER_MULTI_MODEL": "false"}).faults == ()
 
 
 def test_what_would_open_the_engine_to_others_is_refused_with_the_remedy() -> None:

@@ -1,12 +1,14 @@
 """What the unattended run counts as a failure, and whom it excuses."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specpilot.bench.fleet import unattended
 from specpilot.bench.fleet.endpoint_calls import Fault, body_of, verdict
-from specpilot.bench.fleet.unattended import Death, _is_excused, broken_promises
+from specpilot.bench.fleet.unattended import Death, Memory, _is_excused, broken_promises
 
 DONE = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
 
@@ -51,6 +53,26 @@ def test_who_is_excused(part: str, began: float, ended: float, what: str, is_exc
     assert _is_excused(Fault(began, ended, what, ""), [death]) is is_excused
 
 
+@pytest.mark.parametrize(("leak_mib", "is_broken"), [(0.0, False), (3.0, True)])
+def test_a_part_that_leaks_breaks_a_promise(leak_mib: float, is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an hour, in which the gateway is another one from the tenth minute on."""
+    clock = [0.0]
+    memory = Memory(None)  # type: ignore[arg-type]
+    monkeypatch.setattr(unattended, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(unattended, "_pid_of", lambda part, _: 2 if part == "gateway" and clock[0] > 600 else 1)
+    monkeypatch.setattr(
+        unattended, "memory_of", lambda pid: int((100 + (clock[0] / 60) * (leak_mib if pid == 2 else 0)) * (1 << 20))
+    )
+    while clock[0] < 1800:
+        memory.read()
+        clock[0] += 1.0
+    assert len(memory.readings["redis"]) == 360
+    assert len(memory.readings["gateway"]) == 239
+    found = {"failed_outside": 0, "wrong": 0, "status": 0, "deaths": [], "memory_slope_mib_per_min": memory.slopes()}
+    said = broken_promises(found, 1.0)
+    assert said == (["the memory of gateway grows by 3 MiB a minute, 3 at least"] if is_broken else [])
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -60,8 +82,15 @@ def test_who_is_excused(part: str, began: float, ended: float, what: str, is_exc
         ({"status": 1}, "it ended with status 1"),
         ({"deaths": [{"part": "redis", "pings_refused": 1}]}, "/ping was refused while redis was away"),
         ({"deaths": [{"part": "engine", "pings_refused": 0}]}, "/ping stayed 200 while engine was away"),
+        ({"memory_slope_mib_per_min": {"gateway": [None, 0.0, None]}}, None),  # too short a life to tell
+        ({"memory_slope_mib_per_min": {"redis": [0.2, 0.3, 0.4]}}, None),
+        (
+            {"memory_slope_mib_per_min": {"gateway": [1.5, 2.0, 2.5]}},
+            "the memory of gateway grows by 2 MiB a minute, 1.5 at least",
+        ),
     ],
 )
 def test_promises(changes: dict[str, Any], said: str | None) -> None:
-    kept = {"failed_outside": 0, "wrong": 0, "status": 0, "deaths": [{"part": "engine", "pings_refused": 3}]}
-    assert broken_promises(kept | changes) == ([] if said is None else [said])
+    kept: dict[str, Any] = {"failed_outside": 0, "wrong": 0, "status": 0, "memory_slope_mib_per_min": {}}
+    kept["deaths"] = [{"part": "engine", "pings_refused": 3}]
+    assert broken_promises(kept | changes, 1.0) == ([] if said is None else [said])

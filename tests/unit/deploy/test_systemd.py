@@ -1,0 +1,26 @@
+"""The unit: systemd itself finds nothing wrong with it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNIT = Path(__file__).resolve().parents[3] / "deploy" / "systemd" / "specpilot.service"
+ANALYZE = shutil.which("systemd-analyze")
+
+
+def said_of(text: str, folder: Path) -> list[str]:
+    """What systemd says of a unit. Its program, which is not installed here, is replaced."""
+    path = folder / UNIT.name
+    path.write_text(text.replace("/opt/specpilot/bin/specpilot", shutil.which("true") or "/bin/true"))
+    command = [str(ANALYZE), "verify", "--man=no", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return [line for line in done.stderr.splitlines() if UNIT.name in line]
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze (Debian: systemd)")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    text = UNIT.read_text()
+    assert said_of(text.replace("Restart=on-failure", "Restart=sometimes"), tmp_path) != []  # it does look
+    assert said_of(text, tmp_path) == []
