@@ -12,6 +12,10 @@ MEASUREMENTS = {
         "no speculation, EAGLE-3, P-EAGLE at each K and adaptive K, by load and text; also on endpoints by URL",
     ),
     "rate": ("specpilot.bench.sweep.rate_command", "up to which request rate each of those arms keeps an SLO"),
+    "agreement": (
+        "specpilot.bench.agreement.command",
+        "whether the figures of sweep agree with those of vllm bench serve on the same server",
+    ),
     "demo": (
         "specpilot.bench.control.demo",
         "a shifting load against the running system: adaptive K beside every static K",

@@ -35,20 +35,30 @@ class Preset:
 
 
 _CAPTURE = ("--max-cudagraph-capture-size", "4096")
-"""K_max + 1 tokens for each running request need graphs that large; the cards of the GPT-OSS heads set it."""
+"""K_max + 1 tokens for each running request need graphs that large; the card of GPT-OSS-20B-P-EAGLE sets it, and the
+other P-EAGLE heads of the same family are started alike."""
 
 _LONG = "made for prompts above 10,000 tokens"
 _MULTIMODAL = "multimodal target: not run with the adapter"
+_MLA = (
+    "MLA: where vLLM schedules asynchronously, only with --attention-backend FLASH_ATTN_MLA or FLASHINFER_MLA (else "
+    "--no-async-scheduling); the head runs in every step, so K = 0 saves less than with other heads; not run with the "
+    "adapter"
+)
+"""What the adapter's own rules (`vllm.compat`) come to for a target and a head with MLA."""
 
 PRESETS: tuple[Preset, ...] = (
-    Preset("gpt-oss-20b-p-eagle", "openai/gpt-oss-20b", "amazon/GPT-OSS-20B-P-EAGLE", P_EAGLE, 7, 10, _CAPTURE),
+    Preset(
+        "gpt-oss-20b-p-eagle", "openai/gpt-oss-20b", "amazon/GPT-OSS-20B-P-EAGLE", P_EAGLE, 7, 10, _CAPTURE,
+        "the card's quick start serves 5",
+    ),
     Preset(
         "gpt-oss-20b-p-eagle-long", "openai/gpt-oss-20b", "amazon/gpt-oss-20b-p-eagle-long-context", P_EAGLE, None, 10,
         _CAPTURE, _LONG,
     ),
     Preset(
-        "gpt-oss-120b-p-eagle", "openai/gpt-oss-120b", "amazon/gpt-oss-120b-p-eagle", P_EAGLE, 7, 8, _CAPTURE,
-        "the best K was 7 for one request and 3 for eight; the card serves 5",
+        "gpt-oss-120b-p-eagle", "openai/gpt-oss-120b", "amazon/gpt-oss-120b-p-eagle", P_EAGLE, 7, None, _CAPTURE,
+        "the best K was 7 for one request and 3 for eight",
     ),
     Preset(
         "gpt-oss-120b-p-eagle-long", "openai/gpt-oss-120b", "amazon/gpt-oss-120b-p-eagle-long-context", P_EAGLE, 5, 8,
@@ -57,7 +67,7 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         "qwen3-coder-30b-p-eagle", "Qwen/Qwen3-Coder-30B-A3B-Instruct",
         "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE", P_EAGLE, 10,
-        limits="acceptance length falls from 5.30 on code to 1.20 at 100,000 tokens of context",
+        limits="acceptance length falls from 5.30 to 1.20 at 100,000 tokens of context",
     ),
     Preset("qwen3-8b-p-eagle", "Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.peagle", P_EAGLE, 7),
     Preset(
@@ -87,7 +97,7 @@ PRESETS: tuple[Preset, ...] = (
     ),
     Preset(
         "kimi-k2.5-eagle3", "moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", EAGLE_3, 3,
-        limits="a head with MLA: not run with the adapter",
+        limits=_MLA,
     ),
     Preset("minimax-m3-eagle3", "MiniMaxAI/MiniMax-M3", "Inferact/MiniMax-M3-EAGLE3", EAGLE_3, 3),
 )  # fmt: skip

@@ -19,13 +19,15 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.sweep import report
 from specpilot.bench.sweep.endpoint import EndpointError
 from specpilot.bench.sweep.measure import CellFailedError, measure
-from specpilot.bench.sweep.plan import Cell, Load, plan
+from specpilot.bench.sweep.plan import Cell, Load, expected_s, plan
 from specpilot.bench.sweep.settings import Question, SharedSettings, numbers, question
 from specpilot.bench.sweep.store import OtherSweepError, Store, cells_in, digest, place_of
 from specpilot.bench.sweep.systems import SystemFailedError, Systems
 from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench sweep"
+START_DEMO_S = 120.0
+"""Seconds in which four engines with the demo pair start on two cores and are warmed up."""
 
 
 class SweepSettings(SharedSettings, ProgramSettings):
@@ -76,9 +78,12 @@ def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence
     if len(missing) < len(cells):
         _say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
     conversations = {item.name: item.conversations for item in asked.data_sets}
-    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time)
+    expected = {cell: _expected_s(asked, cell) for cell in missing}
+    if missing:
+        _say(_outset(settings, asked, len(missing), sum(expected.values())))
+    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time, asked.control_token)
     kept = f"cells measured so far are kept in {store.folder}: the same command goes on from there"
-    place, spent_s = "", 0.0
+    place, spent_s, done_s = "", 0.0, 0.0
     warm: set[str] = set()
     try:
         if not settings.one_at_a_time:
@@ -94,7 +99,9 @@ def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence
             found = measure(system, cell, data, asked.conditions)
             store.put(cell, place_of(cell) | found)
             spent_s += time.monotonic() - began
-            _say(_progress(number, len(missing), cell, found, spent_s / number * (len(missing) - number)))
+            done_s += expected[cell]
+            left_s = spent_s / done_s * (sum(expected.values()) - done_s)
+            _say(_progress(number, len(missing), cell, found, left_s))
     except (CellFailedError, EndpointError, SystemFailedError) as error:
         return f"{place}{error}; {kept}"
     except KeyboardInterrupt:
@@ -102,6 +109,19 @@ def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence
     finally:
         systems.stop()
     return None
+
+
+def _expected_s(asked: Question, cell: Cell) -> float:
+    given = asked.conditions
+    return expected_s(cell, given.requests(cell.load), given.work.output_tokens, given.settle_s)
+
+
+def _outset(settings: SweepSettings, asked: Question, count: int, seconds: float) -> str:
+    """Return what is said before the first cell: how many there are, and how long they take where that is known."""
+    if not asked.endpoints and asked.own.model == SweepSettings.model_fields["model"].default:
+        starts_s = START_DEMO_S * (settings.repetitions if settings.one_at_a_time else 1)
+        return f"cells to measure: {count}; about {(seconds + starts_s) / 60:.0f} minutes on two cores, with the start"
+    return f"cells to measure: {count}; how long that takes is said from the first on"
 
 
 def _start(systems: Systems, asked: Question, missing: Sequence[Cell]) -> None:

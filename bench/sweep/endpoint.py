@@ -11,10 +11,15 @@ from specpilot.bench.sweep import exposition
 from specpilot.bench.sweep.spec_decode import SpecDecode
 
 TIMEOUT_S = 10.0
+NOT_FOUND = 404
 
 
 class EndpointError(RuntimeError):
     """An endpoint that does not answer, or not as what it should be."""
+
+
+class RefusedError(EndpointError):
+    """An engine with SpecPilot's adapter that lets nobody set its K without its control token."""
 
 
 def check_health(url: str) -> None:
@@ -39,41 +44,66 @@ def counters(url: str) -> SpecDecode | None:
         return None
 
 
-def speculation(url: str) -> dict[str, Any]:
-    """Return what an engine with SpecPilot's adapter says of its K; raises `EndpointError`."""
-    address = f"{url.rstrip('/')}/speculation"
+def acceptance_length(url: str) -> float | None:
+    """Return the acceptance length of SGLang's last decode steps; `None` where the endpoint shows none."""
     try:
-        return _state(json.loads(_get(address)))
-    except ValueError as error:
-        raise EndpointError(f"{address} does not tell which K is in force") from error
+        return exposition.acceptance_length(_get(f"{url.rstrip('/')}/metrics"))
+    except (EndpointError, ValueError):
+        return None
 
 
-def can_set_k(url: str) -> bool:
-    """Whether the endpoint is an engine with SpecPilot's adapter."""
-    try:
-        speculation(url)
-    except EndpointError:
-        return False
-    return True
+def speculation(url: str, control_token: str | None = None) -> dict[str, Any]:
+    """Return what an engine with SpecPilot's adapter says of its K.
+
+    Raises `RefusedError` where it wants another token than `control_token`, else `EndpointError`.
+    """
+    return _speculation(url, control_token)
 
 
-def put_schedule(url: str, schedule: Mapping[str, Any]) -> dict[str, Any]:
+def put_schedule(url: str, schedule: Mapping[str, Any], control_token: str | None = None) -> dict[str, Any]:
     """Have an engine apply `schedule` from its next step on; return what it then says of its K.
 
-    Raises `EndpointError`.
+    Raises as `speculation`.
     """
-    request = Request(f"{url.rstrip('/')}/speculation", method="PUT", data=json.dumps(schedule).encode())  # noqa: S310
-    request.add_header("Content-Type", "application/json")
+    return _speculation(url, control_token, schedule)
+
+
+def _speculation(url: str, control_token: str | None, schedule: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`GET /speculation`, or `PUT` of a `schedule`."""
+    body = None if schedule is None else json.dumps(schedule).encode()
     try:
+        request = Request(f"{url.rstrip('/')}/speculation", method="GET" if body is None else "PUT", data=body)  # noqa: S310
+        request.add_header("Content-Type", "application/json")
+        if control_token:
+            request.add_unredirected_header("Authorization", f"Bearer {control_token}")
         with urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310 - the address that the user gave
             return _state(json.loads(reply.read()))
     except HTTPError as error:
-        text = error.read().decode(errors="replace")[:300]
-        raise EndpointError(f"{url} refuses a schedule: {error.code} {text}") from error
-    except (URLError, OSError, HTTPException) as error:
-        raise EndpointError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
+        with error:
+            text = error.read().decode(errors="replace")[:300]
+        if (refusal := _refusal(text, has_token=bool(control_token))) is not None:
+            raise RefusedError(f"{url} {refusal}") from error
+        if error.code == NOT_FOUND:
+            raise EndpointError(f"{url} has no /speculation, so it is no engine of SpecPilot's") from error
+        what = "to name its K" if body is None else "a schedule"
+        raise EndpointError(f"{url} refuses {what}: {error.code} {text}") from error
     except ValueError as error:
-        raise EndpointError(f"{url} does not tell which K is in force") from error
+        raise EndpointError(f"{url} does not tell which K is in force, so it is no engine of SpecPilot's") from error
+    except (OSError, HTTPException) as error:
+        raise EndpointError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
+
+
+def _refusal(answer: str, *, has_token: bool) -> str | None:
+    """Return what an engine lacks whose adapter answered `answer`; `None` for anybody else's answer."""
+    if '"control_token_needed"' in answer:
+        return (
+            "lets only its own machine set K, because it has no control token: start it with "
+            "SPECPILOT_ENGINE_CONTROL_TOKEN and give the same with --control-token"
+        )
+    if '"invalid_token"' not in answer:
+        return None
+    remedy = "it must be the engine's SPECPILOT_ENGINE_CONTROL_TOKEN"
+    return f"refuses this --control-token: {remedy}" if has_token else f"wants --control-token to set K: {remedy}"
 
 
 def _state(found: Any) -> dict[str, Any]:

@@ -1,10 +1,17 @@
-"""Reads vLLM's counters of speculation from the text of its `/metrics`."""
+"""Reads what vLLM and SGLang say of speculation from the text of their `/metrics`.
+
+vLLM counts, so that a cell's share is a difference of two readings. SGLang has no counters of acceptance: it shows the
+mean of its last decode steps (`--decode-log-interval`, 40), the bonus token included.
+"""
+
+from statistics import fmean
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.bench.sweep.spec_decode import SpecDecode
 
 PREFIX = "vllm:spec_decode_"
+SGLANG_LENGTH = "sglang:spec_accept_length"
 
 
 def read(text: str) -> SpecDecode | None:
@@ -28,3 +35,15 @@ def read(text: str) -> SpecDecode | None:
     if not is_there:
         return None
     return SpecDecode(totals["num_drafts"], totals["num_draft_tokens"], totals["num_accepted_tokens"], positions)
+
+
+def acceptance_length(text: str) -> float | None:
+    """Return SGLang's acceptance length in the exposition `text`, the mean over ranks; `None` without speculation."""
+    lengths = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == SGLANG_LENGTH
+        for sample in family.samples
+        if sample.value > 0  # 0 where nothing was drafted
+    ]
+    return fmean(lengths) if lengths else None

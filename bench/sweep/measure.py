@@ -3,8 +3,10 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from specpilot.bench.data.conversation import Conversation
@@ -19,6 +21,9 @@ from specpilot.bench.sweep.figures import Use, figures
 from specpilot.bench.sweep.plan import ADAPTIVE, Cell, Load
 from specpilot.bench.sweep.spec_decode import SpecDecode
 from specpilot.bench.sweep.systems import RunningSystem, has_gpu
+
+LENGTH_EVERY_S = 1.0
+"""Seconds between two looks at the acceptance length of a server that shows only a mean of its last steps."""
 
 
 class CellFailedError(RuntimeError):
@@ -40,6 +45,10 @@ class Conditions:
     rounds: int = 3
     """Requests of a cell for each one in flight, at least: else most of a cell is its beginning and end."""
 
+    def requests(self, load: Load) -> int:
+        """Return how many requests a cell of this load has."""
+        return max(self.work.requests, self.rounds * (load.concurrency or 1))
+
 
 def measure(
     system: RunningSystem,
@@ -55,7 +64,7 @@ def measure(
     model = given.model or endpoint.model_of(system.url, given.api_key)
     if cell.arm.k is not None:
         system.steering.set_k(cell.arm.k)
-    requests = max(given.work.requests, given.rounds * (cell.load.concurrency or 1))
+    requests = given.requests(cell.load)
     work = replace(given.work, conversations=conversations, requests=requests, first=(cell.repetition - 1) * requests)
     before = cpu_s_of(system.pid) if system.pid is not None else 0.0
     played = asyncio.run(_play(system, model, cell, work, given))
@@ -75,16 +84,22 @@ def measure(
         system.steering.check(cell.arm.k)
     spec = played.after.since(played.before) if played.before is not None and played.after is not None else None
     found = figures(played.run, slo_ms=given.slo_ms, spec_decode=spec, use=use, price_per_hour=given.price_per_hour)
+    if spec is None and played.lengths:
+        found["spec_decode_acceptance_length"] = fmean(played.lengths)
     return found | {"model_id": model, "num_prompts": len(played.run.answers), "errors": errors[:3]}
 
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """A run, the server's counters around it, its GPUs' use, and the seconds with what came before it."""
+    """A run, the server's counters around it, its GPUs' use, and the seconds with what came before it.
+
+    `lengths` are the acceptance lengths that a server without vLLM's counters showed meanwhile.
+    """
 
     run: Run
     before: SpecDecode | None
     after: SpecDecode | None
+    lengths: Sequence[float]
     gpu: GpuUse
     seconds: float
 
@@ -96,15 +111,47 @@ async def _play(system: RunningSystem, model: str, cell: Cell, work: Work, given
         if cell.arm.system == ADAPTIVE and given.settle_s > 0:
             await _settle(client, load, work, given)
         before = await asyncio.to_thread(endpoint.counters, system.url)
-        with GpuUse(has_gpu=system.pid is not None and has_gpu()) as gpu:
-            if load.concurrency is not None:
-                run = await closed_loop(client, work, load.concurrency)
-            else:
-                rate = load.request_rate or 1.0
-                arrivals = arrival_times(rate, given.burstiness, work.requests, random.Random(work.first))  # noqa: S311
-                run = await open_loop(client, work, arrivals)
+        async with _lengths(system.url, is_wanted=before is None) as lengths:
+            with GpuUse(has_gpu=system.pid is not None and has_gpu()) as gpu:
+                run = await _load(client, load, work, given)
         after = await asyncio.to_thread(endpoint.counters, system.url)
-        return _Played(run, before, after, gpu, time.perf_counter() - began)
+        return _Played(run, before, after, lengths, gpu, time.perf_counter() - began)
+
+
+async def _load(client: ChatClient, load: Load, work: Work, given: Conditions) -> Run:
+    if load.concurrency is not None:
+        return await closed_loop(client, work, load.concurrency)
+    rate = load.request_rate or 1.0
+    arrivals = arrival_times(rate, given.burstiness, work.requests, random.Random(work.first))  # noqa: S311 - a load
+    return await open_loop(client, work, arrivals)
+
+
+@asynccontextmanager
+async def _lengths(url: str, *, is_wanted: bool) -> AsyncIterator[list[float]]:
+    """Gather the acceptance lengths that an SGLang server shows meanwhile; none where it shows none.
+
+    It shows a mean of its last steps, so what stands there at first is of what ran before.
+    """
+    found: list[float] = []
+    if not is_wanted or await asyncio.to_thread(endpoint.acceptance_length, url) is None:
+        yield found
+        return
+
+    async def look() -> None:
+        length = await asyncio.to_thread(endpoint.acceptance_length, url)
+        found.extend([] if length is None else [length])
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(LENGTH_EVERY_S)
+            await look()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield found
+    finally:
+        watching.cancel()
+    await look()
 
 
 async def _settle(client: ChatClient, load: Load, work: Work, given: Conditions) -> None:

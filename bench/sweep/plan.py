@@ -1,4 +1,4 @@
-"""What a sweep measures and in which order. Pure.
+"""What a sweep measures, in which order, and about how long that takes. Pure.
 
 A *system* is a server that runs: one of our own, or an endpoint. An *arm* is a system at a K. A *cell* is one arm at
 one load with one data set in one repetition. Cells that are compared stand beside one another in time: for each
@@ -21,6 +21,11 @@ SYSTEMS = (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE)
 
 STEPPED = (EAGLE_3, P_EAGLE)
 """Systems that have an arm for each K, where the server lets K be set."""
+
+DEMO_TOKENS_PER_SECOND = 1400.0
+DEMO_HALF_AT = 6.4
+"""The demo pair on two cores yields `1400 n / (n + 6.4)` output tokens per second with `n` in flight, in the mean over
+all arms and data sets: fitted to a sweep of 180 cells in 10 minutes, and to within a third of any one load."""
 
 T = TypeVar("T")
 
@@ -88,6 +93,18 @@ def plan(
             ordered = turned if (index + repetition) % 2 == 0 else list(reversed(turned))
             cells += [Cell(arm, data, load, repetition + 1) for arm in ordered]
     return cells
+
+
+def expected_s(cell: Cell, requests: int, output_tokens: int, settle_s: float) -> float:
+    """Return the seconds that a cell of so many requests takes with the demo pair on two cores.
+
+    Elsewhere only the ratio of two cells' seconds means something.
+    """
+    settled_s = settle_s if cell.arm.system == ADAPTIVE else 0.0
+    if cell.load.request_rate is not None:
+        return settled_s + requests / cell.load.request_rate
+    in_flight = cell.load.concurrency or 1
+    return settled_s + requests * output_tokens * (in_flight + DEMO_HALF_AT) / (DEMO_TOKENS_PER_SECOND * in_flight)
 
 
 def _turned(items: Sequence[T], repetition: int, repetitions: int) -> list[T]:

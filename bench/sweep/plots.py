@@ -9,6 +9,7 @@ from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGL
 from specpilot.bench.sweep.results import Results, load_title
 
 HEADS = (P_EAGLE, EAGLE_3)
+STATIC = (NO_SPECULATION, EAGLE_3, P_EAGLE)
 _PANEL_INCHES = (4.6, 3.6)
 
 
@@ -26,8 +27,8 @@ def draw(results: Results) -> dict[str, str]:
         found["acceptance"] = _acceptance(plt, results)
     if results.arms_of(P_EAGLE):
         found["best-k"] = _best_k(plt, results)
-        if results.arms_of(ADAPTIVE):
-            found["adaptive"] = _adaptive(plt, results)
+    if results.arms_of(ADAPTIVE) and any(arm.system in STATIC for arm in results.arms):
+        found["adaptive"] = _adaptive(plt, results)
     return found
 
 
@@ -91,7 +92,7 @@ def _best_k(plt: Any, results: Results) -> str:
 
 
 def _adaptive(plt: Any, results: Results) -> str:
-    static = [arm for arm in results.arms if arm.system in (P_EAGLE, NO_SPECULATION)]
+    static = [arm for arm in results.arms if arm.system in STATIC]
     places = [(data, load) for data in results.data_sets for load in results.loads]
 
     def fill(panels: list[Any]) -> None:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _search(settings: RateSettings, asked: Question, store: Store) -> str | None:
     """Try rates for every arm and data set, in turns, until each is found; return what ended it early."""
-    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time)
+    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time, asked.control_token)
     open_searches = [(arm, item) for item in asked.data_sets for arm in asked.arms]
     place = ""
     try:

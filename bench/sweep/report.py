@@ -127,9 +127,9 @@ def _speed_up(results: Results) -> list[Section]:
 
 
 def _heads(results: Results) -> list[Section]:
-    """P-EAGLE over EAGLE-3, K by K, and each head at its best K."""
-    parallel, sequential = results.arms_of(P_EAGLE), results.arms_of(EAGLE_3)
-    if not parallel or not sequential:
+    """P-EAGLE over EAGLE-3, K by K and each at its best K; adaptive K over the best K of EAGLE-3."""
+    parallel, sequential, adaptive = (results.arms_of(system) for system in (P_EAGLE, EAGLE_3, ADAPTIVE))
+    if not sequential or not (parallel or adaptive):
         return []
     rows = [["data set, K", *map(load_title, results.loads)]]
     for data_set in results.data_sets:
@@ -138,16 +138,22 @@ def _heads(results: Results) -> list[Section]:
             if other is not None and arm.k is not None:
                 ratios = [results.ratio(arm.name, other.name, data_set, load) for load in results.loads]
                 rows.append([f"{data_set}, K = {arm.k}", *(_ranged(ratio, "{:.2f}") for ratio in ratios)])
-        best = [results.over_best(parallel, sequential, data_set, load) for load in results.loads]
-        rows.append([f"{data_set}, each at its best K", *(_ranged(ratio, "{:.2f}") for ratio in best)])
-    return [Section("P-EAGLE over EAGLE-3", "Output tokens per second of P-EAGLE over those of EAGLE-3.", rows)]
+        for arms, title in ((parallel, "each at its best K"), (adaptive, "adaptive over the best K of EAGLE-3")):
+            if arms:
+                best = [results.over_best(arms, sequential, data_set, load) for load in results.loads]
+                rows.append([f"{data_set}, {title}", *(_ranged(ratio, "{:.2f}") for ratio in best)])
+    text = "Output tokens per second of P-EAGLE, and of adaptive K, over those of EAGLE-3."
+    return [Section("P-EAGLE and adaptive K over EAGLE-3", text, rows)]
 
 
 def _acceptance(results: Results) -> list[Section]:
     name = "spec_decode_acceptance_length"
     if not any(cell.get(name) for cell in results.cells):
         return []
-    text = "Tokens per draft and verification, the bonus token included, over all loads; from vLLM's own counters."
+    text = (
+        "Tokens per draft and verification, the bonus token included, over all loads; from vLLM's own counters, and of "
+        "SGLang the mean of what it shows of its last steps."
+    )
     rows = [["arm", *results.data_sets]]
     for arm in results.arms:
         lengths = [
@@ -161,30 +167,32 @@ def _acceptance(results: Results) -> list[Section]:
 
 
 def _adaptive(results: Results) -> list[Section]:
-    """The best K by load, and adaptive K against it, against each static K and against the best single K of all."""
+    """The best K by load; adaptive K over each static K, over the best one of EAGLE-3 and over the best of P-EAGLE."""
     static = [arm for arm in results.arms if arm.system in (P_EAGLE, NO_SPECULATION)]
-    if not results.arms_of(P_EAGLE):
-        return []
-    rows = [["data set", *map(load_title, results.loads)]]
-    for data_set in results.data_sets:
-        best = [results.best(static, data_set, load) for load in results.loads]
-        rows.append([data_set, *(_k_of(arm) for arm in best)])
-    found = [Section("Best static K by load", "P-EAGLE's K with the most tokens; 0 is no speculation.", rows, "best-k")]
-    if not results.arms_of(ADAPTIVE):
+    sequential, adaptive = results.arms_of(EAGLE_3), results.arms_of(ADAPTIVE)
+    found = []
+    if results.arms_of(P_EAGLE):
+        rows = [["data set", *map(load_title, results.loads)]]
+        for data_set in results.data_sets:
+            best = [results.best(static, data_set, load) for load in results.loads]
+            rows.append([data_set, *(_k_of(arm) for arm in best)])
+        text = "P-EAGLE's K with the most tokens; 0 is no speculation."
+        found.append(Section("Best static K by load", text, rows, "best-k"))
+    if not adaptive or not (static or sequential):
         return found
-    rows = [["adaptive over", *(f"{data}, {load[1:]}" for data in results.data_sets for load in results.loads)]]
-    for arm in static:
-        ratios = [results.ratio(ADAPTIVE, arm.name, data, load) for data in results.data_sets for load in results.loads]
-        rows.append([arm.name, *(f"{ratio.median:.2f}" if ratio else UNKNOWN for ratio in ratios)])
-    best_rows = [
-        results.over_best(results.arms_of(ADAPTIVE), static, data, load)
-        for data in results.data_sets
-        for load in results.loads
-    ]
-    rows.append(["the best of them", *(f"{ratio.median:.2f}" if ratio else UNKNOWN for ratio in best_rows)])
+    places = [(data, load) for data in results.data_sets for load in results.loads]
+    rows = [["adaptive over", *(f"{data}, {load[1:]}" for data, load in places)]]
+    others = [arm for arm in results.arms if arm in static or arm in sequential]
+    lines = [(arm.name, [arm]) for arm in others]
+    lines += [("the best K of EAGLE-3", sequential)] if sequential else []
+    lines += [("the best static K", static)] if static else []
+    for title, arms in lines:
+        ratios = [results.over_best(adaptive, arms, data, load) for data, load in places]
+        rows.append([title, *(f"{ratio.median:.2f}" if ratio else UNKNOWN for ratio in ratios)])
     text = (
-        "Output tokens per second of adaptive K over those of each static K. Here traffic is steady within a cell; "
-        "what adaptive K gains when it shifts is in the demo and control measurements."
+        "Output tokens per second of adaptive K over those of each static K; the best static K is P-EAGLE's or no "
+        "speculation. Here traffic is steady within a cell; what adaptive K gains when it shifts is in the demo and "
+        "control measurements."
     )
     return [*found, Section("Adaptive K", text, rows, "adaptive")]
 

@@ -1,8 +1,9 @@
 """The settings that a sweep and a search for rates share, and what they become."""
 
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, Field, SecretStr
@@ -40,8 +41,9 @@ class SharedSettings(BaseModel):
     one_at_a_time: bool = Field(default=False, description="run one engine at a time, where they do not fit together")
     served_model: str | None = Field(default=None, description="model to ask endpoints for; default: their first")
     api_key: SecretStr | None = Field(default=None, description="bearer token of the endpoints")
-    num_prompts: int = Field(default=24, ge=1, description="requests of a cell, at least")
-    output_tokens: int = Field(default=128, ge=2, description="tokens of a reply, in the mean")
+    control_token: SecretStr | None = Field(default=None, description="token of the endpoints' /speculation, to set K")
+    num_prompts: int = Field(default=12, ge=1, description="requests of a cell, at least")
+    output_tokens: int = Field(default=96, ge=2, description="tokens of a reply, in the mean")
     output_spread: float = Field(default=0.5, ge=0, lt=1, description="how much a reply's length varies, 0 to 1")
     ignore_eos: bool = Field(default=True, description="have replies run to their length (vLLM and SGLang)")
     temperature: float = Field(default=0.0, ge=0, description="sampling temperature")
@@ -62,6 +64,7 @@ class Question:
     data_sets: tuple[DataSet, ...]
     conditions: Conditions
     own: Own
+    control_token: str | None = field(default=None, repr=False)
 
 
 def question(program: str, settings: SharedSettings, out: Path) -> Question:
@@ -79,7 +82,7 @@ def question(program: str, settings: SharedSettings, out: Path) -> Question:
         fail(program, f"--arms: names none of {', '.join(SYSTEMS)}")
     if not endpoints:
         _check_models(program, settings, names)
-    key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    key, token = _secret(settings.api_key), _secret(settings.control_token)
     arms: list[Arm] = []
     for name in names:
         if name in endpoints:
@@ -87,7 +90,7 @@ def question(program: str, settings: SharedSettings, out: Path) -> Question:
                 endpoint.model_of(endpoints[name], key)
             except endpoint.EndpointError as error:
                 fail(program, f"--endpoints: {name}: {error}")
-        is_stepped = name in STEPPED and (name not in endpoints or endpoint.can_set_k(endpoints[name]))
+        is_stepped = name in STEPPED and (name not in endpoints or _can_set_k(program, name, endpoints[name], token))
         arms += [Arm(name, k) for k in ks] if is_stepped else [Arm(name)]
     work = Work((), settings.num_prompts, 0, settings.output_tokens, settings.output_spread, settings.think_time_s)
     conditions = Conditions(
@@ -102,7 +105,7 @@ def question(program: str, settings: SharedSettings, out: Path) -> Question:
     )
     heads = {P_EAGLE: settings.p_eagle, EAGLE_3: settings.eagle3}
     own = Own(settings.model, heads, max(*ks, 1), settings.max_num_seqs, settings.engine_args, out, settings.port)
-    return Question(tuple(arms), endpoints, tuple(found), conditions, own)
+    return Question(tuple(arms), endpoints, tuple(found), conditions, own, token)
 
 
 def numbers(program: str, flag: str, text: str, least: int) -> list[int]:
@@ -140,6 +143,23 @@ def _endpoints(program: str, text: str) -> dict[str, str]:
             fail(program, f"--endpoints: {name} is named twice")
         found[name] = url.rstrip("/").removesuffix("/v1")
     return found
+
+
+def _can_set_k(program: str, name: str, url: str, control_token: str | None) -> bool:
+    """Whether K of an endpoint can be set; says why it cannot, and ends `program` where only the token is wrong."""
+    try:
+        endpoint.speculation(url, control_token)
+    except endpoint.RefusedError as error:
+        remedy = "or name the endpoint otherwise to measure it at the K that it has"
+        fail(program, f"--endpoints: {name}: {error}, {remedy}")
+    except endpoint.EndpointError as error:
+        sys.stderr.write(f"{program}: {name} is measured at the K that it has, --k is not for it: {error}\n")
+        return False
+    return True
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return value.get_secret_value() if value is not None else None
 
 
 def _check_models(program: str, settings: SharedSettings, names: Sequence[str]) -> None:

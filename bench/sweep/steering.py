@@ -29,10 +29,11 @@ _CALIBRATION = "calibration"
 
 
 class Steering:
-    """Sets K of the engine at `url`, which has SpecPilot's adapter."""
+    """Sets K of the engine at `url`, which has SpecPilot's adapter; `control_token` is the engine's own, if any."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, control_token: str | None = None) -> None:
         self._url = url
+        self._token = control_token
         self._before: dict[str, Any] | None = None
         self._version: int | None = None
 
@@ -41,12 +42,12 @@ class Steering:
         if self._before is None:
             self._before = self._calibrated()
         schedule = {"classes": {"default": [[1, 1, k]]}, "probe_ratio": 0.0, "valid_for_s": K_VALID_FOR_S}
-        self._version = int(endpoint.put_schedule(self._url, schedule)["version"])
+        self._version = int(endpoint.put_schedule(self._url, schedule, self._token)["version"])
         self.check(k)
 
     def check(self, k: int) -> None:
         """Raise `EndpointError` unless the schedule by which K was set to `k` is the one in force."""
-        fault = fault_of(endpoint.speculation(self._url), self._version)
+        fault = fault_of(self._state(), self._version)
         if fault is not None:
             raise EndpointError(f"{self._url} no longer has the K = {k} of this arm: {fault}")
 
@@ -56,13 +57,16 @@ class Steering:
             return
         before, version = self._before, self._version
         self._before = self._version = None
-        if endpoint.speculation(self._url)["version"] == version:
-            endpoint.put_schedule(self._url, restoring(before))
+        if self._state()["version"] == version:
+            endpoint.put_schedule(self._url, restoring(before), self._token)
+
+    def _state(self) -> dict[str, Any]:
+        return endpoint.speculation(self._url, self._token)
 
     def _calibrated(self) -> dict[str, Any]:
         """Return what the engine says of its K, once it does not measure its own steps."""
         deadline = time.monotonic() + CALIBRATED_WITHIN_S
-        while (state := endpoint.speculation(self._url))["source"] == _CALIBRATION and time.monotonic() < deadline:
+        while (state := self._state())["source"] == _CALIBRATION and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return state
 

@@ -61,10 +61,11 @@ class RunningSystem:
     pid: int | None = None
     _process: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
+    control_token: str | None = field(default=None, repr=False)
     steering: Steering = field(init=False)
 
     def __post_init__(self) -> None:
-        self.steering = Steering(self.url)
+        self.steering = Steering(self.url, self.control_token)
 
     def stop(self) -> None:
         """End what was started for it and wait for that; a server that was there gets its K back."""
@@ -86,11 +87,15 @@ class RunningSystem:
 
 @dataclass(slots=True)
 class Systems:
-    """Starts systems when they are first needed, and stops them. With `one_at_a_time` the one before makes room."""
+    """Starts systems when they are first needed, and stops them. With `one_at_a_time` the one before makes room.
+
+    `control_token` is that of the endpoints.
+    """
 
     own: Own
     endpoints: Mapping[str, str]
     one_at_a_time: bool = False
+    control_token: str | None = field(default=None, repr=False)
     _running: dict[str, RunningSystem] = field(default_factory=dict)
 
     def start(self, names: Sequence[str]) -> None:
@@ -98,7 +103,7 @@ class Systems:
         missing = [name for name in names if name not in self._running]
         for name in missing:
             if name in self.endpoints:
-                self._running[name] = RunningSystem(self.endpoints[name])
+                self._running[name] = RunningSystem(self.endpoints[name], control_token=self.control_token)
             else:
                 self._running[name] = self._launch(name)
         for name in missing:
@@ -153,8 +158,11 @@ def has_gpu() -> bool:
 
 
 def environment(*, has_gpu: bool, is_local: bool) -> dict[str, str]:
-    """Return what an engine's environment needs; on a CPU cores of its own, as `specpilot up` gives them."""
-    found = {"HF_HUB_OFFLINE": "1"} if is_local else {}
+    """Return what an engine's environment needs; on a CPU cores of its own, as `specpilot up` gives them.
+
+    The engines listen on this machine alone, so they have no control token, whatever the operator's own engines have.
+    """
+    found = {"SPECPILOT_ENGINE_CONTROL_TOKEN": ""} | ({"HF_HUB_OFFLINE": "1"} if is_local else {})
     if not has_gpu:
         cores = sorted(os.sched_getaffinity(0))
         mine = cores[:-1] or cores

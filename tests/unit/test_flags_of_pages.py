@@ -23,6 +23,7 @@ SETTINGS = {
     "replay": "specpilot.controller.cli.replay:ReplaySettings",
     "bench sweep": "specpilot.bench.sweep.command:SweepSettings",
     "bench rate": "specpilot.bench.sweep.rate_command:RateSettings",
+    "bench agreement": "specpilot.bench.agreement.command:AgreementSettings",
     "bench simulate": "specpilot.bench.simulation.command:SimulateSettings",
     "bench demo": "specpilot.bench.control.demo:DemoSettings",
 }

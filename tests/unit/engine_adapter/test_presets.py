@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_without_one_nothing_changes() -> None:
             "no K is published for gpt-oss-20b-p-eagle-long (it was trained for 10)",
         ),
         (["--preset", "gemma-4-31b-p-eagle", "--k-max", "5"], "name one with --drafter"),
-        (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "9"], "was trained for 8"),
+        (["--preset", "gpt-oss-120b-p-eagle-long", "--k-max", "9"], "was trained for 8"),
         (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "x"], "'x' is no whole number"),
         (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "0"], "must be at least 1"),
     ],
@@ -105,6 +106,26 @@ def test_what_a_preset_cannot_know_is_asked_for(arguments: list[str], said: str)
     with pytest.raises(InvalidSettingsError) as caught:
         expanded(arguments)
     assert said in str(caught.value)
+
+
+def test_what_a_head_was_trained_for_bounds_k_only_where_it_is_published() -> None:
+    assert BY_NAME["gpt-oss-120b-p-eagle"].k_trained is None
+    assert config_of(expanded(["--preset", "gpt-oss-120b-p-eagle", "--k-max", "9"]))["num_speculative_tokens"] == 9
+
+
+def test_a_preset_with_mla_says_what_the_adapter_refuses_and_what_its_head_costs() -> None:
+    class Builder:
+        require_uniform_decodes = True
+
+    backend = SimpleNamespace(get_name=lambda: "FLASHMLA", get_builder_cls=lambda: Builder)
+    refused = compat.attention_fault([[backend]], is_async=True) or ""
+    mla = [item for item in PRESETS if "mla" in f"{item.head} {item.target}".lower()]
+    assert [item.name for item in mla] == ["kimi-k2.5-eagle3"]
+    for item in mla:
+        for remedy in ("--attention-backend", "FLASH_ATTN_MLA or FLASHINFER_MLA", "--no-async-scheduling"):
+            assert remedy in item.limits
+            assert remedy in refused
+        assert "runs in every step" in item.limits  # as `compat.notes` logs it
 
 
 @pytest.mark.parametrize("item", PRESETS, ids=lambda item: item.name)
@@ -194,10 +215,17 @@ def test_the_command_lists_them_without_loading_vllm() -> None:
 
 def test_every_preset_is_documented_as_it_is() -> None:
     page = (ROOT / "docs" / "reference" / "engine.md").read_text().split("## Presets")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `([\w.-]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", page, re.MULTILINE)
-    documented = {name: (target, head, method, k) for name, target, head, method, k in rows}
+    rows = re.findall(r"^\| `([\w.-]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]*) \|$", page, re.MULTILINE)
+    documented = {name: row for name, *row in rows}
+
+    def known(item: Preset) -> str:
+        trained = f"trained for {item.k_trained}" if item.k_trained else ""
+        flags = f"`{' '.join(item.flags)}`" if item.flags else ""
+        return "; ".join(filter(None, (trained, flags, item.limits)))
+
     assert documented == {
-        item.name: (item.target, item.head or "-", item.method, str(item.k) if item.k else "-") for item in PRESETS
+        item.name: [item.target, item.head or "-", item.method, str(item.k) if item.k else "-", known(item)]
+        for item in PRESETS
     }
 
 

@@ -7,14 +7,18 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from fastapi import Request
 
 from specpilot.bench.data.catalogue import DEMO
 from specpilot.bench.data.forms import FORMS
 from specpilot.bench.data.shipped import SHIPPED
-from specpilot.bench.sweep import command
+from specpilot.bench.sweep import command, measure
+from specpilot.bench.sweep.systems import SystemFailedError
+from specpilot.engine_adapter.agent.endpoint import SpeculationEndpoint
 from tests.support.scripted_engine import (
     DONE,
     LAST_CHUNK,
@@ -35,7 +39,8 @@ ANSWER: Script = [SSE_HEAD, chunk(event("hi")), chunk(event("", finish="length")
 class Endpoint(ScriptedEngine):
     """An OpenAI-compatible server with vLLM's counters and, with the adapter, SpecPilot's `/speculation`.
 
-    `controller_after` is after how many requests a controller publishes; `slow_s` is what a request takes.
+    `controller_after` is after how many requests a controller publishes; `slow_s` is what a request takes. With `guard`
+    it is on another machine, and the adapter's own rule decides who may ask for K.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Endpoint(ScriptedEngine):
         controller_after: int | None = None,
         schedule: dict[str, Any] | None = None,
         slow_s: float = 0.0,
+        guard: SpeculationEndpoint | None = None,
     ) -> None:
         super().__init__()
         self.metrics = None
@@ -53,10 +59,11 @@ class Endpoint(ScriptedEngine):
         self.dies_after = dies_after
         self.controller_after = controller_after
         self.slow_s = slow_s
+        self.guard = guard
         self.schedule = schedule
         self.version = 0 if schedule is None else 40
         self.calibrations_left = 0
-        self.under_way = asyncio.Event()
+        self.under_way, self.under_way_at = asyncio.Event(), 1
         self.asked: list[dict[str, Any]] = []
         self.ks: list[int] = []
         self.choose = self.play
@@ -78,6 +85,11 @@ class Endpoint(ScriptedEngine):
         self.version += 1
         self.schedule = {"probe_ratio": 0.0, "like_default": [], "trial": None, **schedule, "version": self.version}
 
+    def refusal(self, seen: Seen) -> bytes | None:
+        caller = SimpleNamespace(headers=seen.headers, client=SimpleNamespace(host="10.0.0.7"))
+        refused = self.guard._refusal(cast("Request", caller)) if self.guard is not None else None
+        return reply(bytes(refused.body), f"{refused.status_code} Refused") if refused is not None else None
+
     def play(self, seen: Seen) -> Script:
         if seen.path == "/metrics":
             drafts = 10 * len(self.asked)
@@ -90,12 +102,15 @@ class Endpoint(ScriptedEngine):
         if seen.path == "/speculation":
             if not self.has_adapter:
                 return [reply(b"{}", "404 Not Found")]
+            if (refusal := self.refusal(seen)) is not None:
+                return [refusal]
             if seen.line.startswith(b"PUT"):
                 self.ks.append(seen.json["classes"]["default"][0][2])
                 self.apply(seen.json)
             return [reply(json.dumps(self.state()).encode())]
         self.asked.append(seen.json)
-        self.under_way.set()
+        if len(self.asked) == self.under_way_at:
+            self.under_way.set()
         if len(self.asked) == self.controller_after:
             self.apply({"classes": {"default": [[1, 64, 2]]}, "valid_for_s": 60.0})
         if self.dies_after is not None and len(self.asked) > self.dies_after:
@@ -114,13 +129,18 @@ async def endpoint() -> AsyncIterator[Endpoint]:
     await found.stop()
 
 
+def arguments(out: Path, endpoints: str) -> list[str]:
+    """A small sweep: two loads, of 3 and 6 requests, after 6 to warm up."""
+    flags = ["--endpoints", endpoints, "--out", str(out), "--data", "adversarial"]
+    return [*flags, "--num-prompts", "2", "--concurrency", "1,2"]
+
+
 async def sweep(out: Path, endpoints: str, *more: str) -> int:
     """Run the command in a thread; return its exit status."""
 
     def run() -> int:
         try:
-            command.main(["--endpoints", endpoints, "--out", str(out), "--data", "adversarial", "--num-prompts", "2",
-                          "--concurrency", "1,2", *more])  # fmt: skip
+            command.main([*arguments(out, endpoints), *more])
         except SystemExit as ended:
             return int(ended.code or 0)
         return 0
@@ -130,6 +150,10 @@ async def sweep(out: Path, endpoints: str, *more: str) -> int:
 
 def cells(out: Path) -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in (out / "cells").iterdir()}
+
+
+def texts(out: Path) -> list[str]:
+    return [path.read_text() for path in out.rglob("*") if path.is_file()]
 
 
 async def test_a_sweep_over_endpoints_measures_every_cell_and_sets_k_where_it_can(
@@ -199,18 +223,78 @@ async def test_an_endpoint_gets_its_k_back(tmp_path: Path) -> None:
     await scheduled.stop()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-async def test_an_endpoint_gets_its_k_back_when_the_sweep_is_interrupted(sent: signal.Signals, tmp_path: Path) -> None:
-    engine = Endpoint(has_adapter=True, slow_s=0.5)
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)])
+async def test_interrupted_a_sweep_gives_k_back_and_the_same_command_plays_the_missing_cells_alone(
+    sent: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Endpoint(has_adapter=True, slow_s=0.2)
+    engine.under_way_at = 6 + 3 + 2  # in the second cell
     await engine.start()
-    arguments = ["sweep", "--endpoints", f"p-eagle={engine.url}", "--out", str(tmp_path), "--data", "adversarial"]
-    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "specpilot.bench", *arguments, "--k", "3")
+    flags = [*arguments(tmp_path, f"p-eagle={engine.url}"), "--k", "3", "--repetitions", "1"]
+    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "specpilot.bench", "sweep", *flags)
     await asyncio.wait_for(engine.under_way.wait(), 60)
     running.send_signal(sent)
-    await running.wait()
+    assert await running.wait() == status
     assert engine.ks[0] == 3
     assert engine.schedule is not None
     assert engine.schedule["classes"] == {"default": [[1, 1, 5]]}
+    kept = cells(tmp_path)
+    assert set(kept) == {"p-eagle-k3__adversarial__c1__1"}
+
+    asked, engine.slow_s = len(engine.asked), 0.0
+    assert await sweep(tmp_path, f"p-eagle={engine.url}", "--k", "3", "--repetitions", "1") == 0
+    assert len(engine.asked) == asked + 6 + 6
+    assert "1 of 2 cells were measured before\ncells to measure: 1;" in capsys.readouterr().out
+    assert set(cells(tmp_path)) == {*kept, "p-eagle-k3__adversarial__c2__1"}
+    assert cells(tmp_path).items() >= kept.items()
+    await engine.stop()
+
+
+TOKEN = "a-token-of-the-engine"
+
+
+def guarded(monkeypatch: pytest.MonkeyPatch, token: str | None) -> Endpoint:
+    """An engine on another machine, with this control token."""
+    monkeypatch.setenv("SPECPILOT_ENGINE_CONTROL_TOKEN", token or "")
+    return Endpoint(has_adapter=True, guard=SpeculationEndpoint())
+
+
+async def test_k_of_an_engine_elsewhere_is_set_with_its_token_which_is_shown_and_kept_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = guarded(monkeypatch, TOKEN)
+    await engine.start()
+    monkeypatch.setenv("SPECPILOT_BENCH_SWEEP_CONTROL_TOKEN", TOKEN)
+    assert await sweep(tmp_path, f"p-eagle={engine.url},none={engine.url}", "--k", "1,3", "--repetitions", "1") == 0
+    assert {name.partition("__")[0] for name in cells(tmp_path)} == {"none", "p-eagle-k1", "p-eagle-k3"}
+    assert engine.ks[-1] == 5  # given back
+    assert {seen.path for seen in engine.seen if TOKEN in str(seen.headers)} == {"/speculation"}
+    said = capsys.readouterr()
+    assert TOKEN not in said.out + said.err
+    assert len(kept := texts(tmp_path)) >= 3 + 6  # question, reports and cells
+    assert not [text for text in kept if TOKEN in text]
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("token", "given", "said"),
+    [
+        (TOKEN, (), "wants --control-token to set K: it must be the engine's SPECPILOT_ENGINE_CONTROL_TOKEN"),
+        (TOKEN, ("--control-token", "another"), "refuses this --control-token"),
+        (None, (), "lets only its own machine set K, because it has no control token"),
+    ],
+)
+async def test_an_engine_that_lets_nobody_set_k_is_named_before_anything_is_measured(
+    token: str | None, given: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    engine = guarded(monkeypatch, token)
+    await engine.start()
+    assert await sweep(tmp_path, f"p-eagle={engine.url}", "--k", "1,3", *given) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--endpoints: p-eagle: {engine.url} {said}" in line
+    assert "name the endpoint otherwise to measure it at the K that it has" in line
+    assert not engine.asked
     await engine.stop()
 
 
@@ -223,12 +307,76 @@ async def test_an_engine_that_measures_its_own_steps_is_waited_for(tmp_path: Pat
     await engine.stop()
 
 
-async def test_an_endpoint_that_cannot_be_steered_has_one_arm(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (reply(b"{}", "404 Not Found"), "has no /speculation, so it is no engine of SpecPilot's"),
+        (reply(b"{}"), "does not tell which K is in force, so it is no engine of SpecPilot's"),
+        (reply(b'{"error": "no key"}', "401 Unauthorized"), "refuses to name its K: 401"),
+    ],
+)
+async def test_an_endpoint_that_cannot_be_steered_has_one_arm_and_that_is_said(
+    answer: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = Endpoint()
+    play = engine.play
+    engine.choose = lambda seen: [answer] if seen.path == "/speculation" else play(seen)
     await engine.start()
     assert await sweep(tmp_path, f"p-eagle={engine.url}", "--k", "1,3", "--repetitions", "1") == 0
     assert {name.partition("__")[0] for name in cells(tmp_path)} == {"p-eagle"}
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"p-eagle is measured at the K that it has, --k is not for it: {engine.url} {said}" in line
     await engine.stop()
+
+
+async def test_acceptance_of_an_sglang_server_is_the_mean_of_what_it_shows_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "LENGTH_EVERY_S", 0.05)
+    engine = Endpoint(slow_s=0.1)
+    play = engine.play
+
+    def sglang(seen: Seen) -> Script:
+        if seen.path != "/metrics":
+            return play(seen)
+        length = 2.0 if len(engine.asked) <= 6 else 3.0  # 2 is of the warm-up
+        return [reply(f"# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length {length}\n".encode())]
+
+    engine.choose = sglang
+    await engine.start()
+    assert await sweep(tmp_path, f"mine={engine.url}", "--repetitions", "1") == 0
+    cell = cells(tmp_path)["mine__adversarial__c1__1"]
+    assert cell["spec_decode_acceptance_length"] == 3.0
+    assert "spec_decode_per_position_acceptance_rates" not in cell
+    assert "| mine | 3.00 |" in (tmp_path / "report.md").read_text()
+    await engine.stop()
+
+
+def test_how_long_the_sweep_takes_is_said_where_it_is_known_and_the_default_one_ends_within_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NoEngines:
+        """Ends the sweep when the first engine is to start."""
+
+        def __init__(self, *_given: object) -> None: ...
+
+        def start(self, _names: object) -> None:
+            raise SystemFailedError("there is no engine here")
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(command, "Systems", NoEngines)
+    with pytest.raises(SystemExit):
+        command.main(["--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    found = re.match(r"cells to measure: (\d+); about (\d+) minutes on two cores", said)
+    assert found is not None
+    assert int(found[1]) == (1 + 4 + 4 + 1) * 3 * 4 * 3
+    assert int(found[2]) <= 40
+    assert f"{found[1]} cells and about {5 * round(int(found[2]) / 5)} minutes" in re.sub(r"\s+", " ", PAGE)
+    with pytest.raises(SystemExit):
+        command.main(["--out", str(tmp_path / "other"), "--model", "a/model", "--arms", "none"])
+    assert "how long that takes is said from the first on" in capsys.readouterr().out
 
 
 async def test_an_endpoint_that_dies_midway_leaves_what_was_measured_and_the_same_command_goes_on(

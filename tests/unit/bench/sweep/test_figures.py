@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.load.answer import Answer, Run
-from specpilot.bench.sweep.exposition import read
+from specpilot.bench.sweep.exposition import acceptance_length, read
 from specpilot.bench.sweep.figures import Use, figures, is_good, percentile, tpot_s
 from specpilot.bench.sweep.spec_decode import SpecDecode
 
@@ -84,6 +84,31 @@ def test_speculation_is_read_from_vllms_counters() -> None:
     assert cell["spec_decode_acceptance_length"] == pytest.approx(3.0)  # 1 + 10 / 5
     assert cell["spec_decode_acceptance_rate"] == pytest.approx(100 * 10 / 15)
     assert cell["spec_decode_per_position_acceptance_rates"] == [pytest.approx(0.8), pytest.approx(1.2)]
+
+
+SGLANG = """
+# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 4.0
+# HELP sglang:spec_accept_length The average acceptance length of speculative decoding.
+# TYPE sglang:spec_accept_length gauge
+sglang:spec_accept_length{dp_rank="0",engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 2.5
+sglang:spec_accept_length{dp_rank="1",engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 3.5
+sglang:spec_accept_length{dp_rank="2",engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 0.0
+# HELP sglang:spec_accept_rate The average acceptance rate of speculative decoding.
+# TYPE sglang:spec_accept_rate gauge
+sglang:spec_accept_rate{dp_rank="0",engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 0.6
+# HELP sglang:generation_tokens_total Number of generation tokens processed.
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{engine_type="unified",model_name="m"} 7.557572e+06
+"""
+
+
+def test_sglang_shows_a_length_by_rank_and_nothing_that_is_counted() -> None:
+    assert read(SGLANG) is None
+    assert acceptance_length(SGLANG) == pytest.approx(3.0)  # a rank that drafts nothing is not in the mean
+    assert acceptance_length(METRICS) is None
+    assert acceptance_length("# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length 0.0\n") is None
 
 
 def test_where_nothing_was_drafted_acceptance_is_unknown() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from specpilot.bench.sweep.plan import Arm, Cell, Load, plan
+from specpilot.bench.sweep.plan import Arm, Cell, Load, expected_s, plan
 
 ARMS = [Arm("none"), Arm("eagle3", 3), Arm("p-eagle", 3), Arm("p-eagle", 7)]
 LOADS = [Load(concurrency=1), Load(concurrency=8)]
@@ -42,3 +42,12 @@ def test_one_at_a_time_an_engine_starts_once_a_repetition() -> None:
 def test_names_say_what_a_cell_is() -> None:
     assert Cell(Arm("p-eagle", 7), "code", Load(concurrency=8), 2).name == "p-eagle-k7__code__c8__2"
     assert Cell(Arm("none"), "code", Load(request_rate=2.5), 1).name == "none__code__r2.5__1"
+
+
+def test_a_cell_is_expected_to_take_what_the_demo_pair_takes_and_adaptive_k_to_settle_before() -> None:
+    alone = expected_s(Cell(Arm("none"), "code", Load(concurrency=1), 1), 12, 96, 5.0)
+    many = expected_s(Cell(Arm("none"), "code", Load(concurrency=32), 1), 12, 96, 5.0)
+    assert alone == pytest.approx(12 * 96 / 189, rel=0.01)
+    assert many < alone / 5
+    assert expected_s(Cell(Arm("adaptive"), "code", Load(concurrency=1), 1), 12, 96, 5.0) == alone + 5.0
+    assert expected_s(Cell(Arm("none"), "code", Load(request_rate=2.0), 1), 12, 96, 5.0) == 6.0

@@ -10,6 +10,7 @@ from specpilot.bench.sweep.results import Results
 
 SPEEDS = {
     ("none", None): 100.0,
+    ("eagle3", 1): 110.0,
     ("eagle3", 3): 120.0,
     ("p-eagle", 1): 110.0,
     ("p-eagle", 3): 180.0,
@@ -68,7 +69,11 @@ def test_the_report_says_the_speed_ups_the_best_k_and_what_adaptive_adds() -> No
     assert "| p-eagle-k3 | 1.80 (1.80 to 1.80) | 1.80 (1.80 to 1.80) |" in text
     assert "| code, K = 3 | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) |" in text
     assert "| code | 3 | 3 |" in text  # best static K
-    assert "| the best of them | 1.10 | 1.10 |" in text
+    assert "| code, adaptive over the best K of EAGLE-3 | 1.65 (1.65 to 1.65) | 1.65 (1.65 to 1.65) |" in text
+    assert "| eagle3-k1 | 1.80 | 1.80 |" in text  # adaptive over each static K
+    assert "| eagle3-k3 | 1.65 | 1.65 |" in text
+    assert "| the best K of EAGLE-3 | 1.65 | 1.65 |" in text
+    assert "| the best static K | 1.10 | 1.10 |" in text
     assert "| eagle3-k3 | 2.50 |" in text  # acceptance length
     assert "nan" not in text
     assert "None" not in text
@@ -78,10 +83,20 @@ def test_where_an_arm_is_missing_its_sections_are_left_out() -> None:
     text = report.markdown(report.sections(Results([item for item in sweep() if item["system"] == "none"])))
     assert "Speed-up" in text
     assert "Adaptive" not in text
-    assert "P-EAGLE over" not in text
+    assert "over EAGLE-3" not in text
     only = report.markdown(report.sections(Results([cell("mine", None, 1, 1, 5.0)])))
     assert "| mine | 5 |" in only
     assert "Speed-up" not in only
+
+
+def test_adaptive_k_is_held_against_eagle_3_where_nobody_measured_p_eagle() -> None:
+    results = Results([item for item in sweep() if item["system"] in ("eagle3", "adaptive")])
+    text = report.markdown(report.sections(results))
+    assert "| code, adaptive over the best K of EAGLE-3 | 1.65" in text
+    assert "each at its best K" not in text
+    assert "| the best K of EAGLE-3 | 1.65 | 1.65 |" in text
+    assert "the best static K |" not in text
+    assert "adaptive" in plots.draw(results)
 
 
 def test_failed_requests_are_reported_with_their_first_error() -> None:

@@ -99,3 +99,8 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded(servers: Own) -
         with pytest.raises(SystemFailedError, match=rf"'none' did not start: 127.0.0.1:{servers.port} cannot be used"):
             running.start(["none"])
     assert not (servers.folder / "logs").exists()
+
+
+def test_engines_that_are_started_have_no_control_token_whatever_the_operators_own_have() -> None:
+    for has_gpu in (True, False):
+        assert systems.environment(has_gpu=has_gpu, is_local=True)["SPECPILOT_ENGINE_CONTROL_TOKEN"] == ""
