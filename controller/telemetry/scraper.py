@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import aiohttp
 
 from specpilot.controller.estimation.observation import LABELS, Observation, Series
-from specpilot.controller.telemetry.exposition import parse
+from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.clock import Clock
 from specpilot.policy.types import EngineRecord
 
@@ -40,6 +40,7 @@ class Collector:
         self._clock = clock
         self._timeout_s = timeout_s
         self._whole_page: set[tuple[str, float]] = set()  # of engines by id and start
+        self._readers: dict[str, PageReader] = {}
         self._failing: set[str] = set()
         self.scraped_at: dict[str, float] = {}
 
@@ -47,6 +48,7 @@ class Collector:
         """Return an observation of every engine that answered in time."""
         ids = {engine.engine_id for engine in engines}
         self.scraped_at = {name: at for name, at in self.scraped_at.items() if name in ids}
+        self._readers = {name: reader for name, reader in self._readers.items() if name in ids}
         self._failing &= ids
         self._whole_page &= {(engine.engine_id, engine.started_at) for engine in engines}
         found = await asyncio.gather(*(self._scrape_one(engine) for engine in engines))
@@ -67,11 +69,12 @@ class Collector:
 
     async def _values(self, engine: EngineRecord) -> dict[Series, float]:
         url, start = engine.url.rstrip("/") + "/metrics", (engine.engine_id, engine.started_at)
+        reader = self._readers.setdefault(engine.engine_id, PageReader())
         if start not in self._whole_page:
-            values = parse(await self._page(url, _QUERY))
+            values = reader.read(await self._page(url, _QUERY))
             if values:
                 return values
-        values = parse(await self._page(url, []))
+        values = reader.read(await self._page(url, []))
         if values:
             self._whole_page.add(start)
         return values
