@@ -7,7 +7,7 @@ first scrape of an engine is a starting line and no evidence, but for its table 
 traffic does, and they let a new controller know the cost of every K that its predecessor tried.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -182,10 +182,11 @@ class Window(NamedTuple):
         """Tokens that the decodes of `cells` delivered."""
         return self.evidence.tokens * self.counted_ratio
 
-    @property
-    def throughput(self) -> float | None:
-        """Tokens per busy second of one engine; `None` where nothing ran."""
-        return self.tokens / self.busy_s if self.tokens > 0 and self.busy_s > 0 else None
+    def throughput(self, weight_of: Callable[[str], float]) -> float | None:
+        """Weighted tokens per busy second of one engine, by the weight of each class; `None` where nothing ran."""
+        tokens = self.evidence.decode_tokens.items()
+        weighted = self.counted_ratio * sum(weight_of(name) * count for (name, _), count in tokens)
+        return weighted / self.busy_s if weighted > 0 and self.busy_s > 0 else None
 
 
 NO_EVIDENCE = Evidence()

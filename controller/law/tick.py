@@ -289,7 +289,10 @@ class Tick:
             f"predicted_{name}": float((load.weights * item.throughput * item.step_s).sum()) / times[name]
             for name, item in found.items()
         }
-        self._evidence["throughput"]["measured"] = window.throughput if window else None
+        known = self._policy.class_names
+        weights = {name: self._policy.of_class(name).weight for name in known}
+        measured = window.throughput(lambda name: weights[name if name in known else DEFAULT_CLASS]) if window else None
+        self._evidence["throughput"]["measured"] = measured
         self._evidence["step_s"] = {
             "predicted": times["in_force"],
             "measured": window.busy_s / evidence.steps if window and evidence.steps else None,

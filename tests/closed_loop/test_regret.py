@@ -8,7 +8,7 @@ from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.step_times import StepTime, cpu_step_s, gpu_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.controller.law.reason import Reason
-from specpilot.policy.types import Policy
+from specpilot.policy.types import ClassPolicy, Policy
 from tests.closed_loop.single_k import best_single_k, of_single_k
 
 SETTLE_S = 8
@@ -83,6 +83,14 @@ def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
     settled = run.throughput(3, SETTLE_S)
     reached = [second.throughput >= 0.9 * settled for second in run.of_phase(3)]
     assert reached.index(True) <= 1
+
+
+def test_what_is_measured_is_weighted_as_what_is_predicted() -> None:
+    policy = Policy(MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(weight=4.0), "code": ClassPolicy(weight=0.5)})
+    run = simulate([Phase(30, [Source("json", 8, "json"), Source("code", 8, "code")])], policy=policy)
+    found = [second.result.evidence["throughput"] for second in run.seconds[SETTLE_S:]]
+    ratios = [item["measured"] / item["predicted_in_force"] for item in found if item["measured"]]
+    assert 0.9 <= float(np.median(ratios)) <= 1.1
 
 
 def test_probes_are_few() -> None:

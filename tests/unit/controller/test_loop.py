@@ -43,14 +43,15 @@ async def test_every_busy_tick_is_recorded_and_a_quiet_one_now_and_then(rig: Rig
     assert len(rig.recorded) == 35
 
 
-async def test_an_unchanged_schedule_is_published_again_every_two_seconds(rig: Rig) -> None:
+async def test_an_unchanged_schedule_is_published_again_every_five_seconds(rig: Rig) -> None:
     rig.store.stored = {}
     rig.store.put_policy(Policy(model=MODEL, mode=Mode.OFF), None, 0.0)
     versions = []
-    for _ in range(10):
+    for _ in range(20):
         await rig.tick()
         versions.append(rig.store.published[MODEL, POOL].version)
-    assert max(versions.count(version) for version in versions[2:]) <= 2
+    assert max(versions.count(version) for version in versions[2:]) <= 5
+    assert 4 <= len(set(versions)) <= 6
 
 
 async def test_metrics_say_whether_schedules_are_renewed(rig: Rig) -> None:
