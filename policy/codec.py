@@ -85,7 +85,9 @@ def faults_of(error: ValidationError) -> tuple[Fault, ...]:
     return tuple(
         Fault(
             field=".".join(str(part) for part in item["loc"]),
-            problem=item["msg"].removeprefix("Value error, "),
+            problem="is not a known field"
+            if item["type"] in _UNKNOWN_FIELD
+            else item["msg"].removeprefix("Value error, "),
         )
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     )

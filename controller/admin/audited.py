@@ -15,11 +15,11 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from specpilot.controller.admin.access import Caller
-from specpilot.controller.admin.problems import ApiError, refusal_of
+from specpilot.controller.admin.problems import ApiError, invalid, refusal_of
 from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import encode
-from specpilot.policy.errors import PolicyError
+from specpilot.policy.errors import Fault, PolicyError
 from specpilot.policy.history import COMMENT_LIMIT, Cause, Change, Difference
 from specpilot.policy.store import Store
 
@@ -27,6 +27,7 @@ AUDIT_LOGGER = "specpilot.audit"
 """The logger of the entries, one line of JSON each."""
 
 _NOT_LET_IN = (401, 403)
+_QUERY = ("validate_only", "comment")
 _log = logging.getLogger(__name__)
 _audit_log = logging.getLogger(AUDIT_LOGGER)
 
@@ -67,6 +68,9 @@ def write_of(
     """Return what a call says of itself; a FastAPI dependency."""
     note = note_of(request)
     note.comment, note.is_dry_run = comment, validate_only
+    unknown = [name for name in request.query_params if name not in _QUERY]
+    if unknown:  # a dry run that is misspelt must not be a write
+        raise invalid([Fault(name, f"is not known; give {', '.join(_QUERY)} or nothing") for name in unknown], "query")
     return Write(request.state.caller, note)
 
 

@@ -1,14 +1,17 @@
 """Reads the JSON object that a caller of the admin API sent, within a size limit."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
+from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.policy.codec import decode
-from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.errors import Fault, InvalidDocumentError
 
 LARGEST_BODY_BYTES = 1 << 20
+_DISCARDED_BYTES = 64 << 20
+"""What is read of a body that is too large: a sender that is cut off while it sends may never read the refusal."""
 
 
 def body_schema(schema: dict[str, Any], *, is_required: bool = True) -> dict[str, Any]:
@@ -20,11 +23,16 @@ def body_schema(schema: dict[str, Any], *, is_required: bool = True) -> dict[str
 
 
 async def _body_of(request: Request) -> bytes:
-    body = b""
+    body, size = b"", 0
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_BODY_BYTES:
-            raise ApiError(413, "body_too_large", f"the body is larger than {LARGEST_BODY_BYTES} bytes")
+        size += len(chunk)
+        if size <= LARGEST_BODY_BYTES:
+            body += chunk
+        elif size > _DISCARDED_BYTES:
+            break
+    if size > LARGEST_BODY_BYTES:
+        message = f"the body is larger than {LARGEST_BODY_BYTES} bytes, the most that is taken; send a smaller document"
+        raise ApiError(413, "body_too_large", message)
     return body
 
 
@@ -35,3 +43,18 @@ async def object_of(request: Request) -> dict[str, Any]:
         return decode(dict, body or b"{}")
     except InvalidDocumentError as error:
         raise invalid(error.faults, "JSON object") from error
+
+
+async def _write_alone(request: Request, write: Writing) -> Write:
+    """Return what a call says of itself that takes no document; a FastAPI dependency.
+
+    Raises `ApiError` where one with fields was sent: its caller expects something of it.
+    """
+    plain = await object_of(request)
+    if plain:
+        raise invalid([Fault(name, "is not known; this call takes no document") for name in plain], "call")
+    return write
+
+
+WritingAlone = Annotated[Write, Depends(_write_alone)]
+"""The parameter of a handler that writes and takes no document."""

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
 from specpilot.controller.admin.conditions import IfMatch
 from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
 from specpilot.controller.admin.policies import PolicyWriter
@@ -105,13 +105,13 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         writer.on_change()
         return JSONResponse(to_plain(started), status_code=201)
 
-    @router.delete("/canaries/{model:path}", response_model=Experiment | DryRun, responses=refusals(412))
-    async def abort_canary(model: str, write: Writing) -> JSONResponse:
+    @router.delete("/canaries/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
+    async def abort_canary(model: str, write: WritingAlone) -> JSONResponse:
         """End the running canary; the present policy stays."""
         return await end(model, Outcome.ABORTED, write)
 
-    @router.post("/canary-promotions/{model:path}", response_model=Experiment | DryRun, responses=refusals(412))
-    async def promote_canary(model: str, write: Writing) -> JSONResponse:
+    @router.post("/canary-promotions/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
+    async def promote_canary(model: str, write: WritingAlone) -> JSONResponse:
         """End the running canary; its policy becomes the model's."""
         return await end(model, Outcome.PROMOTED, write)
 

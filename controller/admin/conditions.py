@@ -51,3 +51,12 @@ def merged(old: Any, change: Any) -> Any:
         else:
             found[key] = merged(found.get(key), value)
     return found
+
+
+def patched(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """Return the whole document `old` with `change` as a JSON merge patch.
+
+    A field that `old` has not stays in it even where it is null, so that the document is refused for it: a misspelt
+    field must not pass for one that was reset.
+    """
+    return {**dict.fromkeys(name for name in change if name not in old), **merged(old, change)}

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import expiry_faults, expiry_in
 from specpilot.controller.admin.problems import ApiError, invalid
@@ -82,7 +82,7 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         "responses": refusals(409, 413),
         "openapi_extra": body,
     }
-    lifted: dict[str, Any] = {"status_code": 204, "responses": {200: {"model": DryRun}}}
+    lifted: dict[str, Any] = {"status_code": 204, "responses": {200: {"model": DryRun}, **refusals(413)}}
 
     @router.put("/freezes", **written)
     async def freeze_everything(request: Request, write: Writing) -> JSONResponse:
@@ -95,12 +95,12 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         return await begin(model, request, write)
 
     @router.delete("/freezes", **lifted)
-    async def unfreeze_everything(write: Writing) -> Response:
+    async def unfreeze_everything(write: WritingAlone) -> Response:
         """Lift the freeze of everything; those of single models stay."""
         return await lift(EVERYTHING, write)
 
     @router.delete("/freezes/{model:path}", **lifted)
-    async def unfreeze_model(model: str, write: Writing) -> Response:
+    async def unfreeze_model(model: str, write: WritingAlone) -> Response:
         """Lift the freeze of one model."""
         return await lift(model, write)
 

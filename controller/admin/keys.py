@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import (
     EXPIRY,
@@ -154,8 +154,8 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         }
         return await changed(before, wanted, write, key=secret)
 
-    @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}})
-    async def delete_key(key_id: str, write: Writing) -> Response:
+    @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
+    async def delete_key(key_id: str, write: WritingAlone) -> Response:
         """Revoke a client key."""
         changes = differences(_shown(await existing(key_id)), {})
         if write.is_dry_run:

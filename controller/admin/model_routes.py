@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import body_schema, object_of
-from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, merged
+from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.problems import invalid
 from specpilot.controller.admin.replies import refusals
@@ -77,7 +77,7 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         found = await asyncio.to_thread(store.model_routes)
         if if_match is not None:
             check_conditions(_WHAT, found.version or None, if_match, None)
-        return await write_over(found, merged(_shown(found), change), write)
+        return await write_over(found, patched(_shown(found), change), write)
 
     return router
 

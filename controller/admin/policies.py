@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import body_schema, object_of
-from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, merged, version_in
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
+from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
 from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
@@ -154,13 +154,13 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         found = await writer.existing(model)
         if if_match is not None:
             await writer.expected(model, found, if_match, None)
-        policy = policy_from(merged(to_plain(found.policy), change), model)
+        policy = policy_from(patched(to_plain(found.policy), change), model)
         return await writer.put(policy, found, write, Cause.PATCH)
 
     @router.delete(
-        "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 428)}
+        "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 413, 428)}
     )
-    async def delete_policy(model: str, write: Writing, if_match: IfMatch = None) -> Response:
+    async def delete_policy(model: str, write: WritingAlone, if_match: IfMatch = None) -> Response:
         """Remove a policy (If-Match: its ETag); the defaults hold from then on."""
         found = await writer.existing(model)
         await writer.expected(model, found, if_match, None)

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import (
     EXPIRY,
@@ -106,8 +106,8 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
             raise ApiError(409, "token_changed", "somebody else changed this token just now; try again")
         return JSONResponse({**_shown(token), "token": secret})
 
-    @router.delete("/tokens/{token_id}", status_code=204, responses={200: {"model": DryRun}})
-    async def revoke_token(token_id: str, write: Writing) -> Response:
+    @router.delete("/tokens/{token_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
+    async def revoke_token(token_id: str, write: WritingAlone) -> Response:
         """Revoke a token; it is refused at once."""
         found = await asyncio.to_thread(store.admin_token, token_id)
         if found is None:

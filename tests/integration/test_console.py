@@ -26,6 +26,10 @@ CONSOLE = Path(__file__).parents[2] / "controller" / "admin" / "console"
 _RIGHT_EDGE = (
     "return Math.max(...[...document.querySelectorAll('section')].map((s) => s.getBoundingClientRect().right))"
 )
+_CUT_OFF = """
+return [...document.querySelectorAll('.scroll:has(> table:not(.heat))')]
+  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.ariaLabel);
+"""
 PAGES = ("fleet", "policies", "canaries", "models", "audit", "access")
 
 
@@ -141,6 +145,89 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     show(browser, controller, "audit")
     for words in ("put policy", "rollback policy", "start canary", "abort canary", "“first”"):
         browser.sees(words)
+    assert browser.complaints() == []
+
+
+def test_a_policy_is_edited_as_json_and_its_versions_are_compared(browser: Browser, controller: Controller) -> None:
+    assert controller.call("/admin/policies/written", "PUT", {"k_max": 5})[0] == 201
+    show(browser, controller, "policies")
+    browser.press("written")
+    browser.sees("Policy of written, version 1")
+    browser.press("As JSON")
+    for text, told in (
+        ("{", "This is no JSON"),
+        ("[1]", "A policy is an object: { … }"),
+        ('{"model": "written", "k_mx": 3}', "k_mx is not a known field"),
+        ('{"model": "written", "classes": {"code": null}}', "The form cannot show this."),
+    ):
+        browser.fill("The policy as JSON", text)
+        browser.sees(told)
+        assert browser.run(
+            "return [...document.querySelectorAll('button')].find((b) => b.textContent === 'Write it').disabled"
+        )
+    browser.fill("The policy as JSON", '{"model": "written", "k_max": 3, "classes": {"code": {"weight": 2}}}')
+    browser.sees("Would be version 2.")
+    for label, value in (("k max", "3"), ("weight of code", "2")):
+        assert browser.value(label) == value
+    browser.fill("weight of code", "4")  # the form and the JSON are one
+    assert '"weight": 4' in browser.value("The policy as JSON")
+    browser.press("Write it")
+    browser.press("Do it")
+    browser.sees("Policy of written, version 2")
+    found = controller.call("/admin/policies/written")[1]["policy"]
+    assert (found["k_max"], found["classes"]["code"]["weight"]) == (3, 4)
+    browser.press("Diff")
+    browser.sees("Version 1 → 2")
+    told = browser.run("return [...document.querySelectorAll('#page [aria-label=Changes]')].pop().innerText")
+    for words in ("classes.code", "k_max\t5\t3"):
+        assert words in told
+    browser.press_labelled("diff of version 1")
+    browser.sees("Version 0 (the defaults) → 1")
+    assert browser.complaints() == []
+
+
+def test_a_canary_is_promoted(browser: Browser, controller: Controller) -> None:
+    assert controller.call("/admin/policies/tried", "PUT", {"k_max": 5})[0] == 201
+    assert controller.call("/admin/canaries/tried", "PUT", {"policy": {"k_max": 4}})[0] == 201
+    show(browser, controller, "canaries")
+    browser.sees("tried: runs")
+    browser.press("Its policy")
+    browser.sees('"k_max": 4')
+    browser.press("Promote")
+    browser.until("return document.getElementById('confirm').innerText.includes('k_max')")
+    browser.fill("Comment", "chat is faster")
+    browser.press("Do it")
+    browser.sees("tried: ended, promoted")
+    assert controller.call("/admin/policies/tried")[1]["policy"]["k_max"] == 4
+    version = controller.call("/admin/policies/tried/versions")[1]["versions"][0]
+    assert (version["cause"], version["comment"]) == ("canary", "chat is faster")
+    assert browser.complaints() == []
+
+
+def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller) -> None:
+    store = RedisStore(controller.redis.url)
+    lease = Lease("test", int(store._redis.get(keys.FENCE)))
+    rows = {
+        f"{name}:{band}": (KRange(1, 4, band), KRange(5, 8, band // 2))
+        for name in ("code", "default")
+        for band in range(8)
+    }
+    pinned = {"batch": (KRange(1, 8, 1),), "default": (KRange(1, 8, 3),)}
+    store.publish_schedule(Schedule("mapped", "gpu", 1, time.time(), 60.0, 0.0, {**rows, **pinned}), lease)
+    show(browser, controller, "fleet")
+    browser.press("mapped · gpu")
+    browser.until("return document.querySelectorAll('.heat tbody tr').length === 17")
+    text = "(row) => [...row.children].map((cell) => cell.textContent)"
+    cells = browser.run(f"return [...document.querySelectorAll('.heat tr')].map({text})")
+    assert cells[:3] == [["running decodes", "1\u20134", "5+"], ["batch", "1", "1"], ["code · band 0", "0", "0"]]
+    assert cells[9:] == [
+        ["code · band 7", "7", "3"],
+        *([f"default · band {at}", str(at), str(at // 2)] for at in range(8)),
+    ]
+    shades = browser.run("return [...document.querySelectorAll('.heat td')].map((cell) => cell.style.background)")
+    assert len(set(shades)) == 8  # the deeper, the darker
+    store.remove_schedule("mapped", "gpu", lease)
+    store.close()
     assert browser.complaints() == []
 
 
@@ -397,6 +484,7 @@ def test_every_page_fits_its_screen_and_shows_no_nan(
         text = browser.text()
         assert "NaN" not in text, page
         assert "undefined" not in text, page
+        assert browser.run(_CUT_OFF) == [], page
         unlabelled = browser.run(
             "return [...document.querySelectorAll('input, select, textarea')].filter((one) => one.checkVisibility() && "
             "!one.ariaLabel && !one.labels.length).map((one) => one.outerHTML)"

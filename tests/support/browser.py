@@ -47,6 +47,12 @@ for (const event of ["input", "change"]) one.dispatchEvent(new Event(event, { bu
 return true;
 """
 
+_VALUE = """
+const isWanted = (item) => item.ariaLabel === arguments[0]
+  || item.labels?.[0]?.childNodes[0].textContent.trim() === arguments[0];
+return [...document.querySelectorAll("input, select, textarea")].find((item) => isWanted(item))?.value;
+"""
+
 
 class Browser:
     """One tab."""
@@ -113,6 +119,10 @@ class Browser:
     def fill(self, label: str, value: str) -> None:
         """Type into the field of this label, as a person: what listens to input or change is told."""
         self.until(_FILL, label, value)
+
+    def value(self, label: str) -> str:
+        """What is in the field of this label."""
+        return str(self.until(_VALUE, label))
 
     def screenshot(self, file: Path, *, whole: bool = True) -> None:
         found = self.cdp("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Self
 
@@ -12,15 +13,23 @@ from specpilot.bench.simulation.counters import K_MAX
 from specpilot.bench.simulation.engine import MODEL, POOL, Engine
 from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import LABELS
+from specpilot.policy import engine_metrics as names
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.store import Store
 from specpilot.policy.types import EngineRecord, Schedule
 
 
 class HttpEngine:
-    """Registers in `store`, follows its schedule and serves `/metrics`; virtual traffic runs in real time."""
+    """Registers in `store`, follows its schedule, serves `/metrics` and `routes`; virtual traffic runs in real time."""
 
-    def __init__(self, store: Store, engine_id: str = "engine-0", seed: int = 0, beat_s: float = 0.1) -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine_id: str = "engine-0",
+        seed: int = 0,
+        beat_s: float = 0.1,
+        routes: Iterable[web.RouteDef] = (),
+    ) -> None:
         self.plant = Engine(engine_id, np.random.default_rng(seed))
         self.sources = [Source("json", 8)]
         self.applied: list[Schedule] = []
@@ -28,6 +37,8 @@ class HttpEngine:
         self.ignores_names = False
         self._store = store
         self._beat_s = beat_s
+        self._routes = [*routes]
+        self._renewed_at = 0.0
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
@@ -35,6 +46,7 @@ class HttpEngine:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
+        app.add_routes(self._routes)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -69,8 +81,10 @@ class HttpEngine:
             5.0,
         )
         found = self._store.schedule(MODEL, POOL)
-        if found is not None and found.version > version:
-            self.applied.append(found)
+        if found is not None:
+            self._renewed_at = time.time()
+            if found.version > version:
+                self.applied.append(found)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.is_slow:
@@ -87,4 +101,14 @@ class HttpEngine:
                 f'{name}="{text}"' for name, text in zip(LABELS[series.metric], series.labels, strict=True)
             )
             lines.append(f'{series.metric}{{model_name="{MODEL}",{labels}}} {value}')
-        return "\n".join(["# HELP other", "vllm:other 1", *lines]) + "\n"
+        return "\n".join(["# HELP other", "vllm:other 1", *lines, *self._gauges()]) + "\n"
+
+    def _gauges(self) -> Iterator[str]:
+        """What the law does not read, and people do."""
+        decodes, sums = self.plant.by_source.sum(axis=0) if len(self.plant.by_source) else (0.0, 0.0)
+        for label in self.plant.counters.running:
+            yield f'{names.ACTIVE_K}{{model_name="{MODEL}",traffic_class="{label}"}} {sums / max(decodes, 1.0)}'
+        if self.applied:
+            yield f'{names.SCHEDULE_VERSION}{{model_name="{MODEL}"}} {self.applied[-1].version}'
+            yield f'{names.SCHEDULE_AGE_SECONDS}{{model_name="{MODEL}"}} {time.time() - self._renewed_at}'
+        yield f'{names.BACKLOG_TOKENS}{{model_name="{MODEL}"}} {float(self.plant._state["left"].sum())}'

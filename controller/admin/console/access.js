@@ -89,7 +89,7 @@ export function access(page, me) {
   async function refresh() {
     const { keys: found, now } = await call("keys");
     keys.replaceChildren(
-      found.length ? table("Client keys", [["id"], ["class"], ["models"], ["limits"], ["expires"], [""]], found.map((key) => [h("code", {}, key.key_id), { cell: classes(key), class: "wrap" },
+      found.length ? table("Client keys", [["id"], ["class"], ["models"], ["limits"], ["expires"], [""]], found.map((key) => [{ cell: h("code", {}, key.key_id), class: "whole" }, { cell: classes(key), class: "wrap" },
         { cell: key.allowed_models === null ? "any" : key.allowed_models.join(", ") || "none", class: "wrap" }, { cell: limits(key), class: "wrap" },
         ends(key.expires_at, now), buttons(`keys/${key.key_id}`, `client key ${key.key_id}`, key, "key")])) : empty("No client key: the gateway serves without one."),
       isAdmin ? newKey() : "");

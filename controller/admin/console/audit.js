@@ -8,7 +8,7 @@ function row(entry) {
   const changes = entry.changes.map(([field, before, after]) => `${field}: ${text(before, field)} → ${text(after, field)}`);
   if (entry.changes_left_out) changes.push(`${entry.changes_left_out} more`);
   const told = [entry.message, ...changes, entry.comment && `“${entry.comment}”`].filter(Boolean);
-  return [moment(entry.at), { cell: entry.who + (entry.role ? ` (${entry.role})` : ""), class: "wrap" }, entry.source || "–", entry.action.replaceAll("_", " "),
+  return [{ cell: moment(entry.at), class: "whole" }, { cell: entry.who + (entry.role ? ` (${entry.role})` : ""), class: "wrap" }, entry.source || "–", entry.action.replaceAll("_", " "),
     { cell: entry.subject || "–", class: "wrap" }, { cell: entry.result, class: entry.result === "done" ? "good" : "bad" },
     { cell: told.map((line) => h("div", {}, line)), class: "wrap" }];
 }

@@ -22,14 +22,15 @@ export function section(title, size, ...children) {
 }
 
 // heads: [text, isNumber], without text for a column of buttons; rows: arrays of cells, a cell being text, an element, or { cell, ...attributes }.
+// On a narrow screen the rows of a wide one are cards, each cell below its head.
 export function table(label, heads, rows) {
   const head = h("tr", {}, heads.map(([text, isNumber]) => h("th", { scope: "col", class: isNumber && "number" }, text || "actions")));
   const body = rows.map((cells) => h("tr", {}, cells.map((cell, at) => {
     const { cell: inner, ...attributes } = cell !== null && typeof cell === "object" && "cell" in cell ? cell : { cell };
-    return h("td", { class: heads[at][1] && "number", ...attributes }, inner ?? "–");
+    return h("td", { class: heads[at][1] && "number", "data-head": heads[at][0] || null, ...attributes }, inner ?? "–");
   })));
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
-    h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+    h("table", { class: (heads.length > 4 || heads.some(([text]) => !text)) && "wide" }, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 export const empty = (text) => h("p", { class: "empty" }, text);

@@ -66,7 +66,7 @@ function engineTable(engines, now) {
 function decisionTable(decisions) {
   if (!decisions.length) return empty("none yet");
   return table("Decisions", [["time"], ["reason"], ["best would gain", true], ["K"]], decisions.slice(0, 14).map((item) =>
-    [clock(item.at), item.reason, percent(item.predicted_gain_ratio), { cell: kText(item.k, item.evidence?.bands), class: "wrap" }]));
+    [{ cell: clock(item.at), class: "whole" }, { cell: item.reason, class: "wrap" }, percent(item.predicted_gain_ratio), { cell: kText(item.k, item.evidence?.bands), class: "wrap" }]));
 }
 
 export function fleet(page) {
@@ -77,7 +77,7 @@ export function fleet(page) {
   page.replaceChildren(
     section("Fleet", "", filter, count, places.overview),
     section("Now", "", places.now),
-    section("K by band and running decodes", "half", places.schedule),
+    section("K by class, band and running decodes", "half", places.schedule),
     section("Acceptance by band", "half", places.survival),
     section("Throughput", "", places.throughput),
     section("Engines", "half", places.engines),

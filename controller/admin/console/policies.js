@@ -163,14 +163,14 @@ export function policies(page) {
 
   async function compare(from, to) {
     const found = await call(`policies/${path(model)}/diff?from=${from}&to=${to}`);
-    show(compared, h("p", {}, `Version ${from} → ${to}`), diff(found.changes));
+    show(compared, h("p", {}, `Version ${from || "0 (the defaults)"} → ${to}`), diff(found.changes));
   }
 
   async function showHistory() {
     const { versions } = await call(`policies/${path(model)}/versions?limit=300`);
-    const rows = versions.map((item, at) => [String(item.version), moment(item.updated_at), item.cause, { cell: item.author || "unknown", class: "wrap" },
+    const rows = versions.map((item, at) => [String(item.version), { cell: moment(item.updated_at), class: "whole" }, item.cause, { cell: item.author || "unknown", class: "wrap" },
       { cell: item.comment, class: "wrap" },
-      h("span", {}, h("button", { type: "button", onclick: () => compare(item.version === 1 ? 0 : item.version - 1, item.version).catch(fail) }, "Diff"), " ",
+      h("span", {}, h("button", { type: "button", "aria-label": `diff of version ${item.version}`, onclick: () => compare(item.version === 1 ? 0 : item.version - 1, item.version).catch(fail) }, "Diff"), " ",
         at > 0 && item.policy && h("button", { type: "button", onclick: () => rollBack(item.version).catch(fail) }, "Go back to it"))]);
     history.replaceChildren(rows.length ? table("Versions", [["version", true], ["when"], ["cause"], ["who"], ["comment"], [""]], rows) : empty("It was never written."));
     compared.replaceChildren(empty("Choose a version's diff."));

@@ -1,0 +1,56 @@
+"""What Grafana loads at its start: the folders are where the dashboards are, and each data source is there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+COMPOSE = DEPLOY / "compose"
+GRAFANA: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]["grafana"]
+MOUNTS = {target: COMPOSE / source for source, target, *_ in (item.split(":") for item in GRAFANA["volumes"])}
+DASHBOARDS = [*COMPOSE.glob("grafana/dashboards.yaml"), *DEPLOY.glob("grafana/provisioning/dashboards/*.yml")]
+SOURCES = [*COMPOSE.glob("grafana/datasources.yaml"), *DEPLOY.glob("grafana/provisioning/datasources/*.yml")]
+BOARD = json.loads((DEPLOY / "grafana" / "specpilot.json").read_text())
+
+
+def described(file: Path) -> str:
+    return str(file.relative_to(DEPLOY))
+
+
+def test_both_kinds_are_there_for_compose_and_for_others() -> None:
+    assert (len(DASHBOARDS), len(SOURCES)) == (2, 2)
+    mounted = {file.resolve() for target, file in MOUNTS.items() if target.startswith("/etc/grafana/provisioning/")}
+    assert mounted == {file.resolve() for file in (*DASHBOARDS, *SOURCES) if file.is_relative_to(COMPOSE)}
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=described)
+def test_the_folder_that_is_loaded_is_the_one_with_the_dashboard(file: Path) -> None:
+    [provider] = yaml.safe_load(file.read_text())["providers"]
+    folder = MOUNTS[provider["options"]["path"]]
+    assert [found.name for found in folder.glob("*.json")] == ["specpilot.json"]
+    assert provider["type"] == "file"
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=described)
+def test_the_data_source_is_one_that_the_dashboard_takes(file: Path) -> None:
+    [source] = yaml.safe_load(file.read_text())["datasources"]
+    [variable] = [item for item in BOARD["templating"]["list"] if item["type"] == "datasource"]
+    assert source["type"] == variable["query"] == "prometheus"
+    assert source["isDefault"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+
+
+def test_every_query_of_the_dashboard_asks_the_chosen_data_source() -> None:
+    [variable] = [item for item in BOARD["templating"]["list"] if item["type"] == "datasource"]
+    chosen = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}
+    asking = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+    asking += BOARD["annotations"]["list"]
+    asking += [item for item in BOARD["templating"]["list"] if item["type"] == "query"]
+    assert len(asking) > 30
+    for item in asking:
+        assert item["datasource"] == chosen, item
+        assert all(target.get("datasource", chosen) == chosen for target in item.get("targets", ()))
