@@ -49,7 +49,8 @@ GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
-# Some 2 kB each, compressed, and more with many classes: of large ones fewer are kept, so that a pool takes 20 MB at most.
+# Some 2 kB each, compressed, and more with many classes. Of large ones fewer are kept, so that a pool takes 20 MB at
+# most.
 DECISIONS_KEPT = 4000
 HISTORY_KEPT = 6000
 DECISIONS_BYTES = 7_500_000

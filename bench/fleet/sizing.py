@@ -200,7 +200,7 @@ def _renew(stage: Stage, ended: threading.Event) -> None:
 
 
 def _links(stage: Stage) -> dict[str, float]:
-    """Return Redis's work for one engine that keeps its link, each second, the renewals of its pool's schedule included."""
+    """Return Redis's work for one engine that keeps its link, each second; its pool's schedule is renewed meanwhile."""
     settings = stage.settings
     calm, links = stage.info(), []
     for number in range(settings.links):

@@ -1,8 +1,9 @@
 """How long a step takes: a value, and how it is fitted to steps that were measured.
 
-    T = s [ c0 + c1 n + g(m + P) + [D > 0] (c2 + c11 n) + c3 D + c4 P + c5 X + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]
+    T = s [ c0 + c1 n + g(m + P) + [D > 0] (c2 + c11 n) + c3 D + c4 P + c5 X
+            + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]                                     seconds
 
-in seconds. n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
+n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
 lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
 that the drafter read to catch up; s: drift that strikes everything alike, which `pool_cost` follows. On an engine with
 CUDA graphs (`graph_shape`) m + P and D are what the passes are padded to, and W, G, H are 1 where the target's pass is

@@ -10,8 +10,8 @@ POLL_S = 0.5
 """Between two looks at what is due where nothing is announced: a heartbeat, or that the engine drains."""
 
 LOOK_S = 5.0
-"""Seconds after which a schedule is read although none was announced, the net under announcements. As long as the leader
-takes to renew it, so that each version crosses the wire once: a pool's schedule takes 1 to 5 kB."""
+"""Seconds after which a schedule is read although none was announced, the net under announcements. As long as the
+leader takes to renew it, so that each version crosses the wire once: a pool's schedule takes 1 to 5 kB."""
 
 RETRY_S = 0.5
 """Between two tries to reach a store that does not answer."""

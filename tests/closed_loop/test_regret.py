@@ -86,7 +86,9 @@ def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
 
 
 def test_what_is_measured_is_weighted_as_what_is_predicted() -> None:
-    policy = Policy(MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(weight=4.0), "code": ClassPolicy(weight=0.5)})
+    policy = Policy(
+        MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(weight=4.0), "code": ClassPolicy(weight=0.5)}
+    )
     run = simulate([Phase(30, [Source("json", 8, "json"), Source("code", 8, "code")])], policy=policy)
     found = [second.result.evidence["throughput"] for second in run.seconds[SETTLE_S:]]
     ratios = [item["measured"] / item["predicted_in_force"] for item in found if item["measured"]]

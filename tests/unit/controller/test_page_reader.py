@@ -2,6 +2,9 @@
 
 import random
 
+import pytest
+
+from specpilot.controller.estimation.observation import Series
 from specpilot.controller.telemetry import exposition
 from specpilot.controller.telemetry.exposition import PageReader, parse
 from specpilot.policy import engine_metrics as names
@@ -20,7 +23,9 @@ def changed(rng: random.Random, lines: list[str]) -> list[str]:
     elif odd < 0.2:
         found.pop(rng.randrange(len(found)))
     elif odd < 0.3:
-        found[rng.randrange(len(found))] = rng.choice(["# HELP", "other_total 3", line(1, 1, "NaN"), line(2, 1, -1), "", "x{"])
+        found[rng.randrange(len(found))] = rng.choice(
+            ["# HELP", "other_total 3", line(1, 1, "NaN"), line(2, 1, -1), "", "x{"]
+        )
     elif odd < 0.4:
         found[0], found[-1] = found[-1], found[0]
     return found
@@ -37,11 +42,11 @@ def test_every_version_of_a_page_is_read_as_if_it_were_the_first() -> None:
             lines = changed(rng, lines)
 
 
-def test_lines_that_did_not_change_are_not_read_again(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_lines_that_did_not_change_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
     read = exposition._read
 
-    def counted(text: str):  # type: ignore[no-untyped-def]
+    def counted(text: str) -> tuple[Series | None, float | None]:
         nonlocal count
         count += 1
         return read(text)

@@ -62,14 +62,15 @@ def test_the_drafter_is_charged_by_the_chance_that_it_runs() -> None:
 
 
 def test_a_step_that_drafts_for_few_costs_the_others_too() -> None:
-    """On the demo pair a step of 24 that drafts for one takes 1.6 of one that drafts for nobody, a step of 1 takes 1.7."""
-
+    """On the demo pair a step of 24 that drafts for one takes 1.7 times as long as one that drafts for nobody."""
     every = points()
     cost = fitted(demo_pair_step_s, every[::2])
     for n in (8, 16, 24, 32):
         x = 300.0 * n
         ratio = cost.step_s(n, n + 7, 7, context=x) / cost.step_s(n, n, 0, context=x)
-        assert float(ratio) == pytest.approx(demo_pair_step_s(n, n + 7, 7, 0.0, x) / demo_pair_step_s(n, n, 0, 0.0, x), rel=0.06)
+        assert float(ratio) == pytest.approx(
+            demo_pair_step_s(n, n + 7, 7, 0.0, x) / demo_pair_step_s(n, n, 0, 0.0, x), rel=0.06
+        )
 
 
 def test_described_is_plain_data_of_every_coefficient() -> None:
