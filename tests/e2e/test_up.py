@@ -136,6 +136,22 @@ def test_a_put_changes_k_on_the_running_engine_within_a_second(stack: Stack, cli
     chat(client, max_tokens=64)
 
 
+def test_a_freeze_is_in_force_on_the_running_engine_within_two_seconds(stack: Stack) -> None:
+    put_policy(stack, mode="off", static_k=2)
+    until(lambda: k_of_default(stack) == 2, 10.0)
+    put_policy(stack, mode="act", static_k=5)
+    began = time.monotonic()
+    assert call(f"{stack.admin}/admin/freezes/demo", "PUT", {"hold": "static"})[0] == 200
+    try:
+        until(lambda: k_of_default(stack) == 5, 10.0, 0.02)
+        assert time.monotonic() - began < 2.0
+        why = f"{stack.admin}/admin/explain?model=demo&pool=default"
+        until(lambda: call(why)[1]["reason"] == "frozen", 10.0)
+    finally:
+        assert call(f"{stack.admin}/admin/freezes/demo", "DELETE")[0] == 204
+        put_policy(stack, mode="act", static_k=None)
+
+
 def test_two_classes_in_one_batch_get_different_k(stack: Stack) -> None:
     put_policy(stack, mode="act", probe_ratio=0.0, classes={"code": {"pin": 5}, "chat": {"pin": 1}, "json": {}})
 
