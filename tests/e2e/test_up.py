@@ -40,7 +40,8 @@ def put_policy(stack: Stack, **changes: Any) -> None:
 
 def k_of_default(stack: Stack) -> int | None:
     """Return the K that the engine's schedule has for one running request whatever its class and band, else `None`."""
-    classes = call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]
+    schedule = call(f"{stack.engine}/speculation")[1]["schedule"]  # none yet in a stack that has just started
+    classes = schedule["classes"] if schedule else {}
     return int(classes["default"][0][2]) if set(classes) == {"default"} else None
 
 
