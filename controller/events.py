@@ -1,4 +1,4 @@
-"""What the controller does by itself, for the audit: canaries that ended, schedules that gave way to the static K."""
+"""What the controller does by itself, for the audit: canaries and freezes that ended, steps back to the static K."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from specpilot.policy.audit import CONTROLLER, AuditEntry, Result, bounded
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import to_plain
+from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import differences
 from specpilot.policy.types import KRange, Schedule
 
@@ -23,6 +24,19 @@ def canary_ended(experiment: Experiment, at: float) -> AuditEntry:
         result=Result.DONE,
         code=outcome,
         message=f"the canary ended: {outcome}, after {len(experiment.blocks)} blocks",
+    )
+
+
+def freeze_ended(freeze: Freeze, at: float) -> AuditEntry:
+    """Return the entry of a freeze whose time was over by `at` (Unix seconds)."""
+    return AuditEntry(
+        at=at,
+        who=CONTROLLER,
+        action="end_freeze",
+        subject=freeze.model,
+        result=Result.DONE,
+        message=f"the time of the freeze by {freeze.author or 'somebody'} is over",
+        changes=tuple(differences({"hold": freeze.hold.value, "until": freeze.until}, {})),
     )
 
 

@@ -4,6 +4,7 @@ While frozen the law decides as in mode `advise`: it goes on learning, and does 
 force. What is published is what the freeze says.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -18,6 +19,15 @@ def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
     if freeze is None or context.policy.mode is not Mode.ACT:
         return context
     return replace(context, policy=replace(context.policy, mode=Mode.ADVISE), is_held=True)
+
+
+def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Freeze]:
+    """Return those of `freezes` whose time ended after `after`, the time of the last tick, and by `at`.
+
+    The leader writes them to the audit. One that ends in the seconds in which nobody leads is in none: the next leader
+    cannot tell whether the last one wrote it.
+    """
+    return [freeze for freeze in freezes if freeze.until is not None and after < freeze.until <= at]
 
 
 def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> TickResult:

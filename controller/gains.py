@@ -4,7 +4,7 @@ A window that Redis does not take is lost: the day's figure has one window less.
 """
 
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.policy.gain import DailyGain, day_of
+from specpilot.policy.gain import DailyGain, LogGain, day_of
 from specpilot.policy.store import Store
 from specpilot.policy.types import Lease
 
@@ -19,7 +19,7 @@ class DailyGains:
         self._metrics = metrics
         self._latest: dict[PoolKey, DailyGain] = {}
 
-    def count(self, key: PoolKey, log_gain: float | None, at: float, lease: Lease) -> None:
+    def count(self, key: PoolKey, log_gain: LogGain | None, at: float, lease: Lease) -> None:
         """Count a window that was compared at `at` (Unix seconds), if one was, and show the day so far.
 
         Asks Redis once for a pool, and for each window. Raises as `Store.add_gain`.

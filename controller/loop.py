@@ -17,16 +17,17 @@ what it refuses to take is logged once, too. No failure of an engine or of Redis
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from specpilot.controller.estimation.observation import Observation
-from specpilot.controller.events import canary_ended, stepped_back
+from specpilot.controller.events import canary_ended, freeze_ended, stepped_back
 from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.forecast import LawView
-from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.freezing import as_frozen, ended_within, held
 from specpilot.controller.gains import DailyGains
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
@@ -85,6 +86,7 @@ class _Shared:
     experiments: dict[str, Experiment] = field(default_factory=dict)
     freezes: Mapping[str, Freeze] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()  # models whose policy cannot be read
+    at: float = math.inf  # Unix seconds
 
 
 def _applied(schedule: Schedule) -> tuple[object, ...]:
@@ -264,7 +266,7 @@ class ControlLoop:
         for model in unreadable.keys() - self._unreadable:
             _log.error("%s: its policy cannot be read, its pools are held: %s", model, unreadable[model])
         self._unreadable = frozenset(unreadable)
-        self._shared = _Shared(
+        read = _Shared(
             engines=tuple(self._store.engines()),
             policies={item.policy.model: item.policy for item in policies},
             schedules={(item.model, item.pool): item for item in self._store.schedules()},
@@ -272,7 +274,12 @@ class ControlLoop:
             experiments={item.model: item for item in self._store.canaries()},
             freezes=self._store.freezes(),
             unreadable=self._unreadable,
+            at=self._clock.now(),
         )
+        before, self._shared = self._shared, read
+        if self._leadership.lease is not None:
+            for freeze in ended_within(self._shared.freezes.values(), before.at, self._shared.at):
+                self._audit(freeze_ended(freeze, self._shared.at))
         self._look_at_memory()
         return True
 

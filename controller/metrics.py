@@ -3,7 +3,7 @@
 Labels are models, pools and classes that the controller itself publishes; no value comes from a client.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,7 +14,7 @@ from typing_extensions import override
 from specpilot.controller.law.context import TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.recording.daily_gain import gain_ratio_of
-from specpilot.policy.gain import DailyGain
+from specpilot.policy.gain import MEASURES, DailyGain
 from specpilot.policy.store import StoreMemory
 
 PREFIX = "specpilot_controller_"
@@ -69,10 +69,13 @@ class ControllerMetrics:
         self._probe = gauge(
             "probe_ratio", "Largest share of an engine's time that probes may take, as published", _POOL
         )
-        self._hold_out = gauge("hold_out_gain_ratio", "What adaptive K gains over the static K", (*_POOL, "bound"))
-        self._daily = gauge(
-            "hold_out_day_gain_ratio", "What adaptive K gained over the static K today (UTC)", (*_POOL, "bound")
+        self._hold_out = gauge(
+            "hold_out_gain_ratio", "What adaptive K gains over the static K", (*_POOL, "measure", "decides", "bound")
         )
+        self._daily = gauge(
+            "hold_out_day_gain_ratio", "What adaptive K gained over the static K today (UTC)",
+            (*_POOL, "measure", "bound"),
+        )  # fmt: skip
         self._canary = gauge(
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
@@ -136,8 +139,9 @@ class ControllerMetrics:
 
     def show_day(self, model: str, pool: str, today: DailyGain) -> None:
         """Show what adaptive K has gained today; nothing while its windows are too few."""
-        for bound, value in (gain_ratio_of(today) or {}).items():
-            self._show(self._daily, value, model, pool, bound)
+        for measure in MEASURES:
+            for bound, value in (gain_ratio_of(today, measure) or {}).items():
+                self._show(self._daily, value, model, pool, measure, bound)
 
     def show_decision(self, model: str, pool: str, result: TickResult) -> None:  # noqa: C901 - one gauge after another
         """Show what was decided for one pool. What a tick says nothing of is not shown: unknown is no number."""
@@ -161,19 +165,23 @@ class ControllerMetrics:
             self._show(metric, throughput.get("measured"), model, pool)
         self._show(self._predicted_step, evidence.get("step_s", {}).get("predicted"), model, pool)
         self._show(self._measured_step, evidence.get("step_s", {}).get("measured"), model, pool)
-        hold_out: dict[str, Any] = evidence.get("hold_out") or {}
-        for bound, value in (hold_out.get("gain_ratio") or {}).items():
-            self._show(self._hold_out, value, model, pool, bound)
+        self._show_hold_out(model, pool, evidence.get("hold_out") or {})
         canary: dict[str, Any] = evidence.get("canary") or self._ended.get(model, {})
         if canary.get("outcome"):
             self._ended[model] = canary
-        for measure in ("throughput", "itl"):
+        for measure in MEASURES:
             for bound, value in (canary.get(f"{measure}_gain_ratio") or {}).items():
                 self._show(self._canary, value, model, measure, bound)
         for band, found in evidence.get("bands", {}).items():
             for metric, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
                 for index, value in enumerate(found.get(key) or ()):
                     self._show(metric, value, model, pool, band, str(index + 1))
+
+    def _show_hold_out(self, model: str, pool: str, found: Mapping[str, Any]) -> None:
+        for measure in MEASURES:
+            decides = "true" if measure == found.get("measure") else "false"
+            for bound, value in (found.get(f"{measure}_gain_ratio") or {}).items():
+                self._show(self._hold_out, value, model, pool, measure, decides, bound)
 
     def _show(self, metric: Gauge, value: float | None, *labels: str) -> None:
         """Set a gauge, which stays until a tick says nothing of it; one whose value is unknown is not shown."""

@@ -1,24 +1,45 @@
-"""What adaptive K gained over the static K in one day, as the sums that its interval is told from."""
+"""What adaptive K gained over the static K: in one window of the hold-out, and in one day.
+
+Measured twice: in tokens per busy second (`throughput`) and in inter-token latency (`itl`, above 0 where it fell).
+"""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 GAIN_DAYS_KEPT = 30
 """How many days are kept of each pool, today's included."""
 
 
+class LogGain(NamedTuple):
+    """The logarithms of what one window gained."""
+
+    throughput: float
+    itl: float
+
+
+MEASURES = LogGain._fields
+
+
 @dataclass(frozen=True, slots=True)
-class DailyGain:
-    """The windows of the hold-out that were compared in one day.
+class GainSums:
+    """How many windows were compared, and the sums of the logarithms of what they gained, and of their squares."""
 
-    `day` is a date in UTC, `2026-01-31`. `windows` counts them; `log_sum` and `log_square_sum` are the sums of the
-    logarithm of what adaptive K gained in each, and of its square.
-    """
-
-    day: str
     windows: int = 0
     log_sum: float = 0.0
     log_square_sum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DailyGain:
+    """The windows of the hold-out that were compared in one day, by measure. `day` is a date in UTC, `2026-01-31`.
+
+    `itl` has fewer windows than `throughput` where a controller that did not count it led for a part of the day.
+    """
+
+    day: str
+    throughput: GainSums = GainSums()
+    itl: GainSums = GainSums()
 
 
 def day_of(at: float) -> str:

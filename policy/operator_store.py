@@ -9,7 +9,7 @@ from typing import Protocol
 from specpilot.policy.access import AdminToken
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.freeze import Freeze
-from specpilot.policy.gain import DailyGain
+from specpilot.policy.gain import DailyGain, LogGain
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.types import Lease
@@ -60,11 +60,11 @@ class OperatorStore(Protocol):
         Newest first; with `after` the oldest of them, oldest first.
         """
 
-    def add_gain(self, model: str, pool: str, at: float, log_gain: float, lease: Lease) -> DailyGain:
+    def add_gain(self, model: str, pool: str, at: float, log_gain: LogGain, lease: Lease) -> DailyGain:
         """Count a window of the hold-out, compared at `at` (Unix seconds), in its day; return that day.
 
-        `log_gain` is the logarithm of what adaptive K gained. Days before the last `GAIN_DAYS_KEPT` are dropped.
-        Raises `FencedError` when another controller has led since `lease`.
+        Days before the last `GAIN_DAYS_KEPT` are dropped. Raises `FencedError` when another controller has led since
+        `lease`.
         """
 
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:

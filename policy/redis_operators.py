@@ -12,7 +12,7 @@ from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.codec import decode, encode
 from specpilot.policy.errors import FencedError, VersionConflictError
 from specpilot.policy.freeze import Freeze
-from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, day_of
+from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain, day_of
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.operator_store import OperatorStore
@@ -43,20 +43,23 @@ return number
 
 _ADD_GAIN = """
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {} end
-local day, log_gain = ARGV[2], tonumber(ARGV[3])
+local day, found = ARGV[2], {}
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.sub(field, 1, #day) <= ARGV[4] then redis.call('HDEL', KEYS[1], field) end
+  if string.sub(field, 1, #day) <= ARGV[3] then redis.call('HDEL', KEYS[1], field) end
 end
-local square = string.format('%.17g', log_gain * log_gain)
-local found = {
-  redis.call('HINCRBY', KEYS[1], day .. ':windows', 1),
-  redis.call('HINCRBYFLOAT', KEYS[1], day .. ':log_sum', ARGV[3]),
-  redis.call('HINCRBYFLOAT', KEYS[1], day .. ':log_square_sum', square),
-}
-redis.call('EXPIRE', KEYS[1], ARGV[5])
+for index = 5, #ARGV, 2 do
+  local prefix, log_gain = day .. ARGV[index], tonumber(ARGV[index + 1])
+  local square = string.format('%.17g', log_gain * log_gain)
+  table.insert(found, redis.call('HINCRBY', KEYS[1], prefix .. 'windows', 1))
+  table.insert(found, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_sum', ARGV[index + 1]))
+  table.insert(found, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_square_sum', square))
+end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
 return found
 """
 _DAY_S = 86_400
+_THROUGHPUT, _ITL = ":", ":itl_"
+"""What stands between a day and the name of a sum. Throughput's is that of before there was another measure."""
 
 
 class OperatorRecords(OperatorStore):
@@ -165,29 +168,31 @@ class OperatorRecords(OperatorStore):
 
     @override
     @guarded
-    def add_gain(self, model: str, pool: str, at: float, log_gain: float, lease: Lease) -> DailyGain:
+    def add_gain(self, model: str, pool: str, at: float, log_gain: LogGain, lease: Lease) -> DailyGain:
         day, last_dropped = day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
+        gains = (_THROUGHPUT, repr(log_gain.throughput), _ITL, repr(log_gain.itl))
         found = self._add_gain(
             keys=[keys.gains(model, pool), keys.FENCE],
-            args=[lease.fence, day, repr(log_gain), last_dropped, keys.GAINS_EXPIRE_S],
+            args=[lease.fence, day, last_dropped, keys.GAINS_EXPIRE_S, *gains],
         )
         if not found:
             raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
-        return DailyGain(day, int(found[0]), float(found[1]), float(found[2]))
+        return DailyGain(day, _sums(found[:3]), _sums(found[3:]))
 
     @override
     @guarded
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
         found = {name.decode(): text for name, text in self._redis.hgetall(keys.gains(model, pool)).items()}
-        return [
-            DailyGain(
-                day,
-                int(found[f"{day}:windows"]),
-                float(found[f"{day}:log_sum"]),
-                float(found[f"{day}:log_square_sum"]),
-            )
-            for day in sorted({name.partition(":")[0] for name in found}, reverse=True)
-        ]
+
+        def sums(prefix: str) -> GainSums:
+            return _sums([found.get(prefix + name, b"0") for name in ("windows", "log_sum", "log_square_sum")])
+
+        days = sorted({name.partition(":")[0] for name in found}, reverse=True)
+        return [DailyGain(day, sums(day + _THROUGHPUT), sums(day + _ITL)) for day in days]
+
+
+def _sums(found: Sequence[Any]) -> GainSums:
+    return GainSums(int(found[0]), float(found[1]), float(found[2]))
 
 
 def _number(stream_id: bytes) -> int:

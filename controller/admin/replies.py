@@ -186,6 +186,25 @@ class AuditPage:
 
 
 @dataclass(frozen=True)
+class GainShown:
+    """A measured gain, 0.1 is 10 %, with its 95 % interval."""
+
+    low: float
+    mean: float
+    high: float
+
+
+@dataclass(frozen=True)
+class GainOfDay:
+    """What adaptive K gained over the static K in one day (UTC); `null` where its windows are too few."""
+
+    day: str
+    windows: int
+    throughput_gain_ratio: GainShown | None
+    itl_gain_ratio: GainShown | None
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Why K was what it was; the members are those of `controller.recording.explanation.explain`."""
 
@@ -198,6 +217,8 @@ class Explanation:
     reason: str
     meaning: str
     schedule: Schedule | None
+    hold_out: dict[str, Any] | None
+    hold_out_days: list[GainOfDay]
     evidence: dict[str, Any]
 
 

@@ -26,6 +26,10 @@ class Interval:
     mean: float
     high: float
 
+    def ratios(self) -> dict[str, float]:
+        """Return an interval of logarithms as one of ratios minus 1, ready for JSON."""
+        return {name: math.expm1(min(getattr(self, name), 50.0)) for name in ("low", "mean", "high")}
+
 
 def central_probability(t: float, degrees: int) -> float:
     """Return P(|T| <= t) for Student's T with `degrees` of freedom, t >= 0."""

@@ -113,8 +113,7 @@ def ended(experiment: Experiment, outcome: Outcome, at: float) -> Experiment:
 
 
 def _ratios(bounds: Interval) -> Mapping[str, float]:
-    named = {"low": bounds.low, "mean": bounds.mean, "high": bounds.high}
-    return {name: float(f"{math.expm1(min(value, 50.0)):.4g}") for name, value in named.items()}
+    return {name: float(f"{value:.4g}") for name, value in bounds.ratios().items()}
 
 
 def _fleet(experiment: Experiment, measure: str) -> list[float]:

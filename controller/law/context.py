@@ -7,6 +7,7 @@ from typing import Any
 from specpilot.controller.law.k_table import Ranges, k_at
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
+from specpilot.policy.gain import LogGain
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule, Trial
 
@@ -59,8 +60,8 @@ class TickResult:
     `proposed` are the rows that the law would have, `publish` those that the engines shall have, `None` when nothing is
     to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is the predicted
     throughput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
-    `evidence` holds every number that was looked at, ready for JSON. `log_gain` is the logarithm of what adaptive K
-    gained over the static K in a window of the hold-out, if one could be compared by this tick.
+    `evidence` holds every number that was looked at, ready for JSON. `log_gain` is what adaptive K gained over the
+    static K in a window of the hold-out, if one could be compared by this tick.
     """
 
     reason: Reason
@@ -70,7 +71,7 @@ class TickResult:
     gain_ratio: float | None
     evidence: Mapping[str, Any]
     trial: Trial | None = None
-    log_gain: float | None = None
+    log_gain: LogGain | None = None
 
     @property
     def decodes(self) -> int:

@@ -7,11 +7,13 @@ windows near it (up to `hold_out_near` on either side, one on each at least; the
 its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise; slow drift and
 slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest windows).
 
-The score is what the policy has the law maximise, as measured. With t_c tokens and d_c decodes of class c, weights w_c,
-and D decodes in all, over the S steps of a window, which took B busy seconds,
+There are two scores. With t_c tokens and d_c decodes of class c, weights w_c, and D decodes in all, over the S steps of
+a window, which took B busy seconds,
 
     throughput:  sum_c w_c t_c / B          weighted tokens per busy second
-    latency:  1 / (B / S sum_c w_c (d_c / D) (d_c / t_c))      the inverse of the mean time per token of a request
+    itl:  1 / (B / S sum_c w_c (d_c / D) (d_c / t_c))      the inverse of the mean time per token of a request
+
+Both are told; the one that the policy has the law maximise decides (`Comparison.measure`).
 
 Limit: where short replies that arrive by themselves keep an engine busy all the time, tokens per second are the rate at
 which they arrive, whatever K is. Throughput then tells no difference, and latency does.
@@ -37,14 +39,15 @@ source that is slower than the ticks; windows have room for two of them at least
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from specpilot.controller.estimation.observation import Window
-from specpilot.controller.estimation.t_interval import Interval, interval
+from specpilot.controller.estimation.t_interval import interval
 from specpilot.controller.tuning import Tuning
+from specpilot.policy.gain import MEASURES, LogGain
 from specpilot.policy.types import Objective
 
 _TAIL = 0.025
@@ -76,6 +79,11 @@ class Comparison:
     objective: Objective = Objective.THROUGHPUT
     weights: Mapping[str, float] = field(default_factory=dict)
     bounds: tuple[object, ...] = ()
+
+    @property
+    def measure(self) -> str:
+        """Which score decides."""
+        return "itl" if self.objective is Objective.LATENCY else "throughput"
 
     @property
     def digest(self) -> str:
@@ -113,22 +121,19 @@ class _Sums:
             for (name, _), count in counts.items():
                 sums[name] = sums.get(name, 0.0) + count
 
-    def log_score(self, compared: Comparison, fewest_steps: float) -> float | None:
-        """Return the logarithm of the score; `None` where too little ran, or not one K alone."""
-        whole = sum(self.decodes.values())
+    def log_scores(self, weights: Mapping[str, float], fewest_steps: float) -> LogGain | None:
+        """Return the logarithms of both scores; `None` where too little ran, or not one K alone."""
         is_one_k = self.is_static is not None and not self.is_mixed
-        if not is_one_k or self.steps < fewest_steps or self.busy_s <= 0 or not whole or not sum(self.tokens.values()):
+        tokens = times = 0.0
+        for name, decodes in self.decodes.items():
+            weight, delivered = weights.get(name, 1.0), self.tokens.get(name, 0.0)
+            tokens += weight * delivered
+            times += weight * decodes * decodes / delivered if delivered else 0.0
+        if not is_one_k or self.steps < fewest_steps or min(self.busy_s, self.counted, tokens) <= 0:
             return None
-        weight_of = {name: compared.weights.get(name, 1.0) for name in self.decodes}
-        if compared.objective is Objective.LATENCY:
-            times = (
-                weight * self.decodes[name] / whole * self.decodes[name] / self.tokens[name]
-                for name, weight in weight_of.items()
-                if self.tokens.get(name)
-            )
-            return -math.log(self.busy_s / self.steps * sum(times))
-        tokens = sum(weight * self.tokens.get(name, 0.0) for name, weight in weight_of.items())
-        return math.log(tokens * self.counted / whole / self.busy_s)
+        whole = sum(self.decodes.values())
+        throughput = tokens * self.counted / whole / self.busy_s
+        return LogGain(math.log(throughput), -math.log(self.busy_s / self.steps * times / whole))
 
 
 class HoldOut:
@@ -138,7 +143,7 @@ class HoldOut:
         self._tuning = tuning
         self._near = tuning.hold_out_near
         self._windows: deque[_Sums] = deque(maxlen=2 * self._near + 1)
-        self._gains: deque[float] = deque(maxlen=tuning.hold_out_memory)
+        self._gains: deque[LogGain] = deque(maxlen=tuning.hold_out_memory)
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
         self._taken = 0  # windows compared since the count began
         self._seen_at = -math.inf
@@ -172,11 +177,11 @@ class HoldOut:
             self.reset()
             self.is_stepped_back = True
 
-    def take(self, window: Window | None, seen_at: float, at: float, *, is_static: bool) -> float | None:
+    def take(self, window: Window | None, seen_at: float, at: float, *, is_static: bool) -> LogGain | None:
         """Take in a tick at `at`, until which the static K was in force (`is_static`) or another, and the newest look.
 
         `window` is that look, which ended at `seen_at`; `None` before the first. Both times are Unix seconds. Return d
-        of the window that could be compared by this tick; `None` where none could.
+        by each score, of the window that could be compared by this tick; `None` where none could.
         """
         index, compared = self._index(at), None
         if self._windows and index < self._windows[-1].index:  # the clock was set back
@@ -207,25 +212,33 @@ class HoldOut:
         self._taken = 0
         self.is_stepped_back = False
 
-    def gain(self) -> Interval | None:
-        """Return the logarithm of what adaptive K gains, with a 95 % interval; `None` while windows are too few."""
-        return interval(self._gains, _TAIL) if len(self._gains) >= self._tuning.hold_out_least else None
-
     def described(self) -> dict[str, Any]:
-        """Return the state and the gain, as ratios minus 1, ready for JSON."""
-        found = self.gain()
-        bounds = found and {"low": found.low, "mean": found.mean, "high": found.high}
+        """Return the state and the gains, ready for JSON; a gain is `None` while windows are too few.
+
+        `measure` names the one that decides, `gain_ratio` is that one's.
+        """
+        is_told = len(self._gains) >= self._tuning.hold_out_least
+        gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
         return {
             "windows": len(self._gains),
             "is_stepped_back": self.is_stepped_back,
             "compared": self._compared and self._compared.digest,
-            "gain_ratio": bounds and {name: math.expm1(min(value, 50.0)) for name, value in bounds.items()},
+            "measure": self._measure,
+            "gain_ratio": gains[self._measure],
+            **{f"{name}_gain_ratio": found for name, found in gains.items()},
         }
+
+    @property
+    def _measure(self) -> str:
+        return (self._compared or Comparison(0)).measure
+
+    def _gains_in(self, measure: str) -> list[float]:
+        return [getattr(gain, measure) for gain in self._gains]
 
     def _index(self, at: float) -> int:
         return math.floor(at / self._tuning.hold_out_window_s)
 
-    def _compare(self) -> float | None:
+    def _compare(self) -> LogGain | None:
         """Compare the window in the middle, if it is the rare kind, with those around it; return d."""
         if len(self._windows) <= 2 * self._near:
             return None
@@ -233,11 +246,11 @@ class HoldOut:
         is_rare_static = not self.is_stepped_back
         if middle.is_static is not is_rare_static:
             return None
-        compared, fewest = self._compared or Comparison(0), self._tuning.hold_out_steps
-        own = middle.log_score(compared, fewest)
-        sides: list[list[float]] = [[], []]
+        weights, fewest = (self._compared or Comparison(0)).weights, self._tuning.hold_out_steps
+        own = middle.log_scores(weights, fewest)
+        sides: list[list[LogGain]] = [[], []]
         for sums in self._windows:
-            found = sums.log_score(compared, fewest)
+            found = sums.log_scores(weights, fewest)
             if (
                 found is not None
                 and sums.is_static is not is_rare_static
@@ -246,8 +259,8 @@ class HoldOut:
                 sides[sums.index > middle.index].append(found)
         if own is None or not all(sides):
             return None
-        near = sum(sum(side) / len(side) for side in sides) / 2
-        gain = near - own if is_rare_static else own - near
+        near, sign = _mean([_mean(side) for side in sides]), 1 if is_rare_static else -1
+        gain = LogGain(*(sign * (other - one) for other, one in zip(near, own, strict=True)))
         self._gains.append(gain)
         self._taken += 1
         self._judge()
@@ -258,8 +271,12 @@ class HoldOut:
         is_due = self._taken in self._judgements or (self._taken > memory and self._taken % (memory // 5) == 0)
         if not is_due or not self._tuning.guard:
             return
-        bounds = interval(self._gains, self._tuning.step_back_error / len(self._judgements))
+        bounds = interval(self._gains_in(self._measure), self._tuning.step_back_error / len(self._judgements))
         if bounds.low > 0 if self.is_stepped_back else bounds.high < 0:
             self.is_stepped_back = not self.is_stepped_back
             self._gains.clear()
             self._taken = 0
+
+
+def _mean(found: Sequence[LogGain]) -> LogGain:
+    return LogGain(*(sum(values) / len(values) for values in zip(*found, strict=True)))

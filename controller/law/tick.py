@@ -29,6 +29,7 @@ from specpilot.controller.law.reason import Reason
 from specpilot.controller.law.rows import Rows, requirements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.bands import row_parts
+from specpilot.policy.gain import LogGain
 from specpilot.policy.types import DEFAULT_CLASS, Mode, Trial
 
 _SIGNIFICANT_DIGITS = 6
@@ -52,7 +53,7 @@ class Tick:
         steep = cliffs(context.graphs, context.k_max) if context.graphs is not None else ()
         self._n = grid(max(1, context.max_num_seqs), steep)
         self._choice: Choice | None = None
-        self._log_gain: float | None = None
+        self._log_gain: LogGain | None = None
         self._evidence: dict[str, Any] = pool.ages(now)
 
     def result(self) -> TickResult:

@@ -101,13 +101,11 @@ def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
     state = f"ended, {end}" if end else f"turn of the {canary['arm']} policy" if canary["arm"] else "between two turns"
     lost = ", ".join(f"{count} {cause}" for cause, count in sorted(canary["lost_blocks"].items()))
     lines = [f"canary: {state}; {canary['blocks']} of {canary['blocks_at_most']} blocks, lost: {lost or 'none'}"]
-    for key, label in (("throughput_gain_ratio", "throughput"), ("itl_gain_ratio", "inter-token latency")):
-        bounds = canary[key]
-        if bounds:
-            lines.append(
-                f"  gain in {label}: {bounds['mean']:+.1%}, between {bounds['low']:+.1%} and {bounds['high']:+.1%}"
-            )
-    return lines
+    return lines + _gain_lines(canary)
+
+
+def _gain_lines(found: Mapping[str, Any]) -> list[str]:
+    return [f"  gain in {measure}: {gain}" for measure, gain in daily_gain.gains_told(found)]
 
 
 def _class_line(name: str, facts: Mapping[str, Any]) -> str:
@@ -157,7 +155,7 @@ def _latest_gain_lines(found: Mapping[str, Any] | None) -> list[str]:
     if gain is None:
         return [f"hold-out: {found['windows']} windows, too few for an interval{state}"]
     bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {found['windows']} windows)"
-    return [f"hold-out: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}"]
+    return [f"hold-out: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}", *_gain_lines(found)]
 
 
 def _percent(ratio: float | None) -> str:

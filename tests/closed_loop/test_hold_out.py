@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, Engine
-from specpilot.bench.simulation.loop import simulate
+from specpilot.bench.simulation.engine import MODEL, POOL, Engine, uniform
+from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.hold_out import is_drawn
 from specpilot.controller.law.reason import Reason
+from specpilot.controller.tuning import Tuning
 from specpilot.policy.types import ClassPolicy, Policy
 from tests.closed_loop.single_k import of_single_k
 
@@ -21,11 +22,6 @@ def mostly_verification(n: float, m: float, slots: float, prefill: float, contex
     return 0.010 + 0.00025 * m + (0.001 if slots else 0.0)
 
 
-def test_about_the_share_of_windows_is_drawn() -> None:
-    drawn = [is_drawn("model", "pool", index, 0.01) for index in range(20_000)]
-    assert 150 <= sum(drawn) <= 250
-
-
 def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
     phase = Phase(400, [Source("json", 8)])
     run = simulate([phase], policy=OFTEN)
@@ -35,8 +31,40 @@ def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
     assert not found["is_stepped_back"]
     assert found["gain_ratio"]["low"] - 0.01 <= truth <= found["gain_ratio"]["high"] + 0.01
     assert found["gain_ratio"]["high"] - found["gain_ratio"]["low"] <= 0.08
-    held_out = [second for second in run.seconds if second.result.reason is Reason.HOLD_OUT]
-    assert 0.1 <= len(held_out) / len(run.seconds) <= 0.3
+
+
+def test_the_static_k_runs_in_the_windows_that_are_drawn_and_in_no_other_second() -> None:
+    """How many are drawn is tested by itself."""
+    run = simulate([Phase(200, [Source("json", 8)])], policy=OFTEN)
+    window_s = Tuning().hold_out_window_s
+    drawn = [is_drawn(MODEL, POOL, math.floor(second.at / window_s), OFTEN.hold_out_ratio) for second in run.seconds]
+    assert [second.result.reason is Reason.HOLD_OUT for second in run.seconds] == drawn
+    assert any(drawn)
+
+
+def shifting(phase_s: int) -> list[Phase]:
+    """Return a load that changes its kind and its concurrency."""
+    kinds = (("json", 8), ("chat_hot", 12), ("code", 4), ("json", 24), ("chat", 8))
+    return [Phase(phase_s, [Source(kind, running)]) for kind, running in kinds]
+
+
+def log_throughput(run: Run) -> float:
+    """The mean logarithm of a second's tokens."""
+    return sum(math.log(second.throughput) for second in run.seconds) / len(run.seconds)
+
+
+def test_over_a_shifting_load_the_gain_is_that_of_adaptive_k_played_beside_the_static_k() -> None:
+    """As `bench demo` does: the same load once for each. In a phase n is given, so that both measures gain the same."""
+    share = 0.3
+    run = simulate(shifting(60), policy=Policy(MODEL, hold_out_ratio=share))
+    adaptive = log_throughput(simulate(shifting(60)))
+    static = log_throughput(simulate(shifting(15), start=uniform(3), is_steered=False))
+    found = run.seconds[-1].result.evidence["hold_out"]
+    assert found["windows"] >= 15
+    for measure in ("throughput", "itl"):
+        bounds = found[f"{measure}_gain_ratio"]
+        assert 0 < bounds["low"] <= math.expm1(adaptive - static) <= bounds["high"], measure
+    assert log_throughput(run) >= (1 - share) * adaptive + share * static - 0.01
 
 
 def test_none_is_held_out_where_the_policy_says_so() -> None:

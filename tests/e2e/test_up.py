@@ -40,7 +40,8 @@ def put_policy(stack: Stack, **changes: Any) -> None:
 
 def k_of_default(stack: Stack) -> int | None:
     """Return the K that the engine's schedule has for one running request whatever its class and band, else `None`."""
-    classes = call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]
+    schedule = call(f"{stack.engine}/speculation")[1]["schedule"]  # none yet in a stack that has just started
+    classes = schedule["classes"] if schedule else {}
     return int(classes["default"][0][2]) if set(classes) == {"default"} else None
 
 
@@ -134,6 +135,22 @@ def test_a_put_changes_k_on_the_running_engine_within_a_second(stack: Stack, cli
     assert (status, state["version"]) == (200, version + 1000)
     until(lambda: call(f"{stack.engine}/speculation")[1]["version"] > version + 1000, 10.0)
     chat(client, max_tokens=64)
+
+
+def test_a_freeze_is_in_force_on_the_running_engine_within_two_seconds(stack: Stack) -> None:
+    put_policy(stack, mode="off", static_k=2)
+    until(lambda: k_of_default(stack) == 2, 10.0)
+    put_policy(stack, mode="act", static_k=5)
+    began = time.monotonic()
+    assert call(f"{stack.admin}/admin/freezes/demo", "PUT", {"hold": "static"})[0] == 200
+    try:
+        until(lambda: k_of_default(stack) == 5, 10.0, 0.02)
+        assert time.monotonic() - began < 2.0
+        why = f"{stack.admin}/admin/explain?model=demo&pool=default"
+        until(lambda: call(why)[1]["reason"] == "frozen", 10.0)
+    finally:
+        assert call(f"{stack.admin}/admin/freezes/demo", "DELETE")[0] == 204
+        put_policy(stack, mode="act", static_k=None)
 
 
 def test_two_classes_in_one_batch_get_different_k(stack: Stack) -> None:

@@ -101,7 +101,7 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.sees("too few")  # windows of the hold-out
     browser.sees(" s ago")
     assert "its clock is" not in browser.text()
-    browser.sees("What adaptive K gained, by day")
+    browser.sees("What adaptive K gained over the static K, by day")
     heads = browser.run("return [...document.querySelectorAll('.heat tbody th')].map((one) => one.textContent)")
     assert heads == [f"band {band}" for band in range(8)]  # all classes share the rows of `default`
     show(browser, controller, "policies")

@@ -183,10 +183,14 @@ def decision(at: float, reason: str, measured: float) -> Decision:
     }
     classes = {"default": {"share": 1.0, "measured_length": 2.5}}
     bands = {"6": {"acceptance": [0.9, 0.88], "survival": [0.9, 0.792], "trials": [900, 700], "share": 1.0}}
+    gain = {"low": 0.02, "mean": 0.06, "high": 0.1}
     hold_out = {
         "windows": 12,
         "is_stepped_back": False,
-        "gain_ratio": {"low": 0.02, "mean": 0.06, "high": 0.1},
+        "measure": "throughput",
+        "gain_ratio": gain,
+        "throughput_gain_ratio": gain,
+        "itl_gain_ratio": {"low": 0.01, "mean": 0.05, "high": 0.09},
     }
     evidence = {
         "decodes": 8.0,
@@ -227,6 +231,7 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
         "K of default: 3\n",
         "band 6: 100% of the running decodes, S = 0.90 (0.88..0.92) 0.79 (0.77..0.81)",
         "hold-out: adaptive K gains +6.0% over the static K, between +2.0% and +10.0% (95 %, 12 windows)",
+        "  gain in inter-token latency: +5.0%, between +1.0% and +9.0%",
     ):
         assert line in told.stdout
     assert "latest change (gain): predicted +10.0%, measured +50.0%" in told.stdout

@@ -4,14 +4,17 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 from typing import Any, Self
+from urllib.parse import quote
 
 import pytest
 
 from specpilot.policy.access import Role, sha256_of
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import Controller, running_controller
+from tests.support.stack import until
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +176,21 @@ def test_the_audit_tells_who_did_what_from_where_with_before_and_after(
     assert patch["changes"] == [["mode", "advise", "off"]]
     assert (key["action"], key["changes"]) == ("add_key", [["requests_per_minute", None, 6]])
     assert put["at"] == pytest.approx(time.time(), abs=10)
+
+
+def test_every_entry_of_the_audit_is_one_line_of_json_on_standard_error(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log, running_controller(log=log) as controller:
+        comment = quote('two\nlines, "quotes", \u2028 and {"audit": {}}')
+        assert controller.call(f"/admin/policies/said?comment={comment}", "PUT", {"mode": "advise"})[0] == 201
+        assert controller.call("/admin/policies/said", "PUT", {"k_mx": 5})[0] == 422
+        assert controller.call("/admin/policies/said", "DELETE", token="nobody's")[0] == 401
+        assert controller.call("/admin/freezes/said", "PUT", {"for_s": 0.1})[0] == 200
+        until(lambda: newest(controller)[0]["action"] == "end_freeze", 10.0)
+        entries = newest(controller, 100)[::-1]
+    lines = (tmp_path / "log").read_text().split("\n")
+    told = [json.loads(line)["audit"] for line in lines if line.startswith('{"audit"')]
+    assert [item | {"number": 0} for item in entries] == told
+    assert [item["result"] for item in told] == ["done", "refused", "refused", "done", "done"]
 
 
 def test_a_dry_run_says_what_would_change_and_writes_nothing(controller: Controller) -> None:

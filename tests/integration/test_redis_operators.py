@@ -1,7 +1,7 @@
 """What operators' tools keep in Redis: versions, tokens, freezes and the audit, on a real server."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +13,7 @@ from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import FencedError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
-from specpilot.policy.gain import GAIN_DAYS_KEPT
+from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain
 from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
 from specpilot.policy.redis_store import RedisStore
@@ -197,18 +197,32 @@ def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(
     assert lease is not None
     day_s, midnight = 86_400.0, 1_800_057_600.0
     for number in range(GAIN_DAYS_KEPT + 2):
-        store.add_gain("m", "p", midnight + number * day_s, 0.1, lease)
+        store.add_gain("m", "p", midnight + number * day_s, LogGain(0.1, 0.3), lease)
     latest = midnight + (GAIN_DAYS_KEPT + 1) * day_s
-    found = store.add_gain("m", "p", latest + day_s - 1, -0.2, lease)
-    assert (found.windows, found.log_sum, found.log_square_sum) == (2, pytest.approx(-0.1), pytest.approx(0.05))
+    found = store.add_gain("m", "p", latest + day_s - 1, LogGain(-0.2, 0.1), lease)
+    assert astuple(found.throughput) == pytest.approx((2, -0.1, 0.05))
+    assert astuple(found.itl) == pytest.approx((2, 0.4, 0.1))
     kept = store.daily_gains("m", "p")
     assert len(kept) == GAIN_DAYS_KEPT
     assert kept[0] == found
     assert [item.day for item in kept] == sorted((item.day for item in kept), reverse=True)
-    assert kept[-1].windows == 1
+    assert kept[-1].throughput.windows == kept[-1].itl.windows == 1
     assert 0 < raw.ttl(keys.gains("m", "p")) <= keys.GAINS_EXPIRE_S
     assert store.daily_gains("m", "other") == []
     store.release_lease(lease)
     assert store.acquire_lease("two", 60.0) is not None
     with pytest.raises(FencedError):
-        store.add_gain("m", "p", latest, 0.1, lease)
+        store.add_gain("m", "p", latest, LogGain(0.1, 0.1), lease)
+
+
+def test_a_day_that_an_older_controller_counted_is_of_one_measure(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
+    raw.hset(
+        keys.gains("m", "p"),
+        mapping={"1970-01-02:windows": 2, "1970-01-02:log_sum": "0.3", "1970-01-02:log_square_sum": "0.05"},
+    )
+    assert store.daily_gains("m", "p") == [DailyGain("1970-01-02", GainSums(2, 0.3, 0.05))]
+    lease = store.acquire_lease("one", 60.0)
+    assert lease is not None
+    found = store.add_gain("m", "p", 86_400.0, LogGain(0.1, 0.2), lease)
+    assert (found.throughput.windows, found.itl) == (3, GainSums(1, 0.2, pytest.approx(0.04)))
+    assert store.daily_gains("m", "p") == [found]

@@ -21,6 +21,7 @@ from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.freeze import Freeze, Hold
+from specpilot.policy.gain import LogGain
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
 from specpilot.policy.operator_store import OperatorStore
 from specpilot.policy.redis_store import RedisStore
@@ -107,7 +108,7 @@ def _use_engines(store: Any, lease: Lease) -> None:
         store.append_decision(decision, is_lasting=is_lasting)
     assert {item.reason for item in store.decisions("m", "p", 10)} == {"gain"}
     assert store.decisions("m", "p", 10, 0.5) == []
-    assert store.add_gain("m", "p", 86_400.0, 0.1, lease).windows == 1
+    assert store.add_gain("m", "p", 86_400.0, LogGain(0.1, 0.2), lease).itl.windows == 1
     assert len(store.daily_gains("m", "p")) == 1
     store.remove_schedule("m", "p", lease)
     store.remove_engine("e1")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -70,9 +70,13 @@ def free_port() -> int:
 
 @contextmanager
 def running_controller(
-    token: str | None = TOKEN, *, trusts_this_machine: bool = True, arguments: Sequence[str] = ()
+    token: str | None = TOKEN,
+    *,
+    trusts_this_machine: bool = True,
+    arguments: Sequence[str] = (),
+    log: IO[bytes] | None = None,
 ) -> Iterator[Controller]:
-    """A controller with the admin token `token`, until the end of the context."""
+    """A controller with the admin token `token`, until the end of the context; its standard error goes to `log`."""
     redis = RedisServer()
     port = free_port()
     environment = {**os.environ, "REDIS_URL": redis.url}
@@ -83,6 +87,7 @@ def running_controller(
     process = subprocess.Popen(
         [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--log-level", "warning", *arguments],
         env=environment,
+        stderr=log,
     )
     found = Controller(f"http://127.0.0.1:{port}", redis, process)
     try:

@@ -13,7 +13,7 @@ from specpilot.policy.errors import (
     VersionConflictError,
 )
 from specpilot.policy.freeze import Freeze
-from specpilot.policy.gain import DailyGain, day_of
+from specpilot.policy.gain import DailyGain, GainSums, LogGain, day_of
 from specpilot.policy.history import WRITTEN, Change
 from specpilot.policy.store import StoreMemory
 from specpilot.policy.types import (
@@ -184,15 +184,17 @@ class MemoryStore:
         self.audited.append(entry)
         return len(self.audited)
 
-    def add_gain(self, model: str, pool: str, at: float, log_gain: float, lease: Lease) -> DailyGain:
+    def add_gain(self, model: str, pool: str, at: float, log_gain: LogGain, lease: Lease) -> DailyGain:
         self.ping()
         if lease.fence != self.fence:
             raise FencedError("another controller has led since")
         day = day_of(at)
         before = self.gains.get((model, pool, day), DailyGain(day))
-        self.gains[model, pool, day] = found = DailyGain(
-            day, before.windows + 1, before.log_sum + log_gain, before.log_square_sum + log_gain**2
+        added = (
+            GainSums(sums.windows + 1, sums.log_sum + gain, sums.log_square_sum + gain**2)
+            for sums, gain in zip((before.throughput, before.itl), log_gain, strict=True)
         )
+        self.gains[model, pool, day] = found = DailyGain(day, *added)
         return found
 
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:

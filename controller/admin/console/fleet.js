@@ -25,7 +25,7 @@ function summary(why) {
     ["measured tokens/s", number(why.throughput?.measured)],
     ["predicted tokens/s", number(why.throughput?.predicted_in_force)],
     ["static K, predicted tokens/s", number(why.throughput?.predicted_static)],
-    heldOut(why.hold_out),
+    ...heldOut(why.hold_out),
     ["gain over static K, predicted", percent(why.predicted_gain_over_static_ratio)],
     ["best schedule would add", percent(why.predicted_gain_ratio)],
     ["step in ms, measured / predicted", `${ms(step.measured)} / ${ms(step.predicted)}`],
@@ -49,8 +49,9 @@ function overview(pools, engines, whys, chosen, choose) {
 
 function days(found) {
   if (!found?.length) return empty("No window of the hold-out was compared in the last 30 days.");
-  return table("Gain by day", [["day (UTC)"], ["gain over the static K", true], ["95 % interval", true], ["windows", true]],
-    found.map((item) => [item.day, percent(item.gain_ratio?.mean), interval(item.gain_ratio, "too few windows"), number(item.windows)]));
+  return table("Gain by day", [["day (UTC)"], ["gain in throughput", true], ["95 % interval", true], ["gain in latency", true], ["95 % interval", true], ["windows", true]],
+    found.map((item) => [item.day, ...[item.throughput_gain_ratio, item.itl_gain_ratio].flatMap((gain) => [percent(gain?.mean), interval(gain, "too few windows")]),
+      number(item.windows)]));
 }
 
 function engineTable(engines, now) {
@@ -81,7 +82,7 @@ export function fleet(page) {
     section("Acceptance by band", "half", places.survival),
     section("Throughput", "", places.throughput),
     section("Engines", "half", places.engines),
-    section("What adaptive K gained, by day", "half", places.days),
+    section("What adaptive K gained over the static K, by day", "half", places.days),
     section("Decisions", "", places.decisions));
 
   function choose(key) {

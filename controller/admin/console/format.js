@@ -55,9 +55,9 @@ export function kText(k, bands) {
 
 export const interval = (bounds, none = "too few blocks") => bounds ? `${percent(bounds.low)} to ${percent(bounds.high)}` : none;
 
-// What the hold-out says, [label, value]: the gain of adaptive K over the static K, by measurement.
+// What the hold-out says, pairs of label and value: the gain of adaptive K over the static K in each measure.
 export function heldOut(found) {
-  const label = "gain over static K, measured (95 %)";
-  if (!found) return [label, "no hold-out"];
-  return [label, interval(found.gain_ratio, `${number(found.windows)} windows, too few`)];
+  const none = found ? `${number(found.windows)} windows, too few` : "no hold-out";
+  return [["throughput", "throughput"], ["latency", "itl"]].map(([name, measure]) =>
+    [`gain in ${name} over static K, measured (95 %)`, interval(found?.[`${measure}_gain_ratio`], none)]);
 }

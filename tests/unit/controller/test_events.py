@@ -5,6 +5,7 @@ import asyncio
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
+from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.types import Policy
 from tests.support.loop_rig import Rig
 
@@ -36,3 +37,25 @@ def test_a_canary_that_the_law_ends_is_an_entry() -> None:
     [entry] = rig.store.audited
     assert (entry.who, entry.action, entry.subject) == (CONTROLLER, "end_canary", MODEL)
     assert (entry.code, entry.message) == ("policy_changed", "the canary ended: policy_changed, after 0 blocks")
+
+
+def test_a_freeze_whose_time_is_over_is_one_entry_though_the_leader_changes() -> None:
+    rig = Rig.new()
+    standby = Rig.new("standby", beside=rig)
+    until = rig.clock.now() + 5.5
+    rig.store.frozen[EVERYTHING] = Freeze(EVERYTHING, Hold.STATIC, 0.0, until, "ada")
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0, until, "ada")
+    asyncio.run(rig.tick(2))
+    del rig.store.frozen[MODEL]  # lifted: that has an entry of its own
+    asyncio.run(standby.tick(2))
+    rig.leadership.release()
+    asyncio.run(standby.tick())
+    assert rig.store.audited == []
+    asyncio.run(standby.tick(5))
+    asyncio.run(rig.tick())
+    standby.leadership.release()
+    asyncio.run(rig.tick(5))
+    [entry] = rig.store.audited
+    assert (entry.who, entry.action, entry.subject) == (CONTROLLER, "end_freeze", EVERYTHING)
+    assert entry.message == "the time of the freeze by ada is over"
+    assert {tuple(item) for item in entry.changes} == {("hold", "static", None), ("until", until, None)}

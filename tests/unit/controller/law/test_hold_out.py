@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Window
-from specpilot.controller.law.hold_out import Comparison, HoldOut, judgements
+from specpilot.controller.law.hold_out import Comparison, HoldOut, is_drawn, judgements
 from specpilot.controller.tuning import Tuning
+from specpilot.policy.gain import LogGain
 from specpilot.policy.types import Objective
 
 TUNING = Tuning()
@@ -63,7 +64,7 @@ def measured(
     look_s: float = 0.5,
     late_s: float = 0.0,
     windows: int = 40,
-) -> list[float]:
+) -> list[LogGain]:
     """Return the gains over `windows` windows; in every fourth the static K comes into force at its first tick.
 
     Ticks are `tick_s` apart; looks end `look_s` apart, and are told at the first tick at least `late_s` after that.
@@ -85,6 +86,14 @@ def measured(
         in_force = is_static
         at += tick_s
     return gains
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
+def test_the_share_of_windows_that_is_drawn_is_the_ratio(ratio: float) -> None:
+    """Over 9 days; the draws are the same in every run. The tolerance is three standard deviations."""
+    count = 200_000
+    drawn = sum(is_drawn("demo", "cpu", index, ratio) for index in range(count))
+    assert abs(drawn / count - ratio) <= 3 * math.sqrt(ratio * (1 - ratio) / count)
 
 
 def test_the_law_is_judged_less_often_the_more_windows_there_are() -> None:
@@ -131,28 +140,43 @@ def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
         late_s=late_s,
     )
     assert len(gains) >= 8
-    assert all(gain == pytest.approx(math.log(1.3)) for gain in gains)
+    assert all(gain == pytest.approx((math.log(1.3), math.log(1.3))) for gain in gains)
+
+
+def one_gains_what_the_other_loses(is_static: bool) -> dict[str, float]:
+    return {"few": 100.0, "many": 1000.0} if is_static else {"few": 200.0, "many": 800.0}
 
 
 @pytest.mark.parametrize(
-    ("compared", "gain"),
+    ("weights", "gain"),
     [
-        (Comparison(7), math.log(1000 / 1100)),
-        (Comparison(7, weights={"few": 10.0}), math.log(2800 / 2000)),
-        (Comparison(7, Objective.LATENCY), math.log((1 / 100 + 1 / 1000) / (1 / 200 + 1 / 800))),
+        ({}, LogGain(math.log(1000 / 1100), math.log((1 / 100 + 1 / 1000) / (1 / 200 + 1 / 800)))),
+        ({"few": 10.0}, LogGain(math.log(2800 / 2000), math.log((10 / 100 + 1 / 1000) / (10 / 200 + 1 / 800)))),
     ],
-    ids=["throughput", "weights", "latency"],
+    ids=["alike", "weighted"],
 )
-def test_what_is_measured_is_what_the_policy_has_the_law_maximise(compared: Comparison, gain: float) -> None:
+@pytest.mark.parametrize("objective", Objective)
+def test_throughput_and_latency_are_measured_with_the_policys_weights(
+    objective: Objective, weights: dict[str, float], gain: LogGain
+) -> None:
     hold_out = HoldOut(TUNING)
-    hold_out.compare(compared)
-    gains = measured(
-        hold_out,
-        TUNING,
-        lambda is_static: {"few": 100.0, "many": 1000.0} if is_static else {"few": 200.0, "many": 800.0},
-    )
+    hold_out.compare(Comparison(7, objective, weights))
+    gains = measured(hold_out, TUNING, one_gains_what_the_other_loses, windows=24)
     assert gains
     assert all(found == pytest.approx(gain) for found in gains)
+
+
+@pytest.mark.parametrize(
+    ("objective", "measure", "loses"), [(Objective.THROUGHPUT, "throughput", True), (Objective.LATENCY, "itl", False)]
+)
+def test_both_measures_are_told_and_the_objectives_decides(objective: Objective, measure: str, loses: bool) -> None:
+    hold_out = HoldOut(TUNING)
+    hold_out.compare(Comparison(7, objective))
+    measured(hold_out, TUNING, one_gains_what_the_other_loses)
+    found = hold_out.described()
+    assert (found["is_stepped_back"], found["measure"]) == (loses, measure)
+    assert found["gain_ratio"] == found[f"{measure}_gain_ratio"]
+    assert found["throughput_gain_ratio"]["high"] < 0 < found["itl_gain_ratio"]["low"]
 
 
 def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:

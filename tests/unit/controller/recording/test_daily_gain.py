@@ -9,7 +9,7 @@ from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.estimation.t_interval import interval
 from specpilot.controller.recording.daily_gain import described, gain_ratio_of
 from specpilot.controller.recording.explanation import explain, text
-from specpilot.policy.gain import DailyGain, day_of
+from specpilot.policy.gain import DailyGain, GainSums, day_of
 from specpilot.policy.types import Policy
 from tests.support.loop_rig import Rig
 
@@ -17,17 +17,21 @@ GAINS = [0.10, 0.14, 0.07, 0.12, 0.11, 0.09]
 DAY = "2001-09-09"
 
 
+def sums(gains: list[float]) -> GainSums:
+    return GainSums(len(gains), sum(gains), sum(gain**2 for gain in gains))
+
+
 def of(gains: list[float], day: str = DAY) -> DailyGain:
-    return DailyGain(day, len(gains), sum(gains), sum(gain**2 for gain in gains))
+    """A day in which the gain in latency was half of that in throughput."""
+    return DailyGain(day, sums(gains), sums([gain / 2 for gain in gains]))
 
 
 def test_the_sums_of_a_day_tell_the_interval_of_its_windows() -> None:
-    found, wanted = gain_ratio_of(of(GAINS)), interval(GAINS, 0.025)
-    assert found is not None
-    for bound in ("low", "mean", "high"):
-        assert found[bound] == pytest.approx(math.expm1(getattr(wanted, bound)))
-    assert gain_ratio_of(of(GAINS[:4])) is None
-    assert gain_ratio_of(of([0.1] * 9)) == pytest.approx(dict.fromkeys(("low", "mean", "high"), math.expm1(0.1)))
+    for measure, gains in (("throughput", GAINS), ("itl", [gain / 2 for gain in GAINS])):
+        assert gain_ratio_of(of(GAINS), measure) == pytest.approx(interval(gains, 0.025).ratios())
+        assert gain_ratio_of(of(GAINS[:4]), measure) is None
+    same = dict.fromkeys(("low", "mean", "high"), math.expm1(0.1))
+    assert gain_ratio_of(of([0.1] * 9), "throughput") == pytest.approx(same)
 
 
 def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() -> None:
@@ -37,18 +41,22 @@ def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() ->
     [today] = rig.store.daily_gains(MODEL, POOL)
     assert today.day == day_of(rig.clock.now())
     described_now = rig.store.log[-1].evidence["hold_out"]
-    assert today.windows == described_now["windows"] >= 5
-    shown = gain_ratio_of(today)
-    assert shown is not None
-    assert shown["mean"] == pytest.approx(described_now["gain_ratio"]["mean"], rel=1e-4)
-    name = f'specpilot_controller_hold_out_day_gain_ratio{{bound="mean",model_name="{MODEL}",pool="{POOL}"}}'
-    assert f"{name} {shown['mean']}" in rig.page()
+    assert today.throughput.windows == today.itl.windows == described_now["windows"] >= 5
+    lines = []
+    for measure, decides in (("throughput", "true"), ("itl", "false")):
+        shown, latest = gain_ratio_of(today, measure), described_now[f"{measure}_gain_ratio"]["mean"]
+        assert shown is not None
+        assert shown["mean"] == pytest.approx(latest, rel=1e-4)
+        labels = f'measure="{measure}",model_name="{MODEL}",pool="{POOL}"}}'
+        lines.append(f'specpilot_controller_hold_out_day_gain_ratio{{bound="mean",{labels} {shown["mean"]}\n')
+        assert lines[-1] in rig.page()
+        assert f'hold_out_gain_ratio{{bound="mean",decides="{decides}",{labels} {latest}\n' in rig.page()
     rig.leadership.release()
     successor = Rig.new("successor", beside=rig)
     asyncio.run(successor.tick(1))
-    assert f"{name} {shown['mean']}" in successor.page()
+    assert all(line in successor.page() for line in lines)
     asyncio.run(successor.tick(100))
-    assert rig.store.daily_gains(MODEL, POOL)[0].windows > today.windows
+    assert rig.store.daily_gains(MODEL, POOL)[0].itl.windows > today.itl.windows
     successor.clock.at += 86_400
     successor.fleet.ran_until = successor.clock.at
     asyncio.run(successor.tick(2))
@@ -58,11 +66,13 @@ def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() ->
 def test_an_explanation_tells_the_days_until_then() -> None:
     rig = Rig.new()
     asyncio.run(rig.tick(5))
-    gains = [of(GAINS, "2999-01-01"), of(GAINS, "2001-09-08"), of(GAINS[:2], "2001-09-07")]
+    of_before = DailyGain("2001-09-06", sums(GAINS))  # as a controller counted that knew one measure
+    gains = [of(GAINS, "2999-01-01"), of(GAINS, "2001-09-08"), of(GAINS[:2], "2001-09-07"), of_before]
     found = explain(rig.store.log[::-1], gains)
     assert found["hold_out_days"] == described(gains[1:])
     told = text(found)
-    assert (
-        "gain over the static K by day (UTC):\n  2001-09-08: +11.1%, between +8.3% and +13.9% (95 %, 6 windows)" in told
-    )
+    throughput = "throughput +11.1%, between +8.3% and +13.9%"
+    both = f"{throughput}; inter-token latency +5.4%, between +4.1% and +6.7%"
+    assert f"gain over the static K by day (UTC):\n  2001-09-08: {both} (95 %, 6 windows)\n" in told
     assert "  2001-09-07: 2 windows, too few for an interval\n" in told
+    assert f"  2001-09-06: {throughput} (95 %, 6 windows)\n" in told

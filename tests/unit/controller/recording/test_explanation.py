@@ -10,6 +10,12 @@ from specpilot.policy.bands import BANDS
 from specpilot.policy.types import Decision, KRange, Mode, Schedule
 
 K = {"default": 3, **{f"default:{band}": band for band in range(BANDS)}, "batch": 0}
+BOUNDS = {"low": -0.01, "mean": 0.04, "high": 0.09}
+TOLD = "hold-out: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n"
+GAINS = (
+    "throughput: +4.0%, between -1.0% and +9.0%",
+    "inter-token latency: +2.0%, between +1.0% and +3.0%",
+)
 BAND = {"acceptance": [0.8, 0.5], "survival": [0.8, 0.4], "trials": [400.0, 0.0], "share": 0.25}
 
 
@@ -48,8 +54,18 @@ def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed()
             "hold-out: 0 windows, too few for an interval; the static K is in force\n",
         ),
         (
-            {"windows": 30, "is_stepped_back": False, "gain_ratio": {"low": -0.01, "mean": 0.04, "high": 0.09}},
-            "hold-out: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n",
+            {"windows": 30, "is_stepped_back": False, "gain_ratio": BOUNDS},  # an older controller's
+            TOLD,
+        ),
+        (
+            {
+                "windows": 30,
+                "is_stepped_back": False,
+                "gain_ratio": BOUNDS,
+                "throughput_gain_ratio": BOUNDS,
+                "itl_gain_ratio": {"low": 0.01, "mean": 0.02, "high": 0.03},
+            },
+            TOLD + "".join(f"  gain in {gain}\n" for gain in GAINS),
         ),
     ],
 )
