@@ -216,8 +216,9 @@ class Planner:
     def _steps_to_probe(self, probed: Sequence[DraftState], ratio: float) -> int:
         """Return for how many steps more none of `probed` is due, or the budget does not suffice for any."""
         due = min((state.verifies_at or 0) + PROBE_AFTER for state in probed) - self._step - 1
-        missing = DRAFTING_STEP + (min(map(_backlog, probed)) + _LEAST_POSITIONS) * POSITION_STEP - self._budget
-        gained = ratio - POSITION_STEP  # a step also adds a position to the backlog
+        gained = ratio - POSITION_STEP  # a step also adds a position to the backlog, after the next one was planned
+        positions = min(map(_backlog, probed)) - 1 + _LEAST_POSITIONS
+        missing = DRAFTING_STEP + positions * POSITION_STEP - self._budget
         afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
         return max(due, afforded if gained > 0 or missing <= 0 else self._rows_per_step)
 

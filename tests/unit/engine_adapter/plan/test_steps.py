@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.meter import Cell, CellSums, Evidence, Meter
@@ -363,6 +363,7 @@ SPELLS = st.one_of(
     st.sampled_from([30, 1000]),
     st.sampled_from([0, 0, 1, K_MAX]),
 )
+@example([("decode", 23), ("end", 1), ("decode", 10)], 0.03, 12, 1000, 0)
 def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
     spells: list[tuple[str, int]], probe_ratio: float, rows: int, longest: int, least_width: int
 ) -> None:
