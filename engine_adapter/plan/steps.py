@@ -60,7 +60,8 @@ class Steps:
     Where anything is drafted its outcome may change K, so such a step is planned.
 
     A step's duration is the time from the previous step's end to its own, because under load that is the time a
-    running request waits; after idleness it is the time since the step was scheduled. Times are monotonic, in seconds.
+    running request waits; after idleness, which vLLM's loop shows as steps of nothing with none under way too, it is the
+    time since the step was scheduled. Times are monotonic, in seconds.
     """
 
     def __init__(self, planner: Planner, meter: Meter, table: KTable, longest_to_draft: int) -> None:
@@ -88,6 +89,8 @@ class Steps:
 
         `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id.
         """
+        if not output.num_scheduled_tokens and not self._under_way:
+            self._ended_at = None  # idle, as while all that is there waits for a grammar
         if self._repeats_left and self._is_repeated(output, table):
             self._repeats_left -= 1
             self._unsettled += 1

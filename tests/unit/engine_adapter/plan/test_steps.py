@@ -613,3 +613,24 @@ def test_how_long_a_step_under_way_has_not_ended() -> None:
     assert engine.steps.waiting_s(18.0) == 3.0
     engine.end(second, now=19.0, goes_on=False, a=1)
     assert engine.steps.waiting_s(500.0) == 0.0
+
+
+def test_time_in_which_nothing_is_scheduled_is_no_steps() -> None:
+    """As while the only request that is there waits for its grammar."""
+    engine = Engine(table(default=0))
+    engine.end(engine.begin(0.0, a=9), 0.1, a=1)
+    engine.end(engine.begin(0.1, a=1), 0.15, a=1)
+    engine.begin(0.2, finished=["a"])
+    engine.begin(3.0)
+    engine.end(engine.begin(4.0, b=9), 4.1, b=1)
+    evidence = engine.meter.take()
+    assert sum(sums.seconds for sums in evidence.cells.values()) == pytest.approx(0.1 + 0.05 + 0.1)
+
+
+def test_a_step_of_nothing_while_one_is_under_way_is_no_idleness() -> None:
+    engine = Engine(table(default=0))
+    engine.end(engine.begin(0.0, a=9), 0.1, a=1)
+    step = engine.begin(0.2, a=1)
+    engine.begin(0.25)
+    engine.end(step, 0.3, a=1)
+    assert sum(sums.seconds for sums in engine.meter.take().cells.values()) == pytest.approx(0.3)
