@@ -84,10 +84,13 @@ class Steps:
         self._ended_at: float | None = None
         self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last step was planned
 
-    def begin(self, output: Any, requests: Mapping[str, Any], table: KTable, now: float) -> StepPlan:
+    def begin(
+        self, output: Any, requests: Mapping[str, Any], table: KTable, now: float, running: Sequence[Any] = ()
+    ) -> StepPlan:
         """Take a step in that vLLM has scheduled, and plan the drafts after it.
 
-        `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id.
+        `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id, `running` those that run, also the ones
+        that have no token in the step.
         """
         if not output.num_scheduled_tokens and not self._under_way:
             self._ended_at = None  # idle, as while all that is there waits for a grammar
@@ -132,7 +135,8 @@ class Steps:
             state.ceiling = max(0, min(state.stated, self._planner.k_max, room))
             (decoding if state.decoding else prefilling).append(state)
         can_draft = longest <= self._longest_to_draft
-        plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling)
+        waiting = self._waiting(output.num_scheduled_tokens, running)
+        plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling, waiting=waiting)
         if output.num_scheduled_tokens:
             shape = StepShape(len(plain) + len(due), verified, plan.slots, prefill, plan.read)
             step = _Step(output.num_scheduled_tokens, shape, plain, due, refused)
@@ -233,6 +237,11 @@ class Steps:
         return state.backlog if state is not None else 0
 
     @property
+    def next_width(self) -> int:
+        """How wide the schedule has the next step's drafts: for so many slots of each request vLLM is to keep room."""
+        return self._planner.next_width
+
+    @property
     def backlog_tokens(self) -> int:
         """Positions of all that decode which the drafter has not seen; another thread may ask."""
         return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
@@ -259,6 +268,21 @@ class Steps:
             state = self.states.get(request.req_id)
             if state is not None:
                 state.restart()
+
+    def _waiting(self, scheduled: Mapping[str, int], running: Sequence[Any]) -> int:
+        """Return how many of those `running` decode and have no token in the step.
+
+        Whose last tokens are under way has none in the next step either and does not count.
+        """
+        if len(running) <= len(scheduled):
+            return 0
+        states = [
+            self.states.get(request.request_id)
+            for request in running
+            if request.request_id not in scheduled
+            and request.num_output_tokens + request.num_output_placeholders < request.max_tokens
+        ]
+        return sum(state is not None and state.decoding for state in states)
 
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)
