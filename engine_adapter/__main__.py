@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from specpilot.engine_adapter import head_config, presets
+from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
@@ -118,11 +118,20 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
     }
     return {
         **{PREFIX + name: str(value) for name, value in values.items() if value is not None},
-        "VLLM_PLUGINS": ",".join(
-            dict.fromkeys([*filter(None, os.environ.get("VLLM_PLUGINS", "").split(",")), "specpilot"])
-        ),
+        plugin_names.VARIABLE: _plugins(),
         "PROMETHEUS_MULTIPROC_DIR": str(_metrics_folder(ours.port)),
     }
+
+
+def _plugins() -> str:
+    """Return which plugins vLLM is to load, and say which it would load without the adapter and now does not."""
+    value, switched_off = plugin_names.with_adapter(os.environ.get(plugin_names.VARIABLE))
+    if switched_off:
+        sys.stderr.write(
+            f"{PROGRAM}: warning: {plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: to name it lets "
+            f"it add routes to the server; set {plugin_names.VARIABLE} to what is to load\n"
+        )
+    return value
 
 
 def _url(ours: argparse.Namespace) -> str:
