@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
     parser.add_argument("--graph-k", help="K that get FULL CUDA graphs beside 0 and K_max, by commas (none)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
+    parser.add_argument(
+        "--trust-this-machine", action="store_true", help="without a token, serve /speculation to programs here"
+    )
     parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to see that it drains (5)")
     parser.add_argument("--drain-timeout-s", help="seconds that running requests then get to their end (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
@@ -112,6 +115,7 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "CALIBRATE_S": ours.calibrate_s,
         "GRAPH_K": ours.graph_k,
         "CONTROL_TOKEN": ours.control_token,
+        "TRUST_THIS_MACHINE": "1" if ours.trust_this_machine else None,
         "DRAIN_GRACE_S": ours.drain_grace_s,
         "DRAIN_TIMEOUT_S": ours.drain_timeout_s,
         "ANY_VLLM": "1" if ours.any_vllm else None,
