@@ -132,8 +132,8 @@ def _plugins() -> str:
     value, switched_off = plugin_names.with_adapter(os.environ.get(plugin_names.VARIABLE))
     if switched_off:
         sys.stderr.write(
-            f"{PROGRAM}: warning: {plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: to name it lets "
-            f"it add routes to the server; set {plugin_names.VARIABLE} to what is to load\n"
+            f"{PROGRAM}: warning: {plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: named there, "
+            f"it may add routes to the server; set {plugin_names.VARIABLE} to what is to load\n"
         )
     return value
 

@@ -2,8 +2,8 @@
 
 A caller is known by a bearer token: the one of `--admin-token`, which is an admin; a named token, with its role; or one
 of the identity provider of `--oidc-issuer`. With `--trust-this-machine` and no other way in, a caller on this machine
-needs none and is an admin. Then neither a web page in a browser on this machine nor the clients of a proxy here may reach
-the API (`specpilot.policy.this_machine`).
+needs none and is an admin. Then neither a web page in a browser on this machine nor the clients of a proxy here may
+reach the API (`specpilot.policy.this_machine`).
 
 What a call needs is one table, so that a new route cannot be forgotten: reading needs a viewer, writing an admin unless
 the table says that an operator will do.

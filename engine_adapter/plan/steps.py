@@ -60,8 +60,8 @@ class Steps:
     Where anything is drafted its outcome may change K, so such a step is planned.
 
     A step's duration is the time from the previous step's end to its own, because under load that is the time a
-    running request waits; after idleness, which vLLM's loop shows as steps of nothing with none under way too, it is the
-    time since the step was scheduled. Times are monotonic, in seconds.
+    running request waits; after idleness it is the time since the step was scheduled. Idle is the engine too while
+    nothing is scheduled and nothing under way. Times are monotonic, in seconds.
     """
 
     def __init__(self, planner: Planner, meter: Meter, table: KTable, longest_to_draft: int) -> None:
@@ -92,14 +92,9 @@ class Steps:
         `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id, `running` those that run, also the ones
         that have no token in the step.
         """
-        if not output.num_scheduled_tokens and not self._under_way:
-            self._ended_at = None  # idle, as while all that is there waits for a grammar
+        self._note_idleness(output)
         if self._repeats_left and self._is_repeated(output, table):
-            self._repeats_left -= 1
-            self._unsettled += 1
-            self._context += len(self.decoding)
-            self._under_way.append(_UnderWay(output, now, self._context, self._repeated))
-            return self._repeated_plan
+            return self._repeat(output, now)
         self._settle()
         self._repeats_left = 0
         self._forget(output)
@@ -131,8 +126,8 @@ class Steps:
                 prefill += scheduled
             state.allowed, state.positions = None, scheduled
             state.decoding = not request.is_prefill_chunk
-            room = request.max_tokens - request.num_output_tokens - _FEWEST_DELIVERED
-            state.ceiling = max(0, min(state.stated, self._planner.k_max, room))
+            left = request.max_tokens - request.num_output_tokens - _FEWEST_DELIVERED
+            state.ceiling = max(0, min(state.stated, self._planner.k_max, left))
             (decoding if state.decoding else prefilling).append(state)
         can_draft = longest <= self._longest_to_draft
         waiting = self._waiting(output.num_scheduled_tokens, running)
@@ -147,6 +142,14 @@ class Steps:
                 self._repeated, self._repeated_plan = step, plan
                 self._repeats_left = self._planner.identical_steps_ahead(decoding, table)
         return plan
+
+    def _repeat(self, output: Any, now: float) -> StepPlan:
+        """Take a step in that is as `_repeated`."""
+        self._repeats_left -= 1
+        self._unsettled += 1
+        self._context += len(self.decoding)
+        self._under_way.append(_UnderWay(output, now, self._context, self._repeated))
+        return self._repeated_plan
 
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
         """Note the outcome of one verified draft: of `drafted` tokens the grammar cut `invalid` off at the end.
@@ -268,6 +271,14 @@ class Steps:
             state = self.states.get(request.req_id)
             if state is not None:
                 state.restart()
+
+    def _note_idleness(self, output: Any) -> None:
+        """Let no step's time begin before the next one is scheduled, if nothing is to be done now.
+
+        vLLM's loop goes round so while all that is there waits for a grammar.
+        """
+        if not output.num_scheduled_tokens and not self._under_way:
+            self._ended_at = None
 
     def _waiting(self, scheduled: Mapping[str, int], running: Sequence[Any]) -> int:
         """Return how many of those `running` decode and have no token in the step.

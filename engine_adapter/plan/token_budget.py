@@ -1,11 +1,12 @@
 """How large K may be so that every running request fits into vLLM's step.
 
-Pure. vLLM gives a step so many tokens (`max_num_scheduled_tokens`), hands them out in the order of its running list, and
-a request for which none are left has no token in that step. It admits requests at the K of that moment, so when K rises
-under load nothing but K can give way.
+Pure. vLLM gives a step so many tokens (`max_num_scheduled_tokens`), hands them out in the order of its running list,
+and a request for which none are left has no token in that step. It admits requests at the K of that moment, so when K
+rises under load nothing but K can give way.
 
-With K for everyone a request takes `1 + K` tokens of a step. A drafter that drafts in parallel reads the step once more,
-`K - 1` slots of each request beside it, in buffers of `positions` (`max_num_batched_tokens`), so `n` requests fit while
+With K for everyone a request takes `1 + K` tokens of a step. A drafter that drafts in parallel reads the step once
+more, `K - 1` slots of each request beside it, in buffers of `positions` (`max_num_batched_tokens`), so `n` requests fit
+while
 
     n (1 + K) <= tokens        and        n (1 + K) + n (K - 1) = 2 n K <= positions        (K >= 1).
 

@@ -106,9 +106,7 @@ async def test_without_a_token_nobody_is_let_in_unless_this_machine_is_trusted(
 async def test_neither_a_proxy_nor_a_page_opens_a_machine_that_is_trusted(
     monkeypatch: pytest.MonkeyPatch, host: str, proxies: str | None, headers: dict[str, str]
 ) -> None:
-    reply, core = await send(
-        monkeypatch, "PUT", token=None, host=host, proxies=proxies, headers=headers, content=b"{}"
-    )
+    reply, core = await send(monkeypatch, "PUT", token=None, host=host, proxies=proxies, headers=headers, content=b"{}")
     assert (reply.status_code, reply.json()["error"]["code"], core.calls) == (403, "control_token_needed", [])
 
 

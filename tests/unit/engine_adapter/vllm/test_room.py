@@ -67,7 +67,7 @@ def test_vllm_is_shown_its_own_configuration_outside_of_a_step(monkeypatch: pyte
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_is_laid_out_fits_beside_every_step(seed: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+def test_what_is_laid_out_fits_beside_every_step(seed: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever K does, prompts come and requests end."""
     kind = {"kind": SpecPilotAsyncScheduler} if is_async else {}
     engine, chance = scheduler(monkeypatch, **kind, **LIMITS), random.Random(seed)
