@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from specpilot.engine_adapter import head_config, presets
+from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
     parser.add_argument("--graph-k", help="K that get FULL CUDA graphs beside 0 and K_max, by commas (none)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
+    parser.add_argument(
+        "--trust-this-machine", action="store_true", help="without a token, serve /speculation to programs here"
+    )
     parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to see that it drains (5)")
     parser.add_argument("--drain-timeout-s", help="seconds that running requests then get to their end (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
@@ -112,17 +115,27 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "CALIBRATE_S": ours.calibrate_s,
         "GRAPH_K": ours.graph_k,
         "CONTROL_TOKEN": ours.control_token,
+        "TRUST_THIS_MACHINE": "1" if ours.trust_this_machine else None,
         "DRAIN_GRACE_S": ours.drain_grace_s,
         "DRAIN_TIMEOUT_S": ours.drain_timeout_s,
         "ANY_VLLM": "1" if ours.any_vllm else None,
     }
     return {
         **{PREFIX + name: str(value) for name, value in values.items() if value is not None},
-        "VLLM_PLUGINS": ",".join(
-            dict.fromkeys([*filter(None, os.environ.get("VLLM_PLUGINS", "").split(",")), "specpilot"])
-        ),
+        plugin_names.VARIABLE: _plugins(),
         "PROMETHEUS_MULTIPROC_DIR": str(_metrics_folder(ours.port)),
     }
+
+
+def _plugins() -> str:
+    """Return which plugins vLLM is to load, and say which it would load without the adapter and now does not."""
+    value, switched_off = plugin_names.with_adapter(os.environ.get(plugin_names.VARIABLE))
+    if switched_off:
+        sys.stderr.write(
+            f"{PROGRAM}: warning: {plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: named there, "
+            f"it may add routes to the server; set {plugin_names.VARIABLE} to what is to load\n"
+        )
+    return value
 
 
 def _url(ours: argparse.Namespace) -> str:

@@ -34,6 +34,9 @@ class AdapterSettings(BaseSettings):
         description="seconds in which an engine that starts measures its step times at most; 0: none",
     )
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
+    trust_this_machine: bool = Field(
+        default=False, description="without a control token, serve /speculation to programs on this machine"
+    )
     drain_grace_s: float = Field(default=5.0, ge=0, le=3600, description="seconds after SIGTERM for gateways to see it")
     drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400, description="seconds that running requests then get")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")

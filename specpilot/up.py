@@ -200,6 +200,7 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
             *("--served-model-name", settings.served_model_name, "--max-num-seqs", str(settings.max_num_seqs)),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--drain-grace-s", "0"),  # the gateway has stopped by then
+            "--trust-this-machine",  # K by hand; a control token in the environment goes before it
             *(("--static-k", str(settings.k)) if settings.k is not None else ()),
             *extra,
             *shlex.split(settings.engine_args),

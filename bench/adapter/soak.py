@@ -52,7 +52,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 _DRAFTER = str(DEMO_MODEL / "peagle")
-_ADAPTER = ("specpilot.cli", "engine", "--drafter", _DRAFTER, "--k-max", "7")
+_ADAPTER = ("specpilot.cli", "engine", "--drafter", _DRAFTER, "--k-max", "7", "--trust-this-machine")
 _STOCK = (
     *("vllm.entrypoints.openai.api_server", "--speculative-config"),
     json.dumps({"method": "eagle3", "model": _DRAFTER, "num_speculative_tokens": 7, "parallel_drafting": True}),

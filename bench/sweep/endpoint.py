@@ -97,8 +97,8 @@ def _refusal(answer: str, *, has_token: bool) -> str | None:
     """Return what an engine lacks whose adapter answered `answer`; `None` for anybody else's answer."""
     if '"control_token_needed"' in answer:
         return (
-            "lets only its own machine set K, because it has no control token: start it with "
-            "SPECPILOT_ENGINE_CONTROL_TOKEN and give the same with --control-token"
+            "lets nobody set K from here, because it has no control token: start it with "
+            "SPECPILOT_ENGINE_CONTROL_TOKEN and give the same with --control-token, or with --trust-this-machine here"
         )
     if '"invalid_token"' not in answer:
         return None

@@ -204,6 +204,7 @@ def command_of(own: Own, name: str, port: int, *, has_gpu: bool) -> list[str]:
         return [sys.executable, *compat.server_command(), *engine]
     return [
         *(sys.executable, "-m", "specpilot.cli", "engine", *engine, "--calibrate-s", "0"),  # no controller reads it
+        "--trust-this-machine",  # the sweep sets K
         *("--speculative-config", speculative_config(name, own.heads[name], own.k_max)),
     ]
 

@@ -2,9 +2,8 @@
 
 A caller is known by a bearer token: the one of `--admin-token`, which is an admin; a named token, with its role; or one
 of the identity provider of `--oidc-issuer`. With `--trust-this-machine` and no other way in, a caller on this machine
-needs none and is an admin. Then a web page in a browser on this machine must still not reach the API (it carries a Host
-that is no local name, or an Origin, Referer or Sec-Fetch-Site of another site), and neither must the clients of a proxy
-on this machine (what proxies add, or HTTP/1.0, which only proxies speak to their servers).
+needs none and is an admin. Then neither a web page in a browser on this machine nor the clients of a proxy here may
+reach the API (`specpilot.policy.this_machine`).
 
 What a call needs is one table, so that a new route cannot be forgotten: reading needs a viewer, writing an admin unless
 the table says that an operator will do.
@@ -13,11 +12,8 @@ the table says that an operator will do.
 import asyncio
 import hashlib
 import hmac
-import ipaddress
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from fastapi import Request
 
@@ -25,6 +21,7 @@ from specpilot.controller.admin.problems import ApiError
 from specpilot.policy.access import Role, id_of
 from specpilot.policy.clock import Clock
 from specpilot.policy.store import Store
+from specpilot.policy.this_machine import why_foreign
 
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _READS = {"GET", "HEAD"}
@@ -33,7 +30,6 @@ _OPERATOR_WRITES = (
     *("/admin/policies", "/admin/canaries", "/admin/canary-promotions", "/admin/freezes"),
     "/admin/model-routes",
 )
-_OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-original-host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,49 +116,10 @@ def needed_role(method: str, path: str) -> Role:
 
 def require_this_machine(request: Request) -> None:
     """Raise `ApiError` 403 unless a program on this machine calls, and neither a web page nor a proxy."""
-    why = _foreign(request.client.host if request.client else "", request.headers, request.scope["http_version"])
+    why = why_foreign(request.client.host if request.client else "", request.headers, request.scope["http_version"])
     if why is not None:
         message = f"without a token the admin API serves only this machine, and {why}; start the controller with "
         raise ApiError(403, "admin_token_required", message + "--admin-token and send it")
-
-
-def _foreign(peer: str, headers: Mapping[str, str], http_version: str) -> str | None:
-    """Return why a call is not certainly from a program on this machine; `None` when it is."""
-    host = headers.get("host", "")
-    proxied = [name for name in headers if name.startswith("x-forwarded") or name in _OF_PROXIES]
-    checks: tuple[tuple[Callable[[], bool], str], ...] = (
-        (lambda: not _is_local(peer), f"{peer or 'nobody'} is another one"),
-        (lambda: not _is_local(urlsplit("//" + host).hostname or ""), "the Host that was called is no local name"),
-        (lambda: bool(proxied), f"{', '.join(proxied)} is what a proxy sends"),
-        (lambda: http_version == "1.0", "HTTP/1.0 is what a proxy speaks"),
-        (lambda: _is_of_another_site(headers, host), "a page of another site calls"),
-    )  # fmt: skip
-    for is_so, why in checks:
-        try:
-            if is_so():
-                return why
-        except ValueError:  # brackets that are no IPv6 address
-            return "what it says of itself cannot be read"
-    return None
-
-
-def _is_of_another_site(headers: Mapping[str, str], host: str) -> bool:
-    if headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-        return True
-    return any(_site(headers.get(name), host) != host for name in ("origin", "referer"))
-
-
-def _site(url: str | None, host: str) -> str:
-    return host if url is None else urlsplit(url).netloc
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _unknown(message: str) -> ApiError:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from specpilot.engine_adapter.agent.route_path import route_path
 from specpilot.policy.types import is_class_name
 
 Scope = MutableMapping[str, Any]
@@ -72,7 +73,7 @@ def marked(body: bytes, name: str) -> bytes:
 
 def _class_of(scope: Scope) -> str | None:
     """Return the class that a request's header names; `None` where it names none or nothing takes one."""
-    if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+    if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in PATHS:
         return None
     for key, value in scope["headers"]:
         if key == HEADER:

@@ -1,14 +1,14 @@
 """vLLM's endpoint plugin: `GET` and `PUT /speculation` on the engine's own port.
 
-Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`; without one, only clients on the same machine are
-let in. The gateway never forwards to this route.
+Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`. Without one nobody is let in, unless
+`SPECPILOT_ENGINE_TRUST_THIS_MACHINE` is set: then programs on this machine, but no web page and no proxy
+(`specpilot.policy.this_machine`). The gateway never forwards to this route.
 
 It also brings the server what SIGTERM begins (`engine_adapter.agent.draining`) and the adapter's metrics
 (`engine_adapter.agent.exposition`).
 """
 
 import hmac
-import ipaddress
 import json
 from argparse import Namespace
 from typing import Any
@@ -20,6 +20,7 @@ from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, DRAIN_METH
 from specpilot.engine_adapter.agent.draining import Draining
 from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
 from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.policy.this_machine import why_foreign
 
 PATH = "/speculation"
 BODY_LIMIT_BYTES = 1 << 20
@@ -34,6 +35,7 @@ class SpeculationEndpoint:
     def __init__(self) -> None:
         settings = AdapterSettings.read()
         self._token = settings.control_token
+        self._trusts_this_machine = settings.trust_this_machine
         self._draining = Draining(self._begin_drain, settings.drain_grace_s, settings.drain_timeout_s)
         self._engine_client: Any = None
 
@@ -83,9 +85,14 @@ class SpeculationEndpoint:
             if hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
                 return None
             return _error(401, "invalid_token", "send the engine's control token as 'Authorization: Bearer ...'")
-        if request.client is not None and ipaddress.ip_address(request.client.host).is_loopback:
-            return None
-        return _error(403, "control_token_needed", "set SPECPILOT_ENGINE_CONTROL_TOKEN to steer from another machine")
+        why = "this machine is not trusted either (SPECPILOT_ENGINE_TRUST_THIS_MACHINE)"
+        if self._trusts_this_machine:
+            peer = request.client.host if request.client else ""
+            foreign = why_foreign(peer, request.headers, request.scope["http_version"])
+            if foreign is None:
+                return None
+            why = f"without a token only this machine is served, and {foreign}"
+        return _error(403, "control_token_needed", f"set SPECPILOT_ENGINE_CONTROL_TOKEN and send it; {why}")
 
 
 def _error(status: int, code: str, message: str) -> JSONResponse:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from specpilot.engine_adapter.agent.export import ENDING, FOLDER
 from specpilot.engine_adapter.agent.page import those, together
+from specpilot.engine_adapter.agent.route_path import route_path
 from specpilot.policy import engine_metrics as names
 
 PATH = "/metrics"
@@ -29,7 +30,7 @@ class MetricsMiddleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer or complete what asks for metrics; pass everything else on."""
-        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") != PATH:
+        if scope["type"] != "http" or route_path(scope).rstrip("/") != PATH:
             await self._app(scope, receive, send)
             return
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])

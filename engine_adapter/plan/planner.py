@@ -31,6 +31,11 @@ than what it may still deliver the rest would be verified for nothing. The sched
 else is planned, so the width, the slots and what counts as a probe follow from it, and a probe goes no deeper either.
 At 0 nothing is verified for the request.
 
+*Room.* K is cut likewise to what lets all running requests fit into vLLM's next step (`plan.token_budget`), a probe's
+too. The width is also cut to what fits into the drafter's buffers beside the step that is under way, which vLLM filled
+before the width was known. It keeps slots free there for `next_width`, so this binds in a step in which K rises and no
+longer.
+
 *Probes.* What is not verified is not known, so a request at K = 0 verifies a token now and then, if none of its drafts
 was verified for `PROBE_AFTER` steps:
 
@@ -57,6 +62,7 @@ from dataclasses import dataclass
 from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, trials
 from specpilot.engine_adapter.evidence.tuning import START_ACCEPTANCE
 from specpilot.engine_adapter.plan.speculation_control import KTable
+from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import (
     DRAFTING_STEP,
     POSITION_STEP,
@@ -160,11 +166,22 @@ class Planner:
     """Plans the drafts of one engine, at most `k_max` tokens each. Holds the probes' budget.
 
     `rows` is how many positions may wait for the drafter, over all requests, `rows_per_step` how many of them catch up
-    in a step. `least_width` is that of a drafter which runs in every step.
+    in a step. `least_width` is that of a drafter which runs in every step, `room` what a step has room for.
+
+    `next_width` is how wide the schedule has the next drafts, without regard to what the step under way has room for.
     """
 
-    def __init__(self, k_max: int, rows: int, rows_per_step: int = ROWS_PER_STEP, least_width: int = 0) -> None:
+    def __init__(
+        self,
+        k_max: int,
+        rows: int,
+        rows_per_step: int = ROWS_PER_STEP,
+        least_width: int = 0,
+        room: TokenBudget = TokenBudget(),  # noqa: B008 - frozen
+    ) -> None:
         self.k_max = k_max
+        self.next_width = 0
+        self._room = room
         self._rows = rows
         self._rows_per_step = rows_per_step
         self._least_width = least_width
@@ -181,21 +198,29 @@ class Planner:
         *,
         can_draft: bool = True,
         prefilling: Sequence[DraftState] = (),
+        waiting: int = 0,
     ) -> StepPlan:
         """Set `k` of each of `states`, the requests that decode in the next step, and return the step's plan.
 
         `can_draft` says that vLLM will draft after this step at all. `prefilling` are its requests that go on
-        prefilling in the next step.
+        prefilling in the next step. `waiting` more requests decode and had no token in this one.
         """
         self._earn(table.probe_ratio, 1)
-        width = self._look_up(states, table if can_draft else None)
+        everyone = (*states, *prefilling)
+        deepest = self._room.deepest(len(everyone) + waiting)
+        width = self._look_up(states, table if can_draft else None, len(states) + waiting, deepest)
+        self.next_width = width
         if self.k_max == 0:
             return StepPlan(0)
-        everyone = (*states, *prefilling)
         if can_draft:
+            deepest = min(deepest, self._widest(everyone))
+            if width > deepest:
+                width = deepest
+                for state in states:
+                    state.k = min(state.k, deepest)
             width = max(width, self._least_width)
-            if table.probed and table.probe_ratio > 0.0:
-                width = self._probe(states, table, width)
+            if table.probed and table.probe_ratio > 0.0 and deepest:
+                width = self._probe(states, table, width, deepest)
         return self._draft(everyone) if width else self._draft_nothing(everyone)
 
     def identical_steps_ahead(self, states: Sequence[DraftState], table: KTable) -> int:
@@ -216,8 +241,9 @@ class Planner:
     def _steps_to_probe(self, probed: Sequence[DraftState], ratio: float) -> int:
         """Return for how many steps more none of `probed` is due, or the budget does not suffice for any."""
         due = min((state.verifies_at or 0) + PROBE_AFTER for state in probed) - self._step - 1
-        missing = DRAFTING_STEP + (min(map(_backlog, probed)) + _LEAST_POSITIONS) * POSITION_STEP - self._budget
-        gained = ratio - POSITION_STEP  # a step also adds a position to the backlog
+        gained = ratio - POSITION_STEP  # a step also adds a position to the backlog, after the next one was planned
+        positions = min(map(_backlog, probed)) - 1 + _LEAST_POSITIONS
+        missing = DRAFTING_STEP + positions * POSITION_STEP - self._budget
         afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
         return max(due, afforded if gained > 0 or missing <= 0 else self._rows_per_step)
 
@@ -233,28 +259,39 @@ class Planner:
         self._budget = min(self._budget + steps * ratio, self._most)
         self._for_prompts = min(self._for_prompts + steps * ratio * PROMPT_SHARE, self._most)
 
-    def _look_up(self, states: Sequence[DraftState], table: KTable | None) -> int:
-        """Give each request the K of the schedule, cut to its ceiling; return the largest."""
-        deepest = 0
+    def _widest(self, everyone: Sequence[DraftState]) -> int:
+        """Return how wide the drafter may draft after the step under way."""
+        if not self._room.is_parallel:
+            return self.k_max
+        return self._room.widest(len(everyone), sum([state.positions for state in everyone]))
+
+    def _look_up(self, states: Sequence[DraftState], table: KTable | None, running: int, deepest: int) -> int:
+        """Give each request the K of the schedule for so many `running`, cut to its ceiling and to `deepest`.
+
+        Return the largest.
+        """
+        width = 0
         k_of: dict[tuple[str, int, int], int] = {}
-        running = len(states)
         for state in states:
             band = state.band = state.acceptance.band
             ceiling = state.ceiling
             k = k_of.get((state.traffic_class, band, ceiling))
             if k is None:
-                k = min(ceiling, table.k(state.traffic_class, band, running)) if table is not None else 0
+                k = min(ceiling, deepest, table.k(state.traffic_class, band, running)) if table is not None else 0
                 k_of[state.traffic_class, band, ceiling] = k
-                deepest = max(deepest, k)
+                width = max(width, k)
             state.k = state.due = k
-        return deepest
+        return width
 
-    def _probe(self, states: Sequence[DraftState], table: KTable, width: int) -> int:
-        """Set `k` of the requests to be probed in a step that is as wide without; return its width with them."""
+    def _probe(self, states: Sequence[DraftState], table: KTable, width: int, room: int) -> int:
+        """Set `k` of the requests to be probed in a step that is as wide without; return its width with them.
+
+        No probe is deeper than `room`, 1 at least.
+        """
         idle = [state for state in states if state.k == 0 and self._deepest_probe(state, table)]
         for state in [state for state in idle if state.needs_follow_up]:
             state.needs_follow_up = False
-            deepest = self._deepest_probe(state, table)
+            deepest = min(room, self._deepest_probe(state, table))
             if state.probe_k < 2 * deepest:  # else the last one was as deep as may be
                 self._budget -= DRAFTING_STEP if width == 0 else 0.0
                 state.k = min(state.probe_k, deepest)

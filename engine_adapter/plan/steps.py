@@ -60,7 +60,8 @@ class Steps:
     Where anything is drafted its outcome may change K, so such a step is planned.
 
     A step's duration is the time from the previous step's end to its own, because under load that is the time a
-    running request waits; after idleness it is the time since the step was scheduled. Times are monotonic, in seconds.
+    running request waits; after idleness it is the time since the step was scheduled. Idle is the engine too while
+    nothing is scheduled and nothing under way. Times are monotonic, in seconds.
     """
 
     def __init__(self, planner: Planner, meter: Meter, table: KTable, longest_to_draft: int) -> None:
@@ -83,17 +84,17 @@ class Steps:
         self._ended_at: float | None = None
         self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last step was planned
 
-    def begin(self, output: Any, requests: Mapping[str, Any], table: KTable, now: float) -> StepPlan:
+    def begin(
+        self, output: Any, requests: Mapping[str, Any], table: KTable, now: float, running: Sequence[Any] = ()
+    ) -> StepPlan:
         """Take a step in that vLLM has scheduled, and plan the drafts after it.
 
-        `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id.
+        `output` is vLLM's `SchedulerOutput`, `requests` are its requests by id, `running` those that run, also the ones
+        that have no token in the step.
         """
+        self._note_idleness(output)
         if self._repeats_left and self._is_repeated(output, table):
-            self._repeats_left -= 1
-            self._unsettled += 1
-            self._context += len(self.decoding)
-            self._under_way.append(_UnderWay(output, now, self._context, self._repeated))
-            return self._repeated_plan
+            return self._repeat(output, now)
         self._settle()
         self._repeats_left = 0
         self._forget(output)
@@ -125,11 +126,12 @@ class Steps:
                 prefill += scheduled
             state.allowed, state.positions = None, scheduled
             state.decoding = not request.is_prefill_chunk
-            room = request.max_tokens - request.num_output_tokens - _FEWEST_DELIVERED
-            state.ceiling = max(0, min(state.stated, self._planner.k_max, room))
+            left = request.max_tokens - request.num_output_tokens - _FEWEST_DELIVERED
+            state.ceiling = max(0, min(state.stated, self._planner.k_max, left))
             (decoding if state.decoding else prefilling).append(state)
         can_draft = longest <= self._longest_to_draft
-        plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling)
+        waiting = self._waiting(output.num_scheduled_tokens, running)
+        plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling, waiting=waiting)
         if output.num_scheduled_tokens:
             shape = StepShape(len(plain) + len(due), verified, plan.slots, prefill, plan.read)
             step = _Step(output.num_scheduled_tokens, shape, plain, due, refused)
@@ -140,6 +142,14 @@ class Steps:
                 self._repeated, self._repeated_plan = step, plan
                 self._repeats_left = self._planner.identical_steps_ahead(decoding, table)
         return plan
+
+    def _repeat(self, output: Any, now: float) -> StepPlan:
+        """Take a step in that is as `_repeated`."""
+        self._repeats_left -= 1
+        self._unsettled += 1
+        self._context += len(self.decoding)
+        self._under_way.append(_UnderWay(output, now, self._context, self._repeated))
+        return self._repeated_plan
 
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
         """Note the outcome of one verified draft: of `drafted` tokens the grammar cut `invalid` off at the end.
@@ -230,6 +240,11 @@ class Steps:
         return state.backlog if state is not None else 0
 
     @property
+    def next_width(self) -> int:
+        """How wide the schedule has the next step's drafts: for so many slots of each request vLLM is to keep room."""
+        return self._planner.next_width
+
+    @property
     def backlog_tokens(self) -> int:
         """Positions of all that decode which the drafter has not seen; another thread may ask."""
         return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
@@ -256,6 +271,29 @@ class Steps:
             state = self.states.get(request.req_id)
             if state is not None:
                 state.restart()
+
+    def _note_idleness(self, output: Any) -> None:
+        """Let no step's time begin before the next one is scheduled, if nothing is to be done now.
+
+        vLLM's loop goes round so while all that is there waits for a grammar.
+        """
+        if not output.num_scheduled_tokens and not self._under_way:
+            self._ended_at = None
+
+    def _waiting(self, scheduled: Mapping[str, int], running: Sequence[Any]) -> int:
+        """Return how many of those `running` decode and have no token in the step.
+
+        Whose last tokens are under way has none in the next step either and does not count.
+        """
+        if len(running) <= len(scheduled):
+            return 0
+        states = [
+            self.states.get(request.request_id)
+            for request in running
+            if request.request_id not in scheduled
+            and request.num_output_tokens + request.num_output_placeholders < request.max_tokens
+        ]
+        return sum(state is not None and state.decoding for state in states)
 
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)

@@ -11,7 +11,8 @@ it runs on.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -19,6 +20,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm.reliance import lacking
 from specpilot.engine_adapter.vllm.source import VllmSource
@@ -278,6 +280,35 @@ def states_stay(vllm_config: Any, device_type: str) -> bool:
     """
     model = vllm_config.model_config
     return device_type == "cpu" and not (model.is_multimodal_model or model.enable_prompt_embeds)
+
+
+def token_budget(vllm_config: Any) -> TokenBudget:
+    """Return what a step of vLLM's has room for.
+
+    Versions that keep no slots as they schedule have taken those of `max_num_seqs` requests off `tokens` before.
+    """
+    scheduler, speculative = vllm_config.scheduler_config, vllm_config.speculative_config
+    positions = scheduler.max_num_batched_tokens
+    tokens = getattr(scheduler, "max_num_scheduled_tokens", None) or positions
+    return TokenBudget(tokens, positions, is_parallel=bool(getattr(speculative, "parallel_drafting", False)))
+
+
+def at_widths(vllm_config: Any) -> Sequence[Any]:
+    """Return the configuration by the width of drafts, 0 to K_max, as vLLM's scheduler is to read it for a step.
+
+    It reads of it how many slots to keep for each request (`SpeculativeConfig.max_num_new_slots_for_drafting`, which is
+    K - 1 where the drafter drafts in parallel, else 0). Copies: workers and other threads may read the engine's own.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return [vllm_config]
+    found = []
+    for width in range(vllm_config.num_speculative_tokens + 1):
+        config, config_at_width = copy(vllm_config), copy(speculative)
+        config_at_width.num_speculative_tokens = max(1, width)
+        config.speculative_config = config_at_width
+        found.append(config)
+    return found
 
 
 def drafter_length(vllm_config: Any) -> int:

@@ -70,7 +70,7 @@ RELIANCE: tuple[Item, ...] = (
         "v1/request.py", "Request",
         (
             "request_id", "sampling_params", "spec_token_ids", "is_prefill_chunk", "num_computed_tokens",
-            "use_structured_output", "max_tokens", "num_output_tokens",
+            "use_structured_output", "max_tokens", "num_output_tokens", "num_output_placeholders",
         ),
     ),
     Attributes("sampling_params.py", "SamplingParams", ("extra_args", "temperature")),
@@ -90,7 +90,10 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Attributes(
         "config/speculative.py", "SpeculativeConfig",
-        ("method", "num_speculative_tokens_per_batch_size", "draft_model_config"),
+        (
+            "method", "num_speculative_tokens_per_batch_size", "draft_model_config", "num_speculative_tokens",
+            "parallel_drafting",
+        ),
     ),
     Attributes(
         "config/parallel.py", "ParallelConfig",

@@ -3,7 +3,8 @@
 One mixin over vLLM's two schedulers, and no copy of their code. What comes by goes to `engine_adapter.plan.steps`,
 which plans and counts. The mixin acts at these of vLLM's methods:
 
-- `schedule`: who joins with one token left to prefill gets no more placeholders than the others have drafts.
+- `schedule`: who joins with one token left to prefill gets no more placeholders than the others have drafts, and vLLM
+  keeps room for as many slots as the next drafts are to be wide, instead of K_max (`compat.at_widths`).
 - `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
   The width goes to the drafter as `num_spec_tokens_to_schedule`, and the whole plan beside it; the asynchronous
   scheduler has just given every request K_max placeholders, which are cut to its K.
@@ -41,9 +42,12 @@ class _SpecPilotScheduler:
     num_spec_tokens: int
     """vLLM's own, K_max: as many placeholders a request gets that joins with one token left to prefill."""
 
+    vllm_config: Any
+    """vLLM's own, of which `schedule` reads for how wide a drafter it keeps room."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        vllm_config = self.vllm_config  # type: ignore[attr-defined]
+        vllm_config = self.vllm_config
         settings = AdapterSettings.read()
         compat.check_installed(any_version=settings.any_vllm)
         compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
@@ -65,7 +69,9 @@ class _SpecPilotScheduler:
             rows,
             min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
             least_width=0 if rows else min(1, k_max),
+            room=compat.token_budget(vllm_config),
         )
+        self._config_at = compat.at_widths(vllm_config)
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
@@ -79,12 +85,18 @@ class _SpecPilotScheduler:
 
         A request that joins with one token left to prefill gets placeholders from vLLM, so that all have as many
         positions: K_max of them. It gets as many as the others verify drafts of, and none where these differ.
+
+        Of what the drafter's buffers hold vLLM keeps K_max - 1 slots for each request where the drafter drafts in
+        parallel, whatever is drafted. Here it keeps them for the width that the schedule gives by now. What is drafted
+        after the step is planned when its tokens are known, and no wider than fits beside them (`plan.planner`). The
+        slots of the KV cache, which vLLM keeps apart from this, stay those of K_max.
         """
         k_max, self.num_spec_tokens = self.num_spec_tokens, self._joining_k()
+        config, self.vllm_config = self.vllm_config, self._config_at[self.steps.next_width]
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.num_spec_tokens = k_max
+            self.num_spec_tokens, self.vllm_config = k_max, config
 
     def _joining_k(self) -> int:
         """Return the K that all who decode have in the step to be scheduled; 0 where they differ, or nobody does."""
@@ -95,8 +107,8 @@ class _SpecPilotScheduler:
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
-        requests, now = self.requests, time.monotonic()  # type: ignore[attr-defined]
-        plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now)
+        requests, running, now = self.requests, self.running, time.monotonic()  # type: ignore[attr-defined]
+        plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now, running)
         scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
         setattr(scheduler_output, PLAN, plan)
         if scheduler_output.num_scheduled_tokens:

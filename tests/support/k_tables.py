@@ -13,3 +13,8 @@ def table(probe_ratio: float = 0.0, **k: int | Sequence[int]) -> KTable:
     assert all(len(row) == BANDS for row in rows.values())
     probed = {name: max(1, *value) for name, value in k.items() if not isinstance(value, int)}
     return KTable(Source.SCHEDULE, rows, probe_ratio, probed)
+
+
+def by_load(*k: int) -> KTable:
+    """K of everybody by running decodes, from 1."""
+    return KTable(Source.SCHEDULE, {"default": (k,) * BANDS}, 0.0)

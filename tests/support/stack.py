@@ -81,6 +81,7 @@ class Engine:
         command += ["--port", str(self.port), "--served-model-name", "demo", "--enforce-eager"]
         command += ["--max-num-seqs", "32", "--max-model-len", "2048", *flags]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "SPECPILOT_ENGINE_DRAIN_GRACE_S": "0"}
+        environment["SPECPILOT_ENGINE_TRUST_THIS_MACHINE"] = "1"
         self.process = subprocess.Popen(
             command,
             env=os.environ | environment | variables,

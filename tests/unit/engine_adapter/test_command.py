@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.engine_adapter import __main__ as command
+from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.__main__ import main
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.settings import AdapterSettings
@@ -59,7 +60,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *flags: str, **environment: str
     with pytest.raises(_BecameVllmError) as became:
         main(["--model", "some/model", "--port", "1", "--no-async-scheduling", "--any-vllm", *flags])
     for name, value in became.value.args[0].items():
-        if name.startswith("SPECPILOT_") or name == "REDIS_URL":
+        if name.startswith("SPECPILOT_") or name in ("REDIS_URL", "VLLM_PLUGINS"):
             monkeypatch.setenv(name, value)
     return AdapterSettings()
 
@@ -220,3 +221,27 @@ def test_what_is_no_list_of_k_ends_the_start_in_one_line(
         f"specpilot engine: SPECPILOT_ENGINE_GRAPH_K: {value!r} is no list of K; "
         "write whole numbers from 0 on, by commas: 1,3\n"
     )
+
+
+def test_other_plugins_load_as_without_the_adapter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, expected in ((None, {"specpilot", "lora_filesystem_resolver"}), ("mine,", {"mine", "specpilot"})):
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+        settings_of(monkeypatch, **({} if variable is None else {"VLLM_PLUGINS": variable}))
+        assert set(os.environ["VLLM_PLUGINS"].split(",")) == expected
+        assert "VLLM_PLUGINS" not in capsys.readouterr().err
+
+
+def test_a_plugin_that_adds_routes_is_not_named_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    with_adapter = plugin_names.with_adapter
+    groups = {"vllm.general_plugins": ["a", "both", "specpilot"], "vllm.platform_plugins": ["b"]}
+    groups["vllm.endpoint_plugins"] = ["both", "routes", "specpilot"]
+    monkeypatch.setattr(plugin_names, "with_adapter", lambda named: with_adapter(named, lambda g: groups.get(g, [])))
+    settings_of(monkeypatch)
+    assert os.environ["VLLM_PLUGINS"] == "a,specpilot,b"
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "VLLM_PLUGINS" in line]
+    assert "without both:" in line

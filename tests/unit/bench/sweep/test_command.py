@@ -281,7 +281,7 @@ async def test_k_of_an_engine_elsewhere_is_set_with_its_token_which_is_shown_and
     [
         (TOKEN, (), "wants --control-token to set K: it must be the engine's SPECPILOT_ENGINE_CONTROL_TOKEN"),
         (TOKEN, ("--control-token", "another"), "refuses this --control-token"),
-        (None, (), "lets only its own machine set K, because it has no control token"),
+        (None, (), "lets nobody set K from here, because it has no control token"),
     ],
 )
 async def test_an_engine_that_lets_nobody_set_k_is_named_before_anything_is_measured(

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from specpilot.engine_adapter.agent.class_header import PATHS, ClassHeaderMiddleware, marked
+from specpilot.engine_adapter.agent.route_path import route_path
 from specpilot.gateway.relay.prepared_request import MARKED
 
 CHAT = "/v1/chat/completions"
@@ -37,6 +39,24 @@ async def test_the_header_becomes_the_field_and_the_length_fits() -> None:
     found = await post(CHAT, b'{"model": "m", "x": 1e400}', **{"X-Traffic-Class": "code"})
     assert found["body"] == '{"vllm_xargs":{"traffic_class":"code"},"model": "m", "x": 1e400}'
     assert found["length"] == str(len(found["body"]))
+
+
+@pytest.mark.parametrize("prefix", ["", "/x"])
+async def test_a_prefix_of_the_path_that_a_proxy_leaves_on_it_changes_nothing(prefix: str) -> None:
+    app = FastAPI(root_path="/x")
+    app.add_route(CHAT, echo, methods=["POST"])
+    app.add_middleware(ClassHeaderMiddleware)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client:
+        found = await client.post(prefix + CHAT, content=b"{}", headers={"X-Traffic-Class": "code"})
+    assert json.loads(found.json()["body"]) == {"vllm_xargs": {"traffic_class": "code"}}
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "expected"),
+    [("", "/a", "/a"), ("/x", "/x/a", "/a"), ("/x", "/a", "/a"), ("/x", "/xa", "/xa"), ("/x", "/x", "/x")],
+)
+def test_the_path_within_the_application(root: str, path: str, expected: str) -> None:
+    assert route_path({"path": path, "root_path": root}) == expected
 
 
 async def pieces() -> Any:

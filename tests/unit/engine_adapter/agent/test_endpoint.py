@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient, Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, STATE_METHOD
 from specpilot.engine_adapter.agent.endpoint import PATH, SpeculationEndpoint
@@ -25,8 +26,18 @@ class Core:
 
 
 async def send(
-    monkeypatch: pytest.MonkeyPatch, method: str, *, token: str | None, host: str, answer: Any = None, **request: Any
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    *,
+    token: str | None,
+    host: str,
+    answer: Any = None,
+    trusts: bool = True,
+    proxies: str | None = None,
+    **request: Any,
 ) -> tuple[Response, Core]:
+    """Call the route from `host`; the server trusts what the `proxies` say, as with `FORWARDED_ALLOW_IPS`."""
+    monkeypatch.setenv("SPECPILOT_ENGINE_TRUST_THIS_MACHINE", str(int(trusts)))
     monkeypatch.delenv("SPECPILOT_ENGINE_CONTROL_TOKEN", raising=False)
     if token is not None:
         monkeypatch.setenv("SPECPILOT_ENGINE_CONTROL_TOKEN", token)
@@ -34,8 +45,9 @@ async def send(
     plugin, app = SpeculationEndpoint(), FastAPI()
     plugin.attach_router(app)
     await plugin.init_state(SimpleNamespace(engine_core=core), None, None)  # type: ignore[arg-type]
-    transport = ASGITransport(app, client=(host, 1))
-    async with AsyncClient(transport=transport, base_url="http://engine") as client:
+    served: Any = ProxyHeadersMiddleware(app, trusted_hosts=proxies) if proxies else app
+    transport = ASGITransport(served, client=(host, 1))
+    async with AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         return await client.request(method, PATH, **request), core
 
 
@@ -49,7 +61,10 @@ async def send(
         ("secret", "127.0.0.1", None, 401),
         (None, "127.0.0.1", None, 200),
         (None, "::1", None, 200),
+        (None, "::ffff:127.0.0.1", None, 200),
         (None, "10.0.0.7", None, 403),
+        (None, "::ffff:10.0.0.7", None, 403),
+        (None, "", None, 403),
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT"])
@@ -64,6 +79,40 @@ async def test_who_is_let_in(
     if status != 200:
         assert "secret" not in reply.text
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.0.0.7"])
+async def test_without_a_token_nobody_is_let_in_unless_this_machine_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    reply, core = await send(monkeypatch, "PUT", token=None, host=host, trusts=False, content=b"{}")
+    assert (reply.status_code, reply.json()["error"]["code"], core.calls) == (403, "control_token_needed", [])
+    assert "SPECPILOT_ENGINE_CONTROL_TOKEN" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "proxies", "headers"),
+    [
+        ("127.0.0.1", None, {"X-Forwarded-For": "203.0.113.5"}),
+        ("127.0.0.1", "127.0.0.1", {"X-Forwarded-For": "203.0.113.5"}),
+        ("127.0.0.1", "127.0.0.1", {"X-Forwarded-For": "unknown"}),
+        ("10.0.0.7", "*", {"X-Forwarded-For": "127.0.0.1"}),
+        ("127.0.0.1", None, {"Via": "1.1 proxy"}),
+        ("127.0.0.1", None, {"Host": "engine.example"}),
+        ("127.0.0.6", None, {"Host": "10.0.0.4:8000"}),
+        ("127.0.0.1", None, {"Origin": "http://evil.example"}),
+    ],
+)
+async def test_neither_a_proxy_nor_a_page_opens_a_machine_that_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, host: str, proxies: str | None, headers: dict[str, str]
+) -> None:
+    reply, core = await send(monkeypatch, "PUT", token=None, host=host, proxies=proxies, headers=headers, content=b"{}")
+    assert (reply.status_code, reply.json()["error"]["code"], core.calls) == (403, "control_token_needed", [])
+
+
+async def test_a_token_goes_before_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply, _ = await send(monkeypatch, "PUT", token="secret", host="127.0.0.1", content=b"{}")
+    assert reply.status_code == 401
 
 
 async def test_a_refusal_of_the_engine_keeps_its_status_and_words(monkeypatch: pytest.MonkeyPatch) -> None:

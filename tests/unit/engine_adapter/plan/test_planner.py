@@ -3,9 +3,10 @@ from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.acceptance import kind_of
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
+from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import DRAFTING_STEP, POSITION_STEP, PROBE_AFTER, PROMPT_SHARE, VERIFYING_STEP
 from specpilot.policy.bands import BANDS, band_of
-from tests.support.k_tables import table
+from tests.support.k_tables import by_load, table
 
 K_MAX = 7
 ROWS = 4096
@@ -455,3 +456,45 @@ def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
         for state in batch:
             if state.k:
                 state.note(state.k, min(state.k, accepted), is_probe=state.k > state.due, is_refused=False)
+
+
+def test_k_is_cut_so_that_all_who_run_fit_into_the_next_step() -> None:
+    """Also those that prefill, and those that had no token in this one: 2 n K positions at most."""
+    room = TokenBudget(64, 64, is_parallel=True)
+    planner, states, chunk = Planner(K_MAX, ROWS, room=room), decoding(*["chat"] * 6), state("chunk", "chat")
+    assert planner.plan(states, table(default=7)).width == 64 // (2 * 6)
+    assert {(state.k, state.due) for state in states} == {(5, 5)}
+    assert planner.plan(states, table(default=7), prefilling=[chunk]).width == 64 // (2 * 7)
+    assert planner.plan(states, table(default=7), prefilling=[chunk], waiting=9).width == 64 // (2 * 16)
+    assert planner.plan(states, table(default=7), waiting=60).width == 0
+    assert planner.plan(states, table(default=2)).width == 2
+
+
+def test_who_has_no_token_in_a_step_counts_as_a_running_decode() -> None:
+    k_by_load = by_load(7, 7, 7, 2)
+    states = decoding("chat", "chat")
+    assert Planner(K_MAX, ROWS).plan(states, k_by_load).width == 7
+    assert Planner(K_MAX, ROWS).plan(states, k_by_load, waiting=2).width == 2
+
+
+def test_drafts_are_no_wider_than_fits_beside_the_step_and_the_next_keeps_room_for_them() -> None:
+    planner, states = Planner(K_MAX, ROWS, room=TokenBudget(64, 64, is_parallel=True)), decoding("chat", "chat")
+    states[1].positions = 57
+    plan = planner.plan(states, table(default=7))
+    assert (plan.width, plan.slots, planner.next_width) == (4, 8, 7)
+    assert [(state.k, state.due) for state in states] == [(4, 7), (4, 7)]
+    states[1].positions = 63
+    assert planner.plan(states, table(default=7)).width == 1
+    states[1].positions = 1
+    assert planner.plan(states, table(default=7)).width == 7
+
+
+def test_probes_go_no_deeper_than_fits() -> None:
+    """Where there is no room for half as deep as the next is to be, the last one was as deep as may be."""
+    probed = table(1.0, default=[0] * (BANDS - 1) + [7])
+    for positions, waiting, width in ((1, 0, 4), (58, 0, 3), (63, 0, 0), (1, 40, 0)):
+        planner, states = Planner(K_MAX, ROWS, room=TokenBudget(64, 64, is_parallel=True)), decoding("chat", "chat")
+        states[0].needs_follow_up, states[0].probe_k, states[1].positions = True, 4, positions
+        states[0].verifies_at = states[1].verifies_at = 0
+        plan = planner.plan(states, probed, waiting=waiting)
+        assert (plan.width, planner.next_width) == (width, 0)

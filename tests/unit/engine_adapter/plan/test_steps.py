@@ -1,10 +1,10 @@
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.meter import Cell, CellSums, Evidence, Meter
@@ -12,7 +12,7 @@ from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.policy.bands import BANDS, band_of
-from tests.support.k_tables import table
+from tests.support.k_tables import by_load, table
 
 K_MAX = 7
 
@@ -34,11 +34,12 @@ class Engine:
         finished: Collection[str] = (),
         prefilling: Collection[str] = (),
         continued: Collection[str] = (),
+        running: Sequence[Any] = (),
         **tokens: int,
     ) -> Any:
         """Schedule `tokens` of each request, after `drafted` of them; `prefilling` have more of their prompt to go.
 
-        `continued` are sessions that were given more input.
+        `continued` are sessions that were given more input, `running` all that run.
         """
         output = SimpleNamespace(
             num_scheduled_tokens=tokens,
@@ -52,7 +53,7 @@ class Engine:
             request = self.requests.setdefault(name, named(name))
             request.num_computed_tokens += count
             request.is_prefill_chunk = name in prefilling
-        self.plan = self.steps.begin(output, self.requests, self.table, now)
+        self.plan = self.steps.begin(output, self.requests, self.table, now, running)
         return output
 
     def end(self, output: Any, now: float = 0.0, *, goes_on: bool = True, **delivered: int) -> None:
@@ -72,7 +73,9 @@ def named(name: str) -> Any:
     traffic_class, _, rest = name.partition("_")
     extra = {"traffic_class": traffic_class} if rest else None
     return SimpleNamespace(
+        request_id=name,
         num_computed_tokens=0,
+        num_output_placeholders=0,
         max_tokens=10**6,
         num_output_tokens=0,
         sampling_params=SimpleNamespace(extra_args=extra, temperature=0.0),
@@ -363,6 +366,7 @@ SPELLS = st.one_of(
     st.sampled_from([30, 1000]),
     st.sampled_from([0, 0, 1, K_MAX]),
 )
+@example([("decode", 23), ("end", 1), ("decode", 10)], 0.03, 12, 1000, 0)
 def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
     spells: list[tuple[str, int]], probe_ratio: float, rows: int, longest: int, least_width: int
 ) -> None:
@@ -612,3 +616,46 @@ def test_how_long_a_step_under_way_has_not_ended() -> None:
     assert engine.steps.waiting_s(18.0) == 3.0
     engine.end(second, now=19.0, goes_on=False, a=1)
     assert engine.steps.waiting_s(500.0) == 0.0
+
+
+def test_time_in_which_nothing_is_scheduled_is_no_steps() -> None:
+    """As while the only request that is there waits for its grammar."""
+    engine = Engine(table(default=0))
+    engine.end(engine.begin(0.0, a=9), 0.1, a=1)
+    engine.end(engine.begin(0.1, a=1), 0.15, a=1)
+    engine.begin(0.2, finished=["a"])
+    engine.begin(3.0)
+    engine.end(engine.begin(4.0, b=9), 4.1, b=1)
+    evidence = engine.meter.take()
+    assert sum(sums.seconds for sums in evidence.cells.values()) == pytest.approx(0.1 + 0.05 + 0.1)
+
+
+def test_a_step_of_nothing_while_one_is_under_way_is_no_idleness() -> None:
+    engine = Engine(table(default=0))
+    engine.end(engine.begin(0.0, a=9), 0.1, a=1)
+    step = engine.begin(0.2, a=1)
+    engine.begin(0.25)
+    engine.end(step, 0.3, a=1)
+    assert sum(sums.seconds for sums in engine.meter.take().cells.values()) == pytest.approx(0.3)
+
+
+def test_running_decodes_without_a_token_in_the_step_are_counted() -> None:
+    engine = Engine(by_load(7, 7, 2))
+    engine.prefill("a", "b", "c")
+    engine.end(engine.begin(drafted=dict.fromkeys("abc", 2), a=3, b=3, c=3), a=1, b=1, c=1)
+    everyone = [engine.requests[name] for name in "abc"]
+    step = engine.begin(drafted={"a": 2}, running=everyone, a=3)
+    assert engine.plan.width == 2
+    engine.end(step, a=1)
+    for name in "bc":  # their last tokens are under way
+        engine.requests[name].num_output_placeholders = engine.requests[name].max_tokens
+    engine.begin(drafted={"a": 2}, running=everyone, a=3)
+    assert engine.plan.width == 7
+
+
+def test_a_running_prompt_without_a_token_in_the_step_is_no_decode() -> None:
+    engine = Engine(by_load(7, 2))
+    engine.prefill("a")
+    engine.end(engine.begin(a=8, drafted={"a": 7}, b=9, prefilling=["b"]), a=1)
+    engine.begin(a=8, drafted={"a": 7}, running=[engine.requests["a"], engine.requests["b"]])
+    assert engine.plan.width == 7

@@ -1,0 +1,34 @@
+"""What `VLLM_PLUGINS` must say so that the adapter loads, and every other plugin that loads without it.
+
+Unset it means all plugins but those that add routes (`vllm.endpoint_plugins`, of which the adapter has one); set, only
+what it names. So the adapter's name alone would switch off a platform, a LoRA resolver or a logger of statistics. They
+are named beside it, but for those to which their name is a permission: one whose name is that of routes as well, and
+vLLM's resolver that downloads.
+"""
+
+from collections.abc import Callable, Iterable
+from importlib import metadata
+
+OWN = "specpilot"
+VARIABLE = "VLLM_PLUGINS"
+GROUPS = tuple(f"vllm.{kind}_plugins" for kind in ("general", "platform", "io_processor", "stat_logger"))
+"""The groups of which vLLM loads everything where the variable is unset."""
+_ROUTES = "vllm.endpoint_plugins"
+_PERMITTED_BY_NAME = frozenset(("lora_hf_hub_resolver",))
+
+
+def _installed(group: str) -> Iterable[str]:
+    return [plugin.name for plugin in metadata.entry_points(group=group)]
+
+
+def with_adapter(named: str | None, installed: Callable[[str], Iterable[str]] = _installed) -> tuple[str, list[str]]:
+    """Return the variable's value with the adapter in it, and the plugins that do not load because of it.
+
+    `named` is its value so far, `None` where it is unset; `installed` returns the plugins of a group.
+    """
+    if named is not None:
+        return ",".join(dict.fromkeys([*filter(None, named.split(",")), OWN])), []
+    found = dict.fromkeys(name for group in GROUPS for name in installed(group))
+    asks = {*installed(_ROUTES)} - {OWN}
+    loaded = [name for name in found if name not in asks and name not in _PERMITTED_BY_NAME]
+    return ",".join(dict.fromkeys([*loaded, OWN])), [name for name in found if name in asks]

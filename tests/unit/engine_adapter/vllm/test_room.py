@@ -1,0 +1,94 @@
+"""Every running request has its tokens in every step, and the drafter's buffers hold what it lays out."""
+
+import random
+import warnings
+from collections import deque
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
+
+from tests.support.adapter_scheduler import K_MAX, add, end, offer, sampled, scheduler, step, stock
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
+SEQUENCES, POSITIONS = 32, 256
+LIMITS = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": POSITIONS, "enable_prefix_caching": False}
+
+
+def full(engine: Any) -> Any:
+    """Have as many requests decode as may run."""
+    for number in range(SEQUENCES):
+        add(engine, f"{number}", [*range(1, 9)], max_tokens=400)
+    for _ in range(4 * SEQUENCES):
+        step(engine)
+    return engine
+
+
+@pytest.mark.parametrize("head", ["peagle", "eagle3"])
+@pytest.mark.parametrize("k", [1, 3, K_MAX])
+def test_no_running_request_stands_still_when_k_rises_under_load(
+    k: int, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = scheduler(monkeypatch, head=head, **LIMITS)
+    offer(engine, 1, 0)
+    full(engine)
+    assert len(engine.running) == SEQUENCES
+    offer(engine, 2, k)
+    for _ in range(SEQUENCES + 2):  # all catch up, one or more in a step
+        found = step(engine)
+        assert found.keys() == {str(number) for number in range(SEQUENCES)}
+    fits = POSITIONS // (2 * SEQUENCES) if head == "peagle" else POSITIONS // SEQUENCES - 1
+    assert set(found.values()) == {1 + min(k, fits)}
+
+
+def test_prompts_at_k_0_get_as_much_of_a_step_as_without_speculation(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scheduler(monkeypatch, **LIMITS)
+    offer(engine, 1, 0)
+    for found in (engine, stock(monkeypatch, **LIMITS)):
+        for number in range(SEQUENCES // 2):
+            add(found, f"{number}", [*range(1, 9)], max_tokens=400)
+        for _ in range(10):
+            step(found, K_MAX if found is engine else 0)
+        add(found, "prompt", [7] * 400)
+        assert found.schedule().num_scheduled_tokens["prompt"] == POSITIONS - SEQUENCES // 2
+
+
+def test_vllm_is_shown_its_own_configuration_outside_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scheduler(monkeypatch, **LIMITS)
+    config = engine.vllm_config
+    offer(engine, 1, 2)
+    full(engine)
+    assert engine.vllm_config is config
+    assert config.num_speculative_tokens == config.speculative_config.num_speculative_tokens == K_MAX
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_laid_out_fits_beside_every_step(seed: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever K does, prompts come and requests end."""
+    kind = {"kind": SpecPilotAsyncScheduler} if is_async else {}
+    engine, chance = scheduler(monkeypatch, **kind, **LIMITS), random.Random(seed)
+    version = count = 0
+    widths, under_way = set(), deque[Any]()
+    for _ in range(400):
+        if chance.random() < 0.1:
+            version += 1
+            offer(engine, version, chance.choice([0, 0, 1, 2, 5, K_MAX]))
+        if chance.random() < 0.5:
+            count += 1
+            add(engine, f"{count}", [7] * chance.choice([1, 8, 90, 400]), max_tokens=chance.choice([3, 40]))
+        output = engine.schedule()
+        under_way.append((output, sampled(engine, output)))
+        requests, tokens = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
+        width = output.num_spec_tokens_to_schedule
+        assert tokens + max(0, width - 1) * requests <= POSITIONS
+        for request in engine.running:
+            is_ending = request.num_output_tokens + request.num_output_placeholders >= request.max_tokens
+            assert request.request_id in output.num_scheduled_tokens or is_ending
+        widths.add(width)
+        if len(under_way) > is_async:  # vLLM's asynchronous loop schedules a step while one is under way
+            end(engine, *under_way.popleft())
+    assert widths >= {0, 1, 2}
