@@ -49,8 +49,8 @@ GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
-# Some 2 kB each, compressed, and more with many classes. Of large ones fewer are kept, so that a pool takes 20 MB at
-# most.
+# The numbers are reached where one takes 1.8 kB, compressed. It takes more with many classes, and of large ones fewer
+# are kept: the bytes are bounds, 18.5 MB together, so that a pool takes 20 MB at most.
 DECISIONS_KEPT = 4000
 HISTORY_KEPT = 6000
 DECISIONS_BYTES = 7_500_000

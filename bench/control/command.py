@@ -12,9 +12,9 @@ Starts systems of its own. Arms, each playing the same unannounced trace, severa
 
 The arms take turns phase by phase, in an order that turns round, because a shared machine is now faster and now slower
 by a tenth or more for minutes: what is compared was measured within a minute, and the report takes out what is left.
-While it is not its turn an arm has no traffic, keeps what it knows and learns nothing; pauses by the clock (10 s after
-a roll-back) run on. Each steered arm has an engine, a gateway, a Redis and a controller of its own; the fixed arms
-share a system that no controller steers.
+While it is not its turn an arm has no traffic, keeps what it knows and learns nothing; the pause after a change, by
+the clock, runs on. Each steered arm has an engine, a gateway, a Redis and a controller of its own; the fixed arms share
+a system that no controller steers.
 
 The report has a table, plots, and one JSON object as its last line. Beside it are the rates of every play
 (`rates.json`, tokens per second by arm, play and phase) and what each controller saw, to be looked into with
@@ -58,7 +58,7 @@ PORTS = 10
 """Ports kept for each system."""
 OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
 WHOLE_BATCH = "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler"
-_CHANGES = ("gain", "explore", "rollback", "bounds")
+_CHANGES = ("gain", "bounds")
 
 
 class ControlBenchSettings(ProgramSettings):

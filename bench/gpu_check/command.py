@@ -1,8 +1,9 @@
 """`specpilot bench gpu-check`: is the engine adapter right and fast on this machine's GPU? One report, no network.
 
 Parts run one after another, each in processes of its own, and each leaves a file in `OUT/parts`; the same command goes
-on where it stopped, and a call that must end soon (`--within-s`) begins no part that may not fit. What a machine has no
-use for is skipped, with the reason: on a CPU that is what needs CUDA, so that the command can be tried anywhere.
+on where it stopped. A call takes 40 minutes at most, or `--within-s`: it begins no part that may not fit. What
+a machine has no use for is skipped, with the reason: on a CPU that is what needs CUDA, so that the command can be tried
+anywhere.
 
 - `machine`: versions and devices; whether the adapter fits the vLLM that is installed.
 - `unit tests`: those of the adapter in the checkout, on this machine's vLLM and torch.
@@ -37,6 +38,8 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 PROGRAM = "specpilot bench gpu-check"
 GO_ON = 75
 """The exit status when parts are left for another call."""
+WITHIN_S = 2400.0
+"""What a call takes at most, unless told. Parts may take longer together where each takes all that it may."""
 
 
 class GpuCheckSettings(ProgramSettings):
@@ -58,7 +61,7 @@ class GpuCheckSettings(ProgramSettings):
     steps: int | None = Field(default=None, ge=2, description="steps timed in each cell (48; on a CPU 12)")
     only: str | None = Field(default=None, description="parts to run, by commas")
     again: bool = Field(default=False, description="run parts anew that have ended already")
-    within_s: float | None = Field(default=None, gt=0, description="seconds that this call may take")
+    within_s: float = Field(default=WITHIN_S, gt=0, description="seconds that this call may take")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -94,11 +97,11 @@ def main(arguments: Sequence[str]) -> None:
             continue
         if check.path(part.name).exists() and not (settings.again and part in wanted):
             continue
-        if settings.within_s is not None and time.monotonic() - began + part.at_most_s > settings.within_s:
+        if time.monotonic() - began + part.at_most_s > settings.within_s:
             left.append(part.name)
             continue
         _run(check, part)
-    _end(check, left)
+    _end(check, left, settings.within_s)
 
 
 def _wanted(only: str | None) -> list[Part]:
@@ -140,13 +143,13 @@ def _run(check: Check, part: Part) -> None:
         _say(f"  {line.verdict:<8} {line.name}: {line.text}")
 
 
-def _end(check: Check, left: Sequence[str]) -> None:
+def _end(check: Check, left: Sequence[str], within_s: float) -> None:
     documents = [
         json.loads(check.path(part.name).read_text(encoding="utf-8"))
         for part in PARTS
         if check.path(part.name).exists()
     ]
-    report.write(check.out, documents, left)
+    report.write(check.out, documents, left, within_s)
     lines = [Line(**line) for document in documents for line in document["lines"]]
     counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in report.VERDICTS}
     _say(f"report: {check.out / 'report.md'}")

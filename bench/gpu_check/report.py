@@ -12,15 +12,18 @@ _STEPS = "steps, "
 _PLAIN = ", without speculation"
 
 
-def write(out: Path, documents: Sequence[Mapping[str, Any]], left: Sequence[str]) -> None:
-    """Write `report.md` and `report.json` of the parts' `documents`; `left` are parts that have not run."""
+def write(out: Path, documents: Sequence[Mapping[str, Any]], left: Sequence[str], within_s: float) -> None:
+    """Write `report.md` and `report.json` of the parts' `documents`.
+
+    `left` are parts that have not run, as they might not have fitted the `within_s` seconds of a call.
+    """
     (out / "report.json").write_text(
-        json.dumps({"parts": list(documents), "left": list(left)}, indent=1), encoding="utf-8"
+        json.dumps({"parts": list(documents), "left": list(left), "within_s": within_s}, indent=1), encoding="utf-8"
     )
-    (out / "report.md").write_text(markdown(documents, left), encoding="utf-8")
+    (out / "report.md").write_text(markdown(documents, left, within_s), encoding="utf-8")
 
 
-def markdown(documents: Sequence[Mapping[str, Any]], left: Sequence[str]) -> str:
+def markdown(documents: Sequence[Mapping[str, Any]], left: Sequence[str], within_s: float) -> str:
     """Return the report as a page."""
     lines = [line for document in documents for line in document["lines"]]
     counts = ", ".join(
@@ -29,7 +32,8 @@ def markdown(documents: Sequence[Mapping[str, Any]], left: Sequence[str]) -> str
     seconds = sum(document["seconds"] for document in documents)
     page = ["# The engine adapter on this machine", "", f"{counts}; {seconds / 60:.1f} minutes."]
     if left:
-        page += ["", f"Not run yet: {'; '.join(left)}. The same command goes on with them."]
+        limit = f"They may not have fitted the {within_s:g} s of one call (`--within-s`)"
+        page += ["", f"Not run yet: {'; '.join(left)}. {limit}; the same command goes on with them."]
     page += ["", "| part | what | verdict | found |", "|---|---|---|---|"]
     for document in documents:
         for line in document["lines"]:

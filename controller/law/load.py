@@ -99,9 +99,9 @@ class Load:
         if prefilling:
             tokens = sum(item.prefill for item in prefilling) / with_prefill
             self.prefill = ((1 - with_prefill / steps, 0.0), (with_prefill / steps, tokens))
-        plain = [item for item in sums if not item.prefill]
-        if plain:
-            self.context_tokens = sum(item.context for item in plain) / sum(item.decodes for item in plain)
+        # What prefills counts among the context of its step but not among its decodes: such steps serve where all do.
+        measured = [item for item in sums if not item.prefill] or sums
+        self.context_tokens = sum(item.context for item in measured) / sum(item.decodes for item in measured)
 
     @property
     def decodes(self) -> float:

@@ -37,7 +37,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
-from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, row_size, states_stay
+from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, largest_graph, row_size, states_stay
 from specpilot.engine_adapter.vllm.rows import Rows, handed_over, indices
 from specpilot.engine_adapter.vllm.tuning import SPARE_ROWS, TAKEN_IN_TOGETHER
 
@@ -67,11 +67,12 @@ class Backlog:
         probabilities of a prompt's tokens.
 
         CUDA graphs share one pool of memory, so a replay of the drafter's may write over the outputs of the target's.
-        vLLM reads them before its drafter runs; here passes go before that, so a step with such passes copies them.
+        vLLM reads them before its drafter runs; here passes go before that, so a step with such passes copies them. A
+        step larger than the largest graph left them outside the pool: that is most of what a long prompt would copy.
         """
-        if self._states_stay:
-            return state
         count = state.scheduler_output.total_num_scheduled_tokens
+        if self._states_stay or count > largest_graph(self._drafter.vllm_config):
+            return state
         if state.aux_hidden_states:
             state = state._replace(aux_hidden_states=[layer[:count].clone() for layer in state.aux_hidden_states])
             if not has_prompt_logprobs:

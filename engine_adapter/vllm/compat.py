@@ -311,6 +311,15 @@ def at_widths(vllm_config: Any) -> Sequence[Any]:
     return found
 
 
+def largest_graph(vllm_config: Any) -> int:
+    """Return the most tokens of a step that any CUDA graph is replayed for, FULL or PIECEWISE; 0 without graphs.
+
+    vLLM's dispatcher, and so `LengthDispatcher`, answers `NONE` for every step beyond; such a step allocates its
+    outputs outside the graphs' pool, so no replay writes over them while they are held.
+    """
+    return int(vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+
+
 def drafter_length(vllm_config: Any) -> int:
     """Return the longest sequence, in tokens, that the drafter can read; 0 without speculation."""
     speculative = vllm_config.speculative_config

@@ -100,3 +100,28 @@ def test_regret_is_small_at_cliffs(acceptance: float, running: int) -> None:
     known = [item for item in surprises if item is not None]
     assert len(known) > 8
     assert float(np.median(known)) <= 0.1
+
+
+@pytest.mark.parametrize(("acceptance", "running"), [(0.8, 37), (0.95, 37), (0.8, 66), (0.95, 66)])
+def test_regret_just_beyond_a_cliff_is_bounded(acceptance: float, running: int) -> None:
+    """A K stays there that another would beat by less than the policy's minimum gain of 3 %."""
+    sources, seeds = [Source(acceptance, running)], range(3)
+    best = max(
+        np.mean([
+            simulate(
+                [Phase(4, sources)], start=uniform(k), is_steered=False, step_s=graph_step_s, noise=NOISE, seed=seed
+            ).throughput(0, settle_s=1)
+            for seed in seeds
+        ])
+        for k in range(K_MAX + 1)
+    )  # fmt: skip
+    regrets = [
+        1
+        - simulate(
+            [Phase(20, sources)], step_s=graph_step_s, noise=NOISE, max_num_seqs=256, graphs=GRAPHS, seed=seed
+        ).throughput(0, SETTLE_S)
+        / best
+        for seed in seeds
+    ]
+    assert np.mean(regrets) <= 0.03
+    assert max(regrets) <= 0.045

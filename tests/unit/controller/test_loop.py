@@ -1,17 +1,22 @@
+import asyncio
 import logging
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.controller import lease
+from specpilot.controller.app import create_app
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import TTL_S
-from specpilot.controller.loop import HANG_S
+from specpilot.controller.loop import HANG_S, ControlLoop
 from specpilot.controller.pools import FORGET_S
 from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.store import StoreMemory
 from specpilot.policy.types import ClassPolicy, Lease, Mode, Policy
@@ -309,6 +314,38 @@ async def test_a_loop_that_hangs_is_seen_and_leaves_its_lease(rig: Rig) -> None:
     assert rig.loop.is_hanging
     await rig.loop.tick()
     assert not rig.loop.is_hanging
+
+
+async def test_the_lease_of_a_loop_that_hangs_runs_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(lease, "RENEW_S", 0.005)
+    monkeypatch.setattr(rig.loop, "tick", hang)
+    running = asyncio.create_task(rig.loop.run())
+    await asyncio.sleep(0.1)
+    assert rig.leadership.lease is not None
+    rig.clock.at += HANG_S + 5
+    await asyncio.sleep(0.1)
+    assert rig.leadership.lease is None
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_controller_whose_loop_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tick_once(loop: ControlLoop) -> None:
+        if loop.ticks:
+            await asyncio.Event().wait()
+        loop.ticks = 1
+
+    monkeypatch.setattr(ControlLoop, "tick", tick_once)
+    rig = Rig.new()
+    settings = ControllerSettings(redis_url="redis://unused", trust_this_machine=True)
+    with TestClient(create_app(settings, rig.store, rig.clock)) as client:
+        assert client.get("/ready").status_code == 200
+        rig.clock.at += HANG_S + 5
+        found = client.get("/ready")
+    assert (found.status_code, "has not ended a tick" in found.json()["problem"]) == (503, True)
 
 
 async def test_the_deprecated_metrics_show_what_the_new_ones_show(rig: Rig) -> None:

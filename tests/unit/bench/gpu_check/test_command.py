@@ -80,6 +80,19 @@ def test_a_part_that_may_not_fit_is_left_for_the_next_call(
     assert runs.ran == ["machine", "short", "long", "longer"]
 
 
+def test_a_call_takes_forty_minutes_at_most_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = Runs()
+    monkeypatch.setattr(command, "PARTS", [runs.part("machine"), runs.part("fits", 2390.0), runs.part("long", 2401.0)])
+    assert run(tmp_path) == command.GO_ON
+    assert runs.ran == ["machine", "fits"]
+    page = (tmp_path / "report.md").read_text()
+    assert "Not run yet: long. They may not have fitted the 2400 s of one call (`--within-s`)" in page
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["left"], report["within_s"]) == (["long"], 2400.0)
+    assert run(tmp_path, "--within-s", "3000") == 0
+    assert runs.ran == ["machine", "fits", "long"]
+
+
 @pytest.mark.parametrize("verdict", [FAILED, "breaks"])
 def test_a_line_that_fails_is_the_exit_status_and_stands_out(
     verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -148,6 +148,7 @@ def test_step_times_stand_beside_those_without_speculation() -> None:
             document("steps, FULL_AND_PIECEWISE", cells),
         ],
         [],
+        2400.0,
     )
     assert "## Milliseconds a step: FULL_AND_PIECEWISE" in page
     assert "| 1 | 2.00 | 2.50 (1.00) | 2.00 (2.50) |" in page

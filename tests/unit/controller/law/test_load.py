@@ -63,6 +63,14 @@ def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
     assert load.decodes == 4
 
 
+def test_context_is_known_where_every_step_prefills() -> None:
+    load = Load()
+    for context in (50.0, 90.0):  # the second look must not leave the first one's in place
+        cells = {Cell(4, 4, 0, 64): CellSums(10.0, 0.3, 40.0, 40.0, 0.0, 40 * context, 600.0)}
+        load.take(Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, cells=cells), 1.0, TUNING)
+        assert load.context_tokens == pytest.approx(context)
+
+
 @pytest.mark.parametrize(("kind", "is_given"), [("clients", True), ("queue", False), ("arrivals", False)])
 def test_given_concurrency_is_told_from_given_work(kind: str, is_given: bool) -> None:
     rng, load = np.random.default_rng(1), Load()

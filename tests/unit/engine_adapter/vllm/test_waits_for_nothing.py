@@ -25,12 +25,15 @@ with warnings.catch_warnings():
     from specpilot.engine_adapter.vllm.backlog import Backlog
     from specpilot.engine_adapter.vllm.drafting import Drafting, use_plain_embeddings
     from specpilot.engine_adapter.vllm.subset import _embeddings_of, chosen, spread
+    from specpilot.engine_adapter.vllm.tuning import TAKEN_IN_TOGETHER
     from specpilot.engine_adapter.vllm.undrafted import forget_useless, reads_ahead, see_to_backlog
 
 META = torch.device("meta")
 HIDDEN, LAYERS, K_MAX = 8, 3, 7
 PASS = 16
 """Tokens that one pass of the drafter takes."""
+LARGEST_GRAPH = 13
+"""Tokens of the largest step that has a CUDA graph."""
 
 
 class Apart(TorchDispatchMode):
@@ -83,6 +86,7 @@ class Drafter:
             speculative_config=SimpleNamespace(method="eagle3", draft_model_config=head),
             model_config=model_config,
             scheduler_config=SimpleNamespace(max_num_seqs=8),
+            compilation_config=SimpleNamespace(max_cudagraph_capture_size=LARGEST_GRAPH),
         )
         self.input_ids = torch.zeros(PASS, dtype=torch.int32, device=META)
         self.hidden_states = torch.zeros(PASS, HIDDEN, device=META)
@@ -278,6 +282,36 @@ def test_states_that_prompts_probabilities_are_read_of_are_copied_too(drafter: D
     assert found.aux_hidden_states[0] is not state.aux_hidden_states[0]
     found = backlog.beyond_passes(state, has_prompt_logprobs=False)
     assert found.hidden_states is state.hidden_states
+
+
+@pytest.mark.parametrize(
+    ("lengths", "largest", "is_copied"),
+    [([1, 8, 1, 3], 13, True), ([1, 9, 1, 3], 13, False), ([1] * 4, 13, True), ([1] * 4, None, False)],
+)
+def test_only_what_a_graph_left_is_copied(
+    drafter: Drafter, lengths: list[int], largest: int | None, *, is_copied: bool
+) -> None:
+    """A step beyond the largest graph leaves its states outside the graphs' pool; an engine without graphs always."""
+    drafter.vllm_config.compilation_config.max_cudagraph_capture_size = largest
+    state = Step(lengths).state
+    found = Backlog(drafter).beyond_passes(state, has_prompt_logprobs=True)
+    assert (found.aux_hidden_states[0] is not state.aux_hidden_states[0]) is is_copied
+    assert (found.hidden_states is not state.hidden_states) is is_copied
+
+
+def test_a_long_prompt_is_taken_in_by_bounded_passes(drafter: Drafter) -> None:
+    """However many tokens a pass of the drafter takes: what a pass gathers is beyond the memory that vLLM measured."""
+    length = 2 * TAKEN_IN_TOGETHER + 100
+    drafter.max_num_tokens = 4 * TAKEN_IN_TOGETHER
+    drafter.input_ids = torch.zeros(drafter.max_num_tokens, dtype=torch.int32, device=META)
+    drafter.hidden_states = torch.zeros(drafter.max_num_tokens, HIDDEN, device=META)
+    drafter.vllm_config.speculative_config.draft_model_config.max_model_len = 2 * length
+    step = Step([1, length, 1, 1])
+    step.metadata.seq_lens_cpu_upper_bound.fill_(length + 20)
+    with Apart():
+        step.run(Drafting(Backlog(drafter)), StepPlan(0))
+    assert sum(drafter.passes) == length - 1
+    assert max(drafter.passes) <= TAKEN_IN_TOGETHER == 4096
 
 
 def test_a_drafter_shares_the_targets_embeddings_without_lora() -> None:
