@@ -72,14 +72,15 @@ class GatewayFaultsSettings(ProgramSettings):
 class Fault:
     """A fault: `play` breaks, waits the given seconds and mends.
 
-    `fails` when an engine fails: requests go elsewhere, and streams that have begun may end with an error. `cuts` when
-    it cuts clients' connections, whose requests are lost. `gateways` stand behind a load balancer; one alone has two
+    `fails` when an engine fails: requests go elsewhere. `breaks` when it takes streams with it that have begun there,
+    which then end with an error. `cuts` when it cuts clients' connections, whose requests are lost. `gateways` stand behind a load balancer; one alone has two
     workers. `flags` are further ones of theirs; `leaves` is the phase in which half of the clients leave meanwhile.
     """
 
     says: str
     play: Callable[[GatewayStage, float], None]
     fails: bool = False
+    breaks: bool = False
     cuts: bool = False
     gateways: int = 1
     flags: tuple[str, ...] = ()
@@ -113,7 +114,7 @@ def broken_promises(fault: Fault, row: Row, clients: int) -> list[str]:
     checks = (
         (row.refused > 0, f"{row.refused} refused before a byte, although an engine was there"),
         (row.wrong > 0, f"{row.wrong} wrong answers"),
-        (row.broken > 0 and not fault.fails, f"{row.broken} streams broken, although no engine failed"),
+        (row.broken > 0 and not fault.breaks, f"{row.broken} streams broken, although no engine went away under them"),
         (row.lost > (clients if fault.cuts else 0), f"{row.lost} lost"),
         (row.lost_later > 0, f"{row.lost_later} lost that began after connections were cut"),
         (fault.fails and row.elsewhere == 0, "nothing went elsewhere: the fault did not take hold"),
@@ -200,8 +201,8 @@ def _reload_workers(scene: GatewayStage, lasts_s: float) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "none": Fault("nothing, to compare with", _nothing),
-    "engine-killed": Fault("one engine of three killed", _kill_engine, fails=True),
-    "engine-hung": Fault("one engine hung", _hang_engine, fails=True),
+    "engine-killed": Fault("one engine of three killed", _kill_engine, fails=True, breaks=True),
+    "engine-hung": Fault("one engine hung", _hang_engine, fails=True, breaks=True),
     "engine-mute": Fault("one engine accepts and never answers", _mute_engine, fails=True),
     "engine-401": Fault("one engine answers 401", partial(_set_mode, {"status": 401}), fails=True),
     "engine-error-events": Fault(
@@ -209,7 +210,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "engine-slow": Fault("one engine slow to its first byte", partial(_set_mode, {"wait_s": SLOW_S})),
     "engine-500": Fault("one engine answers 500", partial(_set_mode, {"status": 500}), fails=True),
-    "engine-flapping": Fault("one engine killed and started, over and over", _flap_engine, fails=True),
+    "engine-flapping": Fault("one engine killed and started, over and over", _flap_engine, fails=True, breaks=True),
     "redis-killed": Fault("Redis killed", _kill_redis),
     "redis-frozen": Fault("Redis frozen", _freeze_redis),
     "worker-killed": Fault("one worker of two killed", _kill_worker, cuts=True),

@@ -237,15 +237,15 @@ def divide(gateway_id: str, statements: Sequence[GatewayUsage]) -> Shares:
     )
 
 
-def used_tokens(estimate: int, prompt: int, said: int | None, events: int, status: int) -> int:
+def used_tokens(estimate: int, prompt: int, said: int | None, sent: int, status: int) -> int:
     """Return how many tokens a request that was sent to an engine counts for, now that it is over.
 
     `said` is what the response stated; nothing counts where the answer was an error. The `estimate`, of which `prompt`
-    is for the prompt, stands where the response did not say, unless more `events` came than it has for the output.
+    is for the prompt, stands where the response did not say, unless more was `sent` than it has for the output.
     """
     if status >= _ERROR_STATUS and status != CLIENT_LEFT:
         return 0
-    return max(estimate, min(prompt, estimate) + events) if said is None else said
+    return max(estimate, min(prompt, estimate) + sent) if said is None else said
 
 
 class Rates:

@@ -31,5 +31,5 @@ def used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: in
     if trip is None or not trip.sent_at or path in UNCHARGED:
         return 0
     delivery = trip.delivery
-    said, events = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.events)
-    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, said, events, status)
+    said, sent = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.tokens)
+    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, said, sent, status)

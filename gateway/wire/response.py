@@ -84,6 +84,11 @@ class Delivery:
         return self._tap.deltas if isinstance(self._tap, SseTap) else 0
 
     @property
+    def tokens(self) -> int:
+        """About how many tokens of output have passed in events."""
+        return self._tap.tokens if isinstance(self._tap, SseTap) else 0
+
+    @property
     def has_error(self) -> bool:
         """Whether the engine put an error event into its stream."""
         return isinstance(self._tap, SseTap) and self._tap.has_error

@@ -8,6 +8,10 @@ in a JSON string, because there a quote is escaped.
 Openings: events that an API sends before anything is generated, by their names (`_NAME`). They carry no content, so a
 stream has said nothing while no other event has come.
 
+Output of a stream whose usage never came: an event carries as many tokens as one step verified, and all those of many
+steps when its client reads slowly. So text is measured in bytes: of each event what it has beyond the shortest before
+it, which is mostly the JSON around the text. Of events with names only those named a delta count: others repeat it.
+
 Usage: the last frame that holds `usage`, or a JSON body, is parsed, and its own `usage` gives the number of input and
 output tokens, its `metrics.speculative_decoding` the mean acceptance length: an object of that name elsewhere, which a
 client may have had echoed, counts for nothing. Only of what was too long to keep, the last `usage` is looked for. Each
@@ -22,7 +26,7 @@ from typing import Any, Final
 
 import orjson
 
-from specpilot.gateway.wire.tuning import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
+from specpilot.gateway.wire.tuning import CHARS_PER_TOKEN, FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
 
 _TOKENS: Final = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION: Final = re.compile(
@@ -44,6 +48,7 @@ _ERROR: Final = 1
 _OPENING: Final = 2
 _END: Final = 3
 _NAME_BYTES: Final = 64
+_UNKNOWN_BYTES: Final = 1 << 60
 _BREAK: Final = re.compile(rb"\r?\n\r?\n")
 
 
@@ -135,6 +140,8 @@ class SseTap:
 
     __slots__ = (
         "_rest",
+        "_shortest_bytes",
+        "_text_bytes",
         "_usage_frame",
         "deltas",
         "has_error",
@@ -153,8 +160,15 @@ class SseTap:
         self.has_failed = False
         self.has_failed_first = False
         self._rest = b""
+        self._shortest_bytes = _UNKNOWN_BYTES
+        self._text_bytes = 0
         self._usage_frame = b""
         self.usage_frames = 0
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens have passed: one an event, or one for four bytes of text where that is more."""
+        return max(self.deltas, self._text_bytes // CHARS_PER_TOKEN)
 
     @property
     def has_rest(self) -> bool:
@@ -185,19 +199,26 @@ class SseTap:
         return self.deltas - before
 
     def _frame(self, frame: bytes) -> None:
-        is_error = False
+        is_error, is_text = False, True
         if not frame.startswith(b"data:"):
             # A blank line or comment or another field first: look for a line of data further down.
             at = frame.find(b"\ndata:") + 1
             if at == 0:
                 return
             name = _NAME.search(frame, 0, at)
+            is_text = frame.find(b"event:", 0, at) < 0 or frame.find(b"delta", 0, at) >= 0
             is_error = name is not None and self._is_error(name.lastindex)
             frame = frame[at:]
         if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
             self.is_done = True
             return
         self.deltas += 1
+        if is_text:
+            size = len(frame)
+            if size < self._shortest_bytes:
+                self._shortest_bytes = size
+            else:
+                self._text_bytes += size - self._shortest_bytes
         if b'"usage"' in frame:
             self.usage_frames += 1
             if _USAGE.search(frame) is not None:

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-# body.py
+# body.py, sse.py
 
 CHARS_PER_TOKEN: Final = 4
-"""A rough measure that ranks engines; nothing is billed by it."""
+"""A rough measure: it ranks engines, and stands for what a response does not state."""
 
 UNSAID_OUTPUT_TOKENS: Final = 256
 """What a request that names no limit counts for."""

@@ -213,6 +213,23 @@ async def test_a_client_that_leaves_before_the_usage_pays_for_its_prompt_and_eve
     assert abs(held_tokens(gateway) - (400 - prompt - 300)) < 10
 
 
+async def test_a_client_that_leaves_before_the_usage_pays_for_all_tokens_of_an_event(
+    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """An event carries all that one step verified, and more when its client reads slowly."""
+    engine.script = [SSE_HEAD, chunk(event("")), *([chunk(event("abcd" * 8))] * 300), HANG]
+    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    sent = {"model": "tiny", "stream": True, "prompt": "x"}
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(sent, path="/v1/completions", headers=AUTH))
+        async with asyncio.timeout(5):
+            read = b""
+            while read.count(b"data: ") < 301:
+                read += await client.reader.read(2**16)
+    await eventually(lambda: gateway.context.metrics.disconnects)
+    assert abs(held_tokens(gateway) - (400 - len(json.dumps(sent)) // CHARS_PER_TOKEN - 8 * 300)) < 10
+
+
 async def test_a_client_that_leaves_pays_the_estimate(
     engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
 ) -> None:

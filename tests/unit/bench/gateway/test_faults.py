@@ -40,6 +40,10 @@ def test_a_fault_that_keeps_its_promises_breaks_none(name: str, row: Row) -> Non
         ("engine-killed", KILLED, {"lost": 1, "ok": 79}, "lost"),
         ("engine-killed", KILLED, {"elsewhere": 0}, "take hold"),
         ("engine-slow", CALM, {"broken": 1, "ok": 99}, "broken"),
+        ("engine-mute", KILLED, {}, "20 streams broken"),
+        ("engine-401", KILLED, {}, "20 streams broken"),
+        ("engine-500", KILLED, {}, "20 streams broken"),
+        ("engine-error-events", KILLED, {}, "20 streams broken"),
         ("none", CALM, {"wrong": 1, "ok": 99}, "wrong"),
         ("none", CALM, {"ok": 99}, "add up"),
         ("worker-killed", CUT, {"lost": 51, "ok": 49}, "51 lost"),
@@ -68,6 +72,11 @@ def test_the_table_has_a_line_for_each_fault() -> None:
 def test_every_fault_that_the_gateway_has_promises_for_is_there() -> None:
     assert sum(fault.cuts for fault in FAULTS.values()) == 2
     assert sum(fault.fails for fault in FAULTS.values()) == 7
+    assert {name for name, fault in FAULTS.items() if fault.breaks} == {
+        "engine-killed",
+        "engine-hung",
+        "engine-flapping",
+    }
     assert {fault.leaves for fault in FAULTS.values()} == {"", "head", "body", "wait", "stream"}
 
 

@@ -218,6 +218,25 @@ def test_what_opens_a_stream_is_no_content() -> None:
     assert (tap.deltas, tap.openings) == (6, 4)
 
 
+def test_tokens_are_counted_by_events_or_by_their_text_where_that_is_more() -> None:
+    plain, merged = SseTap(), SseTap()
+    read(plain, event(""), *[event("abcd")] * 100)
+    read(merged, event(""), *[event("abcd" * 8)] * 100)
+    assert plain.tokens == 101
+    assert merged.tokens == 800
+
+
+def test_what_repeats_text_and_what_opens_a_stream_is_no_text() -> None:
+    tap = SseTap()
+    delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"%b"}\n\n'
+    long = b'event: %b\ndata: {"text":"' + b"x" * 40_000 + b'"}\n\n'
+    read(tap, long % b"response.created", delta % b"ab", b'event: ping\ndata: {}\n\n', delta % b"abcdabcdab")
+    read(tap, long % b"response.output_text.done")
+    assert tap.tokens == tap.deltas == 5
+    read(tap, *[delta % (b"abcd" * 8)] * 10)
+    assert tap.tokens == (8 + 10 * 30) // 4
+
+
 def test_an_error_behind_what_opens_a_stream_is_its_first_content() -> None:
     error = b'event: error\ndata: {"error":{"message":"x"}}\n\n'
     opened, begun = SseTap(), SseTap()
