@@ -26,6 +26,7 @@ from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.policy import keys
 from specpilot.policy.canary import Block, Canary, Experiment, Gain
 from specpilot.policy.codec import from_plain
+from specpilot.policy.gain import LogGain
 from specpilot.policy.model_routes import ModelRoutes
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import ApiKey, Lease, Policy
@@ -145,9 +146,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     urls: list[str] = []
     with running_controller() as controller:
         store = RedisStore(controller.redis.url)
+        store._redis.config_set("maxmemory", "1gb")
         lease = Lease("test", int(store._redis.get(keys.FENCE)))
         for log_gain in (0.04, 0.05, 0.06, 0.05, 0.04):
-            store.add_gain(MODEL, POOL, time.time(), log_gain, lease)
+            store.add_gain(MODEL, POOL, time.time(), LogGain(log_gain, -log_gain), lease)
 
         async def live() -> None:
             async with served(store, controller.redis.url) as found:
