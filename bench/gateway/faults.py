@@ -73,8 +73,9 @@ class Fault:
     """A fault: `play` breaks, waits the given seconds and mends.
 
     `fails` when an engine fails: requests go elsewhere. `breaks` when it takes streams with it that have begun there,
-    which then end with an error. `cuts` when it cuts clients' connections, whose requests are lost. `gateways` stand behind a load balancer; one alone has two
-    workers. `flags` are further ones of theirs; `leaves` is the phase in which half of the clients leave meanwhile.
+    which then end with an error. `cuts` when it cuts clients' connections, whose requests are lost. `gateways` stand
+    behind a load balancer; one alone has two workers. `flags` are further ones of theirs; `leaves` is the phase in
+    which half of the clients leave meanwhile.
     """
 
     says: str

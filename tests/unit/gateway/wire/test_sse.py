@@ -230,7 +230,7 @@ def test_what_repeats_text_and_what_opens_a_stream_is_no_text() -> None:
     tap = SseTap()
     delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"%b"}\n\n'
     long = b'event: %b\ndata: {"text":"' + b"x" * 40_000 + b'"}\n\n'
-    read(tap, long % b"response.created", delta % b"ab", b'event: ping\ndata: {}\n\n', delta % b"abcdabcdab")
+    read(tap, long % b"response.created", delta % b"ab", b"event: ping\ndata: {}\n\n", delta % b"abcdabcdab")
     read(tap, long % b"response.output_text.done")
     assert tap.tokens == tap.deltas == 5
     read(tap, *[delta % (b"abcd" * 8)] * 10)
