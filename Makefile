@@ -7,8 +7,8 @@ ARGS ?=
 COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
-.PHONY: setup up demo bench-adapter bench-alerts bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-soak
-.PHONY: bench-sweep bench-soak check-gpu test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
+.PHONY: setup up demo bench-adapter bench-alerts bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-hostile
+.PHONY: bench-gateway-soak bench-sweep bench-soak check-gpu test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -39,6 +39,9 @@ bench-gateway: compiled  ## What the gateway costs beside other ways to reach an
 
 bench-gateway-faults: setup  ## What clients notice while engines, Redis, gateways or clients fail
 	$(BIN)/specpilot bench gateway-faults $(ARGS)
+
+bench-gateway-hostile: setup  ## How long clients that mean no good hold the gateway up, and what memory they cost
+	$(BIN)/specpilot bench gateway-hostile $(ARGS)
 
 bench-gateway-soak: setup  ## A gateway under everything at once, watched for wrong answers and leaks
 	$(BIN)/specpilot bench gateway-soak $(ARGS)

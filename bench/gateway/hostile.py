@@ -88,10 +88,17 @@ class Hostile:
     statuses: frozenset[int]
 
 
-def head(length: int, more: str = "", *, has_key: bool = True) -> bytes:
-    """Return the head of a request of `length` bytes of body."""
+def head(length: int | None, more: str = "", *, has_key: bool = True, path: str = "/v1/chat/completions") -> bytes:
+    """Return the head of a request of `length` bytes of body; in chunks without."""
     key = f"authorization: Bearer {KEY}\r\n" if has_key else ""
-    return f"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n{key}{more}content-length: {length}\r\n\r\n".encode()
+    framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+    return f"POST {path} HTTP/1.1\r\nhost: g\r\n{key}{more}{framing}\r\n\r\n".encode()
+
+
+def chunked(text: bytes, size: int) -> bytes:
+    """Return `text` in chunks of `size` bytes."""
+    parts = (text[at : at + size] for at in range(0, len(text), size))
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
 async def _say(port: int, *parts: bytes, pause_s: float = 0.0) -> int:
@@ -155,13 +162,25 @@ _START = b'{"model":"canned","x":'
 _OK, _TOO_COMPLEX, _TOO_MANY = frozenset((200,)), frozenset((413,)), frozenset((431,))
 _REFUSED = frozenset((405,))
 _ASKED = b"GET /score HTTP/1.1\r\nhost: g\r\n"
-_CHUNKED = (
-    f"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {KEY}\r\n"
-    "transfer-encoding: chunked\r\n\r\n"
-).encode()
-_IN_BYTES = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"model":"canned","x":"%s"}' % (b"y" * 300_000)) + b"0\r\n\r\n"
+_IN_BYTES = chunked(b'{"model":"canned","x":"%s"}' % (b"y" * 300_000), 1)
 _BOMB = zlib.compress(b"[" * _BODY_BYTES)
 _MEMBERS = b'{"model":"canned","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
+
+_BOUNDARY = b"-" * 67 + b"y--"
+"""Of the longest, the one that takes a search by comparison the longest in a body of hyphens."""
+_FORM_TYPE = f"content-type: multipart/form-data; boundary={_BOUNDARY.decode()}\r\n"
+_MODEL_PART = b'--%b\r\ncontent-disposition: form-data; name="model"\r\n\r\ncanned\r\n' % _BOUNDARY
+_FILE_HEAD = b'--%b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n' % _BOUNDARY
+_LONG_HEAD = _FILE_HEAD + b"x: " + b";" * 3900 + b"\r\n\r\n"
+_FORM_END = b"\r\n--%b--\r\n" % _BOUNDARY
+_MANY_HEADS = _MODEL_PART + (_LONG_HEAD + b"\r\n") * 120 + _FORM_END[2:]
+
+
+def _form(text: bytes, chunk: int | None = None) -> Callable[[int], Awaitable[int]]:
+    sent = text if chunk is None else chunked(text, chunk)
+    begin = head(None if chunk else len(text), _FORM_TYPE, path="/v1/audio/transcriptions")
+    return lambda port: _say(port, begin, sent)
+
 
 HOSTILE: Mapping[str, Hostile] = {
     "lists": Hostile("15 MB of lists", _body(_repeated(_START + b"[", b"[],", b"1]}")), _TOO_COMPLEX),
@@ -184,10 +203,20 @@ HOSTILE: Mapping[str, Hostile] = {
         "3,500 requests to change protocols in one read", _many(_ASKED + b"connection: upgrade\r\nupgrade: x\r\n\r\n"),
         _REFUSED,
     ),
-    "chunks": Hostile("300,000 chunks of one byte", lambda port: _say(port, _CHUNKED, _IN_BYTES), _OK),
+    "chunks": Hostile("300,000 chunks of one byte", lambda port: _say(port, head(None), _IN_BYTES), _OK),
     "token ids": Hostile(
         f"240,000 token ids, and {_RULES} rules that ask for the prompt's length",
         _body(b'{"model":"canned","prompt":[' + b",".join([b"1"] * 240_000) + b"]}"), _OK,
+    ),
+    "form boundaries": Hostile(
+        "a form whose file of 15 MB is almost boundaries, in chunks",
+        _form(_repeated(_MODEL_PART + _FILE_HEAD + b"\r\n", b"-", _FORM_END), 29_000), _OK,
+    ),
+    "form heads": Hostile("a form of 120 parts with long headers, two bytes at a time", _form(_MANY_HEADS, 2), _OK),
+    "form parts": Hostile("a form of 100,000 parts", _form((_FILE_HEAD + b"\r\n\r\n") * 100_000), _TOO_COMPLEX),
+    "form bytes": Hostile(
+        "a form whose long field comes in 300,000 chunks of one byte",
+        _form(_MODEL_PART + _MODEL_PART.replace(b"model", b"prompt")[:-2] + b"y" * 300_000 + _FORM_END, 1), _OK,
     ),
     "bomb": Hostile(
         "a compressed bomb", lambda port: _say(port, head(len(_BOMB), "content-encoding: deflate\r\n"), _BOMB),

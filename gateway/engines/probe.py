@@ -102,8 +102,9 @@ class Probe:
             self._probing.discard(engine)
         engine.probe_error = None
         engine.outlier_detection.probe_timeouts = 0
-        if engine.outlier_detection.is_ejected:
-            engine.outlier_detection.restore(self._monotonic())
+        now = self._monotonic()
+        if engine.outlier_detection.is_ejected and now >= engine.outlier_detection.ejected_until:
+            engine.outlier_detection.restore(now)
         if cards != engine.cards:
             engine.cards = cards
             self._fleet.index()

@@ -11,7 +11,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from specpilot.gateway.process.certificates import Certificates
-from specpilot.gateway.process.listening import relisten, url_of
+from specpilot.gateway.process.listening import url_of
+from specpilot.gateway.process.tls_listener import TlsListener
+from specpilot.gateway.process.tuning import HANDSHAKES_ADMIN_MAX
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ class AdminListener:
         self._config = Config(app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
         self._listener = listener
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
 
     async def start(self) -> None:
         """Begin to serve. On the running loop."""
@@ -34,9 +36,11 @@ class AdminListener:
         loop, certificates = asyncio.get_running_loop(), self._certificates
         context = None if certificates is None else certificates.context
         place = url_of(self._listener, is_tls=context is not None)
-        self._server = await loop.create_server(self._connection, sock=self._listener, ssl=context)
+        self._server = server = await loop.create_server(self._connection, sock=self._listener, ssl=context)
         if context is not None and certificates is not None:
-            await self._renew(context)
+            self._server = TlsListener.in_place_of(
+                server, self._connection, context, lambda handshakes: handshakes < HANDSHAKES_ADMIN_MAX
+            )
             self._task = loop.create_task(certificates.follow(self._renew))
         _log.info("pages for operators on %s", place)
 
@@ -50,8 +54,8 @@ class AdminListener:
             connection.shutdown()
 
     async def _renew(self, context: ssl.SSLContext) -> None:
-        assert self._server is not None
-        self._server = await relisten(self._server, self._connection, context)
+        assert isinstance(self._server, TlsListener)
+        self._server.context = context
 
     def _connection(self) -> asyncio.Protocol:
         return HttpToolsProtocol(config=self._config, server_state=self._state, app_state={})

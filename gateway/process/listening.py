@@ -5,13 +5,10 @@ connections once they listen. The option would also let a second gateway of the 
 a word, so the port is tried without it first.
 """
 
-import asyncio
 import socket
-import ssl
-from collections.abc import Callable
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.tuning import BACKLOG, HANDSHAKE_S
+from specpilot.gateway.process.tuning import BACKLOG
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -46,26 +43,6 @@ def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if is_tls else 'http'}://{shown}:{port}"
-
-
-async def relisten(
-    server: asyncio.Server, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext
-) -> asyncio.Server:
-    """Return a server in place of `server`, on the same socket and with `context`; no connection is refused meanwhile.
-
-    The sockets are two descriptors of one queue of connections, so it does not matter which of the two is closed.
-    """
-    (listener,) = server.sockets
-    again = socket.fromfd(listener.fileno(), listener.family, listener.type)
-    try:
-        found = await asyncio.get_running_loop().create_server(
-            protocol, sock=again, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HANDSHAKE_S
-        )
-    except BaseException:
-        again.close()
-        raise
-    server.close()
-    return found
 
 
 def _bind(host: str, port: int, flag: str, *, is_shared: bool) -> socket.socket:

@@ -15,12 +15,14 @@ import logging
 import socket
 import ssl
 from types import FrameType
+from typing import cast
 
 from uvicorn.config import Config
 from uvicorn.server import Server
 
 from specpilot.gateway.process.certificates import Certificates
-from specpilot.gateway.process.listening import relisten, url_of
+from specpilot.gateway.process.listening import url_of
+from specpilot.gateway.process.tls_listener import TlsListener
 from specpilot.gateway.process.tuning import ANOTHER_SIGNAL_S, LINGER_S
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.context import GatewayContext
@@ -48,6 +50,7 @@ class GatewayServer(Server):
         self._drain_timeout_s = drain_timeout_s
         self._worker = worker
         self._certificates = certificates
+        self._listeners: list[TlsListener] = []
         self._asked_at: float | None = None
         self._busy_at = 0.0
         self._is_retiring = False
@@ -60,7 +63,11 @@ class GatewayServer(Server):
             self.config.ssl = certificates.context
         await super().startup(sockets)
         if certificates is not None:
-            await self.renew(certificates.context)  # uvicorn sets no bound on a handshake
+            self._listeners = [
+                TlsListener.in_place_of(server, self._connection, certificates.context, self._has_room)
+                for server in self.servers
+            ]
+            self.servers = cast("list[asyncio.Server]", self._listeners)  # uvicorn only closes them
             self._context.spawn(asyncio.get_running_loop().create_task(certificates.follow(self.renew)))
         if self._worker is not None:
             self._worker.serve(self.retire, self.drain)
@@ -70,9 +77,16 @@ class GatewayServer(Server):
 
     async def renew(self, context: ssl.SSLContext) -> None:
         """Serve new connections by `context`. Those that stand keep what they have."""
-        if self._asked_at is None:
-            self.config.ssl = context
-            self.servers = [await relisten(server, self._connection, context) for server in self.servers]
+        for listener in self._listeners:
+            listener.context = context
+
+    def _has_room(self, handshakes: int) -> bool:
+        """Whether one more client may begin a handshake beside so many, by the limit on connections."""
+        context = self._context
+        has_room = len(context.connections) + handshakes < context.limits.max_connections
+        if not has_room:
+            context.metrics.count_refusal("connections")
+        return has_room
 
     def _connection(self) -> asyncio.Protocol:
         config = self.config

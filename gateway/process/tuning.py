@@ -17,9 +17,6 @@ FIRST_PROBE_S: Final = 1.0
 BACKLOG: Final = 4096
 """Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
 
-HANDSHAKE_S: Final = 10.0
-"""Seconds that a client may take to agree on TLS: until then it counts as no connection, and can be many."""
-
 # open_files.py
 
 FILES_KEPT: Final = 128
@@ -51,6 +48,20 @@ START_LIMIT_S: Final = 60.0
 
 LEDGER_S: Final = 60.0
 """Seconds after which the ledger is written anew though nothing changed: cleaners look for what is old."""
+
+# tls_listener.py
+
+HANDSHAKE_S: Final = 10.0
+"""Seconds that a client may take to agree on TLS: slow networks against places that nobody uses."""
+
+HANDSHAKES_ADMIN_MAX: Final = 128
+"""Handshakes under way on the port for operators: a few Prometheus servers and health checks."""
+
+ACCEPTS_A_TURN: Final = 64
+"""Connections that are accepted in one turn of the loop: each begins a handshake of some 0.5 ms in a later one."""
+
+ACCEPT_PAUSE_S: Final = 1.0
+"""Seconds before accepting is tried again when the system has no descriptor left."""
 
 # worker.py
 

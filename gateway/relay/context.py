@@ -45,7 +45,7 @@ class Running(Swept, Protocol):
         """End with `error`, as clearly as is still possible."""
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` was ejected because it does not answer its probes."""
+        """`engine` was ejected because it answers nothing."""
 
 
 class GatewayContext:
@@ -151,7 +151,7 @@ class GatewayContext:
             exchange.end_with(error)
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` does not answer its probes: let the requests that wait on it try another."""
+        """`engine` answers nothing: let the requests that wait on it try another."""
         for exchange in [*self.exchanges]:
             try:
                 exchange.engine_ejected(engine)

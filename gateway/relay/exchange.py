@@ -330,7 +330,7 @@ class Exchange:
         self._relay.begin(engine)
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` was ejected because it does not answer its probes."""
+        """`engine` was ejected because it answers nothing."""
         if self._relay is not None:
             self._relay.engine_ejected(engine)
 

@@ -153,14 +153,19 @@ class Relay:
             return
         self._context.metrics.count_upstream_error(f"{found.name}_timeout")
         if found.name.endswith("first_byte") and self.attempt is not None:
-            self.attempt.engine.outlier_detection.fail(now, is_connect=False)
+            engine = self.attempt.engine
+            is_silent = engine.heard_at <= self.sent_at
+            engine.outlier_detection.time_out(now, is_silent=is_silent)
             self.delivery = None
-            if self._retry():
+            is_retried = self._retry()
+            if is_silent:
+                self._context.engine_ejected(engine)  # those that may wait longer need not
+            if is_retried:
                 return
         self.end_with(EngineTimeoutError(str(found)))
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` does not answer its probes: try another, if this request waits there for a first byte."""
+        """`engine` answers nothing: try another, if this request waits there for a first byte."""
         if self.phase == "wait" and self.attempt is not None and self.attempt.engine is engine:
             delivery, self.delivery = self.delivery, None
             if not self._retry():

@@ -1,11 +1,13 @@
 """When an engine is ejected, for how long, and how it returns. Pure: `now` is monotonic seconds.
 
-A failure to connect ejects at once; other failures before an answer (closed, 5xx, 401 and 403, time-out before the
-first byte, an error event as the first of a stream) eject after `FAILURES_ALLOWED` in a row. Each further ejection
-doubles the time, up to `EJECTED_MAX_S`. The beginning of a good answer clears the count: a 4xx is the client's fault. A
-connection clears nothing, and neither does a head: the kernel still accepts for an engine that hangs, and a server
-whose engine hangs may still send the head of a stream. Failures within answers (an error event, broken off) are counted
-apart, as each has a good beginning; they eject after as many in a row, which a whole answer ends.
+A failure to connect ejects at once, and so does a time-out before the first byte of an engine from which nothing at all
+came since that request went out, for the longest time: its server may answer probes while its model hangs, and what
+waits there would wait for the longest of time-outs. Other failures before an answer (closed, 5xx, 401 and 403, time-out
+before the first byte, an error event as the first of a stream) eject after `FAILURES_ALLOWED` in a row. Each further
+ejection doubles the time, up to `EJECTED_MAX_S`. The beginning of a good answer clears the count: a 4xx is the client's
+fault. A connection clears nothing, and neither does a head: the kernel still accepts for an engine that hangs, and a
+server whose engine hangs may still send the head of a stream. Failures within answers (an error event, broken off) are
+counted apart, as each has a good beginning; they eject after as many in a row, which a whole answer ends.
 
 An ejection ends by a background probe, which tries the engine when its time is over, or by the first answer that begins
 after that: what begins earlier was asked before the ejection, and may fail as what came before it. A probe that finds
@@ -59,6 +61,17 @@ class OutlierDetection:
             self.eject(now)
         return self.is_ejected
 
+    def time_out(self, now: float, *, is_silent: bool) -> bool:
+        """A first byte did not come in time; return whether the engine is ejected now.
+
+        `is_silent`: nor did a byte of any other response since the request went out.
+        """
+        if is_silent:
+            self.failures += 1
+            self.eject(now, EJECTED_MAX_S)
+            return True
+        return self.fail(now, is_connect=False)
+
     def fail_stream(self, now: float) -> bool:
         """An answer that had begun well failed; return whether the engine is ejected now."""
         self.stream_failures += 1
@@ -78,13 +91,13 @@ class OutlierDetection:
             self.eject(now)
         return self.is_ejected and not was_ejected
 
-    def eject(self, now: float) -> None:
-        """Leave the engine alone for a time that doubles while it keeps failing soon after its return."""
+    def eject(self, now: float, least_s: float = 0.0) -> None:
+        """Leave the engine alone, at least `least_s`, for a time that doubles while it fails soon after its return."""
         if self.is_ejected and now < self.ejected_until:
             return
         if self.returned_at is not None and now - self.returned_at > RAMP_S:
             self.ejections = 0
-        self.ejected_until = now + min(EJECTED_MAX_S, EJECTED_MIN_S * 2.0 ** min(self.ejections, 10))
+        self.ejected_until = now + max(least_s, min(EJECTED_MAX_S, EJECTED_MIN_S * 2.0 ** min(self.ejections, 10)))
         self.ejections += 1
         self.is_ejected = True
 

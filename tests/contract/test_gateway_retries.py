@@ -31,6 +31,8 @@ from tests.support.scripted_engine import (
     stream,
 )
 
+WHOLE = reply(completion())
+
 OVERLOADED = reply(
     b'{"error":{"message":"full","type":"overloaded","param":null,"code":503}}', "503 Service Unavailable"
 )
@@ -263,8 +265,8 @@ async def test_an_engine_that_hangs_costs_time_but_no_request_while_another_live
         answer = await call(gateway.port, request(STREAM))
         assert answer.status == 200
         assert answer.body.endswith(DONE)
-    assert len(engine.seen) == gateway.context.metrics.retries == routing.FAILURES_ALLOWED
-    assert gateway.context.metrics.upstream_errors == {"first_byte_timeout": routing.FAILURES_ALLOWED}
+    assert len(engine.seen) == gateway.context.metrics.retries == 1  # nothing else came from it meanwhile
+    assert gateway.context.metrics.upstream_errors == {"first_byte_timeout": 1}
     assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
     async with asyncio.timeout(1):
         for seen in engine.seen:
@@ -286,6 +288,36 @@ async def test_an_engine_that_says_what_it_serves_may_hang_all_the_same(
     await asyncio.wrap_future(looking)
     assert engine.model_calls == asked + 1
     assert one.outlier_detection.failures == 1
+    assert one.outlier_detection.is_ejected
+
+
+async def test_one_stream_that_times_out_on_a_silent_engine_spares_the_others_their_longer_wait(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    """Its server goes on answering probes, and JSON clients are allowed 600 s."""
+    gateway = await start_gateway(engine, other_engine, stream_first_byte_timeout_s=0.5)
+    engine.script, other_engine.choose = [HANG], lambda seen: stream("ok") if "stream" in seen.json else [WHOLE]
+    calls = [call(gateway.port, request(body), timeout_s=4.0) for body in [STREAM, STREAM] * 4 + [None] * 8]
+    assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
+    assert any("stream" in seen.json for seen in engine.seen)
+    assert not all("stream" in seen.json for seen in engine.seen)
+    detection = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
+    assert detection.is_ejected
+    await asyncio.sleep(1.0)  # a probe, too, would have ended a first ejection
+    assert detection.is_ejected
+
+
+async def test_a_busy_engine_is_not_ejected_by_one_time_out(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, stream_first_byte_timeout_s=0.5)
+    engine.scripts = [[HANG], [0.2, WHOLE]]
+    waiting = asyncio.create_task(call(gateway.port, request(STREAM)))
+    await engine.wait_seen(1)
+    assert (await call(gateway.port)).status == 200
+    assert (await waiting).status == 504
+    [detection] = [one.outlier_detection for one in gateway.context.fleet.engines.values()]
+    assert (detection.is_ejected, detection.failures) == (False, 1)
 
 
 async def test_when_every_engine_hangs_the_time_out_is_the_answer(

@@ -4,12 +4,13 @@ import asyncio
 import shutil
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specpilot.gateway.process import certificates, listening
+from specpilot.gateway.process import certificates, tls_listener
 from specpilot.gateway.process.start_error import StartError
 from tests.contract.conftest import StartGateway
 from tests.support.certificates import Authority
@@ -163,11 +164,38 @@ async def test_plain_http_to_a_tls_port_is_no_request(
 async def test_a_client_that_never_agrees_on_tls_is_cut_off(
     engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.3)
     cert, key = authority.issue("gateway")
     gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key)
     async with await Client.connect(gateway.port) as client:
         assert await client.is_closed()
+
+
+async def test_handshakes_under_way_count_as_connections(
+    engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 1.0)
+    cert, key = authority.issue("gateway")
+    gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key, max_connections=4)
+    context = trusting(authority)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(await connect(gateway.port, context))
+        client.send(request())
+        assert (await client.answer()).status == 200
+        silent = [await stack.enter_async_context(await Client.connect(gateway.port)) for _ in range(3)]
+        late = await stack.enter_async_context(await Client.connect(gateway.port))
+        assert await late.is_closed(timeout_s=0.5)
+        assert gateway.context.metrics.refusals["connections"] == 1
+        client.send(request())
+        assert (await client.answer()).status == 200
+        for waiting in silent:
+            assert await waiting.is_closed()  # too slow
+        for _ in range(8):  # those that fail leave their place at once
+            async with await Client.connect(gateway.port) as plain:
+                plain.send(request())
+                assert await plain.is_closed()
+        assert (await call(gateway.port, context)).status == 200
+    assert gateway.context.metrics.refusals["connections"] == 1
 
 
 async def test_files_that_cannot_be_used_end_the_start_with_a_line(

@@ -5,6 +5,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from specpilot.gateway.engines.snapshot import Snapshot
+from specpilot.policy.types import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, call, request
 from tests.support.gateway_server import eventually
@@ -58,3 +60,32 @@ async def test_a_client_cannot_choose_its_rank_or_its_place_in_the_engines_queue
     for seen in engine.seen:
         assert seen.json["priority"] == 0
         assert "x-data-parallel-rank" not in seen.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_engines_get_the_priority_of_the_class_and_never_the_clients(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str, is_large: bool
+) -> None:
+    """Negated, because in vLLM the lower one goes first; where it is 0 or not sent, only a client's own is replaced."""
+    policy = Policy("tiny", classes={"urgent": ClassPolicy(priority=7), "batch": ClassPolicy(priority=-3)})
+    text = "x" * 100_000 if is_large else "x"
+
+    async def sent_with(send_priority: bool, traffic_class: str, **more: int) -> object:
+        gateway = await start_gateway(engine, send_priority=send_priority)
+        context = gateway.context
+        context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": VersionedPolicy(1, 1.0, policy)}))
+        await eventually(lambda: "urgent" in context.known_classes("tiny"))
+        sent = request(
+            {"model": "tiny", "input": text, **more}, path=path, headers=f"x-traffic-class: {traffic_class}\r\n"
+        )
+        assert (await call(gateway.port, sent)).status == 200
+        body = engine.seen[-1].body
+        assert body.count(b'"priority"') <= 1
+        return engine.seen[-1].json.get("priority")
+
+    for own in ({}, {"priority": -100}, {"priority": 100}):
+        assert await sent_with(True, "urgent", **own) == -7
+        assert await sent_with(True, "batch", **own) == 3
+        assert await sent_with(True, "default", **own) == (0 if own else None)
+        assert await sent_with(False, "urgent", **own) == (0 if own else None)

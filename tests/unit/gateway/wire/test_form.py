@@ -57,6 +57,32 @@ def test_a_file_is_not_held() -> None:
     assert len(json.loads(outline.finish())["model"]) == FIELD_BYTES
 
 
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_what_is_copied_of_small_pieces_is_bounded_by_the_longest_head(size: int) -> None:
+    """Each piece is joined to what is kept of those before it."""
+    boundary = b"-" * 68 + b"y-"
+    outline = FormOutline(b"content-type: multipart/form-data; boundary=%b\r\n" % boundary)
+    file = b'--%b\r\nContent-Disposition: form-data; name="f"; filename="a"\r\nx: %b\r\n\r\n%b\r\n' % (
+        boundary,
+        b"x" * (PART_HEAD_BYTES - 100),
+        (b"\r\n--" + boundary[:-1]) * 200,
+    )
+    body = file * 3 + part("model", b"m").replace(b"--xYz", b"--" + boundary) + b"--" + boundary + b"--\r\n"
+    kept = []
+    for at in range(0, len(body), size):
+        kept.append(len(outline._rest) + len(outline._value))
+        outline.feed(body[at : at + size])
+    assert max(kept) < PART_HEAD_BYTES + size
+    heads = 3 * PART_HEAD_BYTES // size * PART_HEAD_BYTES
+    assert sum(kept) < heads + len(kept) * (len(boundary) + 8)
+    assert json.loads(outline.finish()) == {"model": "m"}
+
+
+def test_the_boundary_is_searched_for_in_time_that_goes_by_the_bytes_alone() -> None:
+    """It is the client's choice: `bytes.find` takes up to the product of both lengths."""
+    assert FormOutline(LINES)._search.pattern == rb"\-\-xYz"
+
+
 @pytest.mark.parametrize("name", ["model", "stream", "vllm_xargs"])
 def test_a_field_that_decides_is_stated_once(name: str) -> None:
     """Some servers take the first of two, some the last."""
