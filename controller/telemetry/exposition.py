@@ -2,13 +2,14 @@
 
 An engine's page holds thousands of lines, of which some hundreds are ours; all other lines cost one prefix
 comparison. The part before the number is the same at every scrape, so its meaning is remembered, and a line that
-has not changed since the last scrape is not read again (`PageReader`). A value that
-is no finite, non-negative number and a line that cannot be read are left out: unknown, not zero. Series that
-differ only in labels that the law does not know (several processes of one engine) are added up.
+has not changed since the last scrape is not read again (`PageReader`). A value that is no finite, non-negative number
+and a line that cannot be read are left out: unknown, not zero. Series that differ only in labels that the law does not
+know (several processes of one engine) are added up.
 """
 
 import math
 import re
+from array import array
 from functools import lru_cache
 
 from specpilot.controller.estimation.observation import LABELS, Series
@@ -43,7 +44,7 @@ class PageReader:
     """
 
     def __init__(self) -> None:
-        self._hashes: list[int] = []
+        self._hashes = array("q")
         self._series: list[Series | None] = []
         self._values: dict[Series, float] = {}
         self._is_plain = False  # each series has one line, with a value that counts
@@ -51,13 +52,13 @@ class PageReader:
     def read(self, text: str) -> dict[Series, float]:
         """Return the value of every series in `text` that the law reads."""
         lines = text.split("\n")
-        hashes = [hash(line) for line in lines]
+        hashes = array("q", map(hash, lines))
         if not (self._is_plain and len(lines) == len(self._hashes) and self._update(lines, hashes)):
             self._read_whole(lines)
         self._hashes = hashes
         return self._values
 
-    def _update(self, lines: list[str], hashes: list[int]) -> bool:
+    def _update(self, lines: list[str], hashes: "array[int]") -> bool:
         """Read the lines that changed; return whether every one of them still belongs to the same series."""
         values = dict(self._values)
         for at, (found, known) in enumerate(zip(hashes, self._hashes, strict=True)):

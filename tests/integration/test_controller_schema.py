@@ -67,6 +67,18 @@ def tokens(controller: Controller) -> dict[str, str]:
     return {**made, "first": TOKEN, "unknown": "no"}
 
 
+def generated(examples: int) -> settings:
+    """So many documents, the same in each run."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> None:
     fill(controller)
     bearer = tokens(controller)
@@ -77,14 +89,7 @@ def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> No
     written: set[str] = set()
     for operation in operations:
 
-        @settings(
-            max_examples=EXAMPLES,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @generated(EXAMPLES)
         @given(
             case=operation.as_strategy(),
             is_seen=st.booleans(),
@@ -125,14 +130,7 @@ def test_a_refused_write_changes_nothing_and_leaves_one_line(untouched: Controll
             continue
         refused[operation.label] = set()
 
-        @settings(
-            max_examples=WRONG_EXAMPLES,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @generated(WRONG_EXAMPLES)
         @given(
             case=operation.as_strategy(GenerationMode.NEGATIVE),
             is_seen=st.booleans(),
