@@ -40,15 +40,15 @@ class Tuning:
         drift_jump: logarithm of a common error beyond which a look is set aside until the next one agrees.
         freeze_cost: learn the cost from the first 30 s of traffic and keep it (an ablation).
         trial_steps: steps of a depth that make its cost known; an engine measures 20 of each before traffic.
-        trial_limit_s: the longest time that one engine tries a depth.
-        trial_valid_for_s: time after which an engine ends a trial that the controller does not repeat.
+        trial_limit_s: the longest time that one engine tries a depth; it ends the trial then by itself.
         trial_rest_s: time until a depth is tried again at the same load after it was tried, or tried in vain.
         trial_slack_ratio: a depth that was measured at other loads only is tried when its predicted score is at most
             this far below the best one's.
         near_ratio: loads whose running decodes differ by at most this factor count as like.
         stale_s: age of the newest evidence at which a schedule is held.
-        idle_s: time without a decode after which a pool counts as idle.
-        urgent_gain_ratio: predicted gain that does not wait for the policy's dwell.
+        idle_s: time without a decode, up to the newest look, after which a pool counts as idle.
+        urgent_gain_ratio: predicted gain that does not wait for the policy's dwell, and the least gain at loads and in
+            rows without traffic, which change alone.
         hold_out_window_s: length of a window of the hold-out. Longer ones lose less to `delivered_s`, shorter ones
             average over more traffic.
         delivered_s: time after a change of whose turn it is that evidence does not count.
@@ -56,7 +56,8 @@ class Tuning:
         hold_out_memory: windows of the hold-out that count, the newest; at 1 % and 4 s that is the last 11 hours.
         hold_out_least: windows before an interval is told.
         hold_out_near: windows on either side of a drawn one that it is compared with, at most.
-        step_back_error: probability with which an adaptive K that loses nothing is ever taken for a loser.
+        step_back_error: probability with which an adaptive K that loses nothing is taken for a loser within the first
+            `hold_out_memory` windows. Later looks, one each fifth of that, add to it.
         stepped_back_ratio: share of the time that a pool which stepped back runs the adaptive K, to find out whether it
             has become better.
         bands: K by the band of a request's own acceptance; else by class alone (an ablation).
@@ -81,7 +82,6 @@ class Tuning:
     freeze_cost: bool = False
     trial_steps: float = 15.0
     trial_limit_s: float = 4.0
-    trial_valid_for_s: float = 3.0
     trial_rest_s: float = 300.0
     trial_slack_ratio: float = 0.1
     near_ratio: float = 1.6

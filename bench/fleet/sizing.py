@@ -37,7 +37,7 @@ from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, K, model_of
 from specpilot.bench.fleet.small_calls import calls_for
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
-from specpilot.controller.loop import RENEW_S
+from specpilot.controller.publication import RENEW_S
 from specpilot.engine_adapter.agent.agent import EngineLink
 from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S, TTL_S
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl

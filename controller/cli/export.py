@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.law.k_table import k_at
 from specpilot.policy.bands import row_of, row_parts, serving_rows
 from specpilot.policy.settings import load
 from specpilot.policy.types import DEFAULT_CLASS, KRange
@@ -109,7 +110,7 @@ def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[li
     row: list[KRange] = []
     lo = 1
     for hi in bounds:
-        mean = sum(share * _k_at(classes[name], lo) for name, share in known.items()) / total
+        mean = sum(share * k_at(classes[name], lo) for name, share in known.items()) / total
         k = int(mean + 0.5)
         if row and row[-1].k == k:
             row[-1] = KRange(row[-1].lo, hi, k)
@@ -156,14 +157,6 @@ def sglang_notes(row: Sequence[KRange]) -> list[str]:
     if any(k == 0 for _, _, k in row):
         notes.append("K = 0, which the schedule has at some loads, is left out: SGLang drafts at least one step")
     return notes
-
-
-def _k_at(row: Row, running: int) -> int:
-    """Return K of `row` at `running` decodes; above its last range that one's holds."""
-    for lo, hi, k in row:
-        if lo <= running <= hi:
-            return k
-    return row[-1][2]
 
 
 def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, Any]:

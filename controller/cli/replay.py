@@ -22,6 +22,7 @@ from specpilot.controller.freezing import as_frozen, held
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.pools import Sightings, in_turn, of_steerable, pool_contexts
+from specpilot.controller.publication import VALID_FOR_S
 from specpilot.controller.recording.record import Recorded, from_line
 from specpilot.controller.tuning import without
 from specpilot.policy.codec import from_plain
@@ -31,7 +32,6 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 from specpilot.policy.types import Policy, Schedule
 
 PROGRAM = "specpilot replay"
-_VALID_FOR_S = 15.0
 
 
 class ReplaySettings(ProgramSettings):
@@ -94,7 +94,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             version = (context.in_force.version if context.in_force else 0) + 1
             if result.publish is not None:
                 own[key] = Schedule(
-                    *key, version, tick.at, _VALID_FOR_S, result.probe_ratio, result.publish, result.trial
+                    *key, version, tick.at, VALID_FOR_S, result.probe_ratio, result.publish, result.trial
                 )
             yield Replayed(tick.at, context, result)
 

@@ -70,7 +70,6 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.TRIALS: _POSITION,
     names.ACCEPTS: _POSITION,
     names.DRAFTS: (names.LABEL_CLASS, names.LABEL_BAND, names.LABEL_K),
-    names.PROBES: _CLASS,
     names.DECODE_TOKENS: (names.LABEL_CLASS, names.LABEL_BAND),
     **dict.fromkeys(_CELL_METRICS, names.CELL_LABELS),
     **dict.fromkeys(_CATCH_UP_METRICS, names.CATCH_UP_LABELS),
@@ -107,7 +106,6 @@ class Evidence:
     trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
     accepts: Mapping[tuple[int, int], float] = field(default_factory=dict)
     drafts: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
-    probes: Mapping[str, float] = field(default_factory=dict)
     decode_tokens: Mapping[tuple[str, int], float] = field(default_factory=dict)
     cells: Mapping[Cell, CellSums] = field(default_factory=dict)
     running: Mapping[str, float] = field(default_factory=dict)
@@ -127,11 +125,6 @@ class Evidence:
     def step_seconds(self) -> float:
         """Seconds of all steps, of those that caught up too."""
         return sum(cell.seconds for table in (self.cells, self.catch_ups) for cell in table.values())
-
-    @property
-    def prefilled(self) -> float:
-        """Prefilled tokens."""
-        return sum(cell.prefill for cell in self.cells.values())
 
     @property
     def tokens(self) -> float:
@@ -237,13 +230,12 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     for part in parts:
         for series, value in part.items():
             totals[series] = totals.get(series, 0.0) + value
-    found = Evidence({}, {}, {}, {}, {}, {}, {}, {})
+    found = Evidence({}, {}, {}, {}, {}, {}, {})
     placed: dict[str, tuple[Any, int]] = {  # where a metric's series go, and how many of its labels are text
         names.TRIALS: (found.trials, 0),
         names.ACCEPTS: (found.accepts, 0),
         names.DRAFTS: (found.drafts, 1),
         names.DECODE_TOKENS: (found.decode_tokens, 1),
-        names.PROBES: (found.probes, 1),
         names.RUNNING_DECODES: (found.running, 1),
     }
     cells: dict[Cell, dict[str, float]] = {}

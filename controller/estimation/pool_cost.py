@@ -17,6 +17,8 @@ costs left_s Q seconds, whenever they are spent, and
     left_s = sum over steps that caught up of (c6 + c7 R) s / sum over looks of Q (decodes at K = 0)
 
 both sums fading alike. A charge that did not depend on Q would keep K = 0 for all out of force for what mixed K costs.
+Looks with Q below `_LEAST_DRAFTED` are left out: what is caught up there is for probes, which have a budget of their
+own whatever K is, and by so small a Q it would seem to make every mixed K expensive.
 
 Limits: one look may move a cell's mean by at most a factor of two, so that a pause of some seconds in one step does
 not. Looks of fewer than ten steps say nothing of s.
@@ -39,6 +41,7 @@ _ESTABLISHED_STEPS = 30.0
 _DRIFT_STEPS = 10.0
 _HISTORY_STEPS = 50.0
 _LARGEST_MOVE = 2.0
+_LEAST_DRAFTED = 0.05
 
 
 @dataclass(slots=True)
@@ -133,8 +136,8 @@ class PoolCost:
         steps = 0.0
         for memory in self._cells.values():
             n, _, slots = memory.mean[:3]
-            if n >= 1 and (decodes is None or _is_near(n, decodes, self._tuning.near_ratio)):
-                alike = slots == 0 if k == 0 else slots > 0 and _is_near(slots / n, k, self._tuning.near_ratio)
+            if n >= 1 and (decodes is None or is_near(n, decodes, self._tuning.near_ratio)):
+                alike = slots == 0 if k == 0 else slots > 0 and is_near(slots / n, k, self._tuning.near_ratio)
                 steps += memory.steps if alike else 0.0
         return steps >= self._tuning.trial_steps
 
@@ -173,7 +176,7 @@ class PoolCost:
 
     def _learn_left(self, evidence: Evidence, *, is_history: bool) -> None:
         fit = self.fit()
-        if is_history or fit is None:
+        if is_history or fit is None or evidence.drafted_ratio < _LEAST_DRAFTED:
             return
         kept = 0.5 ** (evidence.step_seconds / self._tuning.cell_half_life_s)
         caught_up = evidence.catch_ups.values()
@@ -195,7 +198,8 @@ def _mean(sums: CellSums) -> Vector:
     return np.array([sums.decodes, verified, sums.slots, sums.context, sums.prefill, sums.read]) / sums.steps
 
 
-def _is_near(value: float, wanted: float, factor: float) -> bool:
+def is_near(value: float, wanted: float, factor: float) -> bool:
+    """Whether two loads, or widths, differ by at most `factor`."""
     return max(value, wanted) <= factor * min(value, wanted)
 
 

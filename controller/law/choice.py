@@ -30,8 +30,8 @@ in proportion to Q (`pool_cost`), at most with what drafting for it takes.
 Search: with the width of the drafter bounded by W and all costs taken as linear, every row is solved alone, for every
 W; the best of these tables and of the one in force is then improved row by row, in `_ROUNDS` rounds at most. It is
 exact where T is linear and one width serves all rows. Where the engine has CUDA graphs, the tables of one K for all
-compete too; and no band has less than a lower one: where any request that drafts less would save a step its padding,
-the search row by row may find one that drafts well.
+compete too; and K does not fall from one band to the next. Otherwise, where padding makes every saved token count, the
+search row by row may lower K for requests that draft well.
 
 SLO: a bound on a class's mean inter-token latency is held for each of its streams, the low bands too: T / AL_i with
 prefill. A table in which every bound holds beats every one in which some bound breaks; when none holds, the one with

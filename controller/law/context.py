@@ -14,7 +14,9 @@ from specpilot.policy.types import Policy, Schedule, Trial
 
 @dataclass(frozen=True, slots=True)
 class PoolContext:
-    """A pool as registered: `k_max`, `static_k` and `max_num_seqs` are those of its engines that can speculate.
+    """A pool as registered: what holds for all of its engines that can speculate.
+
+    Where they differ, `k_max` and `static_k` are the smallest, `max_num_seqs` is the largest (`pools.pool_contexts`).
 
     `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
     turn it is, and `arm` tells which one that is; `None` without a canary. `remaining_arm` is the arm whose policy

@@ -142,7 +142,7 @@ class HoldOut:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._near = tuning.hold_out_near
-        self._windows: deque[_Sums] = deque(maxlen=2 * self._near + 1)
+        self._windows: deque[_Sums] = deque(maxlen=2 * self._near + 2)
         self._gains: deque[LogGain] = deque(maxlen=tuning.hold_out_memory)
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
         self._taken = 0  # windows compared since the count began
@@ -221,8 +221,8 @@ class HoldOut:
         gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
         return {
             "windows": len(self._gains),
-            "is_stepped_back": self.is_stepped_back,
-            "compared": self._compared and self._compared.digest,
+            "is_stepped_back": self.is_stepped_back or bool(self._stepped_back_from),
+            "compared": self._compared.digest if self._compared else self._stepped_back_from or None,
             "measure": self._measure,
             "gain_ratio": gains[self._measure],
             **{f"{name}_gain_ratio": found for name, found in gains.items()},
@@ -239,8 +239,11 @@ class HoldOut:
         return math.floor(at / self._tuning.hold_out_window_s)
 
     def _compare(self) -> LogGain | None:
-        """Compare the window in the middle, if it is the rare kind, with those around it; return d."""
-        if len(self._windows) <= 2 * self._near:
+        """Compare the window in the middle, if it is the rare kind, with those around it; return d.
+
+        The newest window has just begun: it is not among them.
+        """
+        if len(self._windows) <= 2 * self._near + 1:
             return None
         middle = self._windows[self._near]
         is_rare_static = not self.is_stepped_back

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.policy.bands import row_name, row_parts
+from specpilot.policy.bands import row_of, row_parts
 from specpilot.policy.types import DEFAULT_CLASS, KRange
 
 Vector = NDArray[np.float64]
@@ -86,16 +86,15 @@ class KTable:
         return found
 
 
-def k_at(ranges: Sequence[KRange], decodes: int) -> int:
-    """Return the K that `ranges` gives at `decodes` running decodes; above the last range its K holds."""
+def k_at(ranges: Sequence[Sequence[int]], decodes: int) -> int:
+    """Return the K that `ranges` (lo, hi, K) give at `decodes` running decodes; above the last one its K holds."""
     for _, hi, k in ranges:
         if decodes <= hi:
             return k
-    return ranges[-1].k
+    return ranges[-1][2]
 
 
 def _row(ranges: Ranges, name: str) -> tuple[KRange, ...]:
     """The row that holds for what `name` names, in a schedule that may have others."""
     traffic_class, band = row_parts(name)
-    wanted = [name, traffic_class, DEFAULT_CLASS if band is None else row_name(DEFAULT_CLASS, band), DEFAULT_CLASS]
-    return next(ranges[item] for item in wanted if item in ranges)
+    return ranges.get(name, ranges[DEFAULT_CLASS]) if band is None else row_of(ranges, traffic_class, band)

@@ -77,7 +77,8 @@ class Load:
         """Take in what ran in the last `elapsed_s` seconds."""
         drafts = evidence.drafts_of
         if drafts and evidence.decode_tokens:
-            requests = max(1.0, sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps))
+            per_engine = sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps)
+            requests = max(1.0, per_engine, sum(evidence.running.values()))
             keep = math.exp(-elapsed_s / min(tuning.mix_time_s, tuning.mix_requests / requests))
             expected = {key: requests * self.running.get(key, 0.0) for key in self.work}
             self.unseen_s = _absent(self.unseen_s, dict.fromkeys(self.work, elapsed_s), drafts)

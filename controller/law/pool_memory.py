@@ -25,10 +25,10 @@ class _Parked:
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
-    """A depth that one engine tries since `since`, at about `octave` (a logarithm to base 2) running decodes."""
+    """A depth that one engine tries since `since`, at about so many running `decodes`."""
 
     depth: int
-    octave: int
+    decodes: float
     engine_id: str
     since: float
 
@@ -121,9 +121,12 @@ class PoolMemory:
             return True
         return self.stalled_since is not None and now - self.stalled_since >= self.tuning.stale_s
 
-    def is_idle(self, now: float) -> bool:
-        """Whether nothing has run lately."""
-        return self.busy_at is None or now - self.busy_at > self.tuning.idle_s or not self.load.work
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing ran in the last looks: a look that is only old is no sign of that (`is_stale`)."""
+        if self.busy_at is None or self.seen_at is None or not self.load.work:
+            return True
+        return self.seen_at - self.busy_at > self.tuning.idle_s
 
     def ages(self, now: float) -> dict[str, Any]:
         """How old the evidence is, in seconds."""

@@ -1,4 +1,4 @@
-"""How a tick of a pool may end: one table. The first row that fits is the reason, but for what stands below.
+"""How a tick of a pool may end: one table. The first row that fits is the reason, but for what is said below it.
 
 | reason               | holds when                                                   | engines get                   |
 |----------------------|--------------------------------------------------------------|-------------------------------|
@@ -9,18 +9,18 @@
 | `cost_unknown`       | no step was ever measured                                    | what was in force             |
 | `hold_out`           | a window of the hold-out                                     | the static K                  |
 | `static_better`      | the hold-out says that the law loses                         | the static K                  |
-| `gain`               | a table gains the policy's minimum                           | the best table                |
+| `gain`               | a table gains the minimum, and may come into force now       | the best table                |
 | `bounds`             | what was in force breaks the bounds                          | the same, moved inside        |
-| `dwell`              | it does, but the last change is too recent                   | what was in force             |
-| `optimal`            | none does                                                    | what was in force             |
-| `trial`              | one of the latter two, and the cost of a depth is unknown    | one engine tries that depth   |
+| `trial`              | the cost of a depth is unknown                               | one engine tries that depth   |
+| `dwell`              | a table gains the minimum, but the last change is too recent | what was in force             |
+| `optimal`            | no table gains the minimum                                   | what was in force             |
 
-A table that breaks the bounds is moved inside also where it is stale, idle or its cost is unknown; the reason is then
-`bounds`. Rows without traffic are set whatever the reason where the evidence is fresh and the cost known.
-No static K that is predicted to break an SLO which the law's table keeps comes into force by the hold-out. A pool that
-stepped back keeps the static K while it is stale or idle.
+The minimum is the policy's at the present load, and 10 % at another. A table that breaks the bounds is moved inside
+also where it is stale, idle or its cost is unknown; the reason is then `bounds`. Rows without traffic are set whatever
+the reason where the evidence is fresh and the cost known. No static K that is predicted to break an SLO which the law's
+table keeps comes into force by the hold-out. A pool that stepped back keeps the static K while it is stale or idle.
 In mode `advise` the engines get nothing and stay on their own static K; a schedule that they hold from before is
-withdrawn once, by the static K. "In force" is then what was advised last.
+withdrawn once, by the static K. The law then goes on from what it advised last.
 While an operator has frozen the model, the reason is `frozen` and the engines get what the freeze says. Two more
 reasons are recorded once when a canary ends.
 """
@@ -57,7 +57,7 @@ MEANING: dict[Reason, str] = {
     Reason.HOLD_OUT: "a window of the hold-out: the static K runs, to be compared with",
     Reason.STATIC_BETTER: "the hold-out says that the static K is better than what the law chose: it is published",
     Reason.BOUNDS: "the schedule in force broke the policy's bounds or pins and was moved inside",
-    Reason.GAIN: "changed: the predicted gain at the present load reached the minimum",
+    Reason.GAIN: "changed: the predicted gain reached the minimum at the present load, or 10 % at another",
     Reason.DWELL: "held: a better schedule is known, but the last change is too recent",
     Reason.OPTIMAL: "held: no schedule is known that gains the policy's minimum",
     Reason.TRIAL: "one engine tries a depth whose cost nobody knows; the others hold",

@@ -62,10 +62,11 @@ class Rows:
             owner = name if name in known else DEFAULT_CLASS
             named[owner, band] = named.get((owner, band), 0.0) + work
             running[owner] = running.get(owner, 0.0) + load.running.get((name, band), 0.0)
-        by_class |= len({policy.of_class(name).weight for name in running}) > 1
+        weights = {policy.of_class(name).weight for name in running}
+        by_class |= len(weights) > 1  # where every share is given, no weight could matter
         classes = sorted(running)
         whole = sum(running.values())
-        groups = [Group()]
+        groups = [Group(weight=min(weights))]
         if by_class and whole > 0:
             groups = [Group(running[name] / whole, policy.of_class(name).weight) for name in classes]
         works = {name: sum(work for (owner, _), work in named.items() if owner == name) for name in classes}

@@ -6,10 +6,10 @@ the hold-out. What the operator asks for by itself is published as it is: the st
 withdrawal in `advise`, and what a freeze holds. Where nothing is in force yet, the static K takes its place.
 
 Trials. A cost that was measured with no drafter, or only with one, cannot say what the other would cost, and one that
-was measured at another load is an extrapolation. So one engine of the pool, the one with the most running decodes,
-tries a depth for `trial_steps` steps: one that nobody measured at all; or one that was not measured at this load and
-whose predicted score is close to the best one's. Only in mode `act`, within bounds and pins of the classes that run,
-where no SLO is predicted to break, and not twice in `trial_rest_s`.
+was measured at another load is an extrapolation. So one engine of the pool, the one whose running decodes are closest
+to their mean, tries a depth for `trial_steps` steps: one that nobody measured at all; or one that was not measured at
+this load and whose predicted score is close to the best one's. Only in mode `act`, within bounds and pins of the
+classes that run, where no SLO is predicted to break, and not twice in `trial_rest_s`.
 """
 
 import math
@@ -20,6 +20,7 @@ import numpy as np
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.graph_shape import cliffs
+from specpilot.controller.estimation.pool_cost import is_near
 from specpilot.controller.law.choice import Choice
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.hold_out import Comparison
@@ -67,7 +68,7 @@ class Tick:
         self._measure_hold_out(is_held_out=is_held_out)
         before = self._before(is_held_out=is_held_out)
         inside = before.clipped(self._rows.low, self._rows.high)
-        chosen, decided, gain = self._decide(inside, before if context.is_held else inside)
+        chosen, decided, gain = self._decide(inside)
         is_moved = not inside.same_as(before) and decided is not Reason.GAIN
         reason = Reason.BOUNDS if is_moved else decided
         pool.chosen = chosen
@@ -103,10 +104,15 @@ class Tick:
         is_anothers = is_held_out or not is_in_force or in_force is None
         if is_anothers and own is not None and own.names == names and np.array_equal(own.n, self._n):
             return own
-        if in_force is None or not is_in_force:
-            return KTable.uniform(names, self._n, self._context.fallback_k).clipped(self._rows.low, self._rows.high)
-        found = KTable.of_ranges(in_force.classes, names, self._n)
-        return found.with_k(np.minimum(found.k, self._context.k_max))  # an engine that joined may draft less
+        return self._in_force() if is_in_force and in_force is not None else self._uniform(self._context.fallback_k)
+
+    def _in_force(self) -> KTable:
+        """Return what the engines have: the schedule in force, or where nothing is published their static K."""
+        context, names = self._context, self._rows.names
+        if context.in_force is None or not (self._policy.mode is Mode.ACT or context.is_held):
+            return KTable.uniform(names, self._n, context.fallback_k)
+        found = KTable.of_ranges(context.in_force.classes, names, self._n)
+        return found.with_k(np.minimum(found.k, context.k_max))  # an engine that joined may draft less
 
     def _bounded_static(self) -> KTable:
         """Return the static K by class, moved inside bounds and pins."""
@@ -114,16 +120,16 @@ class Tick:
         low, high = np.array([self._context.bounds(name) for name in self._policy.class_names]).T
         return KTable.uniform(self._policy.class_names, self._n, k).clipped(low, high)
 
-    def _decide(self, before: KTable, in_force: KTable) -> tuple[KTable, Reason, float | None]:
-        """Return the law's table, the reason, and the predicted gain in weighted throughput over `in_force`.
+    def _decide(self, before: KTable) -> tuple[KTable, Reason, float | None]:
+        """Return the law's table, the reason, and the predicted gain in weighted throughput over what is in force.
 
-        `before` is the table to go on from, and `in_force` the same, unless a freeze holds what bounds do not allow.
-        Where the cost is known, rows without traffic are set at once: they serve no request.
+        `before` is the table to go on from. Where the cost is known, rows without traffic are set at once: they serve
+        no request.
         """
         pool, now = self._pool, self._now
         if pool.is_stale(now):
             return before, Reason.STALE, None
-        if pool.is_idle(now):
+        if pool.is_idle:
             return before, Reason.IDLE, None
         cost, lengths = pool.cost.fit(), self._model.lengths(self._context.k_max)
         self._describe()
@@ -134,8 +140,8 @@ class Tick:
         choice = self._choice = Choice(setting)
         before = before.with_k(choice.prepared(self._n, before.k, self._tuning.urgent_gain_ratio))
         best = before.with_k(choice.best(self._n, before.k))
-        static = self._bounded_static_of(before)
-        self._describe_throughput({"in_force": in_force, "best": best, "static": static})
+        static = self._uniform(self._context.fallback_k)
+        self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
         throughput = self._evidence["throughput"]
         gain = throughput["predicted_best"] / throughput["predicted_in_force"] - 1
         now_gain = self._gain(best, before, pool.load.points)
@@ -151,9 +157,6 @@ class Tick:
             return before, Reason.DWELL, gain
         pool.changed_at = now
         return best, Reason.GAIN, gain
-
-    def _bounded_static_of(self, table: KTable) -> KTable:
-        return KTable.uniform(table.names, self._n, self._context.fallback_k).clipped(self._rows.low, self._rows.high)
 
     def _gains(self, best: KTable, before: KTable, decodes: Any) -> Any:
         """By how much `best` scores over `before` at `decodes`, as ratios; infinite where an SLO breaks no more.
@@ -178,10 +181,11 @@ class Tick:
             return None
         octave = round(math.log2(max(load.decodes, 1.0)))
         if pool.trial is not None:
-            depth, now = pool.trial.depth, self._now
-            is_over = pool.cost.is_measured(depth, load.decodes) or now - pool.trial.since >= tuning.trial_limit_s
-            if not is_over and pool.trial.octave == octave and pool.trial.engine_id in pool.running:
-                return self._trial_of(pool.trial)
+            trial, seconds = pool.trial, self._now - pool.trial.since
+            is_over = pool.cost.is_measured(trial.depth, trial.decodes) or seconds >= tuning.trial_limit_s
+            is_like = is_near(trial.decodes, load.decodes, tuning.near_ratio)
+            if not is_over and is_like and trial.engine_id in pool.running:
+                return self._trial_of(trial)
             pool.trial = None
         reached = self._choice.evaluate(load.points, chosen.k[chosen.rows_at(load.points)]).score
         k_max, promising = self._context.k_max, []
@@ -196,8 +200,8 @@ class Tick:
                 promising.append((float((score * load.weights).sum()), depth))
         if not promising:
             return None
-        engine_id = max(pool.running, key=lambda name: (pool.running[name], name))
-        pool.trial = RunningTrial(max(promising)[1], octave, engine_id, self._now)
+        _, engine_id = min((abs(math.log(n / load.decodes)), name) for name, n in pool.running.items() if n > 0)
+        pool.trial = RunningTrial(max(promising)[1], load.decodes, engine_id, self._now)
         pool.tried_at[pool.trial.depth, octave] = self._now
         return self._trial_of(pool.trial)
 
@@ -210,16 +214,19 @@ class Tick:
         return KTable.uniform(self._rows.names, self._n, depth).clipped(self._rows.low, self._rows.high)
 
     def _trial_of(self, trial: RunningTrial) -> Trial:
-        return Trial(trial.engine_id, self._tuning.trial_valid_for_s, self._uniform(trial.depth).to_ranges())
+        return Trial(trial.engine_id, self._tuning.trial_limit_s, self._uniform(trial.depth).to_ranges())
 
     def _measure_hold_out(self, *, is_held_out: bool) -> None:
         pool, context, policy = self._pool, self._context, self._policy
+        if context.arm is not None:  # a canary's policies take turns: neither of them begins the count anew
+            pool.hold_out.pause()
+            return
         weights = {name: policy.of_class(name).weight for name in policy.class_names}
         required = tuple(requirements(context, name) for name in policy.class_names)
         pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, weights, required))
         if policy.hold_out_ratio <= 0:
             pool.hold_out.reset()
-        elif policy.mode is not Mode.ACT or context.arm is not None:
+        elif policy.mode is not Mode.ACT:
             pool.hold_out.pause()
         elif context.in_force is not None and context.in_force.trial is None:
             window = pool.window()
@@ -251,7 +258,7 @@ class Tick:
         points = self._pool.load.points
         static, own = (
             self._choice.evaluate(points, table.k[table.rows_at(points)]).score
-            for table in (self._bounded_static_of(chosen), chosen)
+            for table in (self._uniform(self._context.fallback_k), chosen)
         )
         return bool(((static <= 0) & (own > 0)).any())
 
@@ -302,9 +309,8 @@ class Tick:
     def _answer(
         self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None
     ) -> TickResult:
-        act = self._policy.mode is Mode.ACT
         has_bands = publish is not None and any(row_parts(name)[1] is not None for name in publish)
-        if act and self._policy.hold_out_ratio > 0:
+        if self._policy.hold_out_ratio > 0:
             self._evidence["hold_out"] = self._pool.hold_out.described()
         if trial is not None and self._pool.trial is not None:
             self._evidence["trial"] = {"engine_id": trial.engine_id, "k": self._pool.trial.depth}

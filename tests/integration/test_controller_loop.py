@@ -14,8 +14,9 @@ from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.k_table import k_at
 from specpilot.controller.lease import TTL_S, Leadership
-from specpilot.controller.loop import RENEW_S, VALID_FOR_S, ControlLoop
+from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
+from specpilot.controller.publication import RENEW_S, VALID_FOR_S
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy import keys
 from specpilot.policy.bands import row_of

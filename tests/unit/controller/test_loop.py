@@ -17,6 +17,7 @@ from specpilot.controller.loop import HANG_S, ControlLoop
 from specpilot.controller.pools import FORGET_S
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.controller.settings import ControllerSettings
+from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.store import StoreMemory
 from specpilot.policy.types import ClassPolicy, Lease, Mode, Policy
@@ -279,6 +280,65 @@ async def test_what_the_hold_out_measured_is_dropped_when_other_things_are_compa
     rig.store.put_policy(replace(policy, **change), None, 0.0)
     await rig.tick(2)
     assert windows() == 0
+
+
+@pytest.mark.parametrize("hold_out_ratio", [0.4, 0.0])
+async def test_a_canary_that_wants_other_things_leaves_what_the_hold_out_measured(
+    rig: Rig, hold_out_ratio: float
+) -> None:
+    policy = Policy(model=MODEL, hold_out_ratio=0.4)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(120)
+    measured = rig.store.log[-1].evidence["hold_out"]["windows"]
+    assert measured >= 3
+    canary = Canary(replace(policy, k_max=5, static_k=2, hold_out_ratio=hold_out_ratio))
+    experiment = Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now())
+    rig.store.put_canary(experiment, None, 0.0)
+    await rig.tick(60)
+    assert any(item.evidence.get("canary") for item in rig.store.log)
+    running = rig.store.tried[MODEL]
+    ended = replace(running, version=running.version + 1, outcome=Outcome.ABORTED, ended_at=1.0)
+    rig.store.put_canary(ended, None, 0.0)
+    await rig.tick(2)
+    assert rig.store.log[-1].evidence["hold_out"]["windows"] >= measured
+
+
+@pytest.mark.parametrize("mode", [Mode.ADVISE, Mode.OFF])
+async def test_what_the_hold_out_found_is_in_every_decision_also_while_it_pauses(rig: Rig, mode: Mode) -> None:
+    """A controller that takes over then reads from the last one whether the pool had stepped back."""
+    policy = Policy(model=MODEL, hold_out_ratio=0.4)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(120)
+    before = rig.store.log[-1].evidence["hold_out"]
+    rig.store.put_policy(replace(policy, mode=mode), None, 0.0)
+    await rig.tick(5)
+    assert rig.store.log[-1].evidence["hold_out"] == before
+
+
+@pytest.mark.parametrize("mode", [Mode.ADVISE, Mode.OFF])
+async def test_what_is_predicted_for_the_schedule_in_force_is_of_what_the_engines_have(rig: Rig, mode: Mode) -> None:
+    """It is compared with what they measure; the alert on wrong predictions goes by it."""
+    rig.store.put_policy(Policy(model=MODEL, mode=mode, static_k=0), None, 0.0)
+    rig.store.heartbeat(replace(registered("one", 41), static_k=0), 5.0)
+    await rig.tick(40)
+    throughput = rig.store.log[-1].evidence["throughput"]
+    assert throughput["predicted_in_force"] == throughput["predicted_static"]
+    assert throughput["predicted_in_force"] == pytest.approx(throughput["measured"], rel=0.1)
+    assert throughput["predicted_best"] > 1.2 * throughput["predicted_in_force"]
+
+
+async def test_predicted_and_measured_throughput_have_the_same_weights(rig: Rig) -> None:
+    rig.store.put_policy(Policy(model=MODEL, classes={"default": ClassPolicy(weight=2.0)}), None, 0.0)
+    await rig.tick(40)
+    throughput = rig.store.log[-1].evidence["throughput"]
+    assert throughput["predicted_in_force"] == pytest.approx(throughput["measured"], rel=0.1)
+
+
+async def test_another_probe_ratio_is_published_at_once(rig: Rig) -> None:
+    await rig.tick(30)
+    rig.store.put_policy(Policy(model=MODEL, probe_ratio=0.0), None, 0.0)
+    await rig.tick(1)
+    assert rig.store.published[MODEL, POOL].probe_ratio == 0.0
 
 
 async def test_a_stale_pool_is_never_moved_to_the_hold_outs_static_k(rig: Rig) -> None:

@@ -24,8 +24,8 @@ PAGE = f"""# HELP {names.TRIALS} text
 {names.DRAFTS}{{k="2",traffic_class="a \\"b\\"}} c",band="4",model_name="demo"}} 3 1712345678
 {names.TRIALS}{{model_name="demo",position="3"}} 5.0
 {names.ACCEPTS}{{model_name="demo",band="4",position="1"}} NaN
-{names.PROBES}{{model_name="demo",traffic_class="code"}} 7.0
-{names.PROBES}{{model_name="demo",traffic_class="code",pid="2"}} 1.0
+{names.DECODE_TOKENS}{{model_name="demo",traffic_class="code",band="4"}} 7.0
+{names.DECODE_TOKENS}{{model_name="demo",traffic_class="code",band="4",pid="2"}} 1.0
 {names.PREFIX}trials_created{{model_name="demo",band="4",position="1"}} 1.7e9
 {names.STEPS}{{model_name="demo",decodes="8",verified="16",slots="8",prefill="0"}} 4.0
 {names.STEPS}{{model_name="demo",decodes="8"
@@ -46,7 +46,7 @@ def test_only_our_lines_with_all_labels_and_a_number_are_read() -> None:
     assert parse(PAGE) == {
         TRIAL: 12.0,
         Series(names.DRAFTS, ('a "b"} c', "4", "2")): 3.0,
-        Series(names.PROBES, ("code",)): 8.0,
+        Series(names.DECODE_TOKENS, ("code", "4")): 8.0,
         STEP: 4.0,
     }
 

@@ -87,6 +87,22 @@ def test_what_is_left_at_k_0_is_charged_to_those_who_left_it() -> None:
     assert fit.left_s == pytest.approx(10 * read_s / (0.5 * 400), rel=0.25)  # half of the decodes are drafted for
 
 
+def test_what_probes_catch_up_at_k_0_for_all_makes_no_mixed_k_expensive() -> None:
+    """They have a budget of their own, whatever K is; by the 1 % of decodes that are probes it looked a hundredfold."""
+    cost, plain = PoolCost(), steps(8, 0)
+    for k in (0, 7, 0, 7):
+        cost.learn(steps(8, k), 1.0)
+    probing = {
+        CatchUpCell(8, 16, 16): CellSums(2.0, 2 * (cpu_step_s(8, 9, 1, 0, 0) + 0.004), 16.0, 18.0, 2.0, 0.0, 0.0, 300.0)
+    }
+    drafts = {("d", 0, 0): 792.0, ("d", 0, 1): 8.0}
+    for _ in range(20):
+        cost.learn(Evidence(cells=plain.cells, catch_ups=probing, drafts=drafts), 1.0)
+    fit = cost.fit()
+    assert fit is not None
+    assert fit.left_s == 0.0
+
+
 def test_cells_are_bounded() -> None:
     cost = PoolCost(Tuning(cells_limit=20))
     rng = np.random.default_rng(1)

@@ -22,7 +22,6 @@ def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
         trials={},
         accepts={},
         drafts={("code", 4, 1): drafts},
-        probes={},
         decode_tokens={("code", 4): 2 * drafts * rate},
         cells={Cell(decodes, 2 * decodes, decodes, 0): CellSums(100.0, 1.0, drafts, 2 * drafts, drafts)},
         running={"code": float(decodes)},

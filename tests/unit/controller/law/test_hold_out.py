@@ -109,7 +109,7 @@ def test_a_law_that_gains_is_not_taken_for_a_loser() -> None:
 
 
 def test_a_loss_of_a_fifth_is_found_within_some_ten_windows() -> None:
-    found = [Traffic(seed, MUCH_NOISE).pass_by(14, math.log(0.8)) for seed in range(100)]
+    found = [Traffic(seed, MUCH_NOISE).pass_by(15, math.log(0.8)) for seed in range(100)]
     assert sum(found) >= 90
 
 
@@ -141,6 +141,21 @@ def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
     )
     assert len(gains) >= 8
     assert all(gain == pytest.approx((math.log(1.3), math.log(1.3))) for gain in gains)
+
+
+def test_what_changes_steadily_cancels() -> None:
+    """Throughput grows by a tenth each window, whatever K is: as many windows count before as after."""
+    hold_out, index = HoldOut(TUNING), [0]
+    hold_out.compare(Comparison(7))
+
+    def growing(is_static: bool) -> dict[str, float]:
+        del is_static
+        index[0] += 1
+        return {"default": 1000.0 * 1.1 ** ((index[0] - 1) * 0.5 // TUNING.hold_out_window_s)}
+
+    gains = measured(hold_out, TUNING, growing)
+    assert len(gains) >= 8
+    assert all(gain == pytest.approx((0.0, 0.0), abs=0.01) for gain in gains)
 
 
 def one_gains_what_the_other_loses(is_static: bool) -> dict[str, float]:
@@ -205,6 +220,10 @@ def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> N
     in_stand_by.compare(Comparison(7))
     in_stand_by.resume(digest)
     assert in_stand_by.is_stepped_back
+    again = HoldOut(TUNING)  # a canary runs since it began, and it is replaced, too
+    again.resume(digest)
+    found = again.described()
+    assert (found["is_stepped_back"], found["compared"]) == (True, digest)
     gained = Traffic(1)
     gained.pass_by(TUNING.hold_out_least + 3, math.log(1.3))
     gained.hold_out.resume(digest)

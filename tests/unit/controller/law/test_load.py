@@ -55,6 +55,17 @@ def test_the_more_requests_run_the_faster_the_mix_follows(requests: int, time_s:
     assert load.work["a", 0] == pytest.approx(0.5 * (1 - np.exp(-0.5 / time_s)))
 
 
+def test_the_requests_of_all_engines_of_a_pool_count() -> None:
+    """A look of four engines with 8 requests each is as sure as one of an engine with 32."""
+    load, steps = Load(), 10.0
+    cells = {Cell(8, 8, 0, 0): CellSums(4 * steps, 0.4, 320.0, 320.0)}
+    for shares in ((320.0, 0.0), (160.0, 160.0)):
+        tokens = {("a", 7): shares[0], ("a", 0): shares[1]}
+        drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
+        load.take(Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running={"a": 32}), 0.5, TUNING)
+    assert load.work["a", 0] == pytest.approx(0.5 * (1 - np.exp(-0.5 / 0.75)))
+
+
 def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
     load = Load()
     load.take(look({"a": 4}, {("a", 3): 30.0}, prefill=60.0), 1.0, TUNING)

@@ -1,5 +1,6 @@
 import pytest
 
+from specpilot.controller.estimation.observation import Cell, CellSums, Evidence
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.pools import in_turn
@@ -10,6 +11,19 @@ from specpilot.policy.types import KRange, Policy, Schedule
 
 def schedule(k: int) -> Schedule:
     return Schedule("m", "p", 1, 0.0, 60.0, 0.0, {"default": (KRange(1, 64, k),)})
+
+
+@pytest.mark.parametrize("every_s", [0.5, 2.0, 4.5])
+def test_a_busy_pool_is_not_idle_however_rarely_it_is_looked_at(every_s: float) -> None:
+    pool = PoolMemory.new(Tuning())
+    cells = {Cell(4, 4, 0, 0): CellSums(10.0, 0.1, 40.0, 40.0)}
+    busy = Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, cells=cells, running={"a": 4})
+    for look in range(3):
+        pool.take(busy, {"one": 4}, every_s, look * every_s)
+        assert not pool.is_idle
+    assert not pool.is_stale(3 * every_s)
+    pool.take(Evidence(), {}, 2.5, 2 * every_s + 2.5)
+    assert pool.is_idle
 
 
 PRESENTS, CANARYS = schedule(1), schedule(4)

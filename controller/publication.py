@@ -1,0 +1,122 @@
+"""What the leader writes of a decision: the schedule that engines follow, and the record that people read.
+
+A schedule is published when it says something new, and renewed before it lapses. The decision is recorded each time but
+while nothing runs: one in `QUIET_RECORD_S` then. The latest are kept, and for longer those that changed the schedule
+and one in `LASTING_S`.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from specpilot.controller.events import stepped_back
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.k_table import Ranges
+from specpilot.controller.law.reason import Reason
+from specpilot.controller.metrics import ControllerMetrics
+from specpilot.controller.pools import PoolKey, next_version
+from specpilot.policy.audit import AuditEntry
+from specpilot.policy.bands import classes_in
+from specpilot.policy.clock import Clock
+from specpilot.policy.store import Store
+from specpilot.policy.types import Decision, Lease, Schedule
+
+VALID_FOR_S = 60.0
+"""Long enough to outlast a restart of Redis or of the controller, so that K stays through it."""
+RENEW_S = 5.0
+"""Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""
+QUIET_RECORD_S = 10.0
+LASTING_S = 60.0
+_QUIET = (Reason.IDLE, Reason.STALE, Reason.NO_DRAFTER)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Written:
+    """When a pool's schedule and decisions were last written, in steady seconds; and the last decision's reason."""
+
+    published_at: float = float("-inf")
+    recorded_at: float = float("-inf")
+    reason: Reason | None = None
+    lasting_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Publisher:
+    """Writes the leader's decisions, `interval_s` apart. What the store raises passes through."""
+
+    store: Store
+    metrics: ControllerMetrics
+    audit: Callable[[AuditEntry], None]
+    clock: Clock
+    interval_s: float
+    _written: dict[PoolKey, _Written] = field(default_factory=dict)
+
+    def write(self, context: PoolContext, result: TickResult, in_force: dict[PoolKey, Schedule], lease: Lease) -> bool:
+        """Publish if there is something new or due, to `in_force` as well, and record; blocks.
+
+        Returns whether all of it was written, `False` where there was nothing to write.
+        """
+        key = (context.model, context.pool)
+        old = in_force.get(key)
+        now = self.clock.monotonic()
+        written = self._written.setdefault(key, _Written())
+        is_new = is_due = False
+        if result.publish is not None:
+            schedule = self._schedule(context, result.publish, result)
+            is_due = now - written.published_at >= RENEW_S - self.interval_s / 2
+            is_new = old is None or _applied(old) != _applied(schedule)
+            if is_due or is_new:
+                self.store.publish_schedule(schedule, lease)
+                if is_new and result.reason is Reason.STATIC_BETTER:
+                    self.audit(stepped_back(old, schedule, self.clock.now()))
+                written.published_at = now
+                self.metrics.show_version(*key, schedule.version)
+                old = in_force[key] = schedule
+        if is_new:
+            _log.info("%s %s: version %d, %s", *key, old.version if old else 0, result.reason.value)
+        elif result.reason in _QUIET and result.reason is written.reason and now - written.recorded_at < QUIET_RECORD_S:
+            return False
+        written.reason, written.recorded_at = result.reason, now
+        is_lasting = is_new or now - written.lasting_at >= LASTING_S
+        if is_lasting:
+            written.lasting_at = now
+        self.store.append_decision(
+            Decision(
+                at=self.clock.now(),
+                model=context.model,
+                pool=context.pool,
+                mode=context.policy.mode,
+                reason=result.reason.value,
+                published=is_due or is_new,
+                version=old.version if old else 0,
+                schedule=replace(self._schedule(context, result.proposed, result), trial=None),
+                predicted_gain_ratio=result.gain_ratio,
+                evidence=result.evidence,
+                k=result.k(result.publish),
+            ),
+            is_lasting=is_lasting,
+        )
+        return True
+
+    def forget(self, key: PoolKey) -> None:
+        """Drop what is kept of a pool that is gone."""
+        self._written.pop(key, None)
+
+    def _schedule(self, context: PoolContext, rows: Ranges, result: TickResult) -> Schedule:
+        return Schedule(
+            model=context.model,
+            pool=context.pool,
+            version=next_version(context),
+            issued_at=self.clock.now(),
+            valid_for_s=VALID_FOR_S,
+            probe_ratio=result.probe_ratio,
+            classes=rows,
+            trial=result.trial,
+            like_default=tuple(name for name in context.policy.class_names if name not in classes_in(rows)),
+        )
+
+
+def _applied(schedule: Schedule) -> tuple[object, ...]:
+    """Return what of a schedule an engine goes by."""
+    return schedule.classes, schedule.trial, schedule.like_default, schedule.probe_ratio

@@ -1,0 +1,140 @@
+"""The shared state as the loop sees it: what Redis said last, and questions to it that never raise.
+
+Redis may be silent, full, led by another or hold a document that cannot be read. Each of these is told once in the log,
+and again when it is over, and each has one behaviour for every question: nothing is done, and the loop goes on with the
+state that was read last.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from specpilot.controller.events import freeze_ended
+from specpilot.controller.freezing import ended_within
+from specpilot.controller.lease import Leadership
+from specpilot.policy.audit import AuditEntry
+from specpilot.policy.canary import Experiment
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import (
+    FencedError,
+    InvalidDocumentError,
+    StoreFullError,
+    StoreUnavailableError,
+    VersionConflictError,
+)
+from specpilot.policy.freeze import Freeze
+from specpilot.policy.store import Store, StoreMemory
+from specpilot.policy.types import EngineRecord, Policy, Schedule
+
+MEMORY_S = 5.0
+"""Between two looks at the memory of Redis, which fills over hours."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SharedState:
+    """Engines, policies by model, schedules by model and pool, canaries and freezes, as they were read at `at`.
+
+    `unreadable` are the models whose policy cannot be read; `at` is Unix seconds.
+    """
+
+    engines: tuple[EngineRecord, ...] = ()
+    policies: dict[str, Policy] = field(default_factory=dict)
+    schedules: dict[tuple[str, str], Schedule] = field(default_factory=dict)
+    policy_versions: dict[str, int] = field(default_factory=dict)
+    experiments: dict[str, Experiment] = field(default_factory=dict)
+    freezes: Mapping[str, Freeze] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
+    at: float = math.inf
+
+
+class SharedReader:
+    """Reads the shared state and asks the store; `state` is what was read last, `is_up` whether the store answers."""
+
+    def __init__(self, store: Store, leadership: Leadership, clock: Clock, audit: Callable[[AuditEntry], None]) -> None:
+        self._store = store
+        self._leadership = leadership
+        self._clock = clock
+        self._audit = audit
+        self._is_full = False
+        self._memory_at = float("-inf")
+        self.state = SharedState()
+        self.is_up = True
+        self.memory: StoreMemory | None = None
+
+    async def read(self) -> bool:
+        """Read the state anew; whether that worked."""
+        return bool(await self.ask(self._read))
+
+    async def ask(self, question: Callable[[], bool | None]) -> bool | None:
+        """Do `question` in a thread and return its answer; `None` where the store did not do it."""
+        try:
+            answer = await asyncio.to_thread(question)
+        except StoreFullError as error:
+            if not self._is_full:
+                _log.warning("schedules stay as they are: %s", error)
+            self._is_full = True
+            return None
+        except StoreUnavailableError as error:
+            if self.is_up:
+                _log.warning("going on with the last known state: %s", error)
+            self.is_up = False
+            return None
+        except FencedError as error:
+            _log.warning("%s", error)
+            self._leadership.stand_down()
+            return None
+        except VersionConflictError as error:
+            _log.info("not published, next tick tries again: %s", error)
+            return None
+        except InvalidDocumentError as error:
+            _log.error("the shared state holds a document that cannot be read; mend or delete it: %s", error)
+            return None
+        if not self.is_up:
+            _log.info("Redis answers again")
+        self.is_up = True
+        return answer
+
+    def begin_to_lead(self) -> None:
+        """Tell anew of a store that is full: another controller was told last."""
+        self._is_full = False
+
+    def was_written(self) -> None:
+        """Tell once that a store that was full takes what it is given."""
+        if self._is_full:
+            _log.info("Redis takes schedules and decisions again")
+        self._is_full = False
+
+    def _read(self) -> bool:
+        found = self._store.policies_by_model()
+        policies = [item for item in found.values() if not isinstance(item, InvalidDocumentError)]
+        unreadable = {model: item for model, item in found.items() if isinstance(item, InvalidDocumentError)}
+        before = self.state
+        for model in unreadable.keys() - before.unreadable:
+            _log.error("%s: its policy cannot be read, its pools are held: %s", model, unreadable[model])
+        self.state = SharedState(
+            engines=tuple(self._store.engines()),
+            policies={item.policy.model: item.policy for item in policies},
+            schedules={(item.model, item.pool): item for item in self._store.schedules()},
+            policy_versions={item.policy.model: item.version for item in policies},
+            experiments={item.model: item for item in self._store.canaries()},
+            freezes=self._store.freezes(),
+            unreadable=frozenset(unreadable),
+            at=self._clock.now(),
+        )
+        if self._leadership.lease is not None:
+            for freeze in ended_within(self.state.freezes.values(), before.at, self.state.at):
+                self._audit(freeze_ended(freeze, self.state.at))
+        self._look_at_memory()
+        return True
+
+    def _look_at_memory(self) -> None:
+        """Ask now and then how full the store is."""
+        if self._clock.monotonic() - self._memory_at < MEMORY_S:
+            return
+        self.memory, self._memory_at = None, self._clock.monotonic()
+        with contextlib.suppress(StoreUnavailableError):  # it answered all else: it does not let us ask this
+            self.memory = self._store.memory()
