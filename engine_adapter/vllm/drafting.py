@@ -63,8 +63,12 @@ def use_plain_embeddings(drafter: Any) -> None:
 
     LoRA's kernels take the step's rows from the runner, which are the target's. A pass of the drafter may have fewer,
     and they would write beyond its output. Drafts of a request with a LoRA lose its change of the embeddings alone.
+    vLLM's cache of compiled code must tell such a drafter from one of an engine without the adapter.
     """
     inner = getattr(drafter.model, "model", None)
     plain = getattr(getattr(inner, "embed_tokens", None), "base_layer", None)
     if inner is not None and plain is not None:
         inner.embed_tokens = plain
+        config = getattr(inner, "vllm_config", None)  # what the drafter is compiled by
+        if config is not None and isinstance(config.additional_config, dict):
+            config.additional_config = {**config.additional_config, "specpilot_embeddings": "plain"}

@@ -8,7 +8,8 @@ Of vLLM's model runner, which all of its runners derive from:
 
 - `execute_model` begins a step: rows of requests that ended are dropped, a plain step is run as without speculation;
 - `_prepare_inputs`: a step that verifies nothing is laid out as without speculation;
-- `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept;
+- `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept; where a step
+  has no drafts, thinking budgets are told so;
 - `_input_fits_in_drafter`: in a step of width 0 nothing does;
 - `_check_and_update_cudagraph_mode`, `capture_model`, `_warmup_and_capture`, `_determine_batch_execution_and_padding`:
   CUDA graphs are made and found for the query lengths that K takes (`graphs`).
@@ -42,6 +43,7 @@ from specpilot.engine_adapter.vllm.undrafted import (
     forget_useless,
     is_plain,
     is_undrafted,
+    one_row_each,
     reads_ahead,
     see_to_backlog,
 )
@@ -135,7 +137,8 @@ def _wrap_runners() -> None:
     def sample_then_keep(
         self: Any, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
     ) -> Any:
-        output = sample(self, logits, spec_decode_metadata)
+        with one_row_each(self, spec_decode_metadata):
+            output = sample(self, logits, spec_decode_metadata)
         own = of_runner(self)
         if own is not None and own.state is not None:
             see_to_backlog(own, self, spec_decode_metadata, output.sampled_token_ids)

@@ -74,6 +74,11 @@ RELIANCE: tuple[Item, ...] = (
         ),
     ),
     Attributes("sampling_params.py", "SamplingParams", ("extra_args", "temperature")),
+    # undrafted.py: how thinking budgets find a request's logits
+    Reads(
+        "v1/sample/thinking_budget_state.py", "ThinkingBudgetStateHolder", "_apply_forcing_to_logits",
+        ("in_spec_mode",),
+    ),
     Attributes("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),
     Method("v1/core/kv_cache_manager.py", "KVCacheManager", "get_block_ids", ("request_id",), Use.CALL),
     Method("v1/core/kv_cache_manager.py", "KVCacheManager", "evict_blocks", ("block_ids",), Use.CALL),
@@ -156,7 +161,7 @@ RELIANCE: tuple[Item, ...] = (
     Names("forward_context.py", ("set_forward_context",)),
     Attributes(_RUNNER, "GPUModelRunner", ("input_batch", "input_ids", "num_prompt_logprobs")),
     Method(_RUNNER, "GPUModelRunner", "_get_positions", ("num_tokens",), Use.CALL),
-    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
+    Attributes("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids", "thinking_budget_state_holder")),
     Record(
         "v1/attention/backend.py", "CommonAttentionMetadata",
         (

@@ -17,6 +17,7 @@ which plans and counts. The mixin acts at these of vLLM's methods:
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -112,7 +113,7 @@ class _SpecPilotScheduler:
         scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
         setattr(scheduler_output, PLAN, plan)
         if scheduler_output.num_scheduled_tokens:
-            self._place()
+            self._place(scheduler_output.num_scheduled_tokens)
 
     @property
     def running_decodes(self) -> Counter[tuple[str, int, int]]:
@@ -124,8 +125,8 @@ class _SpecPilotScheduler:
         """Positions of these requests that the drafter has not seen."""
         return self.steps.backlog_tokens
 
-    def _place(self) -> None:
-        """Prepare the drafts of the next step; the synchronous scheduler has none yet."""
+    def _place(self, scheduled: Collection[str]) -> None:
+        """Prepare the drafts that follow a step of the `scheduled`; the synchronous scheduler has none yet."""
 
     def make_spec_decoding_stats(
         self,
@@ -203,9 +204,13 @@ class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
 class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
     """vLLM's asynchronous scheduler with K per request."""
 
-    def _place(self) -> None:
+    def _place(self, scheduled: Collection[str]) -> None:
         for state in self.steps.decoding:
             self.requests[state.request_id].spec_token_ids = [-1] * state.k
+        if len(self.running) > len(scheduled):
+            for request in self.running:
+                if request.request_id not in scheduled:  # in the worker its drafts are gone with the batch that it left
+                    request.spec_token_ids = []
 
 
 def _served_name(vllm_config: Any) -> str:

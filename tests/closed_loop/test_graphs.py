@@ -104,7 +104,7 @@ def test_regret_is_small_at_cliffs(acceptance: float, running: int) -> None:
 
 @pytest.mark.parametrize(("acceptance", "running"), [(0.8, 37), (0.95, 37), (0.8, 66), (0.95, 66)])
 def test_regret_just_beyond_a_cliff_is_bounded(acceptance: float, running: int) -> None:
-    """A K stays there that another would beat by less than the policy's minimum gain of 3 %."""
+    """A K stays there that another would beat by less than the policy's minimum gain."""
     sources, seeds = [Source(acceptance, running)], range(3)
     best = max(
         np.mean([

@@ -66,8 +66,9 @@ def offer(engine: Any, version: int, k: int) -> None:
     engine.control.offer(Schedule(engine.control.model, "default", version, 0.0, 3600.0, 0.0, rows), time.monotonic())
 
 
-def add(engine: Any, name: str, prompt: list[int], max_tokens: int = 100) -> None:
-    engine.add_request(Request(name, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), None))
+def add(engine: Any, name: str, prompt: list[int], max_tokens: int = 100, priority: int = 0) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    engine.add_request(Request(name, prompt, sampling, None, priority=priority))
 
 
 def sampled(engine: Any, output: Any) -> list[list[int]]:

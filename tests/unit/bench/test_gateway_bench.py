@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specpilot.bench.gateway.command import SCENARIOS, Sample, figures, markdown, summary
+from specpilot.bench.gateway.command import JSON, PACED, SCENARIOS, Sample, figures, markdown, summary
 from specpilot.bench.gateway.origin import EVENTS
 from specpilot.bench.report.process_tree import cpu_s_of, descriptors_of, memory_by_name, memory_of, tree
 from tests.support.controller_program import free_port
@@ -27,23 +27,22 @@ def samples() -> dict[tuple[str, str], list[Sample]]:
     of |= {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "fastapi+httpx": (0.1, 0.004), "other": (0.04, 0.003)}
     return {
         (scenario.name, name): [sample(*of[name], memory=scenario.connections * 20_000)] * 3
-        for scenario in SCENARIOS
+        for scenario in SCENARIOS.values()
         for name in NAMES
     }
 
 
 def test_figures_are_per_request_or_event_and_added_to_the_direct_way() -> None:
-    found = figures(samples(), SCENARIOS[1], "specpilot")
+    found = figures(samples(), JSON, "specpilot")
     assert found["cpu_us"] == pytest.approx(100)
     assert found["per_s"] == 50
     assert found["ttft_p99"] == pytest.approx(1.0)
     assert found["kb"] == pytest.approx(20)
-    paced = next(item for item in SCENARIOS if item.kind == "paced")
-    assert figures(samples(), paced, "specpilot")["cpu_us"] == pytest.approx(100 / EVENTS)
+    assert figures(samples(), PACED, "specpilot")["cpu_us"] == pytest.approx(100 / EVENTS)
 
 
 def test_the_summary_compares_with_the_best_peer() -> None:
-    found = summary(samples(), NAMES)
+    found = summary(samples(), [*SCENARIOS.values()], NAMES)
     assert found["json_cpu_vs_best_peer"] == 0.25
     assert found["sse_cpu_vs_best_peer"] == 0.25
     assert found["json_floor_vs_best_peer"] == found["sse_floor_vs_best_peer"] == 0.1
@@ -55,9 +54,15 @@ def test_the_summary_compares_with_the_best_peer() -> None:
 
 
 def test_the_report_has_every_scenario_and_target() -> None:
-    text = markdown(samples(), NAMES)
-    assert all(scenario.name in text for scenario in SCENARIOS)
+    text = markdown(samples(), [*SCENARIOS.values()], NAMES)
+    assert all(scenario.name in text for scenario in SCENARIOS.values())
     assert text.count("| specpilot |") == len(SCENARIOS)
+
+
+def test_where_only_some_are_played_the_report_has_these() -> None:
+    played = [SCENARIOS["json-1m"]]
+    assert markdown(samples(), played, NAMES).count("| specpilot |") == 1
+    assert summary(samples(), played, NAMES) == {"peers": ["fastapi+httpx", "other"]}
 
 
 def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:

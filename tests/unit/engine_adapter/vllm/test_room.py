@@ -92,3 +92,24 @@ def test_what_is_laid_out_fits_beside_every_step(seed: int, is_async: bool, monk
         if len(under_way) > is_async:  # vLLM's asynchronous loop schedules a step while one is under way
             end(engine, *under_way.popleft())
     assert widths >= {0, 1, 2}
+
+
+def test_who_sat_a_step_out_has_no_drafts_that_the_worker_no_longer_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for its next block the one of the lowest priority preempts itself; vLLM goes no further."""
+    options = {"scheduling_policy": "priority", "enable_prefix_caching": False}
+    engine = scheduler(monkeypatch, kind=SpecPilotAsyncScheduler, **options)
+    offer(engine, 1, 3)
+    for name, tokens, priority in (("before", 33, 0), ("lowest", 69, 5), ("after", 33, 0)):
+        add(engine, name, [7] * tokens, priority=priority)
+        step(engine)
+    pool = engine.kv_cache_manager.block_pool
+    held = pool.get_new_blocks(pool.get_num_free_blocks())
+    while "after" in (output := engine.schedule()).num_scheduled_tokens:
+        end(engine, output, sampled(engine, output))
+    assert engine.requests["after"] in engine.running
+    assert output.preempted_req_ids == {"lowest"}
+    end(engine, output, sampled(engine, output))
+    pool.free_blocks(held)
+    found = engine.schedule()
+    assert found.num_scheduled_tokens["after"] == 1
+    assert [*found.scheduled_spec_decode_tokens] == ["before"]

@@ -319,10 +319,13 @@ def test_a_drafter_shares_the_targets_embeddings_without_lora() -> None:
     wrapper.base_layer = plain
     model = torch.nn.Module()
     model.model = torch.nn.Module()
+    own, shared_config = SimpleNamespace(additional_config={"a": 1}), {"a": 1}
+    model.model.vllm_config, own.additional_config = own, shared_config
     for shared in (wrapper, plain):
         model.model.embed_tokens = shared
         use_plain_embeddings(SimpleNamespace(model=model))
         assert model.model.embed_tokens is plain
+    assert own.additional_config.items() > shared_config.items() == {"a": 1}.items()  # by which code is cached
     use_plain_embeddings(SimpleNamespace(model=torch.nn.Module()))
 
 
