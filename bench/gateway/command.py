@@ -46,6 +46,7 @@ import uvloop
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.origin import EVENTS
 from specpilot.bench.load.asker import Asker
 from specpilot.bench.native.build import build
@@ -80,15 +81,16 @@ class Scenario:
     padding: int = 100
 
 
-SCENARIOS = (
-    Scenario("json, 1 connection", 1, 1000),
-    Scenario("json, 32 connections", 32, 6000),
-    Scenario("json, 256 connections", 256, 6000),
-    Scenario("json, 32, 16 KB bodies", 32, 3000, padding=16_000),
-    Scenario("json, 8, 1 MB bodies", 8, 200, padding=1_000_000),
-    Scenario("streams in a burst, 32", 32, 600, "burst"),
-    Scenario("paced streams, 500", 500, 500, "paced"),
-)
+JSON, PACED = Scenario("json, 32 connections", 32, 6000), Scenario("paced streams, 500", 500, 500, "paced")
+SCENARIOS = {
+    "json-1": Scenario("json, 1 connection", 1, 1000),
+    "json-32": JSON,
+    "json-256": Scenario("json, 256 connections", 256, 6000),
+    "json-16k": Scenario("json, 32, 16 KB bodies", 32, 3000, padding=16_000),
+    "json-1m": Scenario("json, 8, 1 MB bodies", 8, 200, padding=1_000_000),
+    "burst": Scenario("streams in a burst, 32", 32, 600, "burst"),
+    "paced": PACED,
+}
 
 
 class GatewayBenchSettings(ProgramSettings):
@@ -98,6 +100,9 @@ class GatewayBenchSettings(ProgramSettings):
 
     shares_prefix = True
 
+    only: str = Field(
+        default="", description=f"scenarios to play, comma separated: {', '.join(SCENARIOS)}; default: all"
+    )
     rounds: int = Field(default=3, ge=1, description="rounds; figures are medians over them")
     peer: tuple[str, ...] = Field(default=(), description="another gateway: name=command with {port} and {engine}")
     port: int = Field(default=8580, ge=1, le=65000, description="first of the ports to use")
@@ -123,6 +128,8 @@ class Sample:
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(GatewayBenchSettings, PROGRAM, arguments)
+    names = chosen(PROGRAM, "--only", settings.only, SCENARIOS) or [*SCENARIOS]
+    scenarios = [scenario for name, scenario in SCENARIOS.items() if name in names]
     engine = f"http://127.0.0.1:{settings.port}"
     folder = Path(tempfile.mkdtemp(prefix="specpilot-bench-"))
     commands = _commands(settings, engine, folder)
@@ -137,7 +144,7 @@ def main(arguments: Sequence[str]) -> None:
         for name, port in ports.items():
             _wait_for(name, port, targets[name])
         for round_ in range(settings.rounds):
-            for scenario in SCENARIOS:
+            for scenario in scenarios:
                 order = list(targets) if round_ % 2 == 0 else list(reversed(targets))
                 for name in order:
                     _say_live(f"round {round_ + 1} of {settings.rounds}: {scenario.name}, {name}")
@@ -152,8 +159,8 @@ def main(arguments: Sequence[str]) -> None:
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)
     _say_live("")
-    print(markdown(samples, list(targets)))
-    print(json.dumps(summary(samples, list(targets))))
+    print(markdown(samples, scenarios, list(targets)))
+    print(json.dumps(summary(samples, scenarios, list(targets))))
 
 
 def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict[str, str]:
@@ -282,10 +289,12 @@ def figures(samples: dict[tuple[str, str], list[Sample]], scenario: Scenario, na
     }
 
 
-def markdown(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) -> str:
+def markdown(
+    samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]
+) -> str:
     """Return one table for each scenario."""
     lines = ["Added milliseconds are p50 / p99."]
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         unit = "event" if scenario.kind != "json" else "request"
         lines += [
             f"\n{scenario.name}\n",
@@ -300,34 +309,26 @@ def markdown(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str])
     return "\n".join(lines)
 
 
-def summary(samples: dict[tuple[str, str], list[Sample]], names: Sequence[str]) -> dict[str, Any]:
-    """Return the figures of the last line."""
-    json_32 = next(item for item in SCENARIOS if item.name.startswith("json, 32 conn"))
-    paced = next(item for item in SCENARIOS if item.kind == "paced")
+def summary(
+    samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the figures of the last line, those of the scenarios that were played."""
     peers = [name for name in names if name not in (DIRECT, *FLOORS) and not name.startswith(OURS)]
-
-    def against_best_peer(scenario: Scenario, name: str) -> float:
-        best = min(figures(samples, scenario, peer)["cpu_us"] for peer in peers)
-        return round(figures(samples, scenario, name)["cpu_us"] / best, 3)
-
-    mine = figures(samples, paced, OURS)
-    found: dict[str, Any] = {
-        "json_cpu_vs_best_peer": against_best_peer(json_32, OURS),
-        "sse_cpu_vs_best_peer": against_best_peer(paced, OURS),
-        "json_floor_vs_best_peer": against_best_peer(json_32, FLOOR),
-        "sse_floor_vs_best_peer": against_best_peer(paced, FLOOR),
-        "json_stack_floor_vs_best_peer": against_best_peer(json_32, STACK_FLOOR),
-        "sse_stack_floor_vs_best_peer": against_best_peer(paced, STACK_FLOOR),
-        "added_ttft_ms_p99": round(mine["ttft_p99"], 2),
-        "added_itl_ms_p99": round(mine["itl_p99"], 2),
-        "kb_per_stream": round(mine["kb"], 1),
-        "peers": peers,
-    }
-    if PLAIN in names:
-        found["json_cpu_vs_not_compiled"] = round(
-            figures(samples, json_32, OURS)["cpu_us"] / figures(samples, json_32, PLAIN)["cpu_us"], 3
-        )
-    return found
+    found: dict[str, Any] = {}
+    for title, scenario in (("json", JSON), ("sse", PACED)):
+        if scenario in scenarios:
+            cpu_us = {name: figures(samples, scenario, name)["cpu_us"] for name in names}
+            best = min(cpu_us[peer] for peer in peers)
+            for kind, name in (("cpu", OURS), ("floor", FLOOR), ("stack_floor", STACK_FLOOR)):
+                found[f"{title}_{kind}_vs_best_peer"] = round(cpu_us[name] / best, 3)
+            if PLAIN in names and scenario is JSON:
+                found["json_cpu_vs_not_compiled"] = round(cpu_us[OURS] / cpu_us[PLAIN], 3)
+    if PACED in scenarios:
+        mine = figures(samples, PACED, OURS)
+        found["added_ttft_ms_p99"] = round(mine["ttft_p99"], 2)
+        found["added_itl_ms_p99"] = round(mine["itl_p99"], 2)
+        found["kb_per_stream"] = round(mine["kb"], 1)
+    return found | {"peers": peers}
 
 
 def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
