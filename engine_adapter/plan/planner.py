@@ -50,9 +50,9 @@ them is a pin, and there nothing could be learned that changes K.
 
 Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`. A probe costs the positions
 that it gives the drafter to read and to lay out, and, as the first one in a step that would not draft, what such a step
-and the one that verifies take longer. Who costs least goes first: requests that have just begun, and those that were probed before. Follow-ups
-go ahead of the budget and are charged to it. Where nothing drafts, prompts get `PROMPT_SHARE` of it, so that requests
-which arrive all the time leave something for those whose text turns later on.
+and the one that verifies take longer. Who costs least goes first: requests that have just begun, and those that were
+probed before. Follow-ups go ahead of the budget and are charged to it. Where nothing drafts, prompts get `PROMPT_SHARE`
+of it, so that requests which arrive all the time leave something for those whose text turns later on.
 """
 
 import math
