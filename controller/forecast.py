@@ -89,7 +89,9 @@ def forecast_of(view: LawView, context: PoolContext, policy: Policy) -> PoolFore
     """Return what the law would choose for one pool under `policy`, beside what it chooses under the present one."""
     today, then = (_outlook(view, replace(context, policy=each)) for each in (context.policy, policy))
     unknown = "" if then.throughput is not None else _why_unknown(then.reason, today.reason)
-    gain = then.throughput / today.throughput - 1 if then.throughput and today.throughput else None
+    # Both by the weights of `policy`: another weight alone gains nothing.
+    before = _throughput(_decided_with(view, replace(context, policy=policy), today.schedule))
+    gain = then.throughput / before - 1 if then.throughput and before else None
     return PoolForecast(context.pool, today, then, gain, unknown)
 
 
@@ -104,11 +106,8 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
         context = replace(context, policy=replace(context.policy, hold_out_ratio=0.0))
         chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
     rows = _applied(context, chosen)
-    schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, chosen.probe_ratio, rows)
-    with_it = replace(context, in_force=schedule, is_held=True)
-    result = copy.deepcopy(view.law).decide(with_it, view.now, view.at)
+    result = _decided_with(view, context, rows)
     k = chosen.k(rows)
-    throughput = result.evidence.get("throughput", {}).get("predicted_in_force")
     step_s = result.evidence.get("step_s", {}).get("predicted")
     bands = result.evidence.get("bands", {})
     return Outlook(
@@ -116,16 +115,27 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
         meaning=MEANING[chosen.reason],
         k=k,
         schedule=rows,
-        throughput=throughput,
+        throughput=_throughput(result),
         itl_ms={name: _itl_ms(step_s, name, depth, bands) for name, depth in k.items()},
     )
+
+
+def _decided_with(view: LawView, context: PoolContext, rows: Ranges) -> TickResult:
+    """Return what the law decides, and predicts, with `rows` in force."""
+    schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, 0.0, rows)
+    return copy.deepcopy(view.law).decide(replace(context, in_force=schedule, is_held=True), view.now, view.at)
+
+
+def _throughput(result: TickResult) -> float | None:
+    found: float | None = result.evidence.get("throughput", {}).get("predicted_in_force")
+    return found
 
 
 def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
     """Return what the engines would have: in mode `advise`, which publishes nothing, their static K."""
     if chosen.publish is not None:
         return chosen.publish
-    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
+    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.idle_k),)}
 
 
 def _itl_ms(step_s: float | None, row: str, k: int, bands: Mapping[str, Any]) -> float | None:

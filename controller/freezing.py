@@ -16,9 +16,10 @@ from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode
 
 def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
     """Return a pool as the law decides for it: under a freeze nothing that it chooses is published."""
-    if freeze is None or context.policy.mode is not Mode.ACT:
+    if freeze is None:
         return context
-    return replace(context, policy=replace(context.policy, mode=Mode.ADVISE), is_held=True)
+    mode = Mode.ADVISE if context.policy.mode is Mode.ACT else context.policy.mode
+    return replace(context, policy=replace(context.policy, mode=mode), is_held=True)
 
 
 def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Freeze]:

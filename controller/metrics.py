@@ -178,6 +178,8 @@ class ControllerMetrics:
                     self._show(metric, value, model, pool, band, str(index + 1))
 
     def _show_hold_out(self, model: str, pool: str, found: Mapping[str, Any]) -> None:
+        if found.get("is_paused"):
+            return  # what was found stays, and tells nothing of now
         for measure in MEASURES:
             decides = "true" if measure == found.get("measure") else "false"
             for bound, value in (found.get(f"{measure}_gain_ratio") or {}).items():

@@ -60,6 +60,7 @@ class SharedReader:
         self._clock = clock
         self._audit = audit
         self._is_full = False
+        self._unreadable: frozenset[str] = frozenset()  # as told last
         self._memory_at = float("-inf")
         self.state = SharedState()
         self.is_up = True
@@ -113,8 +114,9 @@ class SharedReader:
         policies = [item for item in found.values() if not isinstance(item, InvalidDocumentError)]
         unreadable = {model: item for model, item in found.items() if isinstance(item, InvalidDocumentError)}
         before = self.state
-        for model in unreadable.keys() - before.unreadable:
+        for model in unreadable.keys() - self._unreadable:
             _log.error("%s: its policy cannot be read, its pools are held: %s", model, unreadable[model])
+        self._unreadable = frozenset(unreadable)
         self.state = SharedState(
             engines=tuple(self._store.engines()),
             policies={item.policy.model: item.policy for item in policies},
@@ -122,7 +124,7 @@ class SharedReader:
             policy_versions={item.policy.model: item.version for item in policies},
             experiments={item.model: item for item in self._store.canaries()},
             freezes=self._store.freezes(),
-            unreadable=frozenset(unreadable),
+            unreadable=self._unreadable,
             at=self._clock.now(),
         )
         if self._leadership.lease is not None:

@@ -170,7 +170,7 @@ def _row_faults(name: str) -> list[str]:
 class Trial:
     """Rows that one engine of the pool applies instead, to measure what they cost; for `valid_for_s` seconds at most.
 
-    The controller repeats a trial while it lasts; an engine that receives none any more applies the schedule's rows.
+    It ends with that time, or with a schedule that has none: then the engine applies the schedule's rows.
     """
 
     engine_id: str

@@ -289,9 +289,7 @@ def figures(samples: dict[tuple[str, str], list[Sample]], scenario: Scenario, na
     }
 
 
-def markdown(
-    samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]
-) -> str:
+def markdown(samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]) -> str:
     """Return one table for each scenario."""
     lines = ["Added milliseconds are p50 / p99."]
     for scenario in scenarios:

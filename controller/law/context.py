@@ -44,6 +44,13 @@ class PoolContext:
         wanted = self.static_k if self.policy.static_k is None else self.policy.static_k
         return max(0, min(wanted, self.k_max))
 
+    @property
+    def idle_k(self) -> int:
+        """The K of engines to which nothing is published: their own, until the operator's static K was once."""
+        if self.in_force is None and not self.engines_version:
+            return max(0, min(self.static_k, self.k_max))
+        return self.fallback_k
+
     def bounds(self, name: str) -> tuple[int, int]:
         """Return the smallest and largest K that class `name` may have; a pin makes them equal."""
         wanted = self.policy.of_class(name)

@@ -110,7 +110,7 @@ class Tick:
         """Return what the engines have: the schedule in force, or where nothing is published their static K."""
         context, names = self._context, self._rows.names
         if context.in_force is None or not (self._policy.mode is Mode.ACT or context.is_held):
-            return KTable.uniform(names, self._n, context.fallback_k)
+            return KTable.uniform(names, self._n, context.idle_k)
         found = KTable.of_ranges(context.in_force.classes, names, self._n)
         return found.with_k(np.minimum(found.k, context.k_max))  # an engine that joined may draft less
 
@@ -310,8 +310,9 @@ class Tick:
         self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None
     ) -> TickResult:
         has_bands = publish is not None and any(row_parts(name)[1] is not None for name in publish)
-        if self._policy.hold_out_ratio > 0:
-            self._evidence["hold_out"] = self._pool.hold_out.described()
+        if self._policy.hold_out_ratio > 0 or self._context.arm is not None:
+            found = self._pool.hold_out.described()
+            self._evidence["hold_out"] = {**found, "is_paused": self._policy.mode is not Mode.ACT}
         if trial is not None and self._pool.trial is not None:
             self._evidence["trial"] = {"engine_id": trial.engine_id, "k": self._pool.trial.depth}
         return TickResult(

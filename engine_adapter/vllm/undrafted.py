@@ -111,8 +111,9 @@ def one_row_each(runner: Any, metadata: SpecDecodeMetadata | None) -> Iterator[N
     An engine that speculates finds a request's rows by the drafts of those before it, and where there are none it takes
     the first row for everybody's: the end of one request's thinking would be forced upon another.
     """
-    budgets = runner.input_batch.thinking_budget_state_holder
-    if metadata is not None or budgets is None or of_runner(runner) is None:
+    is_steered = metadata is None and of_runner(runner) is not None
+    budgets = runner.input_batch.thinking_budget_state_holder if is_steered else None
+    if budgets is None:
         yield
         return
     is_speculating, budgets.in_spec_mode = budgets.in_spec_mode, False

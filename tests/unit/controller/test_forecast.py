@@ -70,6 +70,13 @@ def test_an_objective_and_an_slo_are_forecast(rig: Rig) -> None:
         assert found.then.throughput is not None
 
 
+def test_another_weight_alone_gains_nothing(rig: Rig) -> None:
+    [found] = forecaster(rig.loop.view, Mode.ACT)(
+        MODEL, Policy(MODEL, static_k=1, classes={"default": ClassPolicy(weight=2.0)})
+    )
+    assert found.gain_ratio == pytest.approx(0.0, abs=0.02)
+
+
 def test_a_window_of_the_hold_out_is_not_taken_for_what_the_policy_would_do(rig: Rig) -> None:
     view = rig.loop.view()
     assert view is not None

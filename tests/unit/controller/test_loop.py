@@ -297,6 +297,8 @@ async def test_a_canary_that_wants_other_things_leaves_what_the_hold_out_measure
     await rig.tick(60)
     assert any(item.evidence.get("canary") for item in rig.store.log)
     running = rig.store.tried[MODEL]
+    in_its_turn = [item for item in rig.store.log if (item.evidence.get("canary") or {}).get("arm") == "canary"]
+    assert all("hold_out" in item.evidence for item in in_its_turn)
     ended = replace(running, version=running.version + 1, outcome=Outcome.ABORTED, ended_at=1.0)
     rig.store.put_canary(ended, None, 0.0)
     await rig.tick(2)
@@ -312,7 +314,8 @@ async def test_what_the_hold_out_found_is_in_every_decision_also_while_it_pauses
     before = rig.store.log[-1].evidence["hold_out"]
     rig.store.put_policy(replace(policy, mode=mode), None, 0.0)
     await rig.tick(5)
-    assert rig.store.log[-1].evidence["hold_out"] == before
+    assert rig.store.log[-1].evidence["hold_out"] == {**before, "is_paused": True}
+    assert "specpilot_controller_hold_out_gain_ratio{" not in rig.page()  # it tells nothing of now, and alerts nobody
 
 
 @pytest.mark.parametrize("mode", [Mode.ADVISE, Mode.OFF])
@@ -325,6 +328,16 @@ async def test_what_is_predicted_for_the_schedule_in_force_is_of_what_the_engine
     assert throughput["predicted_in_force"] == throughput["predicted_static"]
     assert throughput["predicted_in_force"] == pytest.approx(throughput["measured"], rel=0.1)
     assert throughput["predicted_best"] > 1.2 * throughput["predicted_in_force"]
+
+
+async def test_engines_to_which_nothing_was_ever_published_are_known_to_run_their_own_static_k(rig: Rig) -> None:
+    rig.store.remove_engine("one")
+    rig.store.heartbeat(registered("one"), 1e9)
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.ADVISE, static_k=0), None, 0.0)
+    await rig.tick(40)
+    assert rig.store.published == {}
+    throughput = rig.store.log[-1].evidence["throughput"]
+    assert throughput["predicted_in_force"] == pytest.approx(throughput["measured"], rel=0.1)
 
 
 async def test_predicted_and_measured_throughput_have_the_same_weights(rig: Rig) -> None:
