@@ -12,6 +12,9 @@ from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
 FORGET_S = 600.0
 """Longer than a rolling restart of all engines, so that what was learned of a pool outlives it."""
 
+VALID_FOR_S = 60.0
+"""How long a schedule is valid: it outlasts a restart of Redis or of the controller, so that K stays through it."""
+
 PoolKey = tuple[str, str]
 
 

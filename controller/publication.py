@@ -14,15 +14,13 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import PoolKey, next_version
+from specpilot.controller.pools import VALID_FOR_S, PoolKey, next_version
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.bands import classes_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.store import Store
 from specpilot.policy.types import Decision, Lease, Schedule
 
-VALID_FOR_S = 60.0
-"""Long enough to outlast a restart of Redis or of the controller, so that K stays through it."""
 RENEW_S = 5.0
 """Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""
 QUIET_RECORD_S = 10.0

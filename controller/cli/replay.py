@@ -21,8 +21,7 @@ from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.freezing import as_frozen, held
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.pools import Sightings, in_turn, of_steerable, pool_contexts
-from specpilot.controller.publication import VALID_FOR_S
+from specpilot.controller.pools import VALID_FOR_S, Sightings, in_turn, of_steerable, pool_contexts
 from specpilot.controller.recording.record import Recorded, from_line
 from specpilot.controller.tuning import without
 from specpilot.policy.codec import from_plain

@@ -16,7 +16,8 @@ from specpilot.controller.law.k_table import k_at
 from specpilot.controller.lease import TTL_S, Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.publication import RENEW_S, VALID_FOR_S
+from specpilot.controller.pools import VALID_FOR_S
+from specpilot.controller.publication import RENEW_S
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy import keys
 from specpilot.policy.bands import row_of

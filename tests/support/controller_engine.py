@@ -18,6 +18,9 @@ from specpilot.policy.errors import PolicyError
 from specpilot.policy.store import Store
 from specpilot.policy.types import EngineRecord, Schedule
 
+_LABELS = {**LABELS, names.PROBES: (names.LABEL_CLASS,)}
+"""Those of what the law reads, and of what else an engine shows."""
+
 
 class HttpEngine:
     """Registers in `store`, follows its schedule, serves `/metrics` and `routes`; virtual traffic runs in real time."""
@@ -98,7 +101,7 @@ class HttpEngine:
         lines = []
         for series, value in self.plant.values.items():
             labels = ",".join(
-                f'{name}="{text}"' for name, text in zip(LABELS[series.metric], series.labels, strict=True)
+                f'{name}="{text}"' for name, text in zip(_LABELS[series.metric], series.labels, strict=True)
             )
             lines.append(f'{series.metric}{{model_name="{MODEL}",{labels}}} {value}')
         return "\n".join(["# HELP other", "vllm:other 1", *lines, *self._gauges()]) + "\n"
