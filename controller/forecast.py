@@ -135,7 +135,7 @@ def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
     """Return what the engines would have: in mode `advise`, which publishes nothing, their static K."""
     if chosen.publish is not None:
         return chosen.publish
-    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.idle_k),)}
+    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.unsteered_k),)}
 
 
 def _itl_ms(step_s: float | None, row: str, k: int, bands: Mapping[str, Any]) -> float | None:

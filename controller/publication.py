@@ -53,7 +53,7 @@ class Publisher:
     def write(self, context: PoolContext, result: TickResult, in_force: dict[PoolKey, Schedule], lease: Lease) -> bool:
         """Publish if there is something new or due, to `in_force` as well, and record; blocks.
 
-        Returns whether all of it was written, `False` where there was nothing to write.
+        Returns whether the decision was recorded: a quiet one that repeats the last is not.
         """
         key = (context.model, context.pool)
         old = in_force.get(key)

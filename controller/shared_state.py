@@ -1,8 +1,8 @@
 """The shared state as the loop sees it: what Redis said last, and questions to it that never raise.
 
-Redis may be silent, full, led by another or hold a document that cannot be read. Each of these is told once in the log,
-and again when it is over, and each has one behaviour for every question: nothing is done, and the loop goes on with the
-state that was read last.
+Redis may be silent, full, led by another or hold a document that cannot be read. Each has one behaviour for every
+question: nothing is done, and the loop goes on with the state that was read last. Silence and a full store are told
+once in the log, and once when they are over.
 """
 
 import asyncio

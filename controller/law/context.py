@@ -45,7 +45,7 @@ class PoolContext:
         return max(0, min(wanted, self.k_max))
 
     @property
-    def idle_k(self) -> int:
+    def unsteered_k(self) -> int:
         """The K of engines to which nothing is published: their own, until the operator's static K was once."""
         if self.in_force is None and not self.engines_version:
             return max(0, min(self.static_k, self.k_max))

@@ -110,7 +110,7 @@ class Tick:
         """Return what the engines have: the schedule in force, or where nothing is published their static K."""
         context, names = self._context, self._rows.names
         if context.in_force is None or not (self._policy.mode is Mode.ACT or context.is_held):
-            return KTable.uniform(names, self._n, context.idle_k)
+            return KTable.uniform(names, self._n, context.unsteered_k)
         found = KTable.of_ranges(context.in_force.classes, names, self._n)
         return found.with_k(np.minimum(found.k, context.k_max))  # an engine that joined may draft less
 
