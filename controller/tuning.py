@@ -25,7 +25,8 @@ class Tuning:
             `mix_requests` / n.
         gone_s: seconds of traffic after which a class and band that was not seen is left out of the mix at once. Less
             loses what is rare, more charges rows with traffic that has ended.
-        gone_requests: the same in requests that should have been seen in the looks since; 3 is a chance of 5 %.
+        gone_requests: requests by which a class and band may fall short of its share, added up over looks, before the
+            newest look replaces the mean; of one that is not seen at all, 3 is a chance of 5 %.
         arrivals_time_s: time constant of the variance of running requests, by which given work and given concurrency
             are told apart.
         arrivals_ratio: variance over mean of the classes' running requests, summed over the classes, below which their
@@ -49,6 +50,8 @@ class Tuning:
         idle_s: time without a decode, up to the newest look, after which a pool counts as idle.
         urgent_gain_ratio: predicted gain that does not wait for the policy's dwell, and the least gain at loads and in
             rows without traffic, which change alone.
+        even_ratio: score that a table may lose at any n, to change K less often along n. More loses throughput at a steady
+            n, less makes requests catch up as n varies.
         hold_out_window_s: length of a window of the hold-out. Longer ones lose less to `delivered_s`, shorter ones
             average over more traffic.
         delivered_s: time after a change of whose turn it is that evidence does not count.
@@ -88,6 +91,7 @@ class Tuning:
     stale_s: float = 5.0
     idle_s: float = 2.0
     urgent_gain_ratio: float = 0.1
+    even_ratio: float = 0.0075
     hold_out_window_s: float = 4.0
     delivered_s: float = 1.0
     hold_out_steps: float = 20.0

@@ -191,6 +191,25 @@ class Choice:
                 break
         return found if self._setting.cost.graphs is None else self._rising(n, [found, np.clip(in_force, low, high)])
 
+    def even(self, n: Vector, k: Ints, slack: float) -> Ints:
+        """Return `k` [n, rows] with as few changes along n as cost at most `slack` of the score (a ratio) anywhere.
+
+        Running decodes vary from step to step, and who goes from K = 0 to another has a row to catch up: where the
+        best K changes to and fro along n for next to nothing, that costs more than it gains. Each range takes the
+        values that `k` has at some n; of those that reach as far, the ones that score most in the sum.
+        """
+        scores = self.evaluate(n, np.repeat(k[:, None], len(n), axis=1)).score  # of the values at one n, at another
+        own = scores.diagonal()
+        is_fine = scores >= own - slack * np.abs(own)
+        found, begin = k.copy(), 0
+        while begin < len(n):
+            ends = np.where(is_fine[:, begin:].all(axis=1), len(n), begin + is_fine[:, begin:].argmin(axis=1))
+            end = int(ends.max())
+            sums = np.where(ends == end, scores[:, begin:end].sum(axis=1), -np.inf)
+            found[begin:end] = k[int(sums.argmax())]
+            begin = end
+        return found
+
     def _rising(self, n: Vector, tables: Sequence[Ints]) -> Ints:
         """Return, for each n, the best table near `tables` [n, rows] in which no band has less than a lower one.
 

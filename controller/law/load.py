@@ -3,9 +3,11 @@
 Work is what stays when K changes: the share of the tokens that each class makes up in each band. It is averaged over
 time, whatever the interval of the scrapes: with the time constant `mix_time_s` where few requests run, and a shorter
 one the more there are (`mix_requests`), as each look then tells more. Who was not seen for `gone_s` is gone at once: a
-trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0. So is who
-should have been seen by now: of n running requests, a stream with the share q of the decodes is absent by chance with
-probability (1 - q)^n, and counts as gone when the looks without it make exp(-sum q n) small (`gone_requests`).
+trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0, and others
+would draft for little because it seems to be paid for already. Who has become fewer than chance explains is counted as
+the newest look found it, not by the mean: each look adds to a stream's shortfall the requests by which it was below its
+share, none at least (a CUSUM), and `gone_requests` are too many. Of a stream that is not seen at all they are the
+requests of it that should have been: by chance that happens with probability (1 - q)^n, about exp(-q n), in one look.
 Running decodes, prefill and context are those of the newest look's steps.
 
 Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
@@ -60,7 +62,7 @@ class Load:
 
     `points` are running decodes of decode steps, `weights` their shares of the steps; `prefill` (share of the steps,
     tokens in one) pairs; `context_tokens` the mean length of a running sequence. `unseen_s` are the seconds of traffic
-    since the last that was seen of a (class, band), `missing` how many of its requests should have been seen since.
+    since the last that was seen of a (class, band), `shortfall` by how many requests it was below its share lately.
     """
 
     work: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class Load:
     context_tokens: float = 0.0
     arrivals: _Arrivals = field(default_factory=_Arrivals)
     unseen_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    missing: dict[tuple[str, int], float] = field(default_factory=dict)
+    shortfall: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def take(self, evidence: Evidence, elapsed_s: float, tuning: Tuning) -> None:
         """Take in what ran in the last `elapsed_s` seconds."""
@@ -80,13 +82,17 @@ class Load:
             per_engine = sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps)
             requests = max(1.0, per_engine, sum(evidence.running.values()))
             keep = math.exp(-elapsed_s / min(tuning.mix_time_s, tuning.mix_requests / requests))
-            expected = {key: requests * self.running.get(key, 0.0) for key in self.work}
-            self.unseen_s = _absent(self.unseen_s, dict.fromkeys(self.work, elapsed_s), drafts)
-            self.missing = _absent(self.missing, expected, drafts)
-            gone = {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
-            gone |= {key for key, missing in self.missing.items() if missing >= tuning.gone_requests}
-            self.work = _faded(self.work, evidence.decode_tokens, keep, gone)
-            self.running = _faded(self.running, drafts, keep, gone)
+            seen = {key: drafts.get(key, 0.0) / sum(drafts.values()) for key in self.work}
+            short = {key: requests * (self.running.get(key, 0.0) - share) for key, share in seen.items()}
+            self.shortfall = {key: max(0.0, self.shortfall.get(key, 0.0) + more) for key, more in short.items()}
+            self.unseen_s = {
+                key: 0.0 if share else self.unseen_s.get(key, 0.0) + elapsed_s for key, share in seen.items()
+            }
+            fewer = {key for key, requests in self.shortfall.items() if requests >= tuning.gone_requests}
+            fewer |= {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
+            self.shortfall |= dict.fromkeys(fewer, 0.0)
+            self.work = _faded(self.work, evidence.decode_tokens, keep, fewer)
+            self.running = _faded(self.running, drafts, keep, fewer)
             self.arrivals.take(evidence.running, elapsed_s, tuning.arrivals_time_s)
         sums = [item for item in evidence.cells.values() if item.decodes > 0]
         if not sums:
@@ -115,24 +121,21 @@ class Load:
         return ratio is not None and ratio < tuning.arrivals_ratio
 
 
-def _absent(
-    before: Mapping[tuple[str, int], float],
-    more: Mapping[tuple[str, int], float],
-    seen: Collection[tuple[str, int]],
-) -> dict[tuple[str, int], float]:
-    """Return the sums `before` with `more` added, of those that were not `seen` now."""
-    return {key: before.get(key, 0.0) + value for key, value in more.items() if key not in seen}
-
-
 def _faded(
     before: Mapping[tuple[str, int], float],
     counts: Mapping[tuple[str, int], float],
     keep: float,
-    gone: Collection[tuple[str, int]],
+    fewer: Collection[tuple[str, int]],
 ) -> dict[tuple[str, int], float]:
-    """Return shares that move from `before` to those of `counts` by 1 - `keep`; a trifle and who is `gone` left out."""
+    """Return shares that move from `before` to those of `counts` by 1 - `keep`, those of `fewer` all the way.
+
+    The others have what is left. A trifle is left out.
+    """
     keep, total = keep if before else 0.0, sum(counts.values())
-    names = {*before, *counts} - set(gone)
-    mixed = {key: keep * before.get(key, 0.0) + (1 - keep) * counts.get(key, 0.0) / total for key in names}
-    whole = sum(share for share in mixed.values() if share >= _PRESENT)
-    return {key: share / whole for key, share in sorted(mixed.items()) if share >= _PRESENT}
+    seen = {key: counts.get(key, 0.0) / total for key in {*before, *counts}}
+    mixed = {key: keep * before.get(key, 0.0) + (1 - keep) * share for key, share in seen.items() if key not in fewer}
+    found = {key: seen.get(key, 0.0) for key in fewer}  # not all are in both shares
+    left, others = 1.0 - sum(found.values()), sum(mixed.values())
+    found |= {key: share * left / others for key, share in mixed.items() if others > 0}
+    whole = sum(share for share in found.values() if share >= _PRESENT)
+    return {key: share / whole for key, share in sorted(found.items()) if share >= _PRESENT}

@@ -139,7 +139,7 @@ class Tick:
         setting = self._rows.setting(self._context, pool.load, lengths, cost, self._tuning)
         choice = self._choice = Choice(setting)
         before = before.with_k(choice.prepared(self._n, before.k, self._tuning.urgent_gain_ratio))
-        best = before.with_k(choice.best(self._n, before.k))
+        best = before.with_k(choice.even(self._n, choice.best(self._n, before.k), self._tuning.even_ratio))
         static = self._uniform(self._context.fallback_k)
         self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
         throughput = self._evidence["throughput"]

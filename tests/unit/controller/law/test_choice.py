@@ -175,3 +175,35 @@ def test_rows_without_traffic_are_prepared_for_it_and_the_others_stay() -> None:
     assert found.tolist() == [[2, k, 5] for k in alone]  # the row without a band is for whoever is not known
     assert choice.prepared(n, found, 0.1).tolist() == found.tolist()
     assert choice.prepared(n, before, 100.0).tolist() == before.tolist()
+
+
+def test_k_changes_along_n_where_it_pays_and_nowhere_else() -> None:
+    """A cost with stairs has the best K change to and fro, for less than its own uncertainty."""
+    stairs = np.cumsum(
+        1e-4 * np.diff(np.append(KNOTS, 1e7), prepend=0.0) * np.tile([1.2, 0.8], len(KNOTS))[: len(KNOTS) + 1]
+    )
+    choice = Choice(setting({1: 0.3, 4: 0.3, 7: 0.4}, replace(linear(), verify_s=stairs)))
+    n = np.arange(1.0, 65.0)
+    best = choice.best(n, np.zeros((64, 3), dtype=np.int64))
+    even = choice.even(n, best, 0.015)
+
+    def changes(k: np.ndarray) -> int:
+        return int((np.diff(k, axis=0) != 0).any(axis=1).sum())
+
+    loss = 1 - choice.evaluate(n, even).score / choice.evaluate(n, best).score
+    assert changes(even) <= changes(best) / 3
+    assert loss.max() <= 0.015 + 1e-9
+    assert np.array_equal(choice.even(n, best, 0.0), best)
+
+
+def test_ranges_along_n_keep_an_slo() -> None:
+    """A K that breaks a bound is not like one that keeps it, however little it scores less."""
+    bounded = setting({1: 0.5, 7: 0.5})
+    streams = [replace(item, itl_slo_s=6e-3) for item in bounded.streams]
+    choice = Choice(replace(bounded, streams=streams))
+    n = np.arange(1.0, 65.0)
+    best = choice.best(n, np.zeros((64, 2), dtype=np.int64))
+    even = choice.even(n, best, 0.2)
+    kept = choice.evaluate(n, best).score > 0
+    assert 0 < kept.sum() < 64
+    assert np.array_equal(choice.evaluate(n, even).score > 0, kept)

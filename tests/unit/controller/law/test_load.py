@@ -47,23 +47,48 @@ def test_who_cannot_be_absent_by_chance_is_gone_at_once() -> None:
     assert load.work == load.running == {("a", 0): 1.0}
 
 
+def test_who_has_become_fewer_than_chance_explains_is_counted_as_last_seen() -> None:
+    """Of three requests two were of a kind that ends; its last few tokens do not keep it in the mix."""
+    load = Load()
+    for _ in range(10):
+        load.take(look({"a": 3}, {("a", 7): 20.0, ("a", 0): 10.0}), 0.5, TUNING)
+    shares = []
+    for _ in range(3):
+        load.take(look({"a": 3}, {("a", 7): 0.3, ("a", 0): 29.7}), 0.5, TUNING)
+        shares.append(load.work["a", 7])
+    assert shares[0] == pytest.approx(0.01 + 0.657 * np.exp(-0.5 / 3.0), rel=0.01)  # one look may be chance
+    assert load.work == load.running == {("a", 0): pytest.approx(0.99), ("a", 7): pytest.approx(0.01)}
+
+
+def test_chance_alone_leaves_the_mean_in_place() -> None:
+    rng, load = np.random.default_rng(1), Load()
+    shares = []
+    for _ in range(200):
+        of_16 = float(rng.binomial(16, 0.25))
+        load.take(look({"a": 16}, {("a", 7): 10 * of_16 + 1e-9, ("a", 0): 10 * (16 - of_16)}), 0.5, TUNING)
+        shares.append(load.work["a", 7])
+    assert 0.22 < np.mean(shares[20:]) < 0.27
+
+
 @pytest.mark.parametrize(("requests", "time_s"), [(1, 3.0), (8, 3.0), (32, 0.75)])
 def test_the_more_requests_run_the_faster_the_mix_follows(requests: int, time_s: float) -> None:
     load, steps = Load(), 10.0
     load.take(look({"a": requests}, {("a", 7): steps * requests}), 0.5, TUNING)
-    load.take(look({"a": requests}, {("a", 7): steps * requests / 2, ("a", 0): steps * requests / 2}), 0.5, TUNING)
-    assert load.work["a", 0] == pytest.approx(0.5 * (1 - np.exp(-0.5 / time_s)))
+    load.take(
+        look({"a": requests}, {("a", 7): 0.95 * steps * requests, ("a", 0): 0.05 * steps * requests}), 0.5, TUNING
+    )
+    assert load.work["a", 0] == pytest.approx(0.05 * (1 - np.exp(-0.5 / time_s)))
 
 
 def test_the_requests_of_all_engines_of_a_pool_count() -> None:
     """A look of four engines with 8 requests each is as sure as one of an engine with 32."""
     load, steps = Load(), 10.0
     cells = {Cell(8, 8, 0, 0): CellSums(4 * steps, 0.4, 320.0, 320.0)}
-    for shares in ((320.0, 0.0), (160.0, 160.0)):
+    for shares in ((320.0, 0.0), (304.0, 16.0)):
         tokens = {("a", 7): shares[0], ("a", 0): shares[1]}
         drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
         load.take(Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running={"a": 32}), 0.5, TUNING)
-    assert load.work["a", 0] == pytest.approx(0.5 * (1 - np.exp(-0.5 / 0.75)))
+    assert load.work["a", 0] == pytest.approx(0.05 * (1 - np.exp(-0.5 / 0.75)))
 
 
 def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
