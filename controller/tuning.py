@@ -50,8 +50,8 @@ class Tuning:
         idle_s: time without a decode, up to the newest look, after which a pool counts as idle.
         urgent_gain_ratio: predicted gain that does not wait for the policy's dwell, and the least gain at loads and in
             rows without traffic, which change alone.
-        even_ratio: score that a table may lose at any n, to change K less often along n. More loses throughput at a steady
-            n, less makes requests catch up as n varies.
+        even_ratio: score that a table may lose at any n, to change K less often along n. More loses throughput where n
+            is steady, less makes requests catch up as it varies.
         hold_out_window_s: length of a window of the hold-out. Longer ones lose less to `delivered_s`, shorter ones
             average over more traffic.
         delivered_s: time after a change of whose turn it is that evidence does not count.
