@@ -5,6 +5,8 @@ Starts systems of its own. Arms, each playing the same unannounced trace, severa
 - `K=k`: every request verifies k draft tokens, K = 0 being no speculation;
 - `table`: K by batch size, tuned by hand on this very trace (by a play of the static arms of its own): what a diligent
   user would have if vLLM's dynamic speculation worked with P-EAGLE;
+- `K by class`, with `--by-class json=7,code=0`: K by hand for each class, from what a person knows of the traffic, and
+  every request names its class; classes that are not given have K = 0;
 - `adaptive`: a fresh controller, and requests that name no class, as real ones do not;
 - `with labels`: the same, and every request names its class;
 - `without ...`: as `adaptive` with one idea switched off: bands, probes, or drafting only for those whom it pays
@@ -23,6 +25,7 @@ The report has a table, plots, and one JSON object as its last line. Beside it a
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -44,8 +47,11 @@ from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, fail, load
+from specpilot.policy.types import DEFAULT_CLASS
 
 PROGRAM = "specpilot bench control"
+K_MAX = 7
+"""Largest K of the engines that are started."""
 MAX_RUNNING = 32
 """Requests that an engine runs at once (`--max-num-seqs`)."""
 START_WITHIN_S = 300.0
@@ -59,6 +65,8 @@ PORTS = 10
 OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
 WHOLE_BATCH = "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler"
 _CHANGES = ("gain", "bounds")
+Rows = dict[str, list[list[int]]]
+"""K by row of a schedule: `[lo, hi, K]` over running decodes."""
 
 
 class ControlBenchSettings(ProgramSettings):
@@ -73,6 +81,9 @@ class ControlBenchSettings(ProgramSettings):
     )
     repeats: int = Field(default=3, ge=1, description="plays of each arm")
     static: str = Field(default="0,1,2,3,5,7", description="static K to compare with, comma separated")
+    by_class: str = Field(
+        default="", description="one more arm: K by class by hand, as json=7,code=0, for requests that name their class"
+    )
     arms: str = Field(
         default=",".join(OTHER_ARMS),
         description="steered arms beside the adaptive one, comma separated; none for none",
@@ -95,10 +106,13 @@ def main(arguments: Sequence[str]) -> None:
     except OSError as error:
         fail(PROGRAM, f"{error.filename}: {error.strerror}")
     except ValueError:
-        fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
+        statics = [-1]
+    if any(not 0 <= k <= K_MAX for k in statics):
+        fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers, 0 to {K_MAX}, like 0,3,7")
     others = [] if settings.arms == "none" else chosen(PROGRAM, "--arms", settings.arms, OTHER_ARMS)
+    by_class = _by_class(settings.by_class)
     settings.out.mkdir(parents=True, exist_ok=True)
-    fixed = {f"K={k}": [[1, MAX_RUNNING, k]] for k in statics}
+    fixed = {f"K={k}": {DEFAULT_CLASS: [[1, MAX_RUNNING, k]]} for k in statics}
     steered = [report.ADAPTIVE, *others]
     with ExitStack() as stack:
         systems = [
@@ -106,7 +120,7 @@ def main(arguments: Sequence[str]) -> None:
             for at, arm in enumerate(["fixed", *steered])
         ]
         bench = _Bench(settings, trace, prompts, systems[0], dict(zip(steered, systems[1:], strict=True)))
-        result, table = asyncio.run(bench.run(fixed))
+        result, table = asyncio.run(bench.run(fixed, by_class))
     text = report.markdown(result, table)
     figures = json.dumps(report.summary(result))
     (settings.out / "report.md").write_text(f"{text}\n![plot](plot.svg)\n\n```json\n{figures}\n```\n")
@@ -114,6 +128,16 @@ def main(arguments: Sequence[str]) -> None:
     (settings.out / "rates.json").write_text(json.dumps(rates, indent=1) + "\n")
     report.plot(result, settings.out / "plot.svg")
     _say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
+
+
+def _by_class(text: str) -> Rows:
+    """Return the rows that `text` (`json=7,code=0`) asks for, none for an empty one; ends the program if it is wrong."""
+    if not text:
+        return {}
+    if not re.fullmatch(rf"([^,=\s]+=[0-{K_MAX}](,|$))+", text):
+        fail(PROGRAM, f"--by-class: {text!r} is not a list of classes with their K, 0 to {K_MAX}, like json=7,code=0")
+    depths = {name: int(k) for name, k in (item.split("=") for item in text.split(",") if item)}
+    return {name: [[1, MAX_RUNNING, k]] for name, k in {DEFAULT_CLASS: 0, **depths}.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +169,15 @@ class _Bench:
         self._switches = 0
         self._adaptive_s = 0.0
 
-    async def run(self, fixed: dict[str, list[list[int]]]) -> tuple[report.Result, list[list[int]]]:
+    async def run(self, fixed: dict[str, Rows], by_class: Rows) -> tuple[report.Result, list[list[int]]]:
         """Return the result, and the table tuned by hand."""
         _say("the static arms play once, for the table to be tuned")
         short = self._trace.stretched(TUNING_STRETCH)
         tuning = await self._take_turns(short, {arm: self._player(arm) for arm in fixed}, fixed, 0)
         rates = {int(arm[2:]): played.rates for arm, played in tuning.items()}
         table = report.hand_tuned(short, rates, MAX_RUNNING)
-        ranges = {**fixed, report.TABLE: table}
-        plays: dict[str, list[Played]] = {arm: [] for arm in [*ranges, *self._steered]}
+        rows = {**fixed, report.TABLE: {DEFAULT_CLASS: table}, **({report.BY_CLASS: by_class} if by_class else {})}
+        plays: dict[str, list[Played]] = {arm: [] for arm in [*rows, *self._steered]}
         for repetition in range(self._settings.repeats):
             _say(f"\nplay {repetition + 1} of {self._settings.repeats}")
             with ExitStack() as stack:
@@ -161,7 +185,7 @@ class _Bench:
                     stack.enter_context(self._controller(arm, stage, repetition))
                 began = time.time()
                 played = await self._take_turns(
-                    self._trace, {arm: self._player(arm) for arm in plays}, ranges, repetition
+                    self._trace, {arm: self._player(arm) for arm in plays}, rows, repetition
                 )
                 await self._count_switches(began)
             for arm, item in played.items():
@@ -170,18 +194,17 @@ class _Bench:
 
     def _player(self, arm: str) -> Player:
         stage = self._steered.get(arm, self._fixed)
-        return Player(stage.system, "demo", self._prompts, names_classes=arm == report.LABELLED)
+        return Player(stage.system, "demo", self._prompts, names_classes=arm in (report.LABELLED, report.BY_CLASS))
 
     async def _take_turns(
-        self, trace: Trace, players: dict[str, Player], ranges: dict[str, list[list[int]]], repetition: int
+        self, trace: Trace, players: dict[str, Player], rows: dict[str, Rows], repetition: int
     ) -> dict[str, Played]:
         arms = list(players)
         for index, phase in enumerate(trace.phases):
             first = (index + repetition * len(arms) // self._settings.repeats) % len(arms)
             for arm in arms[first:] + arms[:first]:
-                if arm in ranges:
-                    document = {"classes": {"default": ranges[arm]}}
-                    await asyncio.to_thread(self._fixed.system.put_speculation, document)
+                if arm in rows:
+                    await asyncio.to_thread(self._fixed.system.put_speculation, {"classes": rows[arm]})
                 _say(await players[arm].phase(phase, f"{phase.name:<20}{arm}"[:44].ljust(44)))
                 await players[arm].pause()
                 await asyncio.sleep(SETTLES_S)
@@ -239,7 +262,7 @@ def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
     arguments += ["--engine-args", WHOLE_BATCH] if arm == report.NO_SUBSET else []
     _say(f"starting a system; its output goes to {folder / 'up.log'}")
     with (folder / "up.log").open("wb") as output:
-        own = start_own([*arguments, "--max-num-seqs", str(MAX_RUNNING)], output)
+        own = start_own([*arguments, "--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)], output)
     try:
         gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
         wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S)

@@ -21,6 +21,7 @@ from specpilot.bench.load.trace import Trace
 
 ADAPTIVE = "adaptive"
 TABLE = "table"
+BY_CLASS = "K by class"
 LABELLED = "with labels"
 NO_BANDS = "without bands"
 NO_SUBSET = "without subset"
@@ -216,6 +217,7 @@ def summary(result: Result) -> dict[str, Any]:
             figure: total / result.total(arm)
             for figure, arm in (
                 ("unlabelled_over_labelled", LABELLED),
+                ("over_k_by_class", BY_CLASS),
                 ("over_no_bands", NO_BANDS),
                 ("over_no_subset", NO_SUBSET),
             )
