@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _by_class(text: str) -> Rows:
-    """Return the rows that `text` (`json=7,code=0`) asks for, none for an empty one; ends the program if it is wrong."""
+    """Return the rows that `text` (`json=7,code=0`) asks for; ends the program where it is wrong."""
     if not text:
         return {}
     if not re.fullmatch(rf"([^,=\s]+=[0-{K_MAX}](,|$))+", text):

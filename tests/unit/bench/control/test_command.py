@@ -1,0 +1,22 @@
+"""What `bench control` makes of its flags before it starts anything."""
+
+import pytest
+
+from specpilot.bench.control import command
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--by-class", "json"], "--by-class: 'json' is not a list of classes"),
+        (["--by-class", "json=9"], "0 to 7, like json=7,code=0"),
+        (["--by-class", "json=7,=1"], "0 to 7, like json=7,code=0"),
+        (["--static", "3,9"], "--static: '3,9' is not a list of numbers, 0 to 7"),
+        (["--static", "deep"], "--static: 'deep' is not a list of numbers, 0 to 7"),
+    ],
+)
+def test_a_wrong_flag_is_named(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(flags)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
