@@ -25,8 +25,10 @@ class Tuning:
             `mix_requests` / n.
         gone_s: seconds of traffic after which a class and band that was not seen is left out of the mix at once. Less
             loses what is rare, more charges rows with traffic that has ended.
-        gone_requests: requests by which a class and band may fall short of its share, added up over looks, before the
-            newest look replaces the mean; of one that is not seen at all, 3 is a chance of 5 %.
+        gone_nats: how unlikely the shares of a class and band must be, over looks, for the newest look to replace their
+            mean: the logarithm of the likelihood ratio. Less follows a change of few requests sooner, more follows
+            chance less: with 3 the share of a kind among 8 requests varies twice as much as with the mean alone, with 5
+            by half as much again, and 16 requests of which half end are seen in one look with either.
         arrivals_time_s: time constant of the variance of running requests, by which given work and given concurrency
             are told apart.
         arrivals_ratio: variance over mean of the classes' running requests, summed over the classes, below which their
@@ -72,7 +74,7 @@ class Tuning:
     mix_time_s: float = 3.0
     mix_requests: float = 24.0
     gone_s: float = 2.0
-    gone_requests: float = 3.0
+    gone_nats: float = 5.0
     arrivals_time_s: float = 30.0
     arrivals_ratio: float = 0.25
     cell_memory_steps: float = 400.0

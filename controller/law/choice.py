@@ -196,7 +196,8 @@ class Choice:
 
         Running decodes vary from step to step, and who goes from K = 0 to another has a row to catch up: where the
         best K changes to and fro along n for next to nothing, that costs more than it gains. Each range takes the
-        values that `k` has at some n; of those that reach as far, the ones that score most in the sum.
+        values that `k` has at some n; of those that reach as far, the ones that score most in the sum. Rows without
+        traffic stay as they are: no score tells what they lose.
         """
         scores = self.evaluate(n, np.repeat(k[:, None], len(n), axis=1)).score  # of the values at one n, at another
         own = scores.diagonal()
@@ -204,9 +205,9 @@ class Choice:
         found, begin = k.copy(), 0
         while begin < len(n):
             ends = np.where(is_fine[:, begin:].all(axis=1), len(n), begin + is_fine[:, begin:].argmin(axis=1))
-            end = int(ends.max())
+            end = max(int(ends.max()), begin + 1)
             sums = np.where(ends == end, scores[:, begin:end].sum(axis=1), -np.inf)
-            found[begin:end] = k[int(sums.argmax())]
+            found[begin:end, self._served] = k[int(sums.argmax()), self._served]
             begin = end
         return found
 

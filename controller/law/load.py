@@ -5,9 +5,14 @@ time, whatever the interval of the scrapes: with the time constant `mix_time_s` 
 one the more there are (`mix_requests`), as each look then tells more. Who was not seen for `gone_s` is gone at once: a
 trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0, and others
 would draft for little because it seems to be paid for already. Who has become fewer than chance explains is counted as
-the newest look found it, not by the mean: each look adds to a stream's shortfall the requests by which it was below its
-share, none at least (a CUSUM), and `gone_requests` are too many. Of a stream that is not seen at all they are the
-requests of it that should have been: by chance that happens with probability (1 - q)^n, about exp(-q n), in one look.
+the newest look found it, not by the mean. For n requests, of which a share s is of a stream that makes up q,
+
+    n KL(s || q) = n [ s ln(s / q) + (1 - s) ln((1 - s) / (1 - q)) ]
+
+is the log of the likelihood ratio of s against q. Added up over looks while s < q (taken off while s > q, and fading as
+the mean does), `gone_nats` of it are too much. A stream that is not seen at all has -n ln(1 - q): the chance of
+that, (1 - q)^n, is then exp(-`gone_nats`). What it gives up goes to those that have become more. Looks at other
+engines than the one before tell nothing of this: engines of a pool may differ in their traffic.
 Running decodes, prefill and context are those of the newest look's steps.
 
 Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
@@ -62,7 +67,7 @@ class Load:
 
     `points` are running decodes of decode steps, `weights` their shares of the steps; `prefill` (share of the steps,
     tokens in one) pairs; `context_tokens` the mean length of a running sequence. `unseen_s` are the seconds of traffic
-    since the last that was seen of a (class, band), `shortfall` by how many requests it was below its share lately.
+    since the last that was seen of a (class, band), `shortfall` how unlikely its share was lately, in nats.
     """
 
     work: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -75,20 +80,23 @@ class Load:
     unseen_s: dict[tuple[str, int], float] = field(default_factory=dict)
     shortfall: dict[tuple[str, int], float] = field(default_factory=dict)
 
-    def take(self, evidence: Evidence, elapsed_s: float, tuning: Tuning) -> None:
-        """Take in what ran in the last `elapsed_s` seconds."""
+    def take(self, evidence: Evidence, elapsed_s: float, tuning: Tuning, *, of_same_engines: bool = True) -> None:
+        """Take in what ran in the last `elapsed_s` seconds; `of_same_engines`: as the look before."""
         drafts = evidence.drafts_of
         if drafts and evidence.decode_tokens:
             per_engine = sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps)
             requests = max(1.0, per_engine, sum(evidence.running.values()))
             keep = math.exp(-elapsed_s / min(tuning.mix_time_s, tuning.mix_requests / requests))
             seen = {key: drafts.get(key, 0.0) / sum(drafts.values()) for key in self.work}
-            short = {key: requests * (self.running.get(key, 0.0) - share) for key, share in seen.items()}
-            self.shortfall = {key: max(0.0, self.shortfall.get(key, 0.0) + more) for key, more in short.items()}
+            told = requests if of_same_engines else 0.0
+            self.shortfall = {
+                key: max(0.0, keep * self.shortfall.get(key, 0.0) + told * _unlikely(share, self.running.get(key, 0.0)))
+                for key, share in seen.items()
+            }
             self.unseen_s = {
                 key: 0.0 if share else self.unseen_s.get(key, 0.0) + elapsed_s for key, share in seen.items()
             }
-            fewer = {key for key, requests in self.shortfall.items() if requests >= tuning.gone_requests}
+            fewer = {key for key, sum_ in self.shortfall.items() if sum_ >= tuning.gone_nats}
             fewer |= {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
             self.shortfall |= dict.fromkeys(fewer, 0.0)
             self.work = _faded(self.work, evidence.decode_tokens, keep, fewer)
@@ -121,6 +129,13 @@ class Load:
         return ratio is not None and ratio < tuning.arrivals_ratio
 
 
+def _unlikely(seen: float, share: float) -> float:
+    """Return KL(seen || share) of a Bernoulli variable, in nats; negative where more was seen than the share."""
+    share = min(max(share, _PRESENT), 1.0 - _PRESENT)
+    found = sum(part * math.log(part / whole) for part, whole in ((seen, share), (1 - seen, 1 - share)) if part > 0)
+    return found if seen < share else -found
+
+
 def _faded(
     before: Mapping[tuple[str, int], float],
     counts: Mapping[tuple[str, int], float],
@@ -129,13 +144,18 @@ def _faded(
 ) -> dict[tuple[str, int], float]:
     """Return shares that move from `before` to those of `counts` by 1 - `keep`, those of `fewer` all the way.
 
-    The others have what is left. A trifle is left out.
+    What these give up goes to those that have become more. A trifle is left out.
     """
     keep, total = keep if before else 0.0, sum(counts.values())
     seen = {key: counts.get(key, 0.0) / total for key in {*before, *counts}}
-    mixed = {key: keep * before.get(key, 0.0) + (1 - keep) * share for key, share in seen.items() if key not in fewer}
-    found = {key: seen.get(key, 0.0) for key in fewer}  # not all are in both shares
-    left, others = 1.0 - sum(found.values()), sum(mixed.values())
-    found |= {key: share * left / others for key, share in mixed.items() if others > 0}
+    found = {
+        key: share if key in fewer else keep * before.get(key, 0.0) + (1 - keep) * share for key, share in seen.items()
+    }
+    more = {key: seen[key] - share for key, share in found.items() if seen[key] > share}
+    left = 1.0 - sum(found.values())
+    if left > 0 and more:
+        found |= {
+            key: found[key] + difference * min(1.0, left / sum(more.values())) for key, difference in more.items()
+        }
     whole = sum(share for share in found.values() if share >= _PRESENT)
     return {key: share / whole for key, share in sorted(found.items()) if share >= _PRESENT}

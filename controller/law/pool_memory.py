@@ -95,13 +95,16 @@ class PoolMemory:
 
     def take(self, evidence: Evidence, running: Mapping[str, float], elapsed_s: float, at: float) -> None:
         """Take in one look at the whole pool; `running` are its decodes by engine."""
+        # Where the engines of a pool are scraped at times of their own, several looks fall into the time of one.
+        passed_s = elapsed_s if self.seen_at is None else max(0.0, min(elapsed_s, at - self.seen_at))
+        of_same_engines = running.keys() == self.running.keys()
         self.seen_at, self.elapsed_s = at, elapsed_s
         self.evidence, self.running = evidence, running
         if evidence.drafts:
             self.busy_at = at
         is_stalled = any(evidence.running.values()) and not evidence.drafts
         self.stalled_since = (at if self.stalled_since is None else self.stalled_since) if is_stalled else None
-        self.load.take(evidence, elapsed_s, self.tuning)
+        self.load.take(evidence, passed_s, self.tuning, of_same_engines=of_same_engines)
         self.cost.learn(evidence, elapsed_s)
 
     def window(self) -> Window | None:

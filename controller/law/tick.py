@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.graph_shape import cliffs
@@ -140,19 +141,24 @@ class Tick:
         choice = self._choice = Choice(setting)
         before = before.with_k(choice.prepared(self._n, before.k, self._tuning.urgent_gain_ratio))
         best = before.with_k(choice.even(self._n, choice.best(self._n, before.k), self._tuning.even_ratio))
+        present = before.rows_at(pool.load.points)
+        now_gain = self._gain(best, before, pool.load.points)
+        if now_gain < 0:  # what evening gave up at the present load
+            best, now_gain = _with_rows(best, before, present), 0.0
         static = self._uniform(self._context.fallback_k)
         self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
         throughput = self._evidence["throughput"]
         gain = throughput["predicted_best"] / throughput["predicted_in_force"] - 1
-        now_gain = self._gain(best, before, pool.load.points)
         worth = now_gain >= max(self._policy.minimum_gain_ratio if self._tuning.guard else 0.0, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
         if not worth:  # the present load keeps its K; other loads may change theirs
             elsewhere = self._gains(best, before, self._n) >= self._tuning.urgent_gain_ratio
-            elsewhere[before.rows_at(pool.load.points)] = False
+            elsewhere[present] = False
             if not elsewhere.any():
                 return before, Reason.OPTIMAL, gain
-            best = before.with_k(np.where(elsewhere[:, None], best.k, before.k))
+            patched = before.with_k(np.where(elsewhere[:, None], best.k, before.k))
+            even = before.with_k(choice.even(self._n, patched.k, self._tuning.even_ratio))
+            best = _with_rows(even, before, present)
         if self._tuning.guard and now - pool.changed_at < self._policy.dwell_s and not is_urgent:
             return before, Reason.DWELL, gain
         pool.changed_at = now
@@ -325,6 +331,13 @@ class Tick:
             trial=trial,
             log_gain=self._log_gain,
         )
+
+
+def _with_rows(table: KTable, other: KTable, rows: NDArray[np.int64]) -> KTable:
+    """Return `table` with `rows`, indices of its n, taken from `other`."""
+    k = table.k.copy()
+    k[rows] = other.k[rows]
+    return table.with_k(k)
 
 
 def _rounded(value: Any) -> Any:

@@ -207,3 +207,14 @@ def test_ranges_along_n_keep_an_slo() -> None:
     kept = choice.evaluate(n, best).score > 0
     assert 0 < kept.sum() < 64
     assert np.array_equal(choice.evaluate(n, even).score > 0, kept)
+
+
+def test_rows_without_traffic_are_not_evened() -> None:
+    """No score tells what they lose: they stay as `prepared` has them."""
+    found = setting({0: 1.0, 4: 0.0, 7: 0.0})
+    choice = Choice(replace(found, streams=found.streams[:1]))
+    n = np.arange(1.0, 65.0)
+    prepared = choice.prepared(n, np.zeros((64, 3), dtype=np.int64), 0.1)
+    even = choice.even(n, choice.best(n, prepared), 0.02)
+    assert len(set(prepared[:, 2].tolist())) > 1
+    assert np.array_equal(even[:, 1:], prepared[:, 1:])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,47 +50,78 @@ def test_who_cannot_be_absent_by_chance_is_gone_at_once() -> None:
 
 
 def test_who_has_become_fewer_than_chance_explains_is_counted_as_last_seen() -> None:
-    """Of three requests two were of a kind that ends; its last few tokens do not keep it in the mix."""
+    """Of four requests two were of a kind that ends; its last few tokens do not keep it in the mix."""
     load = Load()
     for _ in range(10):
-        load.take(look({"a": 3}, {("a", 7): 20.0, ("a", 0): 10.0}), 0.5, TUNING)
+        load.take(look({"a": 4}, {("a", 7): 20.0, ("a", 0): 20.0}), 0.5, TUNING)
     shares = []
     for _ in range(3):
-        load.take(look({"a": 3}, {("a", 7): 0.3, ("a", 0): 29.7}), 0.5, TUNING)
+        load.take(look({"a": 4}, {("a", 7): 0.4, ("a", 0): 39.6}), 0.5, TUNING)
         shares.append(load.work["a", 7])
-    assert shares[0] == pytest.approx(0.01 + 0.657 * np.exp(-0.5 / 3.0), rel=0.01)  # one look may be chance
+    assert shares[0] == pytest.approx(0.01 + 0.49 * np.exp(-0.5 / 3.0), rel=0.01)  # one look may be chance
     assert load.work == load.running == {("a", 0): pytest.approx(0.99), ("a", 7): pytest.approx(0.01)}
 
 
-def test_chance_alone_leaves_the_mean_in_place() -> None:
-    rng, load = np.random.default_rng(1), Load()
-    shares = []
-    for _ in range(200):
-        of_16 = float(rng.binomial(16, 0.25))
-        load.take(look({"a": 16}, {("a", 7): 10 * of_16 + 1e-9, ("a", 0): 10 * (16 - of_16)}), 0.5, TUNING)
-        shares.append(load.work["a", 7])
-    assert 0.22 < np.mean(shares[20:]) < 0.27
+def test_what_one_kind_gives_up_goes_to_those_that_have_become_more() -> None:
+    load = Load()
+    for _ in range(10):
+        load.take(look({"a": 16}, {("a", 7): 144.0, ("a", 1): 16.0}), 0.5, TUNING)
+    load.take(look({"a": 16}, {("a", 7): 48.0, ("a", 4): 96.0, ("a", 1): 16.0}), 0.5, TUNING)
+    assert load.work == {("a", 7): pytest.approx(0.3), ("a", 4): pytest.approx(0.6), ("a", 1): pytest.approx(0.1)}
+
+
+@pytest.mark.parametrize(("requests", "times"), [(8, 1.8), (16, 1.3), (64, 1.1)])
+def test_chance_alone_leaves_the_mean_in_place(requests: int, times: float) -> None:
+    """Requests that last three looks, each of a kind with a chance of a quarter; beside the mean alone."""
+
+    def spread(tuning: Tuning) -> float:
+        rng, load, shares = np.random.default_rng(1), Load(), []
+        of_kind, age = rng.random(requests) < 0.25, rng.integers(0, 3, requests)
+        for _ in range(1000):
+            of_kind, age = np.where(age == 2, rng.random(requests) < 0.25, of_kind), (age + 1) % 3
+            drawn = float(of_kind.sum())
+            tokens = {("a", 7): 10 * drawn + 1e-9, ("a", 0): 10 * (requests - drawn) + 1e-9}
+            load.take(look({"a": requests}, tokens), 0.5, tuning)
+            shares.append(load.work.get(("a", 7), 0.0))
+        assert np.mean(shares[20:]) == pytest.approx(0.25, abs=0.03)
+        return float(np.std(shares[20:]))
+
+    assert spread(TUNING) <= times * spread(replace(TUNING, gone_nats=np.inf))
+
+
+def test_looks_at_other_engines_tell_nothing_of_a_change() -> None:
+    """Two engines of unlike traffic; one scrape fails."""
+
+    def taken(*, of_same_engines: bool) -> float:
+        load = Load()
+        for _ in range(10):
+            load.take(look({"a": 16}, {("a", 7): 80.0, ("a", 0): 80.0}), 0.5, TUNING)
+        load.take(look({"a": 16}, {("a", 7): 8.0, ("a", 0): 152.0}), 0.5, TUNING, of_same_engines=of_same_engines)
+        return load.work["a", 7]
+
+    keep = np.exp(-0.5 / 1.5)
+    assert taken(of_same_engines=True) == pytest.approx(0.05)
+    assert taken(of_same_engines=False) == pytest.approx(keep * 0.5 + (1 - keep) * 0.05)
 
 
 @pytest.mark.parametrize(("requests", "time_s"), [(1, 3.0), (8, 3.0), (32, 0.75)])
 def test_the_more_requests_run_the_faster_the_mix_follows(requests: int, time_s: float) -> None:
     load, steps = Load(), 10.0
-    load.take(look({"a": requests}, {("a", 7): steps * requests}), 0.5, TUNING)
-    load.take(
-        look({"a": requests}, {("a", 7): 0.95 * steps * requests, ("a", 0): 0.05 * steps * requests}), 0.5, TUNING
-    )
-    assert load.work["a", 0] == pytest.approx(0.05 * (1 - np.exp(-0.5 / time_s)))
+    for share in (0.5, 0.45):
+        tokens = {("a", 7): share * steps * requests, ("a", 0): (1 - share) * steps * requests}
+        load.take(look({"a": requests}, tokens), 0.5, TUNING)
+    assert load.work["a", 0] == pytest.approx(0.5 + 0.05 * (1 - np.exp(-0.5 / time_s)))
 
 
 def test_the_requests_of_all_engines_of_a_pool_count() -> None:
     """A look of four engines with 8 requests each is as sure as one of an engine with 32."""
     load, steps = Load(), 10.0
     cells = {Cell(8, 8, 0, 0): CellSums(4 * steps, 0.4, 320.0, 320.0)}
-    for shares in ((320.0, 0.0), (304.0, 16.0)):
+    for shares in ((160.0, 160.0), (144.0, 176.0)):
         tokens = {("a", 7): shares[0], ("a", 0): shares[1]}
         drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
         load.take(Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running={"a": 32}), 0.5, TUNING)
-    assert load.work["a", 0] == pytest.approx(0.05 * (1 - np.exp(-0.5 / 0.75)))
+    assert load.work["a", 0] == pytest.approx(0.5 + 0.05 * (1 - np.exp(-0.5 / 0.75)))
 
 
 def test_prefill_and_context_are_those_of_the_newest_steps() -> None:

@@ -26,6 +26,18 @@ def test_a_busy_pool_is_not_idle_however_rarely_it_is_looked_at(every_s: float) 
     assert pool.is_idle
 
 
+def test_looks_at_one_engine_after_another_take_the_time_that_passes_between_them() -> None:
+    """Four engines, each scraped every 2 s at a time of its own: who runs on one of them is not gone in between."""
+    pool = PoolMemory.new(Tuning())
+    cells = {Cell(4, 4, 0, 0): CellSums(10.0, 0.1, 40.0, 40.0)}
+    for look in range(12):
+        tokens = {("a", 7): 40.0} if look % 4 == 0 else {("a", 3): 40.0}
+        drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
+        seen = Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running={"a": 4})
+        pool.take(seen, {f"engine-{look % 4}": 4}, 2.0, 0.5 * look)
+        assert ("a", 7) in pool.load.work
+
+
 PRESENTS, CANARYS = schedule(1), schedule(4)
 
 
