@@ -83,7 +83,8 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    app = FastAPI(title="SpecPilot controller", lifespan=lifespan)
+    # FastAPI's pages of the description load scripts from elsewhere, and would run them where the console and the API are.
+    app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
     forecast = forecaster(lambda: loops[0].view() if loops else None, Mode(settings.default_mode))
     app.include_router(routes(store, Access(store, clock, entrance), clock, trail, on_change=wake, forecast=forecast))

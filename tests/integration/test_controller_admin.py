@@ -22,10 +22,16 @@ def controller() -> Iterator[Controller]:
         yield found
 
 
-def test_health_ready_metrics_console_and_docs_need_no_token(controller: Controller) -> None:
-    for path in ("/health", "/ready", "/metrics", "/", "/docs", "/openapi.json"):
+def test_health_ready_metrics_console_and_description_need_no_token(controller: Controller) -> None:
+    for path in ("/health", "/ready", "/metrics", "/", "/openapi.json"):
         assert controller.call(path, token=None)[0] == 200, path
     assert "specpilot_controller_lease_held 1.0" in controller.call("/metrics")[1]
+
+
+def test_no_page_loads_scripts_from_elsewhere(controller: Controller) -> None:
+    """One on this origin would be an admin on a machine that is trusted."""
+    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+        assert controller.call(path, token=None)[0] == 404, path
 
 
 @pytest.mark.parametrize("token", [None, "wrong", ""])
