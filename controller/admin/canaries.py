@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
 from specpilot.controller.admin.conditions import IfMatch
-from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
+from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
@@ -56,7 +56,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         changes: list[Difference] = []
         if outcome.is_promotion:
             present = await writer.found(model)
-            changes = differences(plain_of(present, model), to_plain(found.canary.policy))
+            changes = differences(writer.plain(present, model), to_plain(found.canary.policy))
         if write.is_dry_run:
             forecast = writer.forecast(model, found.canary.policy) if outcome.is_promotion else None
             return answer(model, None, changes, forecast)
@@ -96,7 +96,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         present = await writer.found(model)
         if if_match is not None:
             await writer.expected(model, present, if_match, None)
-        changes = differences(plain_of(present, model), to_plain(canary.policy))
+        changes = differences(writer.plain(present, model), to_plain(canary.policy))
         started = await asyncio.to_thread(_started, store, canary, present, clock.now())
         if write.is_dry_run:
             return answer(model, None, changes, writer.forecast(model, canary.policy))
