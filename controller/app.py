@@ -84,7 +84,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    # FastAPI's pages of the description load scripts from elsewhere, and would run them where the console and the API are.
+    # FastAPI's pages of the description would run scripts from elsewhere on the origin of the console and the API.
     app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
     forecast = forecaster(lambda: loops[0].view() if loops else None, default_mode)
