@@ -366,6 +366,22 @@ def test_every_fault_of_a_canary_is_told_at_once(controller: Controller, body: A
     assert controller.call("/admin/canaries/faulty")[0] == 404
 
 
+def test_a_canary_that_another_one_has_followed_is_not_ended_in_its_place(controller: Controller) -> None:
+    path, promotion = "/admin/canaries/followed", "/admin/canary-promotions/followed"
+    first = controller.call(path, "PUT", {"policy": {"static_k": 5}})[1]["experiment_id"]
+    assert controller.call(path, "DELETE", If_Match=f'"{first}"')[0] == 200
+    second = controller.call(path, "PUT", {"policy": {"static_k": 2}})[1]["experiment_id"]
+    for where, method in ((path, "DELETE"), (promotion, "POST")):
+        for query in ("", "?validate_only=true"):
+            status, body, _ = controller.call(where + query, method, If_Match=f'"{first}"')
+            assert (status, body["error"]["code"], body["error"]["param"]) == (412, "version_conflict", "If-Match")
+            assert f"the canary {second} of 'followed' runs now" in body["error"]["message"]
+    late = controller.command("policy", "canary", "promote", "followed", "--experiment", first)
+    assert (late.returncode, second in late.stderr) == (1, True)
+    done = controller.command("policy", "canary", "promote", "followed", "--experiment", second)
+    assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "promoted")
+
+
 def test_canaries_from_the_command_line(controller: Controller, tmp_path: Path) -> None:
     file = tmp_path / "canary.json"
     file.write_text('{"policy": {"model": "cli-tried", "static_k": 3}}')

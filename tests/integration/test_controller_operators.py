@@ -265,6 +265,7 @@ def test_a_freeze_is_begun_listed_and_lifted(controller: Controller, tokens: dic
     assert controller.call(path, "PUT", {"for_s": 0.2})[0] == 200
     time.sleep(0.25)
     assert controller.call("/admin/freezes")[1]["freezes"] == []
+    assert controller.call(path, "DELETE")[1]["error"]["code"] == "not_frozen"  # its time is over
 
 
 def test_a_freeze_of_somebody_else_is_not_replaced_unless_that_is_said(
