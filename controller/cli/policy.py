@@ -155,8 +155,7 @@ class _Commands:
         return {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
 
     def _list(self) -> None:
-        answer, _ = self._client.ask("/admin/policies")
-        for item in answer["policies"]:
+        for item in self._client.read("/admin/policies")["policies"]:
             policy = item["policy"]
             classes = ", ".join(sorted(policy["classes"])) or "default only"
             line = f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}"
@@ -205,7 +204,7 @@ class _Commands:
             self._show(answer)
 
     def _history(self, model: str) -> None:
-        versions = self._client.ask(_path(model) + "/versions?limit=300")[0]["versions"]
+        versions = self._client.read(_path(model) + "/versions?limit=300")["versions"]
         if not versions:
             self._client.refuse(f"model {model!r} never had a policy")
         for item in versions:
@@ -218,7 +217,7 @@ class _Commands:
     def _diff(self, model: str, older: int, newer: int | None) -> None:
         if newer is None:
             newer = int(self._client.ask(_path(model))[0]["version"])
-        found, _ = self._client.ask(f"{_path(model)}/diff?from={older}&to={newer}")
+        found = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")
         sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(found["changes"]))
 
     def _canary(self, command: str, name: str) -> None:
