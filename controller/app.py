@@ -41,6 +41,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     """Return the controller as an ASGI application whose lifespan runs the loop."""
     metrics = ControllerMetrics()
     loops: list[ControlLoop] = []
+    default_mode = Mode(settings.default_mode)
     ideas = tuple(filter(None, settings.without.split(",")))
     trail = AuditTrail(store, clock)
     entrance = Entrance(
@@ -70,7 +71,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 clock=clock,
                 interval_s=settings.interval_s,
                 look_s=look_s,
-                default_mode=Mode(settings.default_mode),
+                default_mode=default_mode,
                 without=ideas,
                 recorder=_recorder(settings.record) if settings.record else None,
                 audit=trail.append,
@@ -83,10 +84,14 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    app = FastAPI(title="SpecPilot controller", lifespan=lifespan)
+    # FastAPI's pages of the description would run scripts from elsewhere on the origin of the console and the API.
+    app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
-    forecast = forecaster(lambda: loops[0].view() if loops else None, Mode(settings.default_mode))
-    app.include_router(routes(store, Access(store, clock, entrance), clock, trail, on_change=wake, forecast=forecast))
+    forecast = forecaster(lambda: loops[0].view() if loops else None, default_mode)
+    access = Access(store, clock, entrance)
+    app.include_router(
+        routes(store, access, clock, trail, on_change=wake, forecast=forecast, default_mode=default_mode)
+    )
 
     app.include_router(console_pages())
 

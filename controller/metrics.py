@@ -86,7 +86,11 @@ class ControllerMetrics:
         self._store = gauge("store_up", "1 while Redis answers")
         self._memory = RedisMemory()
         self.registry.register(self._memory)
-        self._age = gauge("scrape_age_seconds", "Age of the last successful scrape", ("engine_id",))
+        self._age = gauge(
+            "scrape_age_seconds",
+            "Age of the last successful scrape; without one, since the engine is known",
+            ("engine_id",),
+        )
         self._ticks = Histogram(
             PREFIX + "tick_seconds", "Duration of one tick", registry=self.registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),

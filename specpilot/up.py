@@ -292,7 +292,7 @@ SpecPilot is up. {_WHAT_K_DOES[mode]}; mode {mode}.
 
   OpenAI endpoint   {gateway}/v1            model {model}
   console           {admin}/
-  admin API         {admin}/docs
+  admin API         {admin}/openapi.json
   metrics           {gateway}/metrics  {admin}/metrics  {"  ".join(f"{url}/metrics" for url in _engine_urls(settings))}
   logs              {settings.state_dir / "logs"}
 

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
 from specpilot.controller.admin.conditions import IfMatch
-from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
+from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
@@ -49,14 +49,19 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
     """Add the routes of canaries to `router`, and return it."""
     store, clock = writer.store, writer.clock
 
-    async def end(model: str, outcome: Outcome, write: Write) -> JSONResponse:
+    async def end(model: str, outcome: Outcome, write: Write, if_match: str | None) -> JSONResponse:
         found = await asyncio.to_thread(store.canary, model)
         if found is None or not found.is_running:
             raise ApiError(404, "canary_not_running", f"model {model!r} has no running canary", param="model")
+        if if_match is not None and if_match.strip().strip('"') not in ("*", found.experiment_id):
+            raise _another(found)
         changes: list[Difference] = []
         if outcome.is_promotion:
             present = await writer.found(model)
-            changes = differences(plain_of(present, model), to_plain(found.canary.policy))
+            version = present.version if present else 0
+            if version != found.base_version:
+                raise VersionConflictError(f"the policy of {model}", found.base_version, version)
+            changes = differences(writer.plain(present, model), to_plain(found.canary.policy))
         if write.is_dry_run:
             forecast = writer.forecast(model, found.canary.policy) if outcome.is_promotion else None
             return answer(model, None, changes, forecast)
@@ -96,7 +101,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         present = await writer.found(model)
         if if_match is not None:
             await writer.expected(model, present, if_match, None)
-        changes = differences(plain_of(present, model), to_plain(canary.policy))
+        changes = differences(writer.plain(present, model), to_plain(canary.policy))
         started = await asyncio.to_thread(_started, store, canary, present, clock.now())
         if write.is_dry_run:
             return answer(model, None, changes, writer.forecast(model, canary.policy))
@@ -106,14 +111,14 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         return JSONResponse(to_plain(started), status_code=201)
 
     @router.delete("/canaries/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
-    async def abort_canary(model: str, write: WritingAlone) -> JSONResponse:
-        """End the running canary; the present policy stays."""
-        return await end(model, Outcome.ABORTED, write)
+    async def abort_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> JSONResponse:
+        """End the running canary (with If-Match, an `experiment_id`, only that one); the present policy stays."""
+        return await end(model, Outcome.ABORTED, write, if_match)
 
     @router.post("/canary-promotions/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
-    async def promote_canary(model: str, write: WritingAlone) -> JSONResponse:
-        """End the running canary; its policy becomes the model's."""
-        return await end(model, Outcome.PROMOTED, write)
+    async def promote_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> JSONResponse:
+        """End the running canary (with If-Match, an `experiment_id`, only that one); its policy becomes the model's."""
+        return await end(model, Outcome.PROMOTED, write, if_match)
 
     return router
 
@@ -165,6 +170,12 @@ def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
     return faults
 
 
+def _another(running: Experiment) -> ApiError:
+    """Return the refusal to end `running`: the caller has looked at another one."""
+    message = f"the canary {running.experiment_id} of {running.model!r} runs now, since {running.started_at:.0f}"
+    return ApiError(412, "version_conflict", f"{message}; GET it again and repeat what you want", param="If-Match")
+
+
 def _end(store: Store, found: Experiment, outcome: Outcome, now: float, change: Change) -> Experiment:
     """End `found` for an operator, also when the leader counted another block meanwhile."""
     while True:
@@ -175,6 +186,8 @@ def _end(store: Store, found: Experiment, outcome: Outcome, now: float, change: 
             again = store.canary(found.model)
             if again is None or not again.is_running or again.version == found.version:
                 raise
+            if again.experiment_id != found.experiment_id:
+                raise _another(again) from None
             found = again
         else:
             return last

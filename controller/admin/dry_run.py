@@ -6,14 +6,13 @@ would change and, where K may change, with a forecast: what the law would choose
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.forecast import PoolForecast
 from specpilot.policy.codec import to_plain
 from specpilot.policy.history import Difference
-from specpilot.policy.types import Policy, VersionedPolicy
+from specpilot.policy.types import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,6 @@ def no_forecast(model: str, policy: Policy | None) -> Sequence[PoolForecast]:
     """Return that nothing is known: the `Forecast` of a controller that has no law."""
     del model, policy
     return ()
-
-
-def plain_of(found: VersionedPolicy | None, model: str) -> Any:
-    """Return a model's policy as plain data; without one, the defaults, as these hold."""
-    return to_plain(found.policy) if found else defaults_of(model)
-
-
-def defaults_of(model: str) -> Any:
-    """Return the defaults as plain data, also of what cannot be a model's name."""
-    return {**to_plain(Policy("any")), "model": model}
 
 
 def answer(

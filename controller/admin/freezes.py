@@ -40,14 +40,18 @@ _FREEZE_REQUEST: dict[str, Any] = {
 def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
     """Add the routes of freezes to `router`, and return it."""
 
+    async def in_force(model: str, now: float) -> Freeze | None:
+        found = (await asyncio.to_thread(store.freezes)).get(model)
+        return found if found is not None and found.holds(now) else None
+
     async def begin(model: str, request: Request, write: Write) -> JSONResponse:
         write.note.subject = model
         if model != EVERYTHING and not is_name(model):
             raise invalid([Fault("model", "must be 1 to 256 printable ASCII characters without a space")], "freeze")
         plain, now = await object_of(request), clock.now()
         freeze = _freeze(plain, model, write, now)
-        found = (await asyncio.to_thread(store.freezes)).get(model)
-        if found is not None and found.holds(now) and found.author != freeze.author and not plain.get("replace"):
+        found = await in_force(model, now)
+        if found is not None and found.author != freeze.author and not plain.get("replace"):
             raise _anothers(found)
         changes = differences(_shown(found), _shown(freeze))
         if write.is_dry_run:
@@ -59,7 +63,7 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
 
     async def lift(model: str, write: Write) -> Response:
         write.note.subject = model
-        found = (await asyncio.to_thread(store.freezes)).get(model)
+        found = await in_force(model, clock.now())
         if found is None:
             raise ApiError(404, "not_frozen", f"{_name(model)} is not frozen", param="model")
         changes = differences(_shown(found), {})

@@ -79,17 +79,6 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
             raise _unknown(key_id)
         return found
 
-    async def changed(before: ApiKey, wanted: dict[str, Any], write: Writing, **shown_once: str) -> JSONResponse:
-        """Give the key the fields `wanted`, or say what that would change; answer with the key and `shown_once`."""
-        if write.is_dry_run:
-            return answer(before.key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
-        done = await asyncio.to_thread(_change, store, before.key_id, wanted)
-        if done is None:
-            raise _unknown(before.key_id)
-        before, after = done
-        write.note.changes = differences(_shown(before), _shown(after))
-        return JSONResponse({**_shown(after), **shown_once})
-
     @router.get("/keys", response_model=KeyList)
     async def list_keys() -> JSONResponse:
         """Client keys, without the keys: only their ids and what they may."""
@@ -124,14 +113,21 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
     async def change_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
         """Change what a client key may; `null` resets a field, what is not named stays."""
         wanted = _key_request(await object_of(request), clock.now())
-        before = await existing(key_id)
-        return await changed(before, wanted, write)
+        if write.is_dry_run:
+            before = await existing(key_id)
+            return answer(key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
+        done = await asyncio.to_thread(_change, store, key_id, wanted)
+        if done is None:
+            raise _unknown(key_id)
+        before, after = done
+        write.note.changes = differences(_shown(before), _shown(after))
+        return JSONResponse(_shown(after))
 
     @router.post(
         "/keys/{key_id}/rotate",
         openapi_extra=body_schema(_ROTATION, is_required=False),
         response_model=NewKey | DryRun,
-        responses=refusals(413),
+        responses=refusals(409, 413),
     )
     async def rotate_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
         """Make a client key anew under its id; the old one is good for `grace_s` more seconds.
@@ -146,13 +142,21 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         if faults:
             raise invalid(faults, "rotation")
         is_good = grace_s > 0 and (before.expires_at is None or now < before.expires_at)
-        wanted: dict[str, Any] = {
-            "sha256": _sha256(secret),
-            "previous_sha256": before.sha256 if is_good else None,
-            "previous_expires_at": now + grace_s if is_good else None,
-            "expires_at": rotated_expiry(plain, before.expires_at, now),
-        }
-        return await changed(before, wanted, write, key=secret)
+        after = replace(
+            before,
+            sha256=_sha256(secret),
+            previous_sha256=before.sha256 if is_good else None,
+            previous_expires_at=now + grace_s if is_good else None,
+            expires_at=rotated_expiry(plain, before.expires_at, now),
+        )
+        changes = differences(_shown(before), _shown(after))
+        if write.is_dry_run:
+            return answer(key_id, None, changes)
+        write.note.changes = changes
+        # What was read is replaced or nothing is: of two rotations at once the second would end the first one's key.
+        if not await asyncio.to_thread(store.change_api_key, before, after):
+            raise ApiError(409, "key_changed", "somebody else changed this key just now; try again", param="key_id")
+        return JSONResponse({**_shown(after), "key": secret})
 
     @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
     async def delete_key(key_id: str, write: WritingAlone) -> Response:

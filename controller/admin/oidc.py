@@ -1,9 +1,10 @@
 """Callers whom an OpenID Connect provider knows: its signed tokens in, names and roles out.
 
-The provider's keys are found by discovery (`/.well-known/openid-configuration`) and kept for some minutes. A token that
-is signed with a key that is not known yet makes them be read again, every half minute at most. Checked are the
-signature (asymmetric algorithms only), the issuer, the audience and the times; the role is the highest that the values
-of one claim stand for. Needs PyJWT with `cryptography`, the extra `oidc`.
+The provider's keys are found by discovery (`/.well-known/openid-configuration`) and read again after some minutes;
+while that fails, the last ones are good for an hour. A token that is signed with a key that is not known yet makes them
+be read again, every half minute at most. Checked are the signature (asymmetric algorithms only, those of the key), the
+issuer, the audience and the times; the role is the highest that the values of one claim stand for. Needs PyJWT with
+`cryptography`, the extra `oidc`.
 
 Anybody can send what looks like a token, so a provider that hangs must not hold anything else up: its keys are read in
 a thread of their own, once for all who wait, and after a failure not for a while.
@@ -27,7 +28,8 @@ from specpilot.controller.admin.problems import ApiError
 from specpilot.policy.access import Role
 from specpilot.policy.clock import Clock
 
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+ALGORITHMS = (*RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
 TIMEOUT_S = 3.0
 LONGEST_S = 8.0
 """Two pages, each with its time limit, and a little more; for a provider that drips."""
@@ -35,6 +37,9 @@ REST_S = 5.0
 """After a failure: how soon a provider that is back is used again, against asking one that is gone all the time."""
 LEEWAY_S = 30
 KEYS_FOR_S = 300
+KEYS_KEPT_S = 3600
+"""How old keys may be while they cannot be read again: against everybody locked out by a short failure. A key that the
+provider withdraws meanwhile is good for so long."""
 UNKNOWN_KEY_S = 30
 """Least seconds between two readings for the sake of a key that is not known: made-up ones must not cost anything."""
 LARGEST_PAGE_BYTES = 1 << 20
@@ -81,12 +86,13 @@ class OidcProvider:
         try:
             key = await self._key(jwt.get_unverified_header(token).get("kid"))
             claims = jwt.decode(
-                token, key.key, algorithms=list(ALGORITHMS), issuer=self._rules.issuer, audience=self._rules.audience,
-                leeway=LEEWAY_S, options={"require": ["exp", "iss", "aud", "sub"]},
+                token, key.key, algorithms=_algorithms_of(key),
+                issuer=self._rules.issuer, audience=self._rules.audience, leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud", "sub"]},
             )  # fmt: skip
         except jwt.ExpiredSignatureError as error:
             raise _refused("token_expired", "the token has expired; sign in again") from error
-        except jwt.PyJWTError as error:
+        except (jwt.PyJWTError, TypeError, ValueError) as error:  # of what is forged PyJWT may raise any of these
             raise _refused("invalid_admin_token", f"the token is not good here: {error}") from error
         return self._known(claims)
 
@@ -97,7 +103,8 @@ class OidcProvider:
         keys = self._keys
         age_s = self._clock.monotonic() - keys.read_at if keys else KEYS_FOR_S
         if keys is None or age_s >= KEYS_FOR_S or (key_id not in keys.by_id and age_s >= UNKNOWN_KEY_S):
-            keys = await self._read()
+            is_kept = keys is not None and age_s < KEYS_KEPT_S and key_id in keys.by_id
+            keys = await self._read() or (keys if is_kept else None)
         if keys is None:
             message = f"the identity provider {self._rules.issuer} does not answer as it should"
             headers = {"Retry-After": f"{REST_S:.0f}"}
@@ -129,7 +136,10 @@ class OidcProvider:
         return self._keys
 
     def _known(self, claims: Mapping[str, Any]) -> Caller:
-        name = str(claims.get("email") or claims.get("preferred_username") or claims["sub"])
+        email = None if claims.get("email_verified") in (False, "false") else claims.get("email")
+        name = str(email or claims.get("preferred_username") or claims["sub"])
+        if not name.isprintable():  # it goes into logs, histories and the audit, where it must not look like more
+            raise _refused("invalid_admin_token", "the token is not good here: its name has unprintable characters")
         stated = claims.get(self._rules.claim)
         values = stated if isinstance(stated, list) else str(stated or "").split()
         roles = [self._rules.roles[value] for value in values if isinstance(value, str) and value in self._rules.roles]
@@ -146,6 +156,12 @@ def _keys_of(issuer: str) -> dict[str, jwt.PyJWK]:
         raise ValueError(f"it calls itself {str(document['issuer'])[:_LOGGED_CHARACTERS]}")
     keys = jwt.PyJWKSet.from_dict(_page(str(document["jwks_uri"]))).keys
     return {str(key.key_id): key for key in keys if key.key_id and key.public_key_use in {"sig", None}}
+
+
+def _algorithms_of(key: jwt.PyJWK) -> list[str]:
+    """Return what `key` may have signed with: its own algorithm; of RSA, whose keys need not name theirs, each."""
+    own = RSA_ALGORITHMS if key.key_type == "RSA" else (key.algorithm_name,)
+    return [name for name in own if name in ALGORITHMS]
 
 
 def _page(url: str) -> Any:

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
-from specpilot.controller.admin.dry_run import DryRun, answer, plain_of
+from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.controller.forecast import Forecast
@@ -25,19 +25,29 @@ from specpilot.policy.codec import from_plain, schema, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from specpilot.policy.history import Cause, Difference, PolicyVersion, differences, shown
 from specpilot.policy.store import Store
-from specpilot.policy.types import Policy, VersionedPolicy
+from specpilot.policy.types import Mode, Policy, VersionedPolicy
 
 _CHANGES_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyWriter:
-    """Writes policies for the API: what all of its ways to write one have in common."""
+    """Writes policies for the API: what all of its ways to write one have in common.
+
+    `default_mode` is the mode of models without a policy.
+    """
 
     store: Store
     clock: Clock
     forecast: Forecast
     on_change: Callable[[], None]
+    default_mode: Mode
+
+    def plain(self, found: VersionedPolicy | PolicyVersion | None, model: str) -> Any:
+        """Return a model's policy as plain data; without one what holds then, also of what can be no model's name."""
+        if found is not None and found.policy is not None:
+            return to_plain(found.policy)
+        return {**to_plain(Policy("any", mode=self.default_mode)), "model": model}
 
     async def found(self, model: str) -> VersionedPolicy | None:
         """Return the policy of `model`; `None` without one."""
@@ -53,7 +63,7 @@ class PolicyWriter:
     async def put(self, policy: Policy, found: VersionedPolicy | None, write: Write, cause: Cause) -> Response:
         """Write `policy` over `found`, or say what that would do."""
         model = policy.model
-        changes = differences(plain_of(found, model), to_plain(policy))
+        changes = differences(self.plain(found, model), to_plain(policy))
         if write.is_dry_run:
             return answer(model, await self._next_version(model, found), changes, self.forecast(model, policy))
         write.note.changes = changes
@@ -68,7 +78,7 @@ class PolicyWriter:
     async def delete(self, found: VersionedPolicy, write: Write) -> Response:
         """Remove `found`, or say what that would do."""
         model = found.policy.model
-        changes = differences(to_plain(found.policy), to_plain(Policy(model)))
+        changes = differences(to_plain(found.policy), self.plain(None, model))
         if write.is_dry_run:
             return answer(model, found.version + 1, changes, self.forecast(model, None))
         write.note.changes = changes
@@ -114,8 +124,9 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
 
     @router.get("/policies", response_model=PolicyList)
     async def list_policies() -> JSONResponse:
-        """Every policy with its version."""
-        return JSONResponse({"policies": [to_plain(item) for item in await asyncio.to_thread(store.policies)]})
+        """Every policy with its version; `default_mode` is the mode of models without one."""
+        found = await asyncio.to_thread(store.policies)
+        return JSONResponse({"policies": [to_plain(item) for item in found], "default_mode": writer.default_mode.value})
 
     @router.get("/policy-schema", response_model=dict[str, Any])
     async def policy_schema() -> JSONResponse:

@@ -11,7 +11,7 @@ from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import PolicyVersion
-from specpilot.policy.types import Decision, EngineRecord, Schedule, VersionedPolicy
+from specpilot.policy.types import Decision, EngineRecord, Mode, Schedule, VersionedPolicy
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -44,9 +44,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class PolicyList:
-    """Every policy."""
+    """Every policy, and the mode of models without one."""
 
     policies: list[VersionedPolicy]
+    default_mode: Mode
 
 
 @dataclass(frozen=True)

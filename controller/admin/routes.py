@@ -29,7 +29,7 @@ from specpilot.controller.recording.explanation import explain
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import to_plain
 from specpilot.policy.store import Store
-from specpilot.policy.types import Decision
+from specpilot.policy.types import Decision, Mode
 
 _DECISIONS_TO_EXPLAIN = 60
 _AT_ONCE_S = 1e-6
@@ -47,14 +47,18 @@ def routes(  # noqa: PLR0913 - collaborators
     *,
     on_change: Callable[[], None],
     forecast: Forecast = no_forecast,
+    default_mode: Mode = Mode.ACT,
 ) -> APIRouter:
-    """Return the admin API over `store`; `on_change` is told of every write that the loop has to know of."""
+    """Return the admin API over `store`; `on_change` is told of every write that the loop has to know of.
+
+    `default_mode` is the mode of models without a policy.
+    """
     shown = Security(HTTPBearer(auto_error=False, description="a token of the admin API"))  # `access` decides
     router = APIRouter(
         prefix="/admin", dependencies=[Depends(access), shown], tags=["admin"], responses=ALWAYS,
         route_class=audited(trail),
     )  # fmt: skip
-    writer = PolicyWriter(store, clock, forecast, on_change)
+    writer = PolicyWriter(store, clock, forecast, on_change, default_mode)
     version_routes(writer, router)
     policy_routes(writer, router)
     canary_routes(writer, router)

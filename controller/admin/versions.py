@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import body_schema, object_of
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch
-from specpilot.controller.admin.dry_run import DryRun, defaults_of
+from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
@@ -65,7 +65,9 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         after: Annotated[int, Query(alias="to", ge=0, le=_NEWEST, description="version; 0: the defaults")],
     ) -> JSONResponse:
         """The fields in which two versions of a policy differ."""
-        older, newer = [_plain(await version_of(model, item) if item else None, model) for item in (before, after)]
+        older, newer = [
+            writer.plain(await version_of(model, item) if item else None, model) for item in (before, after)
+        ]
         changes = [{"field": at, "before": old, "after": new} for at, old, new in differences(older, newer)]
         return JSONResponse({"model": model, "from": before, "to": after, "changes": changes})
 
@@ -90,10 +92,6 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         return await writer.put(then.policy, found, write, Cause.ROLLBACK)
 
     return router
-
-
-def _plain(found: PolicyVersion | None, model: str) -> Any:
-    return to_plain(found.policy) if found and found.policy else defaults_of(model)
 
 
 def _number_in(plain: dict[str, Any]) -> int:

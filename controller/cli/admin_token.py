@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     client = AdminClient(settings, PROGRAM)
     body = expiry_body(PROGRAM, settings.expires_in)
     if command == "list":
-        tokens = client.ask("/admin/tokens")[0]["tokens"]
+        tokens = client.read("/admin/tokens")["tokens"]
         if not tokens:
             sys.stderr.write("no named token yet\n")
         for item in tokens:

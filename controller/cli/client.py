@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.controller.cli.text import printable
 from specpilot.policy.settings import ProgramSettings
 
 TIMEOUT_S = 10.0
@@ -51,6 +52,10 @@ class AdminClient:
         found: tuple[Any, Mapping[str, str]] = self._send(self._request(path, method, body, headers))
         return found
 
+    def read(self, path: str) -> Any:
+        """Return the JSON at `path` to be told as text, without what a terminal would obey."""
+        return printable(self.ask(path)[0])
+
     def find(self, path: str) -> tuple[Any, Mapping[str, str]] | None:
         """Return as `ask`, but `None` for what is not there."""
         request = self._request(path, "GET", None, None)
@@ -59,7 +64,7 @@ class AdminClient:
 
     def refuse(self, message: str) -> NoReturn:
         """End the program with `message`."""
-        sys.stderr.write(f"{self._program}: {message}\n")
+        sys.stderr.write(f"{self._program}: {printable(message)}\n")
         sys.exit(EXIT_REFUSED)
 
     def _request(self, path: str, method: str, body: bytes | None, headers: Mapping[str, str] | None) -> Request:

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = load(KeySettings, f"{PROGRAM} {command}", rest)
     client = AdminClient(settings, PROGRAM)
     if command == "list":
-        keys = client.ask("/admin/keys")[0]["keys"]
+        keys = client.read("/admin/keys")["keys"]
         if not keys:
             sys.stderr.write("no client key yet: the gateway serves without one\n")
         for item in keys:

@@ -54,5 +54,7 @@ def expiry(item: dict[str, Any]) -> str:
 
 def secret(made: dict[str, Any], field: str) -> None:
     """Show a new secret: alone on standard output, so that it can be piped; what it is on standard error."""
-    sys.stderr.write(f"{made.get('token_id') or made['key_id']}: {expiry(made)}; this is shown only once:\n")
+    sys.stderr.write(
+        f"{text.printable(made.get('token_id') or made['key_id'])}: {expiry(made)}; this is shown only once:\n"
+    )
     sys.stdout.write(f"{made[field]}\n")

@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.text import printable
 from specpilot.controller.recording.explanation import text
 from specpilot.policy.settings import fail, load
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model, pool = _only_one(client, model, pool)
     query = {"model": model, "pool": pool, **moment}
     found, _ = client.ask("/admin/explain?" + urlencode(query))
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if settings.as_json else text(found))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if settings.as_json else text(printable(found)))
 
 
 def _moment(given: str) -> float:

@@ -160,9 +160,10 @@ def sglang_notes(row: Sequence[KRange]) -> list[str]:
 
 
 def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, Any]:
-    answer, _ = client.ask("/admin/schedules")
     found: list[dict[str, Any]] = [
-        item for item in answer["schedules"] if item["model"] == model and pool in (None, item["pool"])
+        item
+        for item in client.read("/admin/schedules")["schedules"]
+        if item["model"] == model and pool in (None, item["pool"])
     ]
     if not found:
         client.refuse(f"--model: there is no schedule for {model}; `specpilot explain` says why")
@@ -173,7 +174,7 @@ def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, An
 
 def _evidence(client: AdminClient, model: str, pool: str) -> Mapping[str, Any]:
     """Return the evidence of the latest decision; nothing where there is none."""
-    answer, _ = client.ask(f"/admin/decisions?{urlencode({'model': model, 'pool': pool, 'limit': 1})}")
+    answer = client.read(f"/admin/decisions?{urlencode({'model': model, 'pool': pool, 'limit': 1})}")
     found: Mapping[str, Any] = answer["decisions"][0]["evidence"] if answer["decisions"] else {}
     return found
 

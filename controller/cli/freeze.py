@@ -70,7 +70,7 @@ def _body(settings: FreezeSettings) -> bytes:
 
 
 def _list(client: AdminClient) -> None:
-    freezes = client.ask("/admin/freezes")[0]["freezes"]
+    freezes = client.read("/admin/freezes")["freezes"]
     for item in freezes:
         name = "everything" if item["model"] == "*" else item["model"]
         comment = f"  # {item['comment']}" if item["comment"] else ""

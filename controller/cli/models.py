@@ -85,11 +85,11 @@ def _write(client: AdminClient, settings: ModelsSettings, name: str, route: dict
     elif route is None:
         sys.stdout.write(f"{name} has no route any more\n")
     else:
-        sys.stdout.write(_line(name, answer["routes"][name]))
+        sys.stdout.write(_line(name, text.printable(answer["routes"][name])))
 
 
 def _list(client: AdminClient) -> None:
-    routes = client.ask(_PATH)[0]["routes"]
+    routes = client.read(_PATH)["routes"]
     for name in sorted(routes):
         sys.stdout.write(_line(name, routes[name]))
     if not routes:

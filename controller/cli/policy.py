@@ -33,8 +33,11 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...};
                             with --version only beside that version of the present policy
   canary show MODEL         the running or latest canary of a model
-  canary promote MODEL      end it now, and make its policy the model's
-  canary abort MODEL        end it now, and keep the present policy
+  canary promote MODEL [--experiment ID]
+                            end it now, and make its policy the model's; with --experiment only if it is this one,
+                            by the experiment_id that `canary show` prints
+  canary abort MODEL [--experiment ID]
+                            end it now, and keep the present policy
 
   echo '{"model": "demo", "k_max": 5}' | specpilot policy put - --dry-run
 
@@ -62,6 +65,9 @@ class PolicySettings(AdminSettings):
 
     version: Annotated[
         int | None, Field(description="write only if the policy is at this version; default: whatever it is now", ge=0)
+    ] = None
+    experiment: Annotated[
+        str | None, Field(description="with canary promote and abort: only if it is the one of this experiment_id")
     ] = None
     dry_run: Annotated[bool, Field(description="show what it would do, and write nothing")] = False
     comment: Annotated[str, Field(description="what it is for; goes into the history and the audit")] = ""
@@ -137,6 +143,9 @@ class _Commands:
     def _if_match(self) -> dict[str, str]:
         return {"If-Match": f'"{self._settings.version}"'}
 
+    def _only_experiment(self) -> dict[str, str]:
+        return {} if self._settings.experiment is None else {"If-Match": f'"{self._settings.experiment}"'}
+
     def _condition(self, path: str) -> dict[str, str]:
         """Return what a write must find: the version that was named, else the one of now."""
         version = self._settings.version
@@ -146,8 +155,7 @@ class _Commands:
         return {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
 
     def _list(self) -> None:
-        answer, _ = self._client.ask("/admin/policies")
-        for item in answer["policies"]:
+        for item in self._client.read("/admin/policies")["policies"]:
             policy = item["policy"]
             classes = ", ".join(sorted(policy["classes"])) or "default only"
             line = f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}"
@@ -196,7 +204,7 @@ class _Commands:
             self._show(answer)
 
     def _history(self, model: str) -> None:
-        versions = self._client.ask(_path(model) + "/versions?limit=300")[0]["versions"]
+        versions = self._client.read(_path(model) + "/versions?limit=300")["versions"]
         if not versions:
             self._client.refuse(f"model {model!r} never had a policy")
         for item in versions:
@@ -209,7 +217,7 @@ class _Commands:
     def _diff(self, model: str, older: int, newer: int | None) -> None:
         if newer is None:
             newer = int(self._client.ask(_path(model))[0]["version"])
-        found, _ = self._client.ask(f"{_path(model)}/diff?from={older}&to={newer}")
+        found = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")
         sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(found["changes"]))
 
     def _canary(self, command: str, name: str) -> None:
@@ -223,9 +231,9 @@ class _Commands:
             headers = self._if_match() if self._settings.version else {}
             self._show(self._write(path, "PUT", json.dumps(document).encode(), headers))
         elif command == "promote":
-            self._show(self._write("/admin/canary-promotions/" + quote(name), "POST", None, {}))
+            self._show(self._write("/admin/canary-promotions/" + quote(name), "POST", None, self._only_experiment()))
         elif command == "abort":
-            self._show(self._write(_canary_path(name), "DELETE", None, {}))
+            self._show(self._write(_canary_path(name), "DELETE", None, self._only_experiment()))
         else:
             _print(self._client.ask(_canary_path(name))[0])
 

@@ -1,4 +1,8 @@
-"""How the command line tells a person of changes, forecasts, times and durations. Pure."""
+"""How the command line tells a person of changes, forecasts, times and durations. Pure.
+
+Whatever the controller answers goes through `printable` before it is told: it holds texts that anybody may have sent,
+as the audit has what was refused.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +13,18 @@ from specpilot.policy.bands import row_parts, serving_rows
 from specpilot.policy.history import shown
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def printable(value: Any) -> Any:
+    """Return what the controller answered with each unprintable character of its texts escaped, as in Python.
+
+    A line of a text could pass for a line of the command line's own, and a terminal would obey escape sequences.
+    """
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    if isinstance(value, Mapping):
+        return {printable(name): printable(inner) for name, inner in value.items()}
+    return [printable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def moment(at: float | None) -> str:
@@ -39,6 +55,7 @@ def forecast(found: Sequence[Mapping[str, Any]] | None) -> str:
 
 def dry_run(answer: Mapping[str, Any]) -> str:
     """Return a dry run's answer for a person."""
+    answer = printable(answer)
     version = "" if answer["version"] is None else f", as version {answer['version']}"
     head = f"dry run, nothing was written. It would change {answer['subject']}{version}:\n"
     return head + changes(answer["changes"]) + forecast(answer["forecast"])
@@ -46,6 +63,7 @@ def dry_run(answer: Mapping[str, Any]) -> str:
 
 def audit_line(entry: Mapping[str, Any]) -> str:
     """Return one entry of the audit as a line."""
+    entry = printable(entry)
     who = entry["who"] + (f" ({entry['role']})" if entry["role"] else "")
     source = f" from {entry['source']}" if entry["source"] else ""
     line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {who}{source}"

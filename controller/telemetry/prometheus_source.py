@@ -32,7 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class PrometheusSource:
-    """Asks one Prometheus server over an HTTP session that its owner closes; `url` is the server's address."""
+    """Asks one Prometheus server over an HTTP session that its owner closes; `url` is the server's address.
+
+    `scraped_at` is the time of each engine's newest scrape; of one without any, since when it has been known.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, clock: Clock, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._session = session
@@ -48,6 +51,7 @@ class PrometheusSource:
         ids = {engine.engine_id for engine in engines}
         self._seen = {name: times for name, times in self._seen.items() if name in ids}
         asked_at = self._clock.monotonic()
+        self.scraped_at = {name: self.scraped_at.get(name, asked_at) for name in ids}
         try:
             async with asyncio.timeout(self._timeout_s):
                 answers = await asyncio.gather(self._ask("time()"), self._ask(_SELECT))
@@ -69,8 +73,8 @@ class PrometheusSource:
             seen = self._seen.get(engine.engine_id)
             at = seen[1] if seen is not None and seen[0] == scraped else asked_at - max(0.0, server_now - scraped)
             self._seen[engine.engine_id] = (scraped, at)
+            self.scraped_at[engine.engine_id] = at
             found.append(Observation(engine.engine_id, engine.model, engine.pool, at, engine.started_at, values))
-        self.scraped_at = {name: at for name, (_, at) in self._seen.items()}
         return found
 
     async def _ask(self, query: str) -> Any:

@@ -30,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Scrapes engines over one HTTP session, which its owner closes."""
+    """Scrapes engines over one HTTP session, which its owner closes.
+
+    `scraped_at` is when each engine was read last; of one that never was, since when it has been known: its age grows.
+    """
 
     def __init__(
         self, session: aiohttp.ClientSession, clock: Clock, timeout_s: float = TIMEOUT_S, at_once: int = AT_ONCE
@@ -46,8 +49,8 @@ class Collector:
 
     async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
         """Return an observation of every engine that answered in time."""
-        ids = {engine.engine_id for engine in engines}
-        self.scraped_at = {name: at for name, at in self.scraped_at.items() if name in ids}
+        ids, now = {engine.engine_id for engine in engines}, self._clock.monotonic()
+        self.scraped_at = {name: self.scraped_at.get(name, now) for name in ids}
         self._readers = {name: reader for name, reader in self._readers.items() if name in ids}
         self._failing &= ids
         self._whole_page &= {(engine.engine_id, engine.started_at) for engine in engines}

@@ -114,9 +114,9 @@ async def test_32_in_parallel(stack: Stack) -> None:
 
 
 def test_every_address_that_up_prints_answers(stack: Stack) -> None:
-    for url in (f"{stack.admin}/", f"{stack.admin}/docs", f"{stack.admin}/metrics", f"{stack.gateway}/metrics"):
+    for url in (f"{stack.admin}/", f"{stack.admin}/openapi.json", f"{stack.admin}/metrics", f"{stack.gateway}/metrics"):
         assert call(url)[0] == 200, url
-        assert url.removesuffix("/docs").removesuffix("/metrics").removesuffix("/") in stack.said()
+        assert url.removesuffix("/openapi.json").removesuffix("/metrics").removesuffix("/") in stack.said()
     assert counters(stack.engine, names.SCHEDULE_VERSION)
 
 

@@ -186,6 +186,23 @@ def test_a_policy_is_edited_as_json_and_its_versions_are_compared(browser: Brows
     assert browser.complaints() == []
 
 
+def test_a_policy_for_a_model_in_the_default_mode_is_written(browser: Browser) -> None:
+    with running_controller(arguments=("--default-mode", "advise")) as quiet:
+        browser.open(f"{quiet.url}/console/style.css")
+        browser.run("sessionStorage.clear(); sessionStorage.setItem('token', arguments[0])", TOKEN)
+        show(browser, quiet, "policies")
+        browser.fill("another model", "quiet")
+        browser.press("Open")
+        browser.sees("The defaults hold.")
+        assert browser.value("mode") == "advise"
+        browser.fill("mode", "act")
+        browser.sees("Would be version 1.")
+        browser.press("Write it")
+        browser.press("Do it")
+        browser.sees("Policy of quiet, version 1")
+        assert quiet.call("/admin/policies/quiet")[1]["policy"]["mode"] == "act"
+
+
 def test_a_canary_is_promoted(browser: Browser, controller: Controller) -> None:
     assert controller.call("/admin/policies/tried", "PUT", {"k_max": 5})[0] == 201
     assert controller.call("/admin/canaries/tried", "PUT", {"policy": {"k_max": 4}})[0] == 201

@@ -22,10 +22,16 @@ def controller() -> Iterator[Controller]:
         yield found
 
 
-def test_health_ready_metrics_console_and_docs_need_no_token(controller: Controller) -> None:
-    for path in ("/health", "/ready", "/metrics", "/", "/docs", "/openapi.json"):
+def test_health_ready_metrics_console_and_description_need_no_token(controller: Controller) -> None:
+    for path in ("/health", "/ready", "/metrics", "/", "/openapi.json"):
         assert controller.call(path, token=None)[0] == 200, path
     assert "specpilot_controller_lease_held 1.0" in controller.call("/metrics")[1]
+
+
+def test_no_page_loads_scripts_from_elsewhere(controller: Controller) -> None:
+    """One on this origin would be an admin on a machine that is trusted."""
+    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+        assert controller.call(path, token=None)[0] == 404, path
 
 
 @pytest.mark.parametrize("token", [None, "wrong", ""])
@@ -358,6 +364,22 @@ def test_every_fault_of_a_canary_is_told_at_once(controller: Controller, body: A
     for word in words:
         assert word in answer["error"]["message"]
     assert controller.call("/admin/canaries/faulty")[0] == 404
+
+
+def test_a_canary_that_another_one_has_followed_is_not_ended_in_its_place(controller: Controller) -> None:
+    path, promotion = "/admin/canaries/followed", "/admin/canary-promotions/followed"
+    first = controller.call(path, "PUT", {"policy": {"static_k": 5}})[1]["experiment_id"]
+    assert controller.call(path, "DELETE", If_Match=f'"{first}"')[0] == 200
+    second = controller.call(path, "PUT", {"policy": {"static_k": 2}})[1]["experiment_id"]
+    for where, method in ((path, "DELETE"), (promotion, "POST")):
+        for query in ("", "?validate_only=true"):
+            status, body, _ = controller.call(where + query, method, If_Match=f'"{first}"')
+            assert (status, body["error"]["code"], body["error"]["param"]) == (412, "version_conflict", "If-Match")
+            assert f"the canary {second} of 'followed' runs now" in body["error"]["message"]
+    late = controller.command("policy", "canary", "promote", "followed", "--experiment", first)
+    assert (late.returncode, second in late.stderr) == (1, True)
+    done = controller.command("policy", "canary", "promote", "followed", "--experiment", second)
+    assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "promoted")
 
 
 def test_canaries_from_the_command_line(controller: Controller, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -48,6 +49,22 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     assert controller.command("policy", "delete", "cli").stdout == "deleted the policy of cli\n"
     assert controller.command("policy", "delete", "cli").returncode == 1
     assert json.loads(controller.command("policy", "rollback", "cli", "2").stdout)["version"] == 5
+
+
+def test_nobody_forges_a_line_or_moves_the_terminal(controller: Controller) -> None:
+    operator = controller.call("/admin/tokens", "POST", {"name": "operator", "role": "operator"})[1]["token"]
+    forged = quote("a\n2026-01-01 00:00:00Z  done    \x1b[2Kput_policy demo  by root", safe="")
+    assert controller.call(f"/admin/tokens/{forged}", "DELETE", token=None)[0] == 401
+    assert controller.call(f"/admin/policies/said?comment={forged}", "PUT", {})[0] == 201
+    assert controller.call(f"/admin/freezes/said?comment={forged}", "PUT", token=operator)[0] == 200
+    for words, lines in ((("audit", "--limit", "3"), 3), (("policy", "history", "said"), 1), (("freeze", "--list"), 1)):
+        told = controller.command(*words).stdout
+        assert len(told.splitlines()) == lines
+        assert r"a\n2026-01-01 00:00:00Z  done    \x1b[2Kput_policy" in told
+        assert "\x1b" not in told
+    refused = controller.command("freeze", "said")
+    assert (refused.returncode, len(refused.stderr.splitlines()), r"\x1b[2K" in refused.stderr) == (1, 1, True)
+    assert controller.call("/admin/freezes/said", "DELETE")[0] == 204
 
 
 def test_a_policy_is_edited_in_the_operators_editor(

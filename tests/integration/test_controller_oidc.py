@@ -7,7 +7,7 @@ from typing import Any
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from specpilot.controller.admin import oidc
 from specpilot.controller.admin.oidc import OidcProvider, OidcRules
@@ -76,6 +76,30 @@ def test_a_forged_or_unsigned_token_is_refused(controller: Controller, issuer: I
         assert controller.call("/admin/policies", token=token)[0] == 401
 
 
+def test_a_token_whose_algorithm_is_not_its_keys_is_refused(controller: Controller, issuer: Issuer) -> None:
+    """An RSA key checks no elliptic signature: PyJWT raises a TypeError of it."""
+    elliptic = ec.generate_private_key(ec.SECP256R1())
+    edwards = ed25519.Ed25519PrivateKey.generate()
+    for key, algorithm in ((elliptic, "ES256"), (edwards, "EdDSA")):
+        status, body, _ = controller.call("/admin/policies", token=issuer.token(key=key, algorithm=algorithm))
+        assert (status, body["error"]["code"]) == (401, "invalid_admin_token")
+    assert controller.call("/admin/policies", token=issuer.token(algorithm="PS384"))[0] == 200
+
+
+def test_the_name_is_one_that_the_provider_vouches_for_and_that_can_be_printed(
+    controller: Controller, issuer: Issuer
+) -> None:
+    def name(**claims: Any) -> str:
+        return str(controller.call("/admin/whoami", token=issuer.token(**claims))[1]["name"])
+
+    assert name(email_verified=True) == "ada@example.com"
+    assert name(email_verified=False) == name(email_verified="false") == "u1"
+    assert name(email_verified=False, preferred_username="ada") == "ada"
+    for forged in ("ada\n2026-01-01  done", "a\x1b[2J", "a\u202e"):
+        status, body, _ = controller.call("/admin/whoami", token=issuer.token(email=forged))
+        assert (status, body["error"]["code"]) == (401, "invalid_admin_token")
+
+
 def provider_of(url: str, clock: Clock) -> OidcProvider:
     return OidcProvider(OidcRules(url, "specpilot", "groups", {"sre": Role.OPERATOR}), clock)
 
@@ -109,6 +133,21 @@ async def test_a_new_key_of_the_issuer_is_found_without_a_restart_but_not_asked_
     clock.at += 2.0
     assert await provider.caller(issuer.token()) is not None
     assert issuer.asked == asked + 4
+
+
+async def test_while_keys_cannot_be_read_again_the_last_ones_are_good_for_an_hour() -> None:
+    clock, issuer = Clock(), Issuer()
+    provider = provider_of(issuer.url, clock)
+    assert await provider.caller(issuer.token()) is not None
+    issuer.close()
+    issuer.keys["second"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    clock.at += oidc.KEYS_FOR_S + 1.0
+    assert await provider.caller(issuer.token()) is not None
+    assert await refusal_of(provider, issuer.token("second")) == (503, "identity_provider_unavailable")
+    clock.at += oidc.KEYS_KEPT_S - oidc.KEYS_FOR_S - 2.0
+    assert await provider.caller(issuer.token()) is not None
+    clock.at += 1.0
+    assert await refusal_of(provider, issuer.token()) == (503, "identity_provider_unavailable")
 
 
 async def test_an_issuer_that_hangs_is_asked_once_and_holds_nobody_else_up(

@@ -228,6 +228,25 @@ def test_a_dry_run_says_what_would_change_and_writes_nothing(controller: Control
     assert controller.call(path + "?validate_only=true", "PUT", {})[1]["version"] == 3
 
 
+def test_without_a_policy_changes_are_told_from_the_default_mode() -> None:
+    """Its writes would switch the model from advise to act, so that is what they say."""
+    path, switched = "/admin/policies/quiet", ["mode", "advise", "act"]
+    with running_controller(arguments=("--default-mode", "advise")) as controller:
+        assert controller.call("/admin/policies")[1] == {"policies": [], "default_mode": "advise"}
+        assert controller.call(path + "?validate_only=true", "PUT", {"mode": "act"})[1]["changes"] == [switched]
+        assert controller.call(path + "?validate_only=true", "PUT", {"mode": "advise"})[1]["changes"] == []
+        canary = controller.call("/admin/canaries/quiet?validate_only=true", "PUT", {"policy": {"k_max": 5}})[1]
+        assert canary["changes"] == [["k_max", None, 5], switched]
+        assert controller.call(path, "PUT", {"mode": "act"})[0] == 201
+        assert newest(controller)[0]["changes"] == [switched]
+        [change] = controller.call(path + "/diff?from=0&to=1")[1]["changes"]
+        assert (change["field"], change["before"], change["after"]) == tuple(switched)
+        dry = controller.call(path + "?validate_only=true", "DELETE", If_Match='"1"')[1]
+        assert dry["changes"] == [["mode", "act", "advise"]]
+        assert controller.call(path, "DELETE", If_Match='"1"')[0] == 204
+        assert newest(controller)[0]["changes"] == [["mode", "act", "advise"]]
+
+
 def test_a_freeze_is_begun_listed_and_lifted(controller: Controller, tokens: dict[str, str]) -> None:
     path = "/admin/freezes/org/still"
     asked = {"hold": "static", "for_s": 600}
@@ -246,6 +265,7 @@ def test_a_freeze_is_begun_listed_and_lifted(controller: Controller, tokens: dic
     assert controller.call(path, "PUT", {"for_s": 0.2})[0] == 200
     time.sleep(0.25)
     assert controller.call("/admin/freezes")[1]["freezes"] == []
+    assert controller.call(path, "DELETE")[1]["error"]["code"] == "not_frozen"  # its time is over
 
 
 def test_a_freeze_of_somebody_else_is_not_replaced_unless_that_is_said(

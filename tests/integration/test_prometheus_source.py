@@ -17,6 +17,7 @@ from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.types import EngineRecord
+from tests.support.loop_rig import Clock
 from tests.support.stack import free_port
 
 SERVER = shutil.which("prometheus", path="/usr/local/bin:/usr/bin")
@@ -141,7 +142,12 @@ async def test_one_scrape_is_one_observation_and_the_next_is_newer(
 
 
 async def test_a_silent_server_is_no_evidence(session: aiohttp.ClientSession, pages: list[Page]) -> None:
-    source = PrometheusSource(session, SystemClock(), f"http://127.0.0.1:{free_port()}")
-    assert await source.scrape([engine(pages[0], "engine-0")]) == []
+    clock = Clock()
+    known_at = clock.monotonic()
+    source = PrometheusSource(session, clock, f"http://127.0.0.1:{free_port()}")
+    for _ in range(2):
+        assert await source.scrape([engine(pages[0], "engine-0")]) == []
+        clock.at += 5.0
+    assert source.scraped_at == {"engine-0": known_at}  # its age grows, and the alert comes
     source = PrometheusSource(session, SystemClock(), pages[0].url)  # answers, but not as Prometheus does
     assert await source.scrape([engine(pages[0], "engine-0")]) == []

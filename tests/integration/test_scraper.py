@@ -10,6 +10,7 @@ from specpilot.bench.fleet.simulated_engines import page
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.types import EngineRecord
+from tests.support.loop_rig import Clock
 
 RECORD = EngineRecord("e", "http://e", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
 ANSWER_S = 0.3
@@ -42,3 +43,18 @@ async def test_an_engines_time_counts_from_when_it_is_asked() -> None:
     await runner.cleanup()
     assert [item.engine_id for item in found] == [engine.engine_id for engine in engines]
     assert max(under_way) == 2
+
+
+async def test_an_engine_that_was_never_read_has_an_age_from_when_it_is_known() -> None:
+    """Without one, the alert for engines that cannot be scraped would be silent for it."""
+    clock = Clock()
+    async with aiohttp.ClientSession() as session:
+        collector = Collector(session, clock)
+        unreachable = replace(RECORD, url="http://127.0.0.1:9")
+        known_at = clock.monotonic()
+        for _ in range(3):
+            assert await collector.scrape([unreachable]) == []
+            clock.at += 5.0
+        assert collector.scraped_at == {"e": known_at}
+        await collector.scrape([])
+        assert collector.scraped_at == {}

@@ -42,13 +42,13 @@ class Issuer:
     def public(self, kid: str) -> dict[str, Any]:
         return {**json.loads(RSAAlgorithm.to_jwk(self.keys[kid].public_key())), "kid": kid, "use": "sig"}
 
-    def token(self, kid: str = "first", key: Any = None, **claims: Any) -> str:
+    def token(self, kid: str = "first", key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
         stated = {
             "iss": self.url, "aud": "specpilot", "sub": "u1", "email": "ada@example.com", "groups": ["sre"],
             "exp": time.time() + 600, **claims,
         }  # fmt: skip
         present = {name: value for name, value in stated.items() if value is not None}
-        return jwt.encode(present, key or self.keys[kid], algorithm="RS256", headers={"kid": kid})
+        return jwt.encode(present, key or self.keys[kid], algorithm=algorithm, headers={"kid": kid})
 
     def close(self) -> None:
         self.server.shutdown()

@@ -15,8 +15,8 @@ function card(item, act) {
       ["gain in throughput", interval(evidence.throughput_gain_ratio)], ["gain in latency", interval(evidence.itl_gain_ratio)],
       ["share of the time", share(canary.share_ratio)], ["window, s", number(canary.window_s)]]),
     isRunning && h("div", { class: "row" },
-      h("button", { type: "button", class: "primary", onclick: () => act(`canary-promotions/${path(model)}`, "POST", `Make the canary's policy the policy of ${model}, now?`) }, "Promote"),
-      h("button", { type: "button", onclick: () => act(`canaries/${path(model)}`, "DELETE", `End the canary of ${model}? The present policy stays.`) }, "Abort")),
+      h("button", { type: "button", class: "primary", onclick: () => act(item, `canary-promotions/${path(model)}`, "POST", `Make the canary's policy the policy of ${model}, now?`) }, "Promote"),
+      h("button", { type: "button", onclick: () => act(item, `canaries/${path(model)}`, "DELETE", `End the canary of ${model}? The present policy stays.`) }, "Abort")),
     h("details", {}, h("summary", {}, "Its policy"), h("pre", { class: "mono scroll", tabindex: 0 }, JSON.stringify(canary.policy, null, 2))));
 }
 
@@ -24,11 +24,12 @@ export function canaries(page) {
   const problem = h("div", { role: "status", class: "problem" });
   let latest = "";
 
-  async function act(place, method, question) {
+  // Ends the canary that was looked at: while somebody thinks it over, another one may have begun.
+  async function act({ experiment_id: etag }, place, method, question) {
     try {
-      const said = await call(place, { method, dry: true });
+      const said = await call(place, { method, etag, dry: true });
       const comment = await confirm(question, said.changes.length ? diff(said.changes) : "");
-      if (comment !== null) await call(place, { method, comment });
+      if (comment !== null) await call(place, { method, etag, comment });
       show(problem);
       await refresh();
     } catch (error) {

@@ -180,9 +180,10 @@ export function policies(page) {
   async function open(name, keeps = false) {
     model = name;
     sessionStorage.setItem("policy", name);
-    const found = (await call("policies")).policies.find((item) => item.policy.model === name);
+    const { policies: all, default_mode: mode } = await call("policies");
+    const found = all.find((item) => item.policy.model === name);
     version = found ? found.version : null;
-    const stored = found ? stated(found.policy) : { model: name, mode: "act" };
+    const stored = found ? stated(found.policy) : { model: name, mode };
     draft = keeps ? merged(base, draft, stored) : structuredClone(stored);
     base = structuredClone(stored);
     title.textContent = `Policy of ${name}${version === null ? ": none yet, the defaults hold" : `, version ${version}`}`;

@@ -2,7 +2,16 @@
 
 import pytest
 
-from specpilot.controller.cli.text import dry_run, duration_s, forecast, k_by_class, moment, row_name
+from specpilot.controller.cli.text import (
+    audit_line,
+    dry_run,
+    duration_s,
+    forecast,
+    k_by_class,
+    moment,
+    printable,
+    row_name,
+)
 from specpilot.policy.history import shown
 
 
@@ -72,3 +81,18 @@ def test_what_is_unknown_is_said() -> None:
     assert "throughput: unknown -> unknown tokens/s" in told
     assert forecast(None) == ""
     assert "no engine" in forecast([])
+
+
+HOSTILE = "a\n1970-01-01 00:00:00Z  done    put_policy\x1b[2K\u2028\u202eb\x7f\udc80"
+ESCAPED = r"a\n1970-01-01 00:00:00Z  done    put_policy\x1b[2K\u2028\u202eb\x7f\udc80"
+
+
+def test_what_anybody_sent_is_told_without_what_a_terminal_obeys() -> None:
+    assert printable(HOSTILE) == ESCAPED
+    assert printable({HOSTILE: [HOSTILE, 1, None]}) == {ESCAPED: [ESCAPED, 1, None]}
+    assert printable("naïve 模型 “x”") == "naïve 模型 “x”"
+    texts = dict.fromkeys(("who", "role", "source", "action", "subject", "result", "message", "comment"), HOSTILE)
+    entry = {**texts, "at": 0.0, "changes": [[HOSTILE, HOSTILE, None]], "changes_left_out": 0}
+    assert audit_line(entry).isprintable()
+    answer = {"subject": HOSTILE, "version": 1, "changes": [[HOSTILE, None, HOSTILE]], "forecast": None}
+    assert len(dry_run(answer).splitlines()) == 2
