@@ -124,16 +124,18 @@ def test_redis_may_answer_later_than_the_start(server: RedisServer) -> None:
     assert said[0].startswith("waiting for Redis: Redis does not answer")
 
 
-def test_a_redis_that_is_absent_read_only_or_holds_nonsense_fails_the_start_and_is_named(
+def test_a_redis_that_is_absent_read_only_full_or_holds_nonsense_fails_the_start_and_is_named(
     server: RedisServer, store: RedisStore
 ) -> None:
     said: list[str] = []
     store._redis.replicaof("127.0.0.1", 1)
-    with pytest.raises(
-        PartFailedError, match="could not be written in time: Redis refused a command: .*READONLY|read only"
-    ):
+    with pytest.raises(PartFailedError, match=r"written in time: Redis refused a command: .*read only replica"):
         in_time(server.url, 0.1, said)
     store._redis.replicaof("NO", "ONE")
+    store._redis.config_set("maxmemory", 1)
+    with pytest.raises(PartFailedError, match=r"written in time: Redis (is full|.*OOM)"):
+        in_time(server.url, 0.1, said)
+    store._redis.config_set("maxmemory", 0)
     store._redis.hset(keys.POLICIES, "demo", "nonsense")
     with pytest.raises(PartFailedError, match="the policy could not be written: invalid"):
         in_time(server.url, 0.1, said)

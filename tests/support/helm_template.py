@@ -1,8 +1,8 @@
 """Renders this repository's chart as `helm template` would, where there is no Helm.
 
-A stand-in for the constructs that the chart uses and no others: `define`, `include`, `if`, `else`, `range`, `:=`, pipes,
-`FUNCTIONS`, `.Files.Glob`, `.Files.Get`, and whitespace trimmed by `{{-` and `-}}`. A construct that it does not know
-is an error, never silence.
+A stand-in for the constructs that the chart uses and no others: `define`, `include`, `if`, `else`, `range`, `:=`,
+pipes, `FUNCTIONS`, `.Files.Glob`, `.Files.Get`, and whitespace trimmed by `{{-` and `-}}`. A construct that it does not
+know is an error, never silence.
 """
 
 import json
