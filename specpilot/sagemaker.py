@@ -2,9 +2,10 @@
 
 `SM_VLLM_FOO_BAR=v` is vLLM's flag `--foo-bar v`: `true` is the bare flag, `false` leaves it out, everything else, a
 JSON object too, is one argument. Those that `specpilot up` has itself become its own; those that would open the engine
-to others are refused. `SAGEMAKER_BIND_TO_PORT` is the port, `SAGEMAKER_SAFE_PORT_RANGE` has those of the controller and
-the engine, `SM_NUM_GPUS` is the tensor parallelism. An endpoint of many models (`SAGEMAKER_MULTI_MODEL`) is refused:
-its routes are not served. Every setting of `specpilot up` can be given beside them, as `SPECPILOT_UP_...`, which wins.
+to others are refused. `SAGEMAKER_BIND_TO_PORT` is the port, `SAGEMAKER_SAFE_PORT_RANGE` has those of the controllers
+and the engines, `SM_NUM_GPUS` divided by the engines is the tensor parallelism. An endpoint of many models
+(`SAGEMAKER_MULTI_MODEL`) is refused: its routes are not served. Every setting of `specpilot up` can be given beside
+them, as `SPECPILOT_UP_...`, which wins.
 All other `SM_*` and `SAGEMAKER_*`, of training jobs and other model servers, are ignored.
 """
 
@@ -43,9 +44,9 @@ class Stated:
     faults: tuple[str, ...]
 
 
-def stated(environment: Mapping[str, str]) -> Stated:
-    """Return what `environment` states."""
-    platform = _of_platform(environment)
+def stated(environment: Mapping[str, str], engines: int = 1, controllers: int = 1) -> Stated:
+    """Return what `environment` states for so many engines and controllers."""
+    platform = _of_platform(environment, engines, controllers)
     settings, faults = dict(platform.settings), [*platform.faults]
     flags = [platform.engine_args] if platform.engine_args else []
     for name, value in sorted(environment.items()):
@@ -63,7 +64,7 @@ def stated(environment: Mapping[str, str]) -> Stated:
     return Stated(settings, " ".join(flags), tuple(faults))
 
 
-def _of_platform(environment: Mapping[str, str]) -> Stated:
+def _of_platform(environment: Mapping[str, str], engines: int, controllers: int) -> Stated:
     """Return what the variables that are not vLLM's state."""
     settings = {"model": MODEL_FOLDER, "host": "0.0.0.0", "public_paths": PATHS}  # noqa: S104 - a container's one port
     faults = []
@@ -71,18 +72,27 @@ def _of_platform(environment: Mapping[str, str]) -> Stated:
         settings["port"] = environment[PORT]
     if environment.get(PORTS):
         low, _, high = environment[PORTS].partition("-")
-        if low.isdecimal() and high.isdecimal() and int(low) < int(high):
-            settings |= {"admin_port": low, "engine_port": str(int(low) + 1)}
+        needed = controllers + engines
+        if low.isdecimal() and high.isdecimal() and int(high) - int(low) + 1 >= needed:
+            settings |= {"admin_port": low, "engine_port": str(int(low) + controllers)}
         else:
-            faults.append(f"{PORTS}: {environment[PORTS]!r} is no range of two ports or more; write e.g. 9000-9999")
+            said = f"{environment[PORTS]!r} is no range of {needed} ports or more, one for each controller and engine"
+            faults.append(f"{PORTS}: {said}; write e.g. 9000-9999")
     if environment.get(MULTI_MODEL, "").lower() == "true":
         faults.append(f"{MULTI_MODEL}: this container serves one model; give each model an endpoint of its own")
     gpus = environment.get(GPUS) or "1"
     if not gpus.isdecimal():
         faults.append(f"{GPUS}: {gpus!r} is no number of GPUs; write e.g. 4, or leave it out")
         gpus = "1"
-    is_split = int(gpus) > 1 and f"{PREFIX}TENSOR_PARALLEL_SIZE" not in environment
-    return Stated(settings, f"--tensor-parallel-size {gpus}" if is_split else "", tuple(faults))
+    flags = ""
+    if int(gpus) > 1 and (size := f"{PREFIX}TENSOR_PARALLEL_SIZE") not in environment:
+        each, left = divmod(int(gpus), engines)
+        flags = f"--tensor-parallel-size {each}" if each > 1 else ""
+        if left:
+            faults.append(
+                f"{GPUS}: {gpus} GPUs cannot be divided among {engines} engines; change --engines, or set {size}"
+            )
+    return Stated(settings, flags, tuple(faults))
 
 
 def _kebab(option: str) -> str:

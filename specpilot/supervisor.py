@@ -3,7 +3,7 @@
 Each part's output goes to a log file of its own, or line by line to a receiver. A part that dies before it was ever
 ready ends the start, because that is a wrong setting, and the end of its log says which; a part that dies later is
 reported and restarted, after a pause that doubles up to `PAUSE_LIMIT_S`. One that dies `deaths_limit` times without
-having lived `HEALTHY_S` in between ends the whole. Children do not outlive the supervisor, however it ends.
+having been ready for `HEALTHY_S` in between ends the whole. Children do not outlive the supervisor, however it ends.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ class _Running:
         self.process: subprocess.Popen[bytes] | None = None
         self.started_at = 0.0
         self.pause_s = 1.0
-        self.was_ready = False
+        self.ready_at: float | None = None
 
     def start(self) -> None:
         if self.receive is None:
@@ -74,6 +74,17 @@ class _Running:
             assert self.process.stdout is not None
             threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
         self.started_at = time.monotonic()
+        self.ready_at = None
+
+    def check_ready(self) -> bool:
+        """Ask it, until it was ready once since its start, and note when that was."""
+        if self.ready_at is None and self.part.is_ready():
+            self.ready_at = time.monotonic()
+        return self.ready_at is not None
+
+    def was_healthy(self) -> bool:
+        """Whether it was ready for `HEALTHY_S`: from its start would count the loading of a model as health."""
+        return self.ready_at is not None and time.monotonic() - self.ready_at > HEALTHY_S
 
     def _started(self, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - the command is ours
@@ -155,15 +166,14 @@ class Supervisor:
             time.sleep(0.1)
             for running in list(waiting):
                 self._await_ready(running, deadline)
-            waiting = [running for running in waiting if not running.was_ready]
+            waiting = [running for running in waiting if running.ready_at is None]
 
     def _await_ready(self, running: _Running, deadline: float) -> None:
         name = running.part.name
         assert running.process is not None
         if (status := running.process.poll()) is not None:
             raise PartFailedError(f"{name} ended with status {status} before it was ready:\n{running.log_tail()}")
-        if running.part.is_ready():
-            running.was_ready = True
+        if running.check_ready():
             self._say(f"{name}: ready after {time.monotonic() - running.started_at:.0f} s")
         elif time.monotonic() > deadline:
             raise PartFailedError(f"{name} is not ready in time; its log is {running.log_path}:\n{running.log_tail()}")
@@ -177,14 +187,16 @@ class Supervisor:
                 continue
             status = running.process.poll()
             if status is None:
+                running.check_ready()
                 continue
             lived_s = time.monotonic() - running.started_at
-            running.deaths = 1 if lived_s > HEALTHY_S else running.deaths + 1
+            was_healthy = running.was_healthy()
+            running.deaths = 1 if was_healthy else running.deaths + 1
             name = running.part.name
             if self._deaths_limit is not None and running.deaths >= self._deaths_limit:
                 raise PartFailedError(f"{name} died {running.deaths} times in a row:\n{running.log_tail()}")
             running.kill_group()  # its children may hold its port, or the GPU
-            running.pause_s = 1.0 if lived_s > HEALTHY_S else min(PAUSE_LIMIT_S, running.pause_s * 2)
+            running.pause_s = 1.0 if was_healthy else min(PAUSE_LIMIT_S, running.pause_s * 2)
             where = "" if running.receive is not None else f" (log: {running.log_path})"
             self._say(
                 f"{name} died with status {status} after {lived_s:.0f} s; restarting in {running.pause_s:.0f} s{where}"

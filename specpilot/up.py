@@ -13,13 +13,16 @@ What is secret, tokens and the password in a Redis URL, reaches the parts by the
 can read the arguments of its processes.
 """
 
+import fcntl
 import os
 import shlex
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -30,7 +33,7 @@ from specpilot.journal import Journal
 from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.codec import to_plain
-from specpilot.policy.errors import PolicyError
+from specpilot.policy.errors import PolicyError, StoreUnavailableError
 from specpilot.policy.history import Change, differences
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail
@@ -68,6 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     try:
+        claim = _claim(settings.state_dir)
         supervisor = Supervisor(
             settings.state_dir / "logs",
             say,
@@ -102,6 +106,21 @@ def main(arguments: Sequence[str]) -> None:
         supervisor.stop()
         if embedded_url is not None:
             shutil.rmtree(Path(embedded_url.removeprefix("unix://")).parent, ignore_errors=True)
+        os.close(claim)
+
+
+def _claim(state_dir: Path) -> int:
+    """Lock `state_dir` for this process until the file descriptor returned is closed.
+
+    Two servers would write one append-only file. Ends the program when another has the folder; raises `OSError`.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    claim = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(PROGRAM, f"--state-dir: another specpilot up runs in {state_dir}; stop it, or name another folder")
+    return claim
 
 
 def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: threading.Event) -> None:
@@ -118,15 +137,40 @@ def _start(
     settings: UpSettings, redis_url: str, supervisor: Supervisor, stop: threading.Event, say: Callable[[str], None]
 ) -> Mode | None:
     """Start every part but Redis; return the mode in force, `None` when `stop` came first."""
-    if stop.is_set():
+    policy = _policy_in_force(settings, redis_url, stop, say)
+    if policy is None:
         return None
-    mode = _write_policy(settings, redis_url).mode
     engines, servers = _engines(settings, redis_url), _servers(settings, redis_url)
     say("loading the model")
     for parts in [engines, servers] if settings.unattended else [engines + servers]:
         if not stop.is_set():
             supervisor.start(parts, settings.ready_within_s)
-    return None if stop.is_set() else mode
+    return None if stop.is_set() else policy.mode
+
+
+def _policy_in_force(
+    settings: UpSettings, redis_url: str, stop: threading.Event, say: Callable[[str], None]
+) -> Policy | None:
+    """Return the policy as soon as Redis takes it, `None` when `stop` came first.
+
+    When a machine starts, Redis may answer later than this program. Raises `PartFailedError` when Redis, absent,
+    read-only or full, does not take the policy within `ready_within_s`, or holds one that cannot be read.
+    """
+    deadline = time.monotonic() + settings.ready_within_s
+    said = ""
+    while not stop.is_set():
+        try:
+            return _write_policy(settings, redis_url)
+        except StoreUnavailableError as error:
+            if time.monotonic() > deadline:
+                raise PartFailedError(f"the policy could not be written in time: {error}") from error
+            if said != str(error):
+                said = str(error)
+                say(f"waiting for Redis: {said}")
+        except PolicyError as error:
+            raise PartFailedError(f"the policy could not be written: {error}") from error
+        stop.wait(1.0)
+    return None
 
 
 def _write_policy(settings: UpSettings, redis_url: str) -> Policy:
@@ -135,18 +179,18 @@ def _write_policy(settings: UpSettings, redis_url: str) -> Policy:
     Without `--policy` the model's policy in Redis stays; `--mode` and `--k` change these fields of it. Where there is
     none, one with the demo's classes is written. What was written is in the history and in the audit.
     """
-    store = RedisStore(redis_url)
-    found = store.policy(settings.served_model_name)
-    policy = policy_given(settings) or _changed(settings, found.policy if found else None)
-    if found is None or found.policy != policy:
-        now = SystemClock().now()
-        store.put_policy(policy, None, now, Change(AUTHOR))
-        before = to_plain(found.policy if found else Policy(policy.model))
-        changes, left_out = bounded(differences(before, to_plain(policy)))
-        store.append_audit(
-            AuditEntry(now, AUTHOR, "put_policy", policy.model, Result.DONE, changes=changes, changes_left_out=left_out)
-        )
-    store.close()
+    with closing(RedisStore(redis_url)) as store:
+        found = store.policy(settings.served_model_name)
+        policy = policy_given(settings) or _changed(settings, found.policy if found else None)
+        if found is None or found.policy != policy:
+            now = SystemClock().now()
+            store.put_policy(policy, None, now, Change(AUTHOR))
+            before = to_plain(found.policy if found else Policy(policy.model))
+            changes, left_out = bounded(differences(before, to_plain(policy)))
+            entry = AuditEntry(
+                now, AUTHOR, "put_policy", policy.model, Result.DONE, changes=changes, changes_left_out=left_out
+            )
+            store.append_audit(entry)
     return policy
 
 

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from specpilot import embedded_redis, sagemaker
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.codec import decode, from_plain
-from specpilot.policy.errors import InvalidDocumentError, PolicyError
+from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, fail, load
 from specpilot.policy.types import Policy
@@ -19,6 +19,7 @@ from specpilot.ports import check_port
 
 PROGRAM = "specpilot up"
 DEMO_TARGET, DEMO_HEAD = DEMO_MODEL / "target", DEMO_MODEL / "peagle"
+PORT_LIMIT = 65_535
 SAGEMAKER_READY_WITHIN_S = 3600.0  # the longest that an endpoint waits for a container
 
 
@@ -68,7 +69,10 @@ class UpSettings(ProgramSettings):
     )
     policy: str | None = Field(default=None, description="the model's policy: a JSON file, or the JSON itself")
     ready_within_s: float = Field(
-        default=280.0, gt=0, le=86_400, description="seconds that the engines may take to load"
+        default=280.0,
+        gt=0,
+        le=86_400,
+        description="seconds that Redis may take to answer, and then the engines to load",
     )
     state_dir: Path = Field(default=Path(".specpilot"), description="logs and embedded data")
 
@@ -78,7 +82,7 @@ def read(arguments: Sequence[str]) -> UpSettings:
     settings = load(UpSettings, PROGRAM, arguments)
     if not settings.sagemaker:
         return settings
-    found = sagemaker.stated(os.environ)
+    found = sagemaker.stated(os.environ, settings.engines, settings.controllers)
     if found.faults:
         fail(PROGRAM, *found.faults)
     given = settings.model_fields_set
@@ -102,14 +106,7 @@ def check(settings: UpSettings) -> None:
     if settings.k is not None and settings.k > settings.k_max:
         fail(PROGRAM, f"--k: is {settings.k}; it must be at most --k-max, {settings.k_max}")
     policy_given(settings)
-    ports = [("--port", settings.host, settings.port)]
-    ports += [
-        ("--admin-port", settings.admin_host, settings.admin_port + index) for index in range(settings.controllers)
-    ]
-    ports += [("--engine-port", "127.0.0.1", settings.engine_port + index) for index in range(settings.engines)]
-    for flag, host, port in ports:
-        if (fault := check_port(host, port)) is not None:
-            fail(PROGRAM, f"{flag}: {fault}")
+    _check_ports(settings)
     if settings.redis_url is None:
         try:
             embedded_redis.executable()
@@ -117,9 +114,30 @@ def check(settings: UpSettings) -> None:
             fail(PROGRAM, f"--redis-url: {error}")
         return
     try:
-        RedisStore(settings.redis_url).ping()
-    except (InvalidDocumentError, PolicyError) as error:
+        RedisStore(settings.redis_url)  # asks nothing: Redis may still be starting, and is waited for
+    except InvalidDocumentError as error:
         fail(PROGRAM, f"--redis-url: {error}; check the address, or leave it out for the embedded server")
+
+
+def _check_ports(settings: UpSettings) -> None:
+    """End the program when a port is no port, is given to two parts, or cannot be listened on."""
+    admin, engine = settings.admin_port, settings.engine_port
+    ports = [("--port", settings.host, settings.port)]
+    ports += [("--admin-port", settings.admin_host, admin + index) for index in range(settings.controllers)]
+    ports += [("--engine-port", "127.0.0.1", engine + index) for index in range(settings.engines)]
+    taken: dict[int, str] = {}
+    for flag, _, port in ports:
+        if port > PORT_LIMIT:
+            fail(PROGRAM, f"{flag}: the parts would take port {port}, above {PORT_LIMIT}; choose a lower one")
+        if port in taken:
+            counts = f"with --controllers {settings.controllers} and --engines {settings.engines}"
+            fail(
+                PROGRAM, f"{flag}: port {port} is a port of {taken[port]} too, {counts}; choose another for one of them"
+            )
+        taken[port] = flag
+    for flag, host, port in ports:
+        if (fault := check_port(host, port)) is not None:
+            fail(PROGRAM, f"{flag}: {fault}")
 
 
 def _check_models(settings: UpSettings) -> None:

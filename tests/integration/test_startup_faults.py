@@ -30,8 +30,7 @@ def busy_port() -> str:
     [
         (("up", "--model", "/nowhere"), ("--model", "config.json")),
         (("up", "--drafter", "./nowhere"), ("--drafter", "name a model folder")),
-        (("up", "--redis-url", NOWHERE), ("--redis-url", "leave it out")),
-        (("up", "--redis-url", "http://x"), ("--redis-url",)),
+        (("up", "--redis-url", "http://x"), ("--redis-url", "leave it out")),
         (("up", "--k", "9"), ("--k", "at most --k-max, 7")),
         (("up", "--mode", "fast"), ("--mode", "advise")),
         (("up", "--port", "zero"), ("--port",)),

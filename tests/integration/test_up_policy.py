@@ -1,15 +1,23 @@
 """What `specpilot up` leaves of the policy that is in Redis when it starts again."""
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from specpilot import up
+from specpilot.policy import keys
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import load
 from specpilot.policy.types import ClassPolicy, Mode, Objective, Policy
+from specpilot.supervisor import PartFailedError
 from specpilot.up_settings import UpSettings
 from tests.support.redis_server import RedisServer
+from tests.support.stack import free_port
 
 WRITTEN = Policy(
     "demo",
@@ -23,10 +31,15 @@ WRITTEN = Policy(
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    server = RedisServer()
-    yield server.url
-    server.close()
+def server() -> Iterator[RedisServer]:
+    found = RedisServer()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def url(server: RedisServer) -> str:
+    return server.url
 
 
 @pytest.fixture
@@ -93,3 +106,50 @@ def test_the_addresses_say_the_mode_in_force(url: str, store: RedisStore, flags:
     store.put_policy(WRITTEN, None, 0.0)
     mode = start(url, *flags).mode
     assert said in up._addresses(load(UpSettings, up.PROGRAM, flags), mode)
+
+
+def in_time(url: str, within_s: float, said: list[str]) -> Policy | None:
+    settings = load(UpSettings, up.PROGRAM, ["--ready-within-s", str(within_s)])
+    return up._policy_in_force(settings, url, threading.Event(), said.append)
+
+
+def test_redis_may_answer_later_than_the_start(server: RedisServer) -> None:
+    """As when a machine boots: the service would stay down if that ended the start as a wrong setting does."""
+    server.stop()
+    later = threading.Timer(0.5, server.start)
+    later.start()
+    said: list[str] = []
+    assert in_time(server.url, 20.0, said) is not None
+    later.join()
+    assert said[0].startswith("waiting for Redis: Redis does not answer")
+
+
+def test_a_redis_that_is_absent_read_only_full_or_holds_nonsense_fails_the_start_and_is_named(
+    server: RedisServer, store: RedisStore
+) -> None:
+    said: list[str] = []
+    store._redis.replicaof("127.0.0.1", 1)
+    with pytest.raises(PartFailedError, match=r"written in time: Redis refused a command: .*read only replica"):
+        in_time(server.url, 0.1, said)
+    store._redis.replicaof("NO", "ONE")
+    store._redis.config_set("maxmemory", 1)
+    with pytest.raises(PartFailedError, match=r"written in time: Redis (is full|.*OOM)"):
+        in_time(server.url, 0.1, said)
+    store._redis.config_set("maxmemory", 0)
+    store._redis.hset(keys.POLICIES, "demo", "nonsense")
+    with pytest.raises(PartFailedError, match="the policy could not be written: invalid"):
+        in_time(server.url, 0.1, said)
+    server.stop()
+    with pytest.raises(PartFailedError, match="could not be written in time: Redis does not answer"):
+        in_time(server.url, 0.1, said)
+
+
+def test_without_redis_the_program_ends_with_a_status_that_is_restarted(tmp_path: Path) -> None:
+    """The unit's RestartPreventExitStatus keeps a machine down after status 2."""
+    ports = [f"--{name}={free_port()}" for name in ("port", "admin-port", "engine-port")]
+    flags = [*ports, "--unattended", "--redis-url", f"unix://{tmp_path}/none", "--ready-within-s", "0.1"]
+    command = [sys.executable, "-P", "-m", "specpilot.cli", "up", *flags, "--state-dir", str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=dict(os.environ))
+    assert done.returncode == 1
+    assert "Redis does not answer" in done.stdout
+    assert "Traceback" not in done.stderr

@@ -1,8 +1,8 @@
 """Renders this repository's chart as `helm template` would, where there is no Helm.
 
-A stand-in for the constructs that the chart uses and no others: `define`, `include`, `if`, `else`, `range`, pipes,
-`FUNCTIONS`, `.Files.Glob`, `.Files.Get`, and whitespace trimmed by `{{-` and `-}}`. A construct that it does not know
-is an error, never silence.
+A stand-in for the constructs that the chart uses and no others: `define`, `include`, `if`, `else`, `range`, `:=`,
+pipes, `FUNCTIONS`, `.Files.Glob`, `.Files.Get`, and whitespace trimmed by `{{-` and `-}}`. A construct that it does not
+know is an error, never silence.
 """
 
 import json
@@ -17,6 +17,7 @@ import yaml
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "specpilot"
 _TOKEN = re.compile(r"\{\{(-)?\s*(.*?)\s*(-)?\}\}", re.DOTALL)
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\(|\)|\||[^\s()|]+')
+_ASSIGNMENT = re.compile(r"(\$\w+)\s*:=\s*")
 Node = tuple[str, Any]
 
 
@@ -110,6 +111,8 @@ class _Scope:
         for kind, content in nodes:
             if kind == "text":
                 pieces.append(content)
+            elif kind == "action" and (found := _ASSIGNMENT.match(content)):
+                self._variables[found[1]] = self.value(content[found.end() :], dot)
             elif kind == "action":
                 pieces.append("" if content.startswith("/*") else _shown(self.value(content, dot)))
             elif kind == "if":
@@ -198,6 +201,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "default": lambda other, value: value or other,
     "nindent": _nindent,
     "toYaml": lambda value: yaml.safe_dump(value, default_flow_style=False, sort_keys=True).rstrip("\n"),
+    "dict": dict,
+    "set": lambda found, name, value: found.update({name: value}) or found,
+    "printf": lambda form, *given: form % given,
     "hasKey": lambda found, name: name in found,
     "ternary": lambda yes, no, is_so: yes if is_so else no,
     "or": lambda *given: next((item for item in given if item), given[-1]),

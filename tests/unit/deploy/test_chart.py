@@ -26,15 +26,15 @@ POOL = {"name": "h200", "model": "openai/gpt-oss-20b", "drafter": "amazon/GPT-OS
 FULL: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "gateway": {
-        "args": ["--engine-capacity=64", "--engine-ca-file=/etc/engines/ca.crt"],
+        "args": ["--engine-capacity=64", "--api-keys-file=/etc/keys/keys.json"],
         "env": [
             {
                 "name": "SPECPILOT_GATEWAY_ENGINE_API_KEY",
                 "valueFrom": {"secretKeyRef": {"name": "engines", "key": "api-key"}},
             }
         ],
-        "volumes": [{"name": "engines", "secret": {"secretName": "engines"}}],
-        "volumeMounts": [{"name": "engines", "mountPath": "/etc/engines", "readOnly": True}],
+        "volumes": [{"name": "keys", "secret": {"secretName": "client-keys"}}],
+        "volumeMounts": [{"name": "keys", "mountPath": "/etc/keys", "readOnly": True}],
         "tlsSecret": "llm-tls",
         "watch": [{"service": "rel-engine-h200", "port": 8000}, {"service": "vllm", "namespace": "others"}],
         "autoscaling": {"enabled": True},
@@ -186,7 +186,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("maxUnavailable", {"pools": [{**POOL, "maxSurge": 0, "maxUnavailable": 0}]}),
     ("maxUnavailable", {"pools": [{**POOL, "maxSurge": "0%", "maxUnavailable": "0%"}]}),
     ("maxUnavailable", {"pools": [{**POOL, "maxUnavailable": "101%"}]}),
-    ("minAvailable", {"gateway": {"minAvailable": "50"}}),
+    ("maxUnavailable", {"gateway": {"maxUnavailable": "50"}}),
 ]
 
 
@@ -204,6 +204,48 @@ def test_an_autoscaler_whose_least_is_above_its_most_is_refused_by_name() -> Non
     with pytest.raises(ValueError, match=r"gateway\.autoscaling\.minReplicas is above .*maxReplicas"):
         render(values({"gateway": {"autoscaling": bounds}}))
     assert render(values({"gateway": {"autoscaling": {**bounds, "maxReplicas": 11}}}))
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        (r"redis\.urlSecret", {"redis": {"urlSecret": "redis-url"}}),
+        (r"redis\.caSecret", {"redis": {"caSecret": "redis-ca"}}),
+        (r"redis\.tlsSecret", {"redis": {"enabled": False, "urlSecret": "u", "caSecret": "ca", "tlsSecret": "tls"}}),
+        ("pools: two have the name h200", {"pools": [POOL, {**POOL, "model": "another"}]}),
+        ("gateway.watch: vllm in default is there twice", {"gateway": {"watch": [{"service": "vllm"}] * 2}}),
+        (
+            "gateway.watch: vllm in default is there twice",
+            {"gateway": {"watch": [{"service": "vllm"}, {"service": "vllm", "namespace": "default"}]}},
+        ),
+    ],
+)
+def test_values_that_exclude_each_other_are_refused_by_name(said: str, changes: dict[str, Any]) -> None:
+    """They would be ignored, take one for the other, or render two objects of one name."""
+    jsonschema.validate(values(changes), SCHEMA)
+    with pytest.raises(ValueError, match=said):
+        render(values(changes))
+
+
+def test_services_of_one_name_in_two_namespaces_are_two() -> None:
+    watch = [{"service": "vllm"}, {"service": "vllm", "namespace": "others"}]
+    roles = [item for item in render(values({"gateway": {"watch": watch}})) if item["kind"] == "Role"]
+    assert len(roles) == 2
+
+
+def test_a_redis_of_ones_own_is_checked_by_its_own_authority() -> None:
+    for item in render(values({**FULL, "pools": [POOL]})):
+        if item["kind"] == "Deployment":
+            pod = item["spec"]["template"]["spec"]
+            assert {"name": "redis-ca", "secret": {"secretName": "redis-ca"}} in pod["volumes"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_node_can_be_drained_of_the_last_gateway_and_of_one_that_is_not_ready(replicas: int) -> None:
+    budget = named(render(values({"gateway": {"replicas": replicas}})), "PodDisruptionBudget", "rel-gateway")["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert "minAvailable" not in budget
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 PARTS_OF_PODS: dict[str, Any] = {

@@ -101,6 +101,24 @@ def test_the_programs_read_their_arguments_and_variables(name: str, monkeypatch:
         assert ours.advertise_url == f"http://{name}:8000"
 
 
+def test_engines_may_run_what_they_compile_into_tmp() -> None:
+    """Docker mounts a bare tmpfs noexec, and a library there cannot be loaded."""
+    for name, service in SERVICES.items():
+        if name.startswith("engine"):
+            for mount in service["tmpfs"]:
+                assert "exec" in mount.partition(":")[2].split(","), (name, mount)
+
+
+@pytest.mark.parametrize("page", ["get-started/compose.md", "how-to/upgrade.md"])
+def test_what_is_replaced_is_back_before_the_next_is(page: str) -> None:
+    """`up` alone returns when the container has started; the load balancer then has a second to find its address."""
+    text = (FOLDER.parents[1] / "docs" / page).read_text()
+    commands = re.findall(r"`([^`]*up -d [^`]*--no-deps[^`]*)`", text)
+    assert commands
+    assert all("--wait" in command for command in commands)
+    assert re.findall(r"hold valid (\S+)", (FOLDER / "haproxy.cfg").read_text()) == ["1s"]
+
+
 def test_only_the_load_balancer_can_face_other_machines() -> None:
     for name, service in SERVICES.items():
         for port in service.get("ports", []):

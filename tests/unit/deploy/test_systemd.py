@@ -1,5 +1,6 @@
 """The unit: systemd itself finds nothing wrong with it."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +18,12 @@ def said_of(text: str, folder: Path) -> list[str]:
     command = [str(ANALYZE), "verify", "--man=no", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return [line for line in done.stderr.splitlines() if UNIT.name in line]
+
+
+def test_the_start_may_take_as_long_as_redis_and_then_the_engine() -> None:
+    text = UNIT.read_text()
+    [timeout], [within] = re.findall(r"TimeoutStartSec=(\d+)", text), re.findall(r"READY_WITHIN_S=(\d+)", text)
+    assert int(timeout) > 2 * int(within)
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze (Debian: systemd)")

@@ -47,6 +47,24 @@ def test_the_other_ports_are_of_the_range_that_is_safe() -> None:
         assert repr(wrong) in fault
 
 
+def test_each_controller_and_engine_has_a_port_of_its_own_in_that_range() -> None:
+    found = stated({"SAGEMAKER_SAFE_PORT_RANGE": "9000-9003"}, engines=2, controllers=2)
+    assert (found.settings["admin_port"], found.settings["engine_port"]) == ("9000", "9002")
+    [fault] = stated({"SAGEMAKER_SAFE_PORT_RANGE": "9000-9002"}, engines=2, controllers=2).faults
+    assert fault.startswith("SAGEMAKER_SAFE_PORT_RANGE: '9000-9002' is no range of 4 ports")
+
+
+def test_engines_divide_the_gpus_among_them() -> None:
+    assert stated({"SM_NUM_GPUS": "4"}, engines=2).engine_args == "--tensor-parallel-size 2"
+    assert stated({"SM_NUM_GPUS": "4"}, engines=4).engine_args == ""
+    assert stated({"SM_NUM_GPUS": "1"}, engines=2).faults == ()  # they share it
+    for engines in (3, 8):
+        [fault] = stated({"SM_NUM_GPUS": "4"}, engines=engines).faults
+        assert fault.startswith("SM_NUM_GPUS: 4 GPUs")
+        assert "SM_VLLM_TENSOR_PARALLEL_SIZE" in fault
+    assert stated({"SM_NUM_GPUS": "4", "SM_VLLM_TENSOR_PARALLEL_SIZE": "1"}, engines=3).faults == ()
+
+
 def test_the_number_of_gpus_is_the_tensor_parallelism_unless_that_is_stated() -> None:
     assert stated({"SM_NUM_GPUS": "4"}).engine_args == "--tensor-parallel-size 4"
     assert stated({"SM_NUM_GPUS": "4", "SM_VLLM_TENSOR_PARALLEL_SIZE": "2"}).engine_args == "--tensor-parallel-size 2"

@@ -146,6 +146,38 @@ def test_what_keeps_dying_ends_the_whole_with_its_last_lines(tmp_path: Path, mon
     subject.stop()
 
 
+@pytest.mark.parametrize(("is_ready", "deaths"), [(False, [1, 2, 3]), (True, [1, 1, 1])])
+def test_a_part_that_dies_while_it_loads_keeps_dying_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ready: bool, deaths: list[int]
+) -> None:
+    """A model that takes minutes to load and then does not fit into memory would be loaded for ever."""
+    monkeypatch.setattr("specpilot.supervisor.HEALTHY_S", 0.1)
+    said: list[str] = []
+    subject = Supervisor(tmp_path, said.append)
+    subject.start([Part("one", python(SLEEPER), lambda: True)], ready_within_s=10.0)
+    [running] = subject._running
+    running.part.is_ready = lambda: is_ready
+    found = []
+    for death in range(1, 4):
+        time.sleep(0.3)
+        subject.watch()
+        time.sleep(0.3)  # alive for longer than HEALTHY_S, and ready for as long if it is ever ready
+        os.kill(subject.process_ids()["one"], signal.SIGKILL)
+        deadline = time.monotonic() + 5.0
+        while len(said) <= death and time.monotonic() < deadline:
+            subject.watch()
+            time.sleep(0.02)
+        found.append(running.deaths)
+        running.pause_s, pause_s = 0.0, running.pause_s
+        subject.watch()
+        running.pause_s = pause_s
+    subject.stop()
+    assert found == deaths
+    assert [line.rpartition("restarting in ")[2].partition(" s")[0] for line in said[1:]] == (
+        ["1"] * 3 if is_ready else ["1", "2", "4"]
+    )
+
+
 def test_children_of_a_part_that_died_do_not_live_on(supervisor: Supervisor, tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"

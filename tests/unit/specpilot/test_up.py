@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot import gpus, up
+from specpilot import gpus, up, up_settings
 from specpilot.controller.settings import ControllerSettings
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.settings import GatewaySettings
@@ -157,6 +157,44 @@ def test_a_policy_or_model_that_does_not_fit_is_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "first", "second"),
+    [
+        (("--port", "8082", "--controllers", "2"), "--admin-port", "--port"),
+        (("--port", "8090", "--admin-port", "8090"), "--admin-port", "--port"),
+        (("--engine-port", "8079", "--engines", "2"), "--engine-port", "--port"),
+        (("--engine-port", "8082", "--controllers", "2"), "--engine-port", "--admin-port"),
+        (("--engine-port", "65535", "--engines", "2"), "--engine-port", "65536"),
+    ],
+)
+def test_a_port_that_two_parts_would_take_is_refused_with_their_flags(
+    flags: tuple[str, ...], first: str, second: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up_settings, "check_port", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        check(settings_of(*flags))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"specpilot up: {first}: ")
+    assert second in said
+    assert "choose" in said
+
+
+def test_two_of_one_state_dir_would_write_one_file_and_the_second_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "check", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    claim = up._claim(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        up.main(["--state-dir", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "--state-dir: another specpilot up runs" in capsys.readouterr().err
+    assert not (tmp_path / "redis").exists()
+    os.close(claim)
+    os.close(up._claim(tmp_path))
+
+
 def test_a_policy_comes_from_a_file_or_as_it_is(tmp_path: Path) -> None:
     text = json.dumps({"model": "demo", "mode": "advise"})
     (tmp_path / "policy.json").write_text(text)
@@ -173,6 +211,8 @@ def test_an_endpoints_variables_are_settings_and_the_operators_own_win(monkeypat
             "SM_VLLM_MODEL": str(DEMO_TARGET),
             "SM_VLLM_MAX_MODEL_LEN": "512",
             "SAGEMAKER_BIND_TO_PORT": "9001",
+            "SAGEMAKER_SAFE_PORT_RANGE": "9010-9020",
+            "SPECPILOT_UP_CONTROLLERS": "2",
             "SPECPILOT_UP_SERVED_MODEL_NAME": "mine",
             "SM_VLLM_SERVED_MODEL_NAME": "theirs",
         }
@@ -184,6 +224,7 @@ def test_an_endpoints_variables_are_settings_and_the_operators_own_win(monkeypat
         9001,
         "/ping,/invocations",
     )
+    assert (found.admin_port, found.engine_port) == (9010, 9012)
     assert (found.model, found.served_model_name) == (str(DEMO_TARGET), "mine")
     assert found.engine_args == "--max-model-len 512 --seed 1"
     gateway = next(part for part in up._servers(found, "unix:///x") if part.name == "gateway")

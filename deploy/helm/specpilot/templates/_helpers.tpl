@@ -60,10 +60,14 @@ capabilities:
 {{- end }}
 {{- end }}
 
+{{- define "specpilot.redisCa" -}}
+{{- if .Values.redis.enabled }}{{ .Values.redis.tlsSecret }}{{ else }}{{ .Values.redis.caSecret }}{{ end }}
+{{- end }}
+
 {{- define "specpilot.volumeMounts" -}}
 - name: tmp
   mountPath: /tmp
-{{- if or .Values.redis.caSecret .Values.redis.tlsSecret }}
+{{- if include "specpilot.redisCa" . }}
 - name: redis-ca
   mountPath: /etc/redis-ca
   readOnly: true
@@ -73,16 +77,14 @@ capabilities:
 {{- define "specpilot.volumes" -}}
 - name: tmp
   emptyDir: {}
-{{- if or .Values.redis.caSecret .Values.redis.tlsSecret }}
+{{- if include "specpilot.redisCa" . }}
 - name: redis-ca
   secret:
-    {{- if .Values.redis.tlsSecret }}
-    secretName: {{ .Values.redis.tlsSecret }}
+    secretName: {{ include "specpilot.redisCa" . }}
+    {{- if .Values.redis.enabled }}
     items:
       - key: ca.crt
         path: ca.crt
-    {{- else }}
-    secretName: {{ .Values.redis.caSecret }}
     {{- end }}
 {{- end }}
 {{- end }}
