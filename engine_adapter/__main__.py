@@ -34,7 +34,7 @@ ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncSchedul
 def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     try:
-        ours, passed = _parser().parse_known_args(presets.expanded(arguments))
+        ours, passed = _parser().parse_known_args(presets.expanded(arguments, _head_config))
         own = {
             "drain_grace_s": ours.drain_grace_s,
             "drain_timeout_s": ours.drain_timeout_s,
@@ -171,7 +171,8 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
             fail(PROGRAM, "--speculative-config: must be a JSON object")
     else:
         assert drafter is not None
-        head = _head_config(drafter)
+        # a head that is only named is taken for a P-EAGLE head
+        head = _head_config(drafter) or head_config.HeadConfig(is_parallel=True, k=None)
         k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
         if k_max < 1:
             fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
@@ -182,11 +183,11 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
     return config
 
 
-def _head_config(drafter: str) -> head_config.HeadConfig:
-    """Return what the head's folder says of it; a head that is only named is taken for a P-EAGLE head."""
+def _head_config(drafter: str) -> head_config.HeadConfig | None:
+    """Return what the head's folder says of it; `None` for a head that is only named."""
     path = Path(drafter) / "config.json"
     if not path.is_file():
-        return head_config.HeadConfig(is_parallel=True, k=None)
+        return None
     try:
         return head_config.read(json.loads(path.read_text()), drafter)
     except (OSError, json.JSONDecodeError) as error:

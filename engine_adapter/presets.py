@@ -6,15 +6,18 @@ None of the large pairs was run with the adapter so far.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.engine_adapter.head_config import HeadConfig
 
 P_EAGLE = "P-EAGLE"
 EAGLE_3 = "EAGLE-3"
 FLAG = "--preset"
+_GRAPH_SIZES = ("--max-cudagraph-capture-size", "--cudagraph-capture-sizes")
+"""vLLM's flags for the sizes of CUDA graphs: who gives one has chosen them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Preset:
     limits: str = ""
 
 
-_CAPTURE = ("--max-cudagraph-capture-size", "4096")
+_CAPTURE = (_GRAPH_SIZES[0], "4096")
 """K_max + 1 tokens for each running request need graphs that large; the card of GPT-OSS-20B-P-EAGLE sets it, and the
 other P-EAGLE heads of the same family are started alike."""
 
@@ -122,10 +125,13 @@ def speculative_config(item: Preset, head: str, k_max: int) -> dict[str, object]
     return config
 
 
-def expanded(arguments: Sequence[str]) -> list[str]:
+def expanded(
+    arguments: Sequence[str], head_of: Callable[[str], HeadConfig | None] = lambda _drafter: None
+) -> list[str]:
     """Return the flags of `specpilot engine` with `--preset NAME` written out; without it, `arguments` as they are.
 
-    What is given beside it wins: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of vLLM. Raises
+    What is given beside it wins: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of vLLM. So does
+    what a drafter says itself: `head_of` returns it, `None` for a head that is only named. Raises
     `InvalidSettingsError` for an unknown preset, or one that needs a flag which is not given.
     """
     name, rest = _taken(arguments, FLAG)
@@ -136,7 +142,9 @@ def expanded(arguments: Sequence[str]) -> list[str]:
     if not has_flag(rest, "--speculative-config"):
         drafter, rest = _taken(rest, "--drafter")
         asked, rest = _taken(rest, "--k-max")
-        head, k_max = drafter or item.head, _whole(asked) if asked is not None else item.k
+        given = head_of(drafter) if drafter is not None else None
+        head = drafter or item.head
+        k_max = _whole(asked) if asked is not None else (given.k if given is not None else None) or item.k
         faults = []
         if head is None:
             faults.append(f"{FLAG}: {name} has no published head ({item.limits}): name one with --drafter")
@@ -147,9 +155,12 @@ def expanded(arguments: Sequence[str]) -> list[str]:
             faults.append(f"--k-max: is {k_max}; the head of {name} was trained for {item.k_trained}")
         if faults or head is None or k_max is None:
             raise InvalidSettingsError(faults)
-        flags += ["--speculative-config", json.dumps(speculative_config(item, head, k_max))]
-    own = [] if item.flags and has_flag(rest, item.flags[0]) else list(item.flags)
-    return [*flags, *rest, *own]
+        if given is not None:
+            flags += ["--drafter", head, "--k-max", str(k_max)]  # its method is its own
+        else:
+            flags += ["--speculative-config", json.dumps(speculative_config(item, head, k_max))]
+    has_sizes = any(has_flag([argument.replace("_", "-") for argument in rest], flag) for flag in _GRAPH_SIZES)
+    return [*flags, *rest, *([] if has_sizes else item.flags)]
 
 
 def has_flag(arguments: Sequence[str], flag: str) -> bool:

@@ -110,10 +110,11 @@ def _pairs(settings: AgreementSettings, url: str) -> list[Pair]:
 
 def _ours(url: str, asked: Asked, path: Path) -> dict[str, Any]:
     """Measure one cell as a sweep does; each one has all the prompts, in their order."""
-    work = Work((), asked.requests, 0, asked.output_tokens, 0.0, 0.0)
-    given = Conditions(work, Sampling(0.0, ignore_eos=True), {}, model=asked.model, rounds=1)
-    conversations = tuple(parse("sharegpt", asked.data.read_text(), str(asked.data)))
-    found = measure(RunningSystem(url), Cell(Arm("stock"), "questions", Load(asked.in_flight), 1), conversations, given)
+    work = Work((), 0, 0, asked.output_tokens, 0.0, 0.0)
+    given = Conditions(work, Sampling(0.0, ignore_eos=True), {}, model=asked.model)
+    conversations = parse("sharegpt", asked.data.read_text(), str(asked.data))
+    cell = Cell(Arm("stock"), "questions", Load(asked.in_flight), 1)
+    found = measure(RunningSystem(url), cell, conversations, given, asked.requests)
     path.write_text(json.dumps(found, indent=1) + "\n")
     return found
 

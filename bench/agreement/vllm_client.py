@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ def flags(url: str, asked: Asked, result: Path) -> Sequence[str]:
         *("--dataset-name", "sharegpt", "--dataset-path", str(asked.data), "--disable-shuffle", "--no-oversample"),
         *("--num-prompts", str(asked.requests), "--sharegpt-output-len", str(asked.output_tokens), "--ignore-eos"),
         *("--max-concurrency", str(asked.in_flight), "--temperature", "0", "--disable-tqdm"),
+        *("--extra-body", json.dumps({"cache_salt": secrets.token_hex(16)})),  # as our client has one for each run
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99"),
         *("--save-result", "--result-dir", str(result.parent), "--result-filename", result.name),
     ]

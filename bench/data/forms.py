@@ -66,16 +66,16 @@ def _texts(value: Any, field: str) -> list[str]:
     return value
 
 
-def _messages(value: Any) -> tuple[tuple[dict[str, Any], ...], ...]:
-    """Return the turns of a list of messages: each ends with a user's (or tool's) message; given replies are kept."""
+def _messages(value: Any) -> list[dict[str, Any]]:
+    """Return `value` if it is a list of messages; one that calls tools may be without content."""
     if not isinstance(value, list) or not value:
         raise ValueError("messages must be a list with at least one message")
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError("each of messages must be an object with a role")  # noqa: TRY004 - one kind for all
-    if value[-1]["role"] == "assistant":
-        raise ValueError("messages ends with an assistant's: there is nothing to reply to")
-    return (tuple(value),)
+        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+            raise ValueError("each of messages must have content, a text or a list of parts, or tool_calls")
+    return value
 
 
 def _mt_bench(record: dict[str, Any]) -> Conversation:
@@ -93,10 +93,8 @@ def _speed_bench(record: dict[str, Any]) -> Conversation:
     """Of the data set itself (`turns`), or as NeMo Skills prepares it (`messages`, all of a user)."""
     if "turns" in record:
         return of_texts(_texts(record["turns"], "turns"))
-    messages = record["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("messages must be a list with at least one message")
-    return of_texts(_texts([item.get("content") for item in messages if item.get("role") == "user"], "messages"))
+    said = [item.get("content") for item in _messages(record["messages"]) if item["role"] == "user"]
+    return of_texts(_texts(said, "content of a user's messages"))
 
 
 def _share_gpt(record: dict[str, Any]) -> Conversation | None:
@@ -104,9 +102,13 @@ def _share_gpt(record: dict[str, Any]) -> Conversation | None:
     said = record.get("conversations", record.get("conversation"))
     if said is None:
         raise KeyError("conversations")
+    if not isinstance(said, list) or not all(isinstance(item, dict) for item in said):
+        raise ValueError("conversations must be a list of objects with from and value")
     for item in said:
         role = _SHARE_GPT_ROLES.get(item["from"])
         if role == "user":
+            if not isinstance(item["value"], str):
+                raise ValueError("value must be a text")
             return of_texts([item["value"]])
         if role != "system":
             return None
@@ -125,7 +127,10 @@ def _custom(record: dict[str, Any]) -> Conversation:
     if not isinstance(tools, list):
         raise ValueError("tools must be a list")  # noqa: TRY004 - one kind for all
     if given[0] == "messages":
-        return Conversation(_messages(record["messages"]), tuple(tools), max_tokens)
+        messages = _messages(record["messages"])
+        if messages[-1]["role"] == "assistant":
+            raise ValueError("messages ends with an assistant's: there is nothing to reply to")
+        return Conversation((tuple(messages),), tuple(tools), max_tokens)
     texts = [record["prompt"]] if given[0] == "prompt" else record["turns"]
     return Conversation(of_texts(_texts(texts, given[0])).turns, tuple(tools), max_tokens)
 

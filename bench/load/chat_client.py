@@ -7,6 +7,7 @@ with the last of them. Tokens are the server's own count (`stream_options.includ
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,19 +29,26 @@ _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How replies are to be made. `ignore_eos` (vLLM and SGLang) gives every reply its full length."""
+    """How replies are to be made. `ignore_eos` gives every reply its full length, at servers that know the field.
+
+    Those are vLLM and SGLang, so with it goes the other field that they alone know, `cache_salt`.
+    """
 
     temperature: float = 0.0
     ignore_eos: bool = True
 
 
 class ChatClient:
-    """Asks one server; an async context manager that owns its connections."""
+    """Asks one server; an async context manager that owns its connections.
+
+    Its `cache_salt` keeps what others have left in a prefix cache out of its answers; its own requests share theirs.
+    """
 
     def __init__(self, base_url: str, model: str, sampling: Sampling, api_key: str | None = None) -> None:
         self._url = f"{base_url.rstrip('/')}/v1/chat/completions"
         self._model = model
         self._sampling = sampling
+        self._cache_salt = secrets.token_hex(16)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def __aenter__(self) -> Self:
@@ -69,7 +77,7 @@ class ChatClient:
             "stream_options": {"include_usage": True},
         }
         if self._sampling.ignore_eos:
-            body["ignore_eos"] = True
+            body |= {"ignore_eos": True, "cache_salt": self._cache_salt}
         if tools:
             body["tools"] = list(tools)
         answer = Answer(started=time.perf_counter())

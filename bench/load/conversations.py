@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from specpilot.bench.data.conversation import Conversation
@@ -21,28 +20,23 @@ from specpilot.bench.load.chat_client import ChatClient
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be played: conversations from `first` on (round and round) until `requests` have been asked.
+    """What is to be played: `count` whole conversations from `first` on, round and round.
 
     A reply is `output_tokens` long, varied by up to `spread` of it (0..1), but never longer than its conversation
     allows; `think_time_s` passes between two turns.
     """
 
     conversations: Sequence[Conversation]
-    requests: int
+    count: int
     first: int = 0
     output_tokens: int = 128
     spread: float = 0.5
     think_time_s: float = 0.0
 
     def pieces(self) -> Iterator[tuple[int, Conversation]]:
-        """Yield each conversation with its number, the last one cut to the number of requests."""
-        left, number = self.requests, self.first
-        while left > 0:
-            conversation = self.conversations[number % len(self.conversations)]
-            turns = conversation.turns[:left]
-            yield number, Conversation(turns, conversation.tools, conversation.max_tokens)
-            left -= len(turns)
-            number += 1
+        """Yield each conversation with its number."""
+        for number in range(self.first, self.first + self.count):
+            yield number, self.conversations[number % len(self.conversations)]
 
     def max_tokens(self, number: int, turn: int, conversation: Conversation) -> int:
         """Return the length of the reply to a turn of conversation `number`, the same in every run."""
@@ -68,11 +62,11 @@ async def closed_loop(client: ChatClient, work: Work, concurrency: int) -> Run:
 
 
 async def open_loop(client: ChatClient, work: Work, arrivals_s: Sequence[float]) -> Run:
-    """Play `work`, its conversations beginning `arrivals_s` seconds from now; those without an arrival are left out."""
+    """Play `work`, its conversations beginning `arrivals_s` seconds from now, one arrival for each."""
     answers: list[Answer] = []
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for at, (number, conversation) in zip(arrivals_s, islice(work.pieces(), len(arrivals_s)), strict=False):
+        for at, (number, conversation) in zip(arrivals_s, work.pieces(), strict=True):
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
             group.create_task(_converse(client, work, number, conversation, answers))
     return Run(answers, time.perf_counter() - began)

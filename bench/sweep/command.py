@@ -6,22 +6,24 @@ JSON file in the names of `vllm bench serve`; interrupted, the same command goes
 `report.md` and `report.html`.
 """
 
+import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.data.conversation import Conversation
 from specpilot.bench.sweep import report
 from specpilot.bench.sweep.endpoint import EndpointError
-from specpilot.bench.sweep.measure import CellFailedError, measure
-from specpilot.bench.sweep.plan import Cell, Load, expected_s, plan
-from specpilot.bench.sweep.settings import Question, SharedSettings, numbers, question
-from specpilot.bench.sweep.store import OtherSweepError, Store, cells_in, digest, place_of
+from specpilot.bench.sweep.measure import CellFailedError, measure, warm_up
+from specpilot.bench.sweep.plan import Cell, Load, conversations_in, expected_s, plan
+from specpilot.bench.sweep.settings import Question, SharedSettings, numbers, question, what_a_measurement_is
+from specpilot.bench.sweep.store import OtherSweepError, Store, cells_in, place_of
 from specpilot.bench.sweep.systems import SystemFailedError, Systems
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -52,6 +54,12 @@ def main(arguments: Sequence[str]) -> None:
         return
     asked = question(PROGRAM, settings, settings.out)
     loads = _loads(settings)
+    most = max(item.concurrency or 0 for item in loads)
+    if most > settings.max_num_seqs and not asked.endpoints:
+        sys.stderr.write(
+            f"{PROGRAM}: --concurrency {most} is above --max-num-seqs {settings.max_num_seqs}: the engines run no more "
+            f"than that, the rest waits in their queues; to run them all give --max-num-seqs {most}\n"
+        )
     try:
         store = Store(settings.out, _what_a_cell_is(settings, asked))
     except OtherSweepError as error:
@@ -78,13 +86,13 @@ def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence
     if len(missing) < len(cells):
         _say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
     conversations = {item.name: item.conversations for item in asked.data_sets}
-    expected = {cell: _expected_s(asked, cell) for cell in missing}
+    counts = {cell: conversations_in(cell.load, settings.num_prompts, conversations[cell.data_set]) for cell in missing}
+    expected = {cell: _expected_s(asked, cell, count, conversations[cell.data_set]) for cell, count in counts.items()}
     if missing:
         _say(_outset(settings, asked, len(missing), sum(expected.values())))
     systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time, asked.control_token)
     kept = f"cells measured so far are kept in {store.folder}: the same command goes on from there"
     place, spent_s, done_s = "", 0.0, 0.0
-    warm: set[str] = set()
     try:
         if not settings.one_at_a_time:
             _start(systems, asked, missing)
@@ -92,11 +100,9 @@ def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence
             place = f"cell {cell.name}: "
             system = systems.use(cell.arm.system)
             data = conversations[cell.data_set]
-            if system.url not in warm:  # the first requests of a server compile and fill caches
-                measure(system, cell._replace(load=Load(concurrency=2)), data, asked.conditions)
-                warm.add(system.url)
+            warm_up(system, cell, data, asked.conditions, settings.num_prompts)
             began = time.monotonic()
-            found = measure(system, cell, data, asked.conditions)
+            found = measure(system, cell, data, asked.conditions, counts[cell])
             store.put(cell, place_of(cell) | found)
             spent_s += time.monotonic() - began
             done_s += expected[cell]
@@ -111,9 +117,9 @@ def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence
     return None
 
 
-def _expected_s(asked: Question, cell: Cell) -> float:
-    given = asked.conditions
-    return expected_s(cell, given.requests(cell.load), given.work.output_tokens, given.settle_s)
+def _expected_s(asked: Question, cell: Cell, count: int, data: Sequence[Conversation]) -> float:
+    turns = fmean(len(conversation.turns) for conversation in data)
+    return expected_s(cell, count, turns, asked.conditions.work.output_tokens, asked.conditions.settle_s)
 
 
 def _outset(settings: SweepSettings, asked: Question, count: int, seconds: float) -> str:
@@ -134,24 +140,8 @@ def _start(systems: Systems, asked: Question, missing: Sequence[Cell]) -> None:
 
 def _what_a_cell_is(settings: SweepSettings, asked: Question) -> dict[str, Any]:
     """Return the settings that all cells of a folder must share."""
-    given = asked.conditions
-    found: dict[str, Any] = {
-        "model": settings.served_model if asked.endpoints else asked.own.model,
-        "engine_args": settings.engine_args,
-        "num_prompts": settings.num_prompts,
-        "output_tokens": settings.output_tokens,
-        "output_spread": settings.output_spread,
-        "think_time_s": settings.think_time_s,
-        "sampling": asdict(given.sampling),
-        "burstiness": given.burstiness,
-        "goodput": dict(given.slo_ms),
-        "price_per_hour": given.price_per_hour,
-    }
-    found |= {f"data {item.name}": digest(item.conversations) for item in asked.data_sets}
-    return found | (
-        {f"endpoint {name}": url for name, url in asked.endpoints.items()}
-        or {f"head {name}": head for name, head in asked.own.heads.items()}
-    )
+    own = {"num_prompts": settings.num_prompts, "price_per_hour": settings.price_per_hour}
+    return what_a_measurement_is(settings, asked) | own
 
 
 def _loads(settings: SweepSettings) -> list[Load]:
@@ -161,8 +151,8 @@ def _loads(settings: SweepSettings) -> list[Load]:
         rates = [float(item) for item in settings.request_rate.split(",") if item]
     except ValueError:
         rates = []
-    if not rates or min(rates) <= 0:
-        fail(PROGRAM, f"--request-rate: {settings.request_rate!r} is not a list of rates like 0.5,2")
+    if not rates or not all(0 < rate < math.inf for rate in rates):
+        fail(PROGRAM, f"--request-rate: {settings.request_rate!r} is not a list of finite rates above 0, like 0.5,2")
     return [Load(request_rate=rate) for rate in rates]
 
 

@@ -18,10 +18,12 @@ from specpilot.bench.report.gpu_use import GpuUse
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.bench.sweep import endpoint
 from specpilot.bench.sweep.figures import Use, figures
-from specpilot.bench.sweep.plan import ADAPTIVE, Cell, Load
+from specpilot.bench.sweep.plan import ADAPTIVE, Cell, Load, conversations_in
 from specpilot.bench.sweep.spec_decode import SpecDecode
 from specpilot.bench.sweep.systems import RunningSystem, has_gpu
 
+WARM_UP = Load(concurrency=2)
+"""Load of the requests that come before the first cell of a system."""
 LENGTH_EVERY_S = 1.0
 """Seconds between two looks at the acceptance length of a server that shows only a mean of its last steps."""
 
@@ -32,7 +34,10 @@ class CellFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is alike in all cells. `settle_s` of load come before a cell of an arm whose K sets itself."""
+    """What is alike in all cells. `settle_s` of load come before a cell of an arm whose K sets itself.
+
+    `work` holds what is asked of replies and turns; its conversations and their number are each cell's own.
+    """
 
     work: Work
     sampling: Sampling
@@ -42,21 +47,24 @@ class Conditions:
     burstiness: float = 1.0
     settle_s: float = 5.0
     price_per_hour: float | None = None
-    rounds: int = 3
-    """Requests of a cell for each one in flight, at least: else most of a cell is its beginning and end."""
 
-    def requests(self, load: Load) -> int:
-        """Return how many requests a cell of this load has."""
-        return max(self.work.requests, self.rounds * (load.concurrency or 1))
+
+def warm_up(
+    system: RunningSystem, cell: Cell, data: Sequence[Conversation], given: Conditions, num_prompts: int
+) -> None:
+    """Measure a small cell that is not kept, once after each start: the first requests compile and fill caches.
+
+    Raises as `measure`.
+    """
+    if not system.is_warm:
+        measure(system, cell._replace(load=WARM_UP), data, given, conversations_in(WARM_UP, num_prompts, data))
+        system.is_warm = True
 
 
 def measure(
-    system: RunningSystem,
-    cell: Cell,
-    conversations: tuple[Conversation, ...],
-    given: Conditions,
+    system: RunningSystem, cell: Cell, data: Sequence[Conversation], given: Conditions, count: int
 ) -> dict[str, Any]:
-    """Return the figures of one cell.
+    """Return the figures of one cell, of `count` conversations of `data`.
 
     Raises `EndpointError` when the server is not there or had another K than the cell's arm, `CellFailedError` when it
     was lost or answered nothing.
@@ -64,8 +72,7 @@ def measure(
     model = given.model or endpoint.model_of(system.url, given.api_key)
     if cell.arm.k is not None:
         system.steering.set_k(cell.arm.k)
-    requests = given.requests(cell.load)
-    work = replace(given.work, conversations=conversations, requests=requests, first=(cell.repetition - 1) * requests)
+    work = replace(given.work, conversations=data, count=count, first=(cell.repetition - 1) * count)
     before = cpu_s_of(system.pid) if system.pid is not None else 0.0
     played = asyncio.run(_play(system, model, cell, work, given))
     use = None
@@ -105,11 +112,12 @@ class _Played:
 
 
 async def _play(system: RunningSystem, model: str, cell: Cell, work: Work, given: Conditions) -> _Played:
-    async with ChatClient(system.url, model, given.sampling, given.api_key) as client:
-        began = time.perf_counter()
-        load = cell.load
-        if cell.arm.system == ADAPTIVE and given.settle_s > 0:
+    began = time.perf_counter()
+    load = cell.load
+    if cell.arm.system == ADAPTIVE and given.settle_s > 0:
+        async with ChatClient(system.url, model, given.sampling, given.api_key) as client:
             await _settle(client, load, work, given)
+    async with ChatClient(system.url, model, given.sampling, given.api_key) as client:
         before = await asyncio.to_thread(endpoint.counters, system.url)
         async with _lengths(system.url, is_wanted=before is None) as lengths:
             with GpuUse(has_gpu=system.pid is not None and has_gpu()) as gpu:
@@ -122,7 +130,7 @@ async def _load(client: ChatClient, load: Load, work: Work, given: Conditions) -
     if load.concurrency is not None:
         return await closed_loop(client, work, load.concurrency)
     rate = load.request_rate or 1.0
-    arrivals = arrival_times(rate, given.burstiness, work.requests, random.Random(work.first))  # noqa: S311 - a load
+    arrivals = arrival_times(rate, given.burstiness, work.count, random.Random(work.first))  # noqa: S311 - a load
     return await open_loop(client, work, arrivals)
 
 
@@ -156,14 +164,15 @@ async def _lengths(url: str, *, is_wanted: bool) -> AsyncIterator[list[float]]:
 
 async def _settle(client: ChatClient, load: Load, work: Work, given: Conditions) -> None:
     """Play the cell's own load for some seconds, unmeasured: what learning costs is not what a cell asks."""
-    unmeasured = replace(work, requests=1_000_000, first=work.first + work.requests)
+    rate = load.request_rate or 1.0
+    count = 1_000_000 if load.concurrency is not None else int(rate * given.settle_s) + 1
+    unmeasured = replace(work, count=count, first=work.first + work.count)
     try:
         async with asyncio.timeout(given.settle_s):
             if load.concurrency is not None:
                 await closed_loop(client, unmeasured, load.concurrency)
             else:
-                count = int((load.request_rate or 1.0) * given.settle_s) + 1
-                arrivals = arrival_times(load.request_rate or 1.0, given.burstiness, count, random.Random(0))  # noqa: S311
+                arrivals = arrival_times(rate, given.burstiness, count, random.Random(0))  # noqa: S311 - a load
                 await open_loop(client, unmeasured, arrivals)
     except TimeoutError:
         return

@@ -7,10 +7,13 @@ that grows slower or faster treats all alike. Where only one engine fits on the 
 its cells instead.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
+
+from specpilot.bench.data.conversation import Conversation
 
 NO_SPECULATION = "none"
 EAGLE_3 = "eagle3"
@@ -26,6 +29,9 @@ DEMO_TOKENS_PER_SECOND = 1400.0
 DEMO_HALF_AT = 6.4
 """The demo pair on two cores yields `1400 n / (n + 6.4)` output tokens per second with `n` in flight, in the mean over
 all arms and data sets: fitted to a sweep of 180 cells in 10 minutes, and to within a third of any one load."""
+
+ROUNDS = 3
+"""Conversations of a cell for each one in flight, at least: else most of a cell is its beginning and end."""
 
 T = TypeVar("T")
 
@@ -95,16 +101,23 @@ def plan(
     return cells
 
 
-def expected_s(cell: Cell, requests: int, output_tokens: int, settle_s: float) -> float:
-    """Return the seconds that a cell of so many requests takes with the demo pair on two cores.
+def conversations_in(load: Load, num_prompts: int, data: Sequence[Conversation]) -> int:
+    """Return how many conversations a cell has: `num_prompts` requests in the mean, and `ROUNDS` for each in flight."""
+    turns = sum(len(conversation.turns) for conversation in data)
+    return max(math.ceil(num_prompts * len(data) / turns), ROUNDS * (load.concurrency or 1))
 
-    Elsewhere only the ratio of two cells' seconds means something.
+
+def expected_s(cell: Cell, conversations: int, turns: float, output_tokens: int, settle_s: float) -> float:
+    """Return the seconds that a cell of so many conversations, each of `turns` in the mean, takes.
+
+    They are those of the demo pair on two cores. Elsewhere only the ratio of two cells' seconds means something.
     """
     settled_s = settle_s if cell.arm.system == ADAPTIVE else 0.0
     if cell.load.request_rate is not None:
-        return settled_s + requests / cell.load.request_rate
+        return settled_s + conversations / cell.load.request_rate
     in_flight = cell.load.concurrency or 1
-    return settled_s + requests * output_tokens * (in_flight + DEMO_HALF_AT) / (DEMO_TOKENS_PER_SECOND * in_flight)
+    tokens = conversations * turns * output_tokens
+    return settled_s + tokens * (in_flight + DEMO_HALF_AT) / (DEMO_TOKENS_PER_SECOND * in_flight)
 
 
 def _turned(items: Sequence[T], repetition: int, repetitions: int) -> list[T]:

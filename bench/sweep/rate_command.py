@@ -7,26 +7,24 @@ trial. Each trial is a file like a cell of a sweep; interrupted, the same comman
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.sweep.endpoint import EndpointError
-from specpilot.bench.sweep.measure import CellFailedError, measure
+from specpilot.bench.sweep.measure import CellFailedError, measure, warm_up
 from specpilot.bench.sweep.plan import Arm, Cell, Load
 from specpilot.bench.sweep.rate_search import Trial, bounds, next_rate
-from specpilot.bench.sweep.settings import Question, SharedSettings, question
-from specpilot.bench.sweep.store import OtherSweepError, Store, digest, place_of
+from specpilot.bench.sweep.settings import Question, SharedSettings, question, what_a_measurement_is
+from specpilot.bench.sweep.store import OtherSweepError, Store, place_of
 from specpilot.bench.sweep.systems import SystemFailedError, Systems
 from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench rate"
-LEAST_REQUESTS = 20
-"""Requests of a trial, at least: of fewer, one more or less would be more than the attainment asks."""
+LEAST_CONVERSATIONS = 20
+"""Conversations of a trial, at least: of fewer, one request more or less would be more than the attainment asks."""
 
 
 class RateSettings(SharedSettings, ProgramSettings):
@@ -37,10 +35,14 @@ class RateSettings(SharedSettings, ProgramSettings):
     out: Path = Field(default=Path(".specpilot/bench-rate"), description="folder for the trials and the report")
     goodput: str = Field(default="ttft:1000,tpot:50", description="the SLO in ms, as ttft:500,tpot:50,e2el:5000")
     attainment: float = Field(default=0.95, gt=0, le=1, description="share of requests that must keep the SLO")
-    start_rate: float = Field(default=1.0, gt=0, description="conversations a second of the first trial")
-    highest_rate: float = Field(default=1000.0, gt=0, description="highest rate to try")
+    start_rate: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="conversations a second of the first trial"
+    )
+    highest_rate: float = Field(default=1000.0, gt=0, allow_inf_nan=False, description="highest rate to try")
     precision: float = Field(default=0.1, gt=0, description="how near the two neighbouring rates must come, as a ratio")
-    trial_s: float = Field(default=20.0, gt=0, description="seconds in which the conversations of a trial begin")
+    trial_s: float = Field(
+        default=20.0, gt=0, allow_inf_nan=False, description="seconds in which the conversations of a trial begin"
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -83,12 +85,12 @@ def _search(settings: RateSettings, asked: Question, store: Store) -> str | None
                 if rate is None:
                     open_searches.remove(search)
                     continue
-                cell = Cell(arm, item.name, Load(request_rate=round(rate, 4)), 1)
+                cell = Cell(arm, item.name, Load(request_rate=rate), 1)
                 place = f"trial {cell.name}: "
-                turns = fmean(len(conversation.turns) for conversation in item.conversations)
-                requests = max(LEAST_REQUESTS, round(rate * settings.trial_s * turns))
-                given = replace(asked.conditions, work=replace(asked.conditions.work, requests=requests))
-                found = measure(systems.use(arm.system), cell, item.conversations, given)
+                count = max(LEAST_CONVERSATIONS, round(rate * settings.trial_s))
+                system = systems.use(arm.system)
+                warm_up(system, cell, item.conversations, asked.conditions, settings.num_prompts)
+                found = measure(system, cell, item.conversations, asked.conditions, count)
                 store.put(cell, place_of(cell) | found)
                 _say(_line(cell, found, settings.attainment))
     except (CellFailedError, EndpointError, SystemFailedError) as error:
@@ -103,7 +105,7 @@ def _search(settings: RateSettings, asked: Question, store: Store) -> str | None
 def trials(cells: Sequence[dict[str, Any]], arm: Arm, data_set: str, attainment: float) -> list[Trial]:
     """Return the trials of one arm with one data set."""
     return [
-        Trial(cell["request_rate"], _attained(cell) >= attainment)
+        Trial(cell["request_rate"], attained(cell) >= attainment)
         for cell in cells
         if cell["arm"] == arm.name and cell["dataset"] == data_set
     ]
@@ -112,7 +114,7 @@ def trials(cells: Sequence[dict[str, Any]], arm: Arm, data_set: str, attainment:
 def report(cells: Sequence[dict[str, Any]], goodput: str, attainment: float) -> str:
     """Return, for each arm and data set, between which rates the SLO breaks, and what was seen at the lower one."""
     lines = [
-        f"# Rates at which the SLO breaks\n\n{goodput} (ms) for {attainment:.0%} of the requests.\n",
+        f"# Rates at which the SLO breaks\n\n{goodput} (ms) for {attainment:.1%} of the requests.\n",
         "| data set | arm | holds at, a second | breaks at | TTFT p99, ms | TPOT p99, ms | output tokens/s |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -135,9 +137,10 @@ def report(cells: Sequence[dict[str, Any]], goodput: str, attainment: float) -> 
     return "\n".join(lines) + "\n"
 
 
-def _attained(cell: dict[str, Any]) -> float:
-    """Share of the requests of a trial that kept the SLO; those that failed did not."""
-    return float(cell["request_goodput"] * cell["duration"] / cell["num_prompts"])
+def attained(cell: dict[str, Any]) -> float:
+    """Return the share of the requests of a trial that kept the SLO; those that failed did not."""
+    kept = round(cell["request_goodput"] * cell["duration"])  # a rate of whole requests
+    return float(kept / cell["num_prompts"])
 
 
 def _shown(cell: dict[str, Any] | None, figure: str) -> str:
@@ -145,26 +148,15 @@ def _shown(cell: dict[str, Any] | None, figure: str) -> str:
 
 
 def _what_a_trial_is(settings: RateSettings, asked: Question) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "model": settings.served_model if asked.endpoints else asked.own.model,
-        "engine_args": settings.engine_args,
-        "output_tokens": settings.output_tokens,
-        "output_spread": settings.output_spread,
-        "think_time_s": settings.think_time_s,
-        "sampling": asdict(asked.conditions.sampling),
-        "burstiness": settings.burstiness,
-        "goodput": dict(asked.conditions.slo_ms),
-        "trial_s": settings.trial_s,
-    }
-    found |= {f"data {item.name}": digest(item.conversations) for item in asked.data_sets}
-    return found | {f"endpoint {name}": url for name, url in asked.endpoints.items()}
+    """Return the settings that all trials of a folder must share."""
+    return what_a_measurement_is(settings, asked) | {"trial_s": settings.trial_s}
 
 
 def _line(cell: Cell, found: dict[str, Any], attainment: float) -> str:
-    share = _attained(found)
+    share = attained(found)
     verdict = "holds" if share >= attainment else "breaks"
     where = f"{cell.arm.name:<14} {cell.data_set:<12} {cell.load.request_rate:8.2f}/s"
-    return f"{where}  {share:4.0%} in time: {verdict}"
+    return f"{where}  {share:6.1%} in time: {verdict}"
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,8 @@
 """Finds the highest request rate at which an SLO still holds. Pure: outcomes so far in, the next rate to try out.
 
 The rate is doubled until the SLO breaks, or halved until it holds, and then bisected (geometrically) until the two
-neighbours lie within `precision` of one another. One outcome may be chance: where a lower rate broke and a higher one
+neighbours lie within `precision` of one another. Rates have six significant digits, as names of files show them, so
+that a rate that was tried is found again. One outcome may be chance: where a lower rate broke and a higher one
 held, the lower break counts, so the answer is cautious.
 """
 
@@ -34,13 +35,17 @@ def bounds(trials: Sequence[Trial]) -> Bounds:
 def next_rate(trials: Sequence[Trial], start: float, precision: float, lowest: float, highest: float) -> float | None:
     """Return the rate to try next; `None` when the search is over. `precision` is a ratio, as 0.1 for a tenth."""
     holds_at, breaks_at = bounds(trials)
+    rate: float | None
     if holds_at is None and breaks_at is None:
-        return min(max(start, lowest), highest)
-    if breaks_at is None:
+        rate = min(max(start, lowest), highest)
+    elif breaks_at is None:
         assert holds_at is not None
-        return None if holds_at >= highest else min(2 * holds_at, highest)
-    if holds_at is None:
-        return None if breaks_at <= lowest else max(breaks_at / 2, lowest)
-    if breaks_at <= holds_at * (1 + precision):
+        rate = None if holds_at >= highest else min(2 * holds_at, highest)
+    elif holds_at is None:
+        rate = None if breaks_at <= lowest else max(breaks_at / 2, lowest)
+    else:
+        rate = None if breaks_at <= holds_at * (1 + precision) else math.sqrt(holds_at * breaks_at)
+    if rate is None:
         return None
-    return math.sqrt(holds_at * breaks_at)
+    rate = float(f"{rate:.6g}")
+    return None if any(trial.rate == rate for trial in trials) else rate

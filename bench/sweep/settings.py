@@ -3,8 +3,9 @@
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field, SecretStr
 
@@ -18,6 +19,7 @@ from specpilot.bench.sweep import endpoint
 from specpilot.bench.sweep.figures import GOODPUT_KEYS
 from specpilot.bench.sweep.measure import Conditions
 from specpilot.bench.sweep.plan import EAGLE_3, P_EAGLE, STEPPED, SYSTEMS, Arm
+from specpilot.bench.sweep.store import digest
 from specpilot.bench.sweep.systems import Own
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import fail
@@ -92,7 +94,7 @@ def question(program: str, settings: SharedSettings, out: Path) -> Question:
                 fail(program, f"--endpoints: {name}: {error}")
         is_stepped = name in STEPPED and (name not in endpoints or _can_set_k(program, name, endpoints[name], token))
         arms += [Arm(name, k) for k in ks] if is_stepped else [Arm(name)]
-    work = Work((), settings.num_prompts, 0, settings.output_tokens, settings.output_spread, settings.think_time_s)
+    work = Work((), 0, 0, settings.output_tokens, settings.output_spread, settings.think_time_s)
     conditions = Conditions(
         work=work,
         sampling=Sampling(settings.temperature, settings.ignore_eos),
@@ -106,6 +108,27 @@ def question(program: str, settings: SharedSettings, out: Path) -> Question:
     heads = {P_EAGLE: settings.p_eagle, EAGLE_3: settings.eagle3}
     own = Own(settings.model, heads, max(*ks, 1), settings.max_num_seqs, settings.engine_args, out, settings.port)
     return Question(tuple(arms), endpoints, tuple(found), conditions, own, token)
+
+
+def what_a_measurement_is(settings: SharedSettings, asked: Question) -> dict[str, Any]:
+    """Return the settings that all measurements of a folder must share."""
+    own, given = asked.own, asked.conditions
+    found: dict[str, Any] = {
+        "model": settings.served_model if asked.endpoints else own.model,
+        "engine_args": settings.engine_args,
+        "output_tokens": settings.output_tokens,
+        "output_spread": settings.output_spread,
+        "think_time_s": settings.think_time_s,
+        "sampling": asdict(given.sampling),
+        "burstiness": given.burstiness,
+        "settle_s": given.settle_s,
+        "goodput": dict(given.slo_ms),
+    }
+    found |= {f"data {item.name}": digest(item.conversations) for item in asked.data_sets}
+    if asked.endpoints:
+        return found | {f"endpoint {name}": url for name, url in asked.endpoints.items()}
+    engines = {"max_num_seqs": own.max_num_seqs, "largest k": own.k_max}  # an engine's buffers and graphs are for both
+    return found | engines | {f"head {name}": head for name, head in own.heads.items()}
 
 
 def numbers(program: str, flag: str, text: str, least: int) -> list[int]:

@@ -55,13 +55,17 @@ class Own:
 
 @dataclass(slots=True)
 class RunningSystem:
-    """A server that answers at `url`; `pid` is the root of its processes where they run on this machine."""
+    """A server that answers at `url`; `pid` is the root of its processes where they run on this machine.
+
+    `is_warm` says whether requests that do not count came before those of a cell.
+    """
 
     url: str
     pid: int | None = None
     _process: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
     control_token: str | None = field(default=None, repr=False)
+    is_warm: bool = False
     steering: Steering = field(init=False)
 
     def __post_init__(self) -> None:

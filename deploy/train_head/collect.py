@@ -4,7 +4,8 @@ Reads JSONL with `messages` a line. Writes JSONL with `input_ids` and `loss_mask
 the rows that `speculators prepare-data` takes. What is kept is the text of prompts and replies, as token ids: treat the
 file as you treat the traffic itself. Nothing is collected unless this is run; the gateway keeps no bodies.
 
-Goes on where it stopped: prompts whose rows are in the file are not asked again.
+Goes on where it stopped: prompts whose rows are in the file are not asked again. The first line of the `.progress` file
+beside it says what was asked, so that rows of other prompts, models or settings are not mixed.
 
     python deploy/train_head/collect.py --url http://127.0.0.1:8080 --prompts prompts.jsonl --out rows.jsonl
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -42,12 +44,34 @@ async def reply_rows(
     return rows
 
 
+def done_before(asked: argparse.Namespace, prompts: list[Any]) -> set[int]:
+    """The numbers of the prompts whose rows are there; ends the program when those rows are of something else."""
+    question = {
+        "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "model": asked.model,
+        "temperature": asked.temperature,
+        "max-tokens": asked.max_tokens,
+    }
+    if not asked.progress.exists():
+        asked.progress.write_text(json.dumps(question) + "\n")
+        return set()
+    first, *numbers = asked.progress.read_text().splitlines() or ["null"]
+    known = json.loads(first)
+    differs = [f"--{name}" for name in question if not isinstance(known, dict) or known.get(name) != question[name]]
+    if differs:
+        raise SystemExit(
+            f"--out: {asked.out} holds rows of other {', '.join(differs)}; "
+            f"name another file, or remove it together with {asked.progress}"
+        )
+    return {int(number) for number in numbers}
+
+
 async def collect(asked: argparse.Namespace) -> int:
     """Ask for what is missing; return how many prompts failed."""
-    prompts = [json.loads(line)["messages"] for line in asked.prompts.read_text().splitlines() if line.strip()]
-    done = set()
-    if asked.progress.exists():
-        done = {int(line) for line in asked.progress.read_text().split()}
+    # at "\n" alone: a text may hold other separators of lines
+    lines = asked.prompts.read_text(encoding="utf-8").split("\n")
+    prompts = [json.loads(line)["messages"] for line in lines if line.strip()]
+    done = done_before(asked, prompts)
     waiting = iter([number for number in range(len(prompts)) if number not in done])
     failed = 0
     async with AsyncOpenAI(base_url=f"{asked.url}/v1", api_key=asked.api_key, max_retries=2) as client:
@@ -83,7 +107,8 @@ def main() -> None:
     asked = parser.parse_args()
     asked.progress = asked.out.with_suffix(".progress")
     failed = asyncio.run(collect(asked))
-    print(f"{sum(1 for _ in asked.out.open())} rows in {asked.out}; {failed} prompts failed")
+    rows = sum(1 for _ in asked.out.open()) if asked.out.exists() else 0
+    print(f"{rows} rows in {asked.out}; {failed} prompts failed")
     sys.exit(1 if failed else 0)
 
 

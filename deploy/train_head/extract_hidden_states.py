@@ -2,7 +2,8 @@
 
 For targets that fit into `transformers` on this machine. For larger ones `speculators generate-offline-data` has vLLM
 do it. Writes `DATA/hidden_states/hs_<row>.safetensors` with `token_ids` [tokens] and `hidden_states` [tokens, layers
-+ 1, hidden]: what enters each of `--layers`, then what enters the final norm. Rows that are there are left.
++ 1, hidden]: what enters each of `--layers`, then what enters the final norm. Rows that are there are left; what they
+were made from is in `DATA/hidden_states/made_from.json`, and where that differs nothing is done.
 
     python deploy/train_head/extract_hidden_states.py --target TARGET --data DATA --layers 2 4 5
 """
@@ -10,6 +11,7 @@ do it. Writes `DATA/hidden_states/hs_<row>.safetensors` with `token_ids` [tokens
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -30,6 +32,17 @@ def states_of(model: torch.nn.Module, token_ids: torch.Tensor, layers: list[int]
     return torch.stack([*(found[layer][0] for layer in layers), before_norm[0][0]], dim=1)
 
 
+def check_made_from(folder: Path, made_from: dict[str, object]) -> None:
+    """End the program when `folder` holds states that were not made from this."""
+    if not any(folder.glob("hs_*.safetensors")):
+        return
+    record = folder / "made_from.json"
+    known = json.loads(record.read_text()) if record.exists() else {}
+    differs = [f"--{name} ({known.get(name, 'unknown')})" for name in made_from if known.get(name) != made_from[name]]
+    if differs:
+        raise SystemExit(f"--data: {folder} holds states of another {', '.join(differs)}; remove it to extract anew")
+
+
 def main() -> None:
     """Extract every row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,11 +50,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that `speculators prepare-data` wrote")
     parser.add_argument("--layers", type=int, nargs="+", required=True, help="as --target-layer-ids of the training")
     asked = parser.parse_args()
+    folder = asked.data / "hidden_states"
+    made_from = {"target": asked.target, "layers": asked.layers}
+    check_made_from(folder, made_from)
     model = AutoModelForCausalLM.from_pretrained(asked.target, dtype=torch.bfloat16).eval()
     if max(asked.layers) >= model.config.num_hidden_layers or min(asked.layers) < 1:
         raise SystemExit(f"--layers: each must be at least 1 and below {model.config.num_hidden_layers}")
-    folder = asked.data / "hidden_states"
     folder.mkdir(exist_ok=True)
+    (folder / "made_from.json").write_text(json.dumps(made_from) + "\n")
     rows = load_from_disk(str(asked.data)).with_format("torch")
     for number, row in enumerate(rows):
         path = folder / f"hs_{number}.safetensors"

@@ -20,8 +20,9 @@ def test_a_sweep_over_a_real_engine_and_gateway_adds_up(stack: Stack, tmp_path: 
     found = [json.loads(path.read_text()) for path in (tmp_path / "cells").iterdir()]
     assert len(found) == 4
     for cell in found:
-        assert (cell["completed"], cell["failed"]) == (12, 0)
-        assert cell["total_output_tokens"] == 12 * 16  # replies run to their length
+        requests = 12 * (4 if cell["dataset"] == "multi-turn" else 1)  # 12 conversations
+        assert (cell["completed"], cell["failed"]) == (requests, 0)
+        assert cell["total_output_tokens"] == requests * 16  # replies run to their length
         assert cell["model_id"] == "demo"
         assert 0 < cell["p50_ttft_ms"] <= cell["p50_e2el_ms"]
     [json_cell] = [cell for cell in found if (cell["arm"], cell["dataset"]) == ("adaptive", "json")]

@@ -20,6 +20,10 @@ from specpilot.engine_adapter.vllm import compat
 from tests.support.stack import DEMO_MODEL, ROOT
 
 BY_NAME = {item.name: item for item in PRESETS}
+SPECULATORS = {
+    "speculators_model_type": "peagle",
+    "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}]},
+}
 
 
 @pytest.mark.parametrize("item", PRESETS, ids=lambda item: item.name)
@@ -80,6 +84,40 @@ def test_what_is_given_beside_it_wins() -> None:
     assert "4096" not in flags
     own = expanded(["--preset", "gpt-oss-20b-p-eagle", "--speculative-config", "{}"])
     assert own.count("--speculative-config") == 1
+
+
+@pytest.mark.parametrize(
+    "given", ["--max_cudagraph_capture_size=64", "--cudagraph-capture-sizes", "--cudagraph_capture_sizes"]
+)
+def test_who_chooses_sizes_of_graphs_gets_none_of_a_preset(given: str) -> None:
+    flags = expanded(["--preset", "gpt-oss-20b-p-eagle", given, "64"])
+    assert "4096" not in flags
+    assert flags[-2:] == [given, "64"]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "more", "method", "k"),
+    [
+        ("qwen3-8b-eagle3", SPECULATORS, [], P_EAGLE, 5),
+        ("qwen3-8b-p-eagle", SPECULATORS | {"speculators_model_type": "eagle3"}, [], EAGLE_3, 5),
+        ("qwen3-8b-eagle3", SPECULATORS, ["--k-max", "2"], P_EAGLE, 2),
+        ("gpt-oss-20b-p-eagle-long", SPECULATORS, [], P_EAGLE, 5),
+        ("qwen3-8b-eagle3", {"ptd_token_id": 4}, [], P_EAGLE, 3),
+        ("qwen3-8b-p-eagle", {}, [], EAGLE_3, 7),
+    ],
+)
+def test_a_folder_says_method_and_k_of_its_head_itself(
+    name: str, config: dict[str, Any], more: list[str], method: str, k: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = expanded(["--preset", name, "--drafter", str(tmp_path), *more], command._head_config)
+    ours, passed = command._parser().parse_known_args(flags)
+    found = command._speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
+    assert found is not None
+    assert (found["model"], found["num_speculative_tokens"]) == (str(tmp_path), k)
+    assert ("parallel_drafting" in found) == (method == P_EAGLE)
+    assert ours.model == BY_NAME[name].target
+    assert passed == list(BY_NAME[name].flags)
 
 
 def test_without_one_nothing_changes() -> None:
@@ -147,12 +185,6 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 cannot be reached" in (missing_files_fault(["nobody/nothing"]) or "")
     assert missing_files_fault([str(DEMO_MODEL / "target"), str(DEMO_MODEL / "peagle")]) is None
-
-
-SPECULATORS = {
-    "speculators_model_type": "peagle",
-    "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}]},
-}
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def answer(seen: Seen) -> Script:
     return [reply(json.dumps(body).encode())]
 
 
-async def collect(engine: ScriptedEngine, prompts: Path, out: Path) -> tuple[int, str]:
-    command = [sys.executable, str(COLLECT), "--url", engine.url, "--prompts", str(prompts), "--out", str(out)]
+async def collect(engine: ScriptedEngine, prompts: Path, out: Path, *more: str) -> tuple[int, str]:
+    command = [sys.executable, str(COLLECT), "--url", engine.url, "--prompts", str(prompts), "--out", str(out), *more]
     running = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -60,4 +60,38 @@ async def test_each_prompt_becomes_a_row_a_temperature_once_and_a_refused_one_is
     await collect(engine, prompts, out)
     assert {seen.json["messages"][0]["content"] for seen in engine.seen[asked:]} == {"refused"}
     assert len(out.read_text().splitlines()) == 4
+    await engine.stop()
+
+
+async def test_rows_of_another_question_are_not_mixed(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.choose = answer
+    await engine.start()
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl"
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "one"}]}) + "\n")
+    assert (await collect(engine, prompts, out))[0] == 0
+    rows, asked = out.read_text(), len(engine.seen)
+    for more in (["--model", "other"], ["--temperature", "0.5"], ["--max-tokens", "8"]):
+        status, said = await collect(engine, prompts, out, *more)
+        assert status == 1
+        assert f"--out: {out} holds rows of other {more[0]}; name another file" in said
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "two"}]}) + "\n")
+    _, said = await collect(engine, prompts, out)
+    assert "holds rows of other --prompts;" in said
+    assert (out.read_text(), len(engine.seen)) == (rows, asked)
+    await engine.stop()
+
+
+async def test_a_text_with_separators_of_its_own_is_one_line_and_no_row_at_all_is_said(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.choose = answer
+    await engine.start()
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl"
+    record = {"messages": [{"role": "user", "content": "a\u2028b"}, {"role": "user", "content": "refused"}]}
+    prompts.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+    status, said = await collect(engine, prompts, out)
+    assert status == 1
+    assert "prompt 1: " in said
+    assert "Traceback" not in said
+    assert engine.seen[0].json["messages"] == record["messages"]
     await engine.stop()

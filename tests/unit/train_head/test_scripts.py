@@ -88,6 +88,22 @@ def test_hidden_states_are_those_that_enter_the_layers_and_the_final_norm(tmp_pa
     kept.write_bytes(b"there")
     assert run("extract_hidden_states.py", *arguments, instead=tmp_path).returncode == 0
     assert kept.read_bytes() == b"there"  # what was extracted is left
+    done = run("extract_hidden_states.py", *arguments, "--target", "org/other", "--layers", "1", "3", instead=tmp_path)
+    assert done.returncode == 1
+    assert f"holds states of another --target ({TARGET}), --layers ([1, 2]); remove it" in done.stderr
+    assert kept.read_bytes() == b"there"
+
+
+def test_states_whose_target_nobody_knows_are_not_taken_for_another_ones(tmp_path: Path) -> None:
+    (tmp_path / "datasets.py").write_text(DATASETS)
+    kept = tmp_path / "hidden_states" / "hs_0.safetensors"
+    kept.parent.mkdir()
+    kept.write_bytes(b"there")
+    done = run(
+        "extract_hidden_states.py", "--target", str(TARGET), "--data", str(tmp_path), "--layers", "1", instead=tmp_path
+    )
+    assert done.returncode == 1
+    assert "holds states of another --target (unknown), --layers (unknown)" in done.stderr
 
 
 def test_a_layer_that_the_target_has_not_is_said(tmp_path: Path) -> None:

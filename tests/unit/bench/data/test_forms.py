@@ -49,6 +49,16 @@ def test_a_custom_line_may_bring_messages_tools_and_a_length() -> None:
     assert [message["role"] for message in conversation.turns[0]] == ["system", "user"]
 
 
+def test_a_message_that_calls_tools_needs_no_content_and_one_may_have_parts() -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Read it."}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function"}]},
+        {"role": "tool", "tool_call_id": "a", "content": "it"},
+    ]
+    [conversation] = parse("custom", json.dumps({"messages": messages}), "file")
+    assert list(conversation.turns[0]) == messages
+
+
 @pytest.mark.parametrize(
     ("form", "line", "said"),
     [
@@ -67,6 +77,17 @@ def test_a_custom_line_may_bring_messages_tools_and_a_length() -> None:
         ("mt-bench", '{"turns": []}', "line 2: turns must be a list of texts with at least one"),
         ("humaneval", '{"prompt": null}', "line 2: prompt must be a text"),
         ("sharegpt", '{"id": 1}', "line 2: field 'conversations' is missing"),
+        ("sharegpt", '{"conversations": [{"from": "human", "value": null}]}', "line 2: value must be a text"),
+        ("sharegpt", '{"conversations": ["hi"]}', "line 2: conversations must be a list of objects"),
+        ("speed-bench", '{"messages": ["hi"]}', "line 2: each of messages must be an object with a role"),
+        ("speed-bench", '{"messages": [{"role": "system", "content": "x"}]}', "line 2: content of a user's messages"),
+        (
+            "speed-bench",
+            '{"messages": [{"role": "user", "content": null}]}',
+            "line 2: each of messages must have content",
+        ),
+        ("custom", '{"messages": [{"role": "user"}]}', "line 2: each of messages must have content"),
+        ("custom", '{"messages": [{"role": "user", "content": null}]}', "line 2: each of messages must have content"),
     ],
 )
 def test_a_broken_line_is_named_with_what_is_wrong(form: str, line: str, said: str) -> None:

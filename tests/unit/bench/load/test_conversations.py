@@ -86,11 +86,27 @@ async def test_ignore_eos_is_left_out_for_servers_that_do_not_know_it() -> None:
     assert engine.seen[0].json["stream_options"] == {"include_usage": True}
 
 
+async def test_requests_of_one_client_share_a_prefix_cache_with_each_other_and_with_no_others() -> None:
+    engine = ScriptedEngine()
+    engine.script = answered("a")
+    async with asked(engine) as client:
+        await closed_loop(client, Work([of_texts(["One?", "Two?"])], count=1), 1)
+        async with ChatClient(engine.url, "tiny", Sampling()) as other:
+            await other.ask([{"role": "user", "content": "Hi"}], 5, 1)
+        async with ChatClient(engine.url, "tiny", Sampling(ignore_eos=False)) as third:
+            await third.ask([{"role": "user", "content": "Hi"}], 5, 1)
+    first, second, others, plain = (seen.json for seen in engine.seen)
+    assert first["cache_salt"] == second["cache_salt"] != others["cache_salt"]
+    assert first["cache_salt"].isalnum()  # vLLM takes 128 characters at most, and none that a path is made of
+    assert len(first["cache_salt"]) <= 128
+    assert "cache_salt" not in plain  # only vLLM and SGLang know it
+
+
 async def test_turns_follow_on_the_models_own_replies() -> None:
     engine = ScriptedEngine()
     engine.script = answered("fine")
     async with asked(engine) as client:
-        run = await closed_loop(client, Work([of_texts(["One?", "Two?"])], requests=2), 1)
+        run = await closed_loop(client, Work([of_texts(["One?", "Two?"])], count=1), 1)
     assert len(run.answers) == 2
     assert [message["content"] for message in engine.seen[1].json["messages"]] == ["One?", "fine", "Two?"]
 
@@ -104,7 +120,7 @@ async def test_a_tool_call_is_part_of_the_history() -> None:
     engine.script = [SSE_HEAD, chunk(ROLE), chunk(call), chunk(usage_event(3)), chunk(DONE), LAST_CHUNK]
     tools = ({"type": "function", "function": {"name": "read"}},)
     async with asked(engine) as client:
-        await closed_loop(client, Work([Conversation(of_texts(["One?", "Two?"]).turns, tools)], requests=2), 1)
+        await closed_loop(client, Work([Conversation(of_texts(["One?", "Two?"]).turns, tools)], count=1), 1)
     assert engine.seen[0].json["tools"] == [tools[0]]
     [told] = engine.seen[1].json["messages"][1]["tool_calls"]
     assert told == {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
@@ -114,7 +130,7 @@ async def test_a_failed_turn_ends_its_conversation_and_no_other() -> None:
     engine = ScriptedEngine()
     engine.script = answered("a")
     engine.scripts = [[reply(b"{}", "500 Internal Server Error")]]
-    work = Work([of_texts(["One?", "Two?"])], requests=6)
+    work = Work([of_texts(["One?", "Two?"])], count=3)
     async with asked(engine) as client:
         run = await closed_loop(client, work, 1)
     assert [answer.error is None for answer in run.answers] == [False, True, True, True, True]
@@ -125,7 +141,7 @@ async def test_a_closed_loop_keeps_so_many_in_flight_and_no_more() -> None:
     gate = asyncio.Event()
     engine.script = [gate, *answered("a")]
     async with asked(engine) as client:
-        running = asyncio.create_task(closed_loop(client, Work([of_texts(["Hi"])], requests=7), 3))
+        running = asyncio.create_task(closed_loop(client, Work([of_texts(["Hi"])], count=7), 3))
         await engine.wait_seen(3)
         await asyncio.sleep(0.05)
         assert len(engine.seen) == 3
@@ -139,7 +155,7 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
     gate = asyncio.Event()
     engine.script = [gate, *answered("a")]
     async with asked(engine) as client:
-        running = asyncio.create_task(open_loop(client, Work([of_texts(["Hi"])], requests=5), [0.0, 0.01, 0.02, 0.03]))
+        running = asyncio.create_task(open_loop(client, Work([of_texts(["Hi"])], count=4), [0.0, 0.01, 0.02, 0.03]))
         await engine.wait_seen(4)
         gate.set()
         run = await running
@@ -148,10 +164,10 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 def test_every_run_asks_the_same_in_the_same_lengths() -> None:
     conversations = [of_texts([str(number), "more"]) for number in range(5)]
-    work = Work(conversations, requests=7, first=3, output_tokens=100, spread=0.5)
+    work = Work(conversations, count=4, first=3, output_tokens=100, spread=0.5)
     pieces = list(work.pieces())
     assert [number for number, _ in pieces] == [3, 4, 5, 6]
-    assert [len(piece.turns) for _, piece in pieces] == [2, 2, 2, 1]
+    assert [piece for _, piece in pieces] == [conversations[number % 5] for number in (3, 4, 5, 6)]  # whole
     lengths = [work.max_tokens(number, 0, piece) for number, piece in pieces]
     assert lengths == [work.max_tokens(number, 0, piece) for number, piece in work.pieces()]
     assert all(50 <= length <= 150 for length in lengths)

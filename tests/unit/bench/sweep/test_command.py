@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +171,30 @@ async def test_a_sweep_over_endpoints_measures_every_cell_and_sets_k_where_it_ca
     assert {1, 3} == set(endpoint.ks[:-1])
     assert "| p-eagle-k3 |" in (tmp_path / "report.md").read_text()
     assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+async def test_a_cell_has_whole_conversations_three_for_each_in_flight(endpoint: Endpoint, tmp_path: Path) -> None:
+    data = tmp_path / "four.jsonl"
+    data.write_text('{"turns": ["1?", "2?", "3?", "4?"]}\n')
+    more = ("--repetitions", "1", "--data", str(data), "--concurrency", "4", "--num-prompts", "13")
+    assert await sweep(tmp_path, f"none={endpoint.url}", *more) == 0
+    [cell] = cells(tmp_path).values()
+    assert cell["num_prompts"] == 4 * 12
+    firsts = [asked for asked in endpoint.asked if len(asked["messages"]) == 1]
+    assert len(firsts) == 6 + 12  # 6 to warm up
+
+
+async def test_a_system_is_warmed_up_again_after_each_start(endpoint: Endpoint, tmp_path: Path) -> None:
+    asked = f"none={endpoint.url},mine={endpoint.url}"
+    assert await sweep(tmp_path, asked, "--repetitions", "1", "--one-at-a-time") == 0
+    assert len(endpoint.asked) == 2 * (6 + 3 + 6)
+
+
+async def test_cells_share_no_prefix_cache(endpoint: Endpoint, tmp_path: Path) -> None:
+    assert await sweep(tmp_path, f"adaptive={endpoint.url}", "--repetitions", "1", "--settle-s", "0.05") == 0
+    salts = Counter(asked["cache_salt"] for asked in endpoint.asked)
+    assert {6, 3} <= {*salts.values()}
+    assert len(salts) == 2 * 3  # warm-up and two cells, what settles before each apart
 
 
 async def test_a_cell_whose_k_a_controller_replaced_is_not_kept_and_the_remedy_is_said(
@@ -368,15 +393,21 @@ def test_how_long_the_sweep_takes_is_said_where_it_is_known_and_the_default_one_
     monkeypatch.setattr(command, "Systems", NoEngines)
     with pytest.raises(SystemExit):
         command.main(["--out", str(tmp_path)])
-    said = capsys.readouterr().out
+    said, faults = capsys.readouterr()
+    assert "--max-num-seqs" not in faults
     found = re.match(r"cells to measure: (\d+); about (\d+) minutes on two cores", said)
     assert found is not None
     assert int(found[1]) == (1 + 4 + 4 + 1) * 3 * 4 * 3
     assert int(found[2]) <= 40
     assert f"{found[1]} cells and about {5 * round(int(found[2]) / 5)} minutes" in re.sub(r"\s+", " ", PAGE)
     with pytest.raises(SystemExit):
-        command.main(["--out", str(tmp_path / "other"), "--model", "a/model", "--arms", "none"])
-    assert "how long that takes is said from the first on" in capsys.readouterr().out
+        command.main(
+            ["--out", str(tmp_path / "other"), "--model", "a/model", "--arms", "none", "--concurrency", "8,64"]
+        )
+    said = capsys.readouterr()
+    assert "how long that takes is said from the first on" in said.out
+    [queued, _] = said.err.splitlines()
+    assert "--concurrency 64 is above --max-num-seqs 32" in queued
 
 
 async def test_an_endpoint_that_dies_midway_leaves_what_was_measured_and_the_same_command_goes_on(
@@ -436,7 +467,7 @@ async def test_a_server_that_refuses_every_request_is_an_error_with_its_own_word
         ("", ("--goodput", "ttft"), "is not NAME:MILLISECONDS"),
         ("", ("--model", "/nowhere"), "--model: no model in /nowhere"),
         ("", ("--p-eagle", "./none"), "--p-eagle: no model in ./none"),
-        ("", ("--request-rate", "x"), "--request-rate: 'x' is not a list of rates"),
+        ("", ("--request-rate", "x"), "--request-rate: 'x' is not a list of finite rates"),
         ("", ("--concurrency", "0"), "each at least 1"),
     ],
 )
@@ -445,6 +476,14 @@ async def test_what_cannot_be_measured_is_said_before_anything_starts(
 ) -> None:
     assert await sweep(tmp_path, endpoints, *more) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rates", ["2,inf", "nan", "0"])
+async def test_a_rate_that_is_none_is_refused(
+    rates: str, endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await sweep(tmp_path, f"none={endpoint.url}", "--request-rate", rates) == 2
+    assert f"--request-rate: {rates!r} is not a list of finite rates" in capsys.readouterr().err
 
 
 async def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(

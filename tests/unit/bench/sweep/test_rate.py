@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import random
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from specpilot.bench.sweep import rate_command
+from specpilot.bench.load.arrivals import arrival_times
+from specpilot.bench.sweep import measure, rate_command
+from specpilot.bench.sweep.plan import Arm, Cell, Load
 from specpilot.bench.sweep.rate_search import Bounds, Trial, bounds, next_rate
 from specpilot.bench.sweep.settings import SharedSettings
 from tests.support.scripted_engine import (
@@ -47,6 +50,28 @@ def test_the_threshold_is_found_within_the_precision_in_few_trials(threshold: fl
 def test_beyond_the_highest_and_below_the_lowest_rate_it_says_what_it_knows() -> None:
     assert bounds(search(1e9)) == Bounds(1000.0, None)
     assert bounds(search(0.0)) == Bounds(None, 1.0 / 64)
+
+
+@pytest.mark.parametrize("start", [0.3, 3.0, 6.0, 7.0, 15.0, 30.0, 1 / 3])
+@pytest.mark.parametrize("threshold", [0.0, 0.123, 1e9])
+def test_the_search_ends_at_every_start_and_a_rate_is_what_its_file_is_named(start: float, threshold: float) -> None:
+    trials = search(threshold, start)
+    assert all(trial.rate == float(f"{trial.rate:g}") for trial in trials)
+    assert len({trial.rate for trial in trials}) == len(trials)
+
+
+def test_a_precision_finer_than_rates_are_ends_too() -> None:
+    assert len(search(3.3, precision=1e-9)) < 30
+
+
+def test_a_share_of_requests_is_of_whole_ones() -> None:
+    for duration in (14.2226, 36.6002, 13.428):
+        cell = {"request_goodput": 57 / duration, "duration": duration, "num_prompts": 60}
+        assert rate_command.attained(cell) == 0.95
+    cell = {"request_goodput": 199.0, "duration": 1.0, "num_prompts": 200}
+    line = rate_command._line(Cell(Arm("none"), "chat", Load(request_rate=2.0), 1), cell, 0.999)
+    assert line.endswith(" 99.5% in time: breaks")
+    assert "for 99.9% of the requests" in rate_command.report([], "ttft:500", 0.999)
 
 
 def test_a_lower_rate_that_broke_counts_more_than_a_higher_one_that_held() -> None:
@@ -90,7 +115,7 @@ async def test_the_rate_that_a_server_keeps_up_with_is_found_and_kept(
     flags += ["--goodput", "ttft:150", "--start-rate", "10", "--precision", "0.9", "--trial-s", "0.5"]
     await asyncio.to_thread(rate_command.main, flags)
     found = [json.loads(path.read_text()) for path in (tmp_path / "cells").iterdir()]
-    holds_at, breaks_at = bounds([Trial(cell["request_rate"], rate_command._attained(cell) >= 0.95) for cell in found])
+    holds_at, breaks_at = bounds([Trial(cell["request_rate"], rate_command.attained(cell) >= 0.95) for cell in found])
     assert holds_at is not None
     assert breaks_at is not None
     assert 10 <= holds_at <= 60
@@ -99,6 +124,35 @@ async def test_the_rate_that_a_server_keeps_up_with_is_found_and_kept(
     asked = len(one_at_a_time.seen)
     await asyncio.to_thread(rate_command.main, flags)  # all trials are there: nothing is asked again
     assert sum(item.path == "/v1/chat/completions" for item in one_at_a_time.seen[asked:]) == 0
+
+
+async def test_a_trial_has_an_arrival_for_each_conversation_after_requests_that_do_not_count(
+    one_at_a_time: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def arrivals(rate: float, burstiness: float, count: int, rng: random.Random) -> list[float]:
+        drawn.append(count)
+        return arrival_times(rate, burstiness, count, rng)
+
+    monkeypatch.setattr(measure, "arrival_times", arrivals)
+    data = tmp_path / "two.jsonl"
+    data.write_text('{"turns": ["One?", "Two?"]}\n')
+    flags = ["--endpoints", f"none={one_at_a_time.url}", "--out", str(tmp_path / "out"), "--data", str(data)]
+    flags += ["--goodput", "ttft:10000", "--start-rate", "48", "--highest-rate", "48", "--trial-s", "0.5"]
+    await asyncio.to_thread(rate_command.main, flags)
+    assert drawn == [24]
+    [cell] = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").iterdir()]
+    assert cell["num_prompts"] == 2 * 24
+    asked = [seen for seen in one_at_a_time.seen if seen.path == "/v1/chat/completions"]
+    assert len(asked) == 2 * (6 + 24)
+    assert len({seen.json["cache_salt"] for seen in asked}) == 2
+
+
+def test_a_rate_without_an_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        rate_command.main(["--endpoints", "none=http://127.0.0.1:9", "--out", str(tmp_path), "--start-rate", "inf"])
+    assert "--start-rate" in capsys.readouterr().err
 
 
 def test_every_setting_of_its_own_is_documented() -> None:
