@@ -149,6 +149,7 @@ class ControlLoop:
                 self._law.take_over(now)
                 self._gains.begin()
                 await self._shared.ask(partial(self._read_stepped_back, resumed))
+                self._publisher.begin_to_lead((model, pool) for model, pool, _ in resumed)
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._shared.ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:

@@ -87,6 +87,11 @@ class TickResult:
         """Running decodes at the tick, 1 at least."""
         return max(1, round(float(self.evidence.get("decodes") or 1)))
 
+    @property
+    def is_stepped_back(self) -> bool:
+        """Whether the hold-out has found that the law loses; that also holds while a window runs the adaptive K."""
+        return bool((self.evidence.get("hold_out") or {}).get("is_stepped_back"))
+
     def k(self, rows: Ranges | None) -> dict[str, int]:
         """Return K by row in `rows` (`proposed` or `publish`) at the load of the tick."""
         return {name: k_at(ranges, self.decodes) for name, ranges in (rows or {}).items()}
