@@ -32,6 +32,12 @@ def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Fre
     return [freeze for freeze in freezes if freeze.until is not None and after < freeze.until <= at]
 
 
+def undecided(context: PoolContext) -> TickResult:
+    """Return the result of a tick in which the law failed: it knows nothing to publish or to tell."""
+    proposed = _static(context) if context.in_force is None else context.in_force.classes
+    return TickResult(Reason.FROZEN, proposed, publish=None, probe_ratio=0.0, gain_ratio=None, evidence={})
+
+
 def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> TickResult:
     """Return `result` with what a freeze publishes; K never exceeds what every engine of the pool can do.
 
@@ -40,7 +46,7 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
     """
     if freeze is None:
         return result
-    publish: dict[str, tuple[KRange, ...]] | None
+    publish: Ranges | None
     standing = _standing(context, result) if freeze.hold is Hold.CURRENT else None
     if standing is not None:
         publish = {
@@ -50,7 +56,7 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
     elif freeze.hold is Hold.CURRENT and context.policy.mode is Mode.ADVISE and not context.engines_version:
         publish = None
     else:
-        publish = {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
+        publish = _static(context)
     return replace(
         result,
         reason=Reason.FROZEN,
@@ -59,6 +65,10 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
         trial=None,
         evidence={**result.evidence, "freeze": to_plain(freeze)},
     )
+
+
+def _static(context: PoolContext) -> Ranges:
+    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
 
 
 def _standing(context: PoolContext, result: TickResult) -> tuple[Ranges, float] | None:

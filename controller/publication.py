@@ -73,7 +73,8 @@ class Publisher:
         old = in_force.get(key)
         now = self.clock.monotonic()
         written = self._written.setdefault(key, _Written())
-        written.is_step_back_audited &= result.is_stepped_back
+        if result.is_stepped_back is False:
+            written.is_step_back_audited = False
         is_new = is_due = False
         if result.publish is not None:
             schedule = self._schedule(context, result.publish, result)

@@ -91,9 +91,10 @@ class TickResult:
         return max(1, round(float(self.evidence.get("decodes") or 1)))
 
     @property
-    def is_stepped_back(self) -> bool:
-        """Whether the hold-out has found that the law loses; that also holds while a window runs the adaptive K."""
-        return bool((self.evidence.get("hold_out") or {}).get("is_stepped_back"))
+    def is_stepped_back(self) -> bool | None:
+        """Whether the hold-out has found that the law loses, also while a window runs the law; `None` if not told."""
+        state = self.evidence.get("hold_out")
+        return None if state is None else bool(state["is_stepped_back"])
 
     def k(self, rows: Ranges | None) -> dict[str, int]:
         """Return K by row in `rows` (`proposed` or `publish`) at the load of the tick."""
