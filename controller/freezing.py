@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze, Hold
@@ -31,27 +32,47 @@ def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Fre
     return [freeze for freeze in freezes if freeze.until is not None and after < freeze.until <= at]
 
 
+def undecided(context: PoolContext) -> TickResult:
+    """Return the result of a tick in which the law failed: it knows nothing to publish or to tell."""
+    proposed = _static(context) if context.in_force is None else context.in_force.classes
+    return TickResult(Reason.FROZEN, proposed, publish=None, probe_ratio=0.0, gain_ratio=None, evidence={})
+
+
 def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> TickResult:
     """Return `result` with what a freeze publishes; K never exceeds what every engine of the pool can do.
 
-    With nothing in force yet there is nothing to hold: the static K is published.
+    The current K is the one in force, but not one that only had its turn, by the hold-out or a canary. With nothing in
+    force yet there is nothing to hold: the static K is published, but in mode `advise` engines stay on their own.
     """
     if freeze is None:
         return result
-    in_force = context.in_force if freeze.hold is Hold.CURRENT else None
-    publish: dict[str, tuple[KRange, ...]]
-    if in_force is None:
-        publish = {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
-    else:
+    publish: Ranges | None
+    standing = _standing(context, result) if freeze.hold is Hold.CURRENT else None
+    if standing is not None:
         publish = {
             name: tuple(item._replace(k=min(item.k, context.k_max)) for item in ranges)
-            for name, ranges in in_force.classes.items()
+            for name, ranges in standing[0].items()
         }
+    elif freeze.hold is Hold.CURRENT and context.policy.mode is Mode.ADVISE and not context.engines_version:
+        publish = None
+    else:
+        publish = _static(context)
     return replace(
         result,
         reason=Reason.FROZEN,
         publish=publish,
-        probe_ratio=0.0 if in_force is None else in_force.probe_ratio,
+        probe_ratio=0.0 if standing is None else standing[1],
         trial=None,
         evidence={**result.evidence, "freeze": to_plain(freeze)},
     )
+
+
+def _static(context: PoolContext) -> Ranges:
+    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
+
+
+def _standing(context: PoolContext, result: TickResult) -> tuple[Ranges, float] | None:
+    """Return the rows and the share of probes to hold; `None` where nothing is in force."""
+    if result.standing is not None or context.in_force is None:
+        return result.standing
+    return context.in_force.classes, context.in_force.probe_ratio

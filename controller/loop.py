@@ -22,7 +22,7 @@ from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.events import canary_ended
 from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.forecast import LawView
-from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.freezing import as_frozen, held, undecided
 from specpilot.controller.gains import DailyGains
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
@@ -36,7 +36,7 @@ from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.freeze import freeze_of
+from specpilot.policy.freeze import Freeze, freeze_of
 from specpilot.policy.store import Store
 from specpilot.policy.types import EngineRecord, Lease, Mode
 
@@ -149,6 +149,7 @@ class ControlLoop:
                 self._law.take_over(now)
                 self._gains.begin()
                 await self._shared.ask(partial(self._read_stepped_back, resumed))
+                self._publisher.begin_to_lead((model, pool) for model, pool, _ in resumed)
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._shared.ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
@@ -193,11 +194,22 @@ class ControlLoop:
             window = self._law.window(context.model, context.pool)
             window = window._replace(at=at - now + window.at) if window else None
             self._runner.measure(experiment, context, window, at)
-        decided = self._law.decide(as_frozen(context, freeze), now, self._turns_at)
+        decided = self._decide(context, freeze, now)
         result = held(context, self._runner.reported(experiment, context, decided), freeze)
         self._metrics.show_decision(context.model, context.pool, result)
         if lease is not None and self._leadership.lease is not None:
             await self._shared.ask(lambda: self._act(context, result, lease))
+
+    def _decide(self, context: PoolContext, freeze: Freeze | None, now: float) -> TickResult:
+        """Return what the law decides. Where it fails and the model is frozen, the freeze says what to publish."""
+        try:
+            return self._law.decide(as_frozen(context, freeze), now, self._turns_at)
+        except Exception:
+            if freeze is None:
+                raise
+            _log.exception("%s %s: the law fails; what the freeze says is published", context.model, context.pool)
+            self._metrics.count_error()
+            return undecided(context)
 
     async def _forget(self, pools: Sequence[tuple[str, str]], lease: Lease | None, now: float) -> None:
         """Drop what is kept of pools that have been gone for long: in memory, and the leader in Redis."""

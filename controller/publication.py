@@ -3,10 +3,13 @@
 A schedule is published when it says something new, and renewed before it lapses. The decision is recorded each time but
 while nothing runs: one in `QUIET_RECORD_S` then. The latest are kept, and for longer those that changed the schedule
 and one in `LASTING_S`.
+
+A step back to the static K is one audit entry, of the leader under which the hold-out came to it. The windows in which
+the adaptive K runs meanwhile, and the returns from them, are none.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.events import stepped_back
@@ -31,12 +34,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Written:
-    """When a pool's schedule and decisions were last written, in steady seconds; and the last decision's reason."""
+    """When a pool's schedule and decisions were last written, in steady seconds; and the last decision's reason.
+
+    `is_step_back_audited`: the pool has stepped back, and the audit says so.
+    """
 
     published_at: float = float("-inf")
     recorded_at: float = float("-inf")
     reason: Reason | None = None
     lasting_at: float = float("-inf")
+    is_step_back_audited: bool = False
 
 
 @dataclass(slots=True)
@@ -50,6 +57,13 @@ class Publisher:
     interval_s: float
     _written: dict[PoolKey, _Written] = field(default_factory=dict)
 
+    def begin_to_lead(self, stepped_back: Iterable[PoolKey]) -> None:
+        """Take over the pools that had `stepped_back` under the last leader, which audited them."""
+        for written in self._written.values():
+            written.is_step_back_audited = False
+        for key in stepped_back:
+            self._written.setdefault(key, _Written()).is_step_back_audited = True
+
     def write(self, context: PoolContext, result: TickResult, in_force: dict[PoolKey, Schedule], lease: Lease) -> bool:
         """Publish if there is something new or due, to `in_force` as well, and record; blocks.
 
@@ -59,6 +73,8 @@ class Publisher:
         old = in_force.get(key)
         now = self.clock.monotonic()
         written = self._written.setdefault(key, _Written())
+        if result.is_stepped_back is False:
+            written.is_step_back_audited = False
         is_new = is_due = False
         if result.publish is not None:
             schedule = self._schedule(context, result.publish, result)
@@ -66,8 +82,9 @@ class Publisher:
             is_new = old is None or _applied(old) != _applied(schedule)
             if is_due or is_new:
                 self.store.publish_schedule(schedule, lease)
-                if is_new and result.reason is Reason.STATIC_BETTER:
+                if is_new and result.reason is Reason.STATIC_BETTER and not written.is_step_back_audited:
                     self.audit(stepped_back(old, schedule, self.clock.now()))
+                    written.is_step_back_audited = True
                 written.published_at = now
                 self.metrics.show_version(*key, schedule.version)
                 old = in_force[key] = schedule

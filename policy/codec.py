@@ -6,6 +6,7 @@ Every fault of a document is reported, each with the path of its field.
 """
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -43,6 +44,17 @@ def decode(kind: type[T], data: bytes | str) -> T:
                 raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
         return from_plain(kind, plain)
     return value
+
+
+def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | InvalidDocumentError]:
+    """Return each of `texts` as a document, or what is wrong with it, in order of their names."""
+    found: dict[str, T | InvalidDocumentError] = {}
+    for name, text in sorted(texts.items()):
+        try:
+            found[name.decode(errors="replace")] = decode(kind, text)
+        except InvalidDocumentError as error:
+            found[name.decode(errors="replace")] = error
+    return found
 
 
 def _is_removed(plain: Any, path: tuple[int | str, ...]) -> bool:

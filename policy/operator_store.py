@@ -31,10 +31,10 @@ class OperatorStore(Protocol):
         """Write `routes` if the stored version is `expected_version`; else raises `VersionConflictError`."""
 
     def admin_tokens(self) -> Sequence[AdminToken]:
-        """Return every named token, in order of id."""
+        """Return every named token that can be read, in order of id."""
 
     def admin_token(self, token_id: str) -> AdminToken | None:
-        """Return one named token; `None` when there is none of that id."""
+        """Return one named token; `None` when there is none of that id, or none that can be read."""
 
     def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
         """Write a token over `before` (`None`: there is none); `False`, and nothing is written, if that is not so."""
@@ -43,7 +43,11 @@ class OperatorStore(Protocol):
         """Revoke a token; `False` when there is none of that id."""
 
     def freezes(self) -> Mapping[str, Freeze]:
-        """Return every freeze by its model, those included whose time is over."""
+        """Return every freeze by its model, those included whose time is over.
+
+        One that cannot be read holds the current K until it is lifted or replaced: without it K would change, which
+        somebody did not want.
+        """
 
     def put_freeze(self, freeze: Freeze) -> None:
         """Begin a freeze, or replace the one of the same model."""

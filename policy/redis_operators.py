@@ -1,23 +1,27 @@
 """The part of the store on Redis that keeps what operators' tools need. `redis_store` builds upon it."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
 from specpilot.policy import audit, keys
 from specpilot.policy.access import AdminToken
 from specpilot.policy.audit import AuditEntry, Result
-from specpilot.policy.codec import decode, encode
-from specpilot.policy.errors import FencedError, VersionConflictError
-from specpilot.policy.freeze import Freeze
+from specpilot.policy.codec import decode, decode_each, encode
+from specpilot.policy.errors import FencedError, InvalidDocumentError, VersionConflictError
+from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain, day_of
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.operator_store import OperatorStore
 from specpilot.policy.redis_connection import guarded
 from specpilot.policy.types import Lease
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _PUT_IF_SAME = """
 local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
@@ -67,10 +71,27 @@ class OperatorRecords(OperatorStore):
 
     def __init__(self, connection: Any) -> None:
         self._redis = connection
+        self._unreadable: set[bytes] = set()
         self._put_token = connection.register_script(_PUT_IF_SAME)
         self._put_model_routes = connection.register_script(_PUT_VERSIONED)
         self._append_audit = connection.register_script(_APPEND_AUDIT)
         self._add_gain = connection.register_script(_ADD_GAIN)
+
+    def _readable(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[T]:
+        """Return the documents that can be read, in order of their names; say once of each other what is wrong."""
+        found = self._each(kind, what, texts, "is left out; mend or delete it")
+        return [document for document in found.values() if not isinstance(document, InvalidDocumentError)]
+
+    def _each(
+        self, kind: type[T], what: str, texts: Mapping[bytes, bytes], then: str
+    ) -> Mapping[str, T | InvalidDocumentError]:
+        """Return each document by its name; say once what is wrong with one that cannot be read, and what `then`."""
+        found = decode_each(kind, texts)
+        for (name, document), (_, text) in zip(found.items(), sorted(texts.items()), strict=True):
+            if isinstance(document, InvalidDocumentError) and text not in self._unreadable:
+                self._unreadable = {*list(self._unreadable)[-100:], text}
+                _log.error("%s %s cannot be read and %s: %s", what, name, then, document)
+        return found
 
     @override
     @guarded
@@ -105,13 +126,14 @@ class OperatorRecords(OperatorStore):
     @override
     @guarded
     def admin_tokens(self) -> Sequence[AdminToken]:
-        return [decode(AdminToken, text) for _, text in sorted(self._redis.hgetall(keys.ADMIN_TOKENS).items())]
+        return self._readable(AdminToken, "the admin token", self._redis.hgetall(keys.ADMIN_TOKENS))
 
     @override
     @guarded
     def admin_token(self, token_id: str) -> AdminToken | None:
         text = self._redis.hget(keys.ADMIN_TOKENS, token_id)
-        return None if text is None else decode(AdminToken, text)
+        found = {} if text is None else {token_id.encode(): text}
+        return next(iter(self._readable(AdminToken, "the admin token", found)), None)
 
     @override
     @guarded
@@ -129,8 +151,12 @@ class OperatorRecords(OperatorStore):
     @override
     @guarded
     def freezes(self) -> Mapping[str, Freeze]:
-        found = [decode(Freeze, text) for _, text in sorted(self._redis.hgetall(keys.FREEZES).items())]
-        return {item.model: item for item in found}
+        texts = self._redis.hgetall(keys.FREEZES)
+        found = self._each(Freeze, "the freeze of", texts, "holds the current K; lift or replace it")
+        return {
+            model: _unreadable_freeze(model) if isinstance(item, InvalidDocumentError) else item
+            for model, item in found.items()
+        }
 
     @override
     @guarded
@@ -189,6 +215,11 @@ class OperatorRecords(OperatorStore):
 
         days = sorted({name.partition(":")[0] for name in found}, reverse=True)
         return [DailyGain(day, sums(day + _THROUGHPUT), sums(day + _ITL)) for day in days]
+
+
+def _unreadable_freeze(model: str) -> Freeze:
+    """What holds where a freeze cannot be read: without any, K would change against an operator's wish."""
+    return Freeze(model, Hold.CURRENT, since=0.0, author="unknown", comment="its document cannot be read")
 
 
 def _sums(found: Sequence[Any]) -> GainSums:

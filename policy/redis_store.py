@@ -10,7 +10,6 @@ records of the engines and gateways that it holds: they are renewed as they are.
 `StoreUnavailableError`, which says so.
 """
 
-import logging
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing_extensions import override
 from specpilot.policy import keys, redis_scripts
 from specpilot.policy.audit import CONTROLLER
 from specpilot.policy.canary import Experiment
-from specpilot.policy.codec import decode, encode
+from specpilot.policy.codec import decode, decode_each, encode
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFullError, VersionConflictError
 from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change
 from specpilot.policy.redis_connection import connect, guarded, info_of_each, translated
@@ -40,7 +39,6 @@ from specpilot.policy.types import (
 )
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 _FILED_WITHIN_MS = 1000
 _FILED_WITHIN = 20
 
@@ -59,7 +57,6 @@ class RedisStore(OperatorRecords, Store):
         self._put_if_version = self._redis.register_script(redis_scripts.PUT_IF_VERSION)
         self._publish_schedule = self._redis.register_script(redis_scripts.PUBLISH_SCHEDULE)
         self._remove_schedule = self._redis.register_script(redis_scripts.REMOVE_SCHEDULE)
-        self._unreadable: set[bytes] = set()
         self._put_canary = self._redis.register_script(redis_scripts.PUT_CANARY)
         self._acquire = self._redis.register_script(redis_scripts.ACQUIRE)
         self._release = self._redis.register_script(redis_scripts.RELEASE)
@@ -95,7 +92,7 @@ class RedisStore(OperatorRecords, Store):
     @override
     @guarded
     def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
-        return _each(VersionedPolicy, self._redis.hgetall(keys.POLICIES))
+        return decode_each(VersionedPolicy, self._redis.hgetall(keys.POLICIES))
 
     @override
     @guarded
@@ -201,17 +198,6 @@ class RedisStore(OperatorRecords, Store):
         texts = {item.encode(): text for item, text in zip(ids, found, strict=True) if text is not None}
         return self._readable(kind, "the record of", texts)
 
-    def _readable(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[T]:
-        """Return the documents that can be read, in order of their names; say once of each other what is wrong."""
-        found = []
-        for (name, document), (_, text) in zip(_each(kind, texts).items(), sorted(texts.items()), strict=True):
-            if not isinstance(document, InvalidDocumentError):
-                found.append(document)
-            elif text not in self._unreadable:
-                self._unreadable = {*list(self._unreadable)[-100:], text}
-                _log.error("%s %s cannot be read and is left out; mend or delete it: %s", what, name, document)
-        return found
-
     @override
     @guarded
     def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
@@ -272,12 +258,12 @@ class RedisStore(OperatorRecords, Store):
     @override
     @guarded
     def api_keys(self) -> Sequence[ApiKey]:
-        return [decode(ApiKey, text) for _, text in sorted(self._redis.hgetall(keys.API_KEYS).items())]
+        return self._readable(ApiKey, "the API key", self._redis.hgetall(keys.API_KEYS))
 
     @override
     @guarded
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
-        return _each(ApiKey, self._redis.hgetall(keys.API_KEYS))
+        return decode_each(ApiKey, self._redis.hgetall(keys.API_KEYS))
 
     @override
     @guarded
@@ -355,17 +341,6 @@ def _promoted(experiment: Experiment) -> Change:
 
 def _decoded(kind: type[T], text: bytes | None) -> T | None:
     return None if text is None else decode(kind, text)
-
-
-def _each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | InvalidDocumentError]:
-    """Return each of `texts` as a document, or what is wrong with it, by name."""
-    found: dict[str, T | InvalidDocumentError] = {}
-    for name, text in sorted(texts.items()):
-        try:
-            found[name.decode(errors="replace")] = decode(kind, text)
-        except InvalidDocumentError as error:
-            found[name.decode(errors="replace")] = error
-    return found
 
 
 def _decision(text: bytes) -> Decision:

@@ -112,7 +112,7 @@ class Store(OperatorStore, Protocol):
         """
 
     def api_keys(self) -> Sequence[ApiKey]:
-        """Return every client key (hashes only)."""
+        """Return every client key that can be read (hashes only)."""
 
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
         """Return every client key by its id, and for one that cannot be read what is wrong with its document."""

@@ -70,7 +70,9 @@ class TickResult:
     to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is the predicted
     throughput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
     `evidence` holds every number that was looked at, ready for JSON. `log_gain` is what adaptive K gained over the
-    static K in a window of the hold-out, if one could be compared by this tick.
+    static K in a window of the hold-out, if one could be compared by this tick. `standing` is told of a pool that is
+    held: the rows and the share of probes that the law means to be in force but for turns, which are those of the
+    hold-out and of a canary; `None` where it knows of none.
     """
 
     reason: Reason
@@ -81,11 +83,18 @@ class TickResult:
     evidence: Mapping[str, Any]
     trial: Trial | None = None
     log_gain: LogGain | None = None
+    standing: tuple[Ranges, float] | None = None
 
     @property
     def decodes(self) -> int:
         """Running decodes at the tick, 1 at least."""
         return max(1, round(float(self.evidence.get("decodes") or 1)))
+
+    @property
+    def is_stepped_back(self) -> bool | None:
+        """Whether the hold-out has found that the law loses, also while a window runs the law; `None` if not told."""
+        state = self.evidence.get("hold_out")
+        return None if state is None else bool(state["is_stepped_back"])
 
     def k(self, rows: Ranges | None) -> dict[str, int]:
         """Return K by row in `rows` (`proposed` or `publish`) at the load of the tick."""

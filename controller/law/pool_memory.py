@@ -8,7 +8,7 @@ from typing import Any
 from specpilot.controller.estimation.observation import NO_EVIDENCE, Evidence, Window
 from specpilot.controller.estimation.pool_cost import PoolCost
 from specpilot.controller.law.hold_out import HoldOut
-from specpilot.controller.law.k_table import KTable
+from specpilot.controller.law.k_table import KTable, Ranges
 from specpilot.controller.law.load import Load
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
@@ -40,7 +40,8 @@ class PoolMemory:
     `seen_at` is the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with drafts,
     `stalled_since` the first of a row of scrapes in which requests ran but no counter moved. `running` are the decodes
     that run in each engine. `chosen` is what the law chose last: in force, advised, or held back by the hold-out.
-    `tried_at` tells when a depth was last tried at an octave of running decodes.
+    `tried_at` tells when a depth was last tried at an octave of running decodes. `standing` is what a window of the
+    hold-out keeps out of force at the moment: rows, and the share of probes; `None` where nothing does.
 
     While a canary runs, each arm goes on from its own schedule; what was learned of cost and acceptance is common.
     """
@@ -56,6 +57,7 @@ class PoolMemory:
     busy_at: float | None = None
     stalled_since: float | None = None
     chosen: KTable | None = None
+    standing: tuple[Ranges, float] | None = None
     changed_at: float = -math.inf
     trial: RunningTrial | None = None
     tried_at: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -87,11 +89,12 @@ class PoolMemory:
         self.parked[self.arm] = _Parked(in_force, self.changed_at)
         own = self.parked.pop(arm, None) or _Parked(in_force, -math.inf)
         self.arm, self.changed_at, self.chosen, self.trial = arm, own.changed_at, None, None
+        self.standing = None
         return own.schedule
 
     def take_over(self, at: float) -> None:
         """Begin to lead at `at`: what was decided in stand-by was never in force, and what is in force dwells."""
-        self.changed_at, self.chosen, self.trial = at, None, None
+        self.changed_at, self.chosen, self.trial, self.standing = at, None, None, None
 
     def take(self, evidence: Evidence, running: Mapping[str, float], elapsed_s: float, at: float) -> None:
         """Take in one look at the whole pool; `running` are its decodes by engine."""

@@ -14,6 +14,7 @@ classes that run, where no SLO is predicted to break, and not twice in `trial_re
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ class Tick:
     def result(self) -> TickResult:
         """Return what to do and why."""
         context, pool, mode = self._context, self._pool, self._policy.mode
+        standing, pool.standing = pool.standing, None
         static = KTable.uniform((DEFAULT_CLASS,), self._n, context.fallback_k)
         if context.k_max == 0:
             return self._answer(Reason.NO_DRAFTER, static, static.to_ranges(), None)
@@ -76,15 +78,30 @@ class Tick:
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
-            return self._answer(reason, chosen, self._withdrawal(static), gain)
+            answer = self._answer(reason, chosen, self._withdrawal(static), gain)
+            return replace(answer, standing=standing or self._standing_in_force()) if context.is_held else answer
         static_reason = self._static_reason(reason, decided, chosen, is_held_out=is_held_out)
+        publish = chosen.to_ranges() if static_reason is None else held_out
+        own = held_out if self._is_stepped_back(chosen) else chosen.to_ranges()
+        if own != publish:
+            pool.standing = own, self._probe_ratio(own)
         if static_reason is not None:
             pool.trial = None
-            return self._answer(static_reason, chosen, held_out, gain)
+            return self._answer(static_reason, chosen, publish, gain)
         trial = self._trial(chosen) if reason in (Reason.OPTIMAL, Reason.DWELL) else None
         if trial is None:
             pool.trial = None
-        return self._answer(Reason.TRIAL if trial else reason, chosen, chosen.to_ranges(), gain, trial)
+        return self._answer(Reason.TRIAL if trial else reason, chosen, publish, gain, trial)
+
+    def _standing_in_force(self) -> tuple[Ranges, float] | None:
+        """Return what the schedule in force says, while a canary runs that of the present policy."""
+        in_force = self._context.in_force
+        return None if in_force is None else (in_force.classes, in_force.probe_ratio)
+
+    def _is_stepped_back(self, chosen: KTable) -> bool:
+        """Whether the static K is in force but for the windows in which the law runs."""
+        is_judged = self._context.arm is None and self._policy.hold_out_ratio > 0
+        return is_judged and self._pool.hold_out.is_stepped_back and not self._is_slo_broken_by_static(chosen)
 
     def _withdrawal(self, static: KTable) -> Ranges | None:
         """Return what ends a schedule of before `advise`, which the engines would hold; `None` where there is none.
@@ -315,7 +332,6 @@ class Tick:
     def _answer(
         self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None
     ) -> TickResult:
-        has_bands = publish is not None and any(row_parts(name)[1] is not None for name in publish)
         if self._policy.hold_out_ratio > 0 or self._context.arm is not None:
             found = self._pool.hold_out.described()
             self._evidence["hold_out"] = {**found, "is_paused": self._policy.mode is not Mode.ACT}
@@ -325,12 +341,17 @@ class Tick:
             reason=reason,
             proposed=proposed.to_ranges(),
             publish=publish,
-            probe_ratio=self._policy.probe_ratio if has_bands else 0.0,
+            probe_ratio=self._probe_ratio(publish),
             gain_ratio=gain,
             evidence=_rounded(self._evidence),
             trial=trial,
             log_gain=self._log_gain,
         )
+
+    def _probe_ratio(self, rows: Ranges | None) -> float:
+        """Return the share of probes under `rows`: only rows of bands have any."""
+        has_bands = rows is not None and any(row_parts(name)[1] is not None for name in rows)
+        return self._policy.probe_ratio if has_bands else 0.0
 
 
 def _with_rows(table: KTable, other: KTable, rows: NDArray[np.int64]) -> KTable:

@@ -191,10 +191,11 @@ async def test_slow_ticks_do_not_cost_the_lease(
 
 
 async def test_one_unreadable_document_hurts_only_itself(server: RedisServer, store: RedisStore) -> None:
-    for key, field in (("policies", "bad"), ("schedules", f"{MODEL} {POOL}"), ("canaries", "bad")):
-        store._redis.hset(f"specpilot:{key}", field, "{nonsense")
-    store._redis.sadd("specpilot:engines", "bad")
-    store._redis.set("specpilot:engine:bad", "{}", px=60_000)
+    for key in (keys.POLICIES, keys.CANARIES, keys.FREEZES):
+        store._redis.hset(key, "bad", "{nonsense")
+    store._redis.hset(keys.SCHEDULES, keys.schedule_field(MODEL, POOL), "{nonsense")
+    store._redis.sadd(keys.ENGINES, "bad")
+    store._redis.set(keys.engine("bad"), "{}", px=60_000)
     async with HttpEngine(store) as engine, running(server.url, "a"):
         await until(lambda: len(engine.applied) >= 2)
 

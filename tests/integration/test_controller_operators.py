@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from specpilot.policy import keys
 from specpilot.policy.access import Role, sha256_of
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import Controller, running_controller
@@ -245,6 +246,26 @@ def test_without_a_policy_changes_are_told_from_the_default_mode() -> None:
         assert dry["changes"] == [["mode", "act", "advise"]]
         assert controller.call(path, "DELETE", If_Match='"1"')[0] == 204
         assert newest(controller)[0]["changes"] == [["mode", "act", "advise"]]
+
+
+def test_one_unreadable_document_leaves_the_calls_about_the_others(controller: Controller) -> None:
+    stored = RedisStore(controller.redis.url)
+    made = controller.call("/admin/keys", "POST", {})[1]["key_id"]
+    for key in (keys.FREEZES, keys.API_KEYS, keys.ADMIN_TOKENS):
+        stored._redis.hset(key, "bad", "{nonsense")
+    [frozen] = controller.call("/admin/freezes")[1]["freezes"]
+    assert (frozen["model"], frozen["hold"], frozen["until"]) == ("bad", "current", None)
+    assert controller.call("/admin/freezes/bad", "PUT", {})[1]["error"]["code"] == "frozen_by_another"
+    assert controller.call("/admin/freezes/bad", "PUT", {"replace": True})[0] == 200
+    stored._redis.hset(keys.FREEZES, "bad", "{nonsense")
+    assert controller.call("/admin/freezes/bad", "DELETE")[0] == 204
+    assert controller.call("/admin/freezes")[1]["freezes"] == []
+    assert "bad" not in {item["key_id"] for item in controller.call("/admin/keys")[1]["keys"]}
+    assert controller.call("/admin/tokens")[0] == 200
+    assert controller.call(f"/admin/keys/{made}", "DELETE")[0] == 204
+    stored.delete_api_key("bad")
+    stored.delete_admin_token("bad")
+    stored.close()
 
 
 def test_a_freeze_is_begun_listed_and_lifted(controller: Controller, tokens: dict[str, str]) -> None:

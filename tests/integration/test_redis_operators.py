@@ -146,6 +146,31 @@ def test_a_freeze_of_a_model_comes_before_the_one_of_everything(store: RedisStor
     assert freeze_of(store.freezes(), "m", 5.0) is None
 
 
+def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
+    store: RedisStore, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+) -> None:
+    good = Freeze("good", Hold.STATIC, 1.0)
+    store.put_freeze(good)
+    raw.hset(keys.FREEZES, "bad", '{"model":"bad","hold":"nonsense","since":1.0,"until":2.0}')
+    for _ in range(2):
+        found = store.freezes()
+    assert found["good"] == good
+    assert (found["bad"].model, found["bad"].hold, found["bad"].until) == ("bad", Hold.CURRENT, None)
+    [said] = [record.message for record in caplog.records]
+    assert said.startswith("the freeze of bad cannot be read and holds the current K; lift or replace it: ")
+    assert "hold" in said
+    assert store.delete_freeze("bad")
+    assert store.freezes() == {"good": good}
+
+
+def test_a_token_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
+    store.put_admin_token(TOKEN, None)
+    raw.hset(keys.ADMIN_TOKENS, "b" * 12, "{}")
+    assert list(store.admin_tokens()) == [TOKEN]
+    assert store.admin_token("b" * 12) is None
+    assert store.delete_admin_token("b" * 12)
+
+
 def entry(what: str, result: Result = Result.DONE) -> AuditEntry:
     return AuditEntry(1.0, "ada", what, "m", result, changes=(Difference("k_min", 0, 1),))
 

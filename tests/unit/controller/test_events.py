@@ -1,6 +1,8 @@
 """What the controller does by itself is in the audit, once."""
 
 import asyncio
+from dataclasses import replace
+from itertools import pairwise
 
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.audit import CONTROLLER, Result
@@ -25,6 +27,53 @@ def test_a_step_back_to_the_static_k_is_an_entry() -> None:
     assert now == {"default": ((1, 64, 1),)} != before
     changed = {item.field for item in entry.changes}
     assert changed == {name for name in {*before, *now} if before.get(name) != now.get(name)}
+
+
+def step_back(rig: Rig) -> None:
+    """Let the hold-out have said that the law loses, let it not judge again, and run the law in every other window."""
+    hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
+    hold_out._tuning = replace(hold_out._tuning, guard=False, stepped_back_ratio=0.5)
+    hold_out.is_stepped_back = True
+
+
+def returns_to_static(rig: Rig) -> int:
+    """How often the static K came back into force."""
+    reasons = [item.reason for item in rig.store.log if item.published]
+    return sum(now == "static_better" != before for before, now in pairwise(reasons))
+
+
+def test_a_step_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None:
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
+    asyncio.run(rig.tick(20))
+    step_back(rig)
+    asyncio.run(rig.tick(60))
+    assert returns_to_static(rig) >= 3
+    assert len(rig.store.audited) == 1
+    rig.loop.view().law._pools[MODEL, POOL].hold_out.is_stepped_back = False
+    asyncio.run(rig.tick(4))
+    step_back(rig)
+    asyncio.run(rig.tick(12))
+    assert len(rig.store.audited) == 2
+
+
+def test_a_leader_that_takes_over_a_pool_that_stepped_back_adds_no_entry() -> None:
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
+    standby = Rig.new("standby", beside=rig)
+    asyncio.run(rig.tick(20))
+    step_back(rig)
+    asyncio.run(rig.tick(12))
+    assert len(rig.store.audited) == 1
+    for old, new in ((rig, standby), (standby, rig)):
+        asyncio.run(new.tick())
+        old.leadership.release()
+        before = returns_to_static(rig)
+        asyncio.run(new.tick())
+        step_back(new)
+        asyncio.run(new.tick(30))
+        assert returns_to_static(rig) > before
+    assert len(rig.store.audited) == 1
 
 
 def test_a_canary_that_the_law_ends_is_an_entry() -> None:

@@ -1,6 +1,7 @@
 """A freeze holds K, current or static, until it is lifted or its time is over; the law learns on."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.freezing import as_frozen, held
 from specpilot.controller.law.k_table import k_at
+from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.types import ClassPolicy, Mode, Policy
-from tests.support.loop_rig import Rig, k_of
+from specpilot.policy.types import ClassPolicy, Decision, Mode, Policy, Schedule
+from tests.support.loop_rig import Rig, k_of, registered
 
 
 def settled() -> Rig:
@@ -68,6 +70,80 @@ def test_the_law_goes_on_as_if_nothing_was_published_after_a_freeze() -> None:
     assert k_of(rig.store.published[MODEL, POOL].classes) == 7
 
 
+def tick_until(rig: Rig, is_reached: Callable[[Decision], bool]) -> None:
+    for _ in range(60):
+        asyncio.run(rig.tick())
+        if is_reached(rig.store.log[-1]):
+            return
+    raise AssertionError("not reached within 60 ticks")
+
+
+def held_under_a_freeze(rig: Rig) -> Schedule:
+    """Freeze the model; return what is held from the next tick on."""
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+    asyncio.run(rig.tick())
+    found = rig.store.published[MODEL, POOL]
+    asyncio.run(rig.tick(8))
+    assert rig.store.published[MODEL, POOL].classes == found.classes
+    return found
+
+
+def test_a_window_of_the_hold_out_is_not_what_is_held() -> None:
+    rig = settled()
+    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.3), None, 0.0)
+    tick_until(rig, lambda decision: decision.reason == "hold_out")
+    chosen = rig.store.log[-1].schedule.classes
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 1
+    found = held_under_a_freeze(rig)
+    assert (found.classes, found.probe_ratio) == (chosen, 0.005)
+    assert k_of(found.classes) == 7
+
+
+def test_a_pool_that_stepped_back_holds_the_static_k_though_the_law_had_its_turn() -> None:
+    rig = settled()
+    hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
+    hold_out._tuning = replace(hold_out._tuning, guard=False, stepped_back_ratio=0.5)
+    hold_out.is_stepped_back = True
+    tick_until(rig, lambda decision: decision.reason == "static_better")
+    tick_until(rig, lambda decision: decision.reason == "optimal")
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 7
+    found = held_under_a_freeze(rig)
+    assert ({item.k for ranges in found.classes.values() for item in ranges}, found.probe_ratio) == ({1}, 0.0)
+
+
+def test_a_canarys_turn_is_not_what_is_held() -> None:
+    rig = settled()
+    canary = Canary(Policy(MODEL, static_k=1, k_max=2), window_s=5.0)
+    rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
+    tick_until(rig, lambda decision: decision.evidence["canary"]["arm"] == "present")
+    tick_until(rig, lambda decision: decision.evidence["canary"]["arm"] == "canary")
+    asyncio.run(rig.tick())
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 2
+    assert k_of(held_under_a_freeze(rig).classes) == 7
+
+
+def test_a_new_leader_holds_what_is_in_force() -> None:
+    rig = settled()
+    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.3), None, 0.0)
+    tick_until(rig, lambda decision: decision.reason == "hold_out")
+    rig.leadership.release()
+    in_force = rig.store.published[MODEL, POOL].classes
+    assert held_under_a_freeze(Rig.new("another", beside=rig)).classes == in_force
+
+
+def test_a_freeze_in_advise_publishes_nothing_to_engines_that_run_on_their_own() -> None:
+    rig = Rig.new()
+    rig.store.heartbeat(registered("one"), 1e9)
+    rig.store.put_policy(Policy(MODEL, mode=Mode.ADVISE, static_k=1), None, 0.0)
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+    asyncio.run(rig.tick(12))
+    assert rig.store.published == {}
+    assert (rig.store.log[-1].reason, rig.store.log[-1].k) == ("frozen", {})
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0)
+    asyncio.run(rig.tick())
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 1
+
+
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.ADVISE])
 def test_other_modes_stay(mode: Mode) -> None:
     rig = settled()
@@ -86,4 +162,6 @@ def test_with_nothing_in_force_the_static_k_is_held_and_never_more_than_the_engi
     blank = type(context)(MODEL, POOL, context.policy, 7, 3, 8, None)
     assert held(blank, result, freeze).publish == {"default": ((1, 8, 1),)}
     small = type(context)(MODEL, POOL, context.policy, 2, 1, 64, context.in_force)
-    assert {item.k for ranges in held(small, result, freeze).publish.values() for item in ranges} <= {0, 1, 2}
+    publish = held(small, result, freeze).publish
+    assert publish is not None
+    assert {item.k for ranges in publish.values() for item in ranges} <= {0, 1, 2}

@@ -19,6 +19,7 @@ from specpilot.controller.recording.explanation import explain, text
 from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.store import StoreMemory
 from specpilot.policy.types import ClassPolicy, Lease, Mode, Policy
 from tests.support.controller_store import MemoryStore
@@ -91,6 +92,33 @@ async def test_what_fails_in_one_pool_does_not_stop_the_others(
     assert (MODEL, "another") not in rig.store.published
     assert rig.loop.ticks == 3
     assert sum("another: not steered in this tick" in record.message for record in caplog.records) == 3
+
+
+@pytest.mark.parametrize("hold", Hold)
+async def test_a_pool_in_which_the_law_fails_can_be_frozen(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hold: Hold
+) -> None:
+    await rig.tick(20)
+    before = rig.store.published[MODEL, POOL]
+
+    def failing(*_: object) -> TickResult:
+        raise IndexError("nobody foresaw this")
+
+    monkeypatch.setattr(ControlLaw, "decide", failing)
+    await rig.tick(7)
+    assert rig.store.published[MODEL, POOL] == before
+    rig.store.frozen[MODEL] = Freeze(MODEL, hold, 0.0)
+    await rig.tick(8)
+    now = rig.store.published[MODEL, POOL]
+    assert now.version >= before.version + 2  # and renewed
+    assert now.classes == (before.classes if hold is Hold.CURRENT else {"default": ((1, 64, 3),)})
+    assert rig.store.log[-1].reason == "frozen"
+    assert "FROZEN" in text(explain(list(reversed(rig.store.log)))).upper()
+    assert sum("the law fails; what the freeze says is published" in record.message for record in caplog.records) == 8
+    assert rig.metrics.registry.get_sample_value("specpilot_controller_tick_errors_total") == 15
+    rig.store.published.clear()
+    await rig.tick()
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 3
 
 
 async def test_an_engine_that_drafts_less_may_join_a_busy_pool(rig: Rig) -> None:
