@@ -49,7 +49,8 @@ class Tuning:
             this far below the best one's.
         near_ratio: loads whose running decodes differ by at most this factor count as like.
         stale_s: age of the newest evidence at which a schedule is held.
-        idle_s: time without a decode, up to the newest look, after which a pool counts as idle.
+        idle_s: time without a decode, up to the newest look, after which a pool counts as idle; two looks at least
+            (`for_looks`).
         urgent_gain_ratio: predicted gain that does not wait for the policy's dwell, and the least gain at loads and in
             rows without traffic, which change alone.
         even_ratio: score that a table may lose at any n, to change K less often along n. More loses throughput where n
@@ -106,11 +107,17 @@ class Tuning:
     guard: bool = True
 
     def for_looks(self, every_s: float) -> "Tuning":
-        """Return the constants for looks `every_s` seconds apart: a window of the hold-out has room for two of them.
+        """Return the constants for looks `every_s` seconds apart.
 
-        Its first tick comes up to `every_s` after it began, and looks count that begin `delivered_s` later.
+        A window of the hold-out has room for two of them: its first tick comes up to `every_s` after it began, and
+        looks count that begin `delivered_s` later. A pool is idle after two without a decode: one may hold the sample
+        of an idle engine alone, where a server scrapes each engine at its own time.
         """
-        return replace(self, hold_out_window_s=max(self.hold_out_window_s, 4 * every_s))
+        return replace(
+            self,
+            hold_out_window_s=max(self.hold_out_window_s, 4 * every_s),
+            idle_s=max(self.idle_s, 2 * every_s),
+        )
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
