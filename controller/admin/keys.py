@@ -73,12 +73,6 @@ _ROTATION: dict[str, Any] = {
 def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
     """Add the routes of client keys to `router`, and return it."""
 
-    async def existing(key_id: str) -> ApiKey:
-        found = next((key for key in await asyncio.to_thread(store.api_keys) if key.key_id == key_id), None)
-        if found is None:
-            raise _unknown(key_id)
-        return found
-
     @router.get("/keys", response_model=KeyList)
     async def list_keys() -> JSONResponse:
         """Client keys, without the keys: only their ids and what they may."""
@@ -114,7 +108,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         """Change what a client key may; `null` resets a field, what is not named stays."""
         wanted = _key_request(await object_of(request), clock.now())
         if write.is_dry_run:
-            before = await existing(key_id)
+            before = await _existing(store, key_id)
             return answer(key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
         done = await asyncio.to_thread(_change, store, key_id, wanted)
         if done is None:
@@ -137,7 +131,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         plain, now = await object_of(request), clock.now()
         grace_s = _grace_in(plain, now)
         secret = _secret()
-        before = await existing(key_id)
+        before = await _existing(store, key_id)
         faults = rotation_faults(plain, before.expires_at, now)
         if faults:
             raise invalid(faults, "rotation")
@@ -160,16 +154,28 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
 
     @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
     async def delete_key(key_id: str, write: WritingAlone) -> Response:
-        """Revoke a client key."""
-        changes = differences(_shown(await existing(key_id)), {})
+        """Revoke a client key, also one whose document cannot be read."""
         if write.is_dry_run:
-            return answer(key_id, None, changes)
-        write.note.changes = changes
+            return answer(key_id, None, differences(_shown(await _existing(store, key_id)), {}))
+        found = await _stored(store, key_id)
+        write.note.changes = differences(_shown(found), {}) if found is not None else []
         if not await asyncio.to_thread(store.delete_api_key, key_id):
             raise _unknown(key_id)
         return Response(status_code=204)
 
     return router
+
+
+async def _stored(store: Store, key_id: str) -> ApiKey | None:
+    """Return a key; `None` where there is none, or where it cannot be read."""
+    return next((key for key in await asyncio.to_thread(store.api_keys) if key.key_id == key_id), None)
+
+
+async def _existing(store: Store, key_id: str) -> ApiKey:
+    found = await _stored(store, key_id)
+    if found is None:
+        raise _unknown(key_id)
+    return found
 
 
 def _secret() -> str:

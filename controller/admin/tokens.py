@@ -108,14 +108,16 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
 
     @router.delete("/tokens/{token_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
     async def revoke_token(token_id: str, write: WritingAlone) -> Response:
-        """Revoke a token; it is refused at once."""
+        """Revoke a token, also one whose document cannot be read; it is refused at once."""
         found = await asyncio.to_thread(store.admin_token, token_id)
-        if found is None:
-            raise _not_found(token_id)
-        changes = differences(_shown(found), {})
+        changes = differences(_shown(found), {}) if found is not None else []
         if write.is_dry_run:
+            if found is None:
+                raise _not_found(token_id)
             return answer(found.name, None, changes)
-        write.note.subject, write.note.changes = f"{token_id} {found.name}", changes
+        if found is not None:
+            write.note.subject = f"{token_id} {found.name}"
+        write.note.changes = changes
         if not await asyncio.to_thread(store.delete_admin_token, token_id):
             raise _not_found(token_id)
         return Response(status_code=204)

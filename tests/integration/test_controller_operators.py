@@ -263,8 +263,10 @@ def test_one_unreadable_document_leaves_the_calls_about_the_others(controller: C
     assert "bad" not in {item["key_id"] for item in controller.call("/admin/keys")[1]["keys"]}
     assert controller.call("/admin/tokens")[0] == 200
     assert controller.call(f"/admin/keys/{made}", "DELETE")[0] == 204
-    stored.delete_api_key("bad")
-    stored.delete_admin_token("bad")
+    for path in ("/admin/keys/bad", "/admin/tokens/bad"):
+        assert controller.call(path + "?validate_only=true", "DELETE")[0] == 404
+        assert controller.call(path, "DELETE")[0] == 204
+        assert controller.call(path, "DELETE")[0] == 404
     stored.close()
 
 
