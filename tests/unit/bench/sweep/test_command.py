@@ -252,7 +252,7 @@ async def test_an_endpoint_gets_its_k_back(tmp_path: Path) -> None:
 async def test_interrupted_a_sweep_gives_k_back_and_the_same_command_plays_the_missing_cells_alone(
     sent: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = Endpoint(has_adapter=True, slow_s=0.2)
+    engine = Endpoint(has_adapter=True, slow_s=0.5)
     engine.under_way_at = 6 + 3 + 2  # in the second cell
     await engine.start()
     flags = [*arguments(tmp_path, f"p-eagle={engine.url}"), "--k", "3", "--repetitions", "1"]
