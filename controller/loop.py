@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where observations come from. `scraped_at` is the time of each engine's newest one."""
+    """Where observations come from. `scraped_at` is when each engine was last read, at first since when it is known."""
 
     scraped_at: dict[str, float]
 
