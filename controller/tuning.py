@@ -39,8 +39,13 @@ class Tuning:
         cell_half_life_s: seconds of traffic in which the weight of a cell that is not visited halves.
         cell_floor_ratio: weight that an old cell keeps, so that the shape of the cost is not forgotten.
         cells_limit: cells that are remembered of a pool; bounds time and memory of a fit.
-        drift_gain_ratio: share of a look's common error that is put down to the machine's pace.
-        drift_jump: logarithm of a common error beyond which a look is set aside until the next one agrees.
+        cell_span_s: seconds of traffic that the newest steps of a cell are of, before they join those of before.
+        pace_spread_ratio: how far the machine's pace varies: the standard deviation of its logarithm. With
+            `pace_time_s` it follows 5 % in half a second; less follows later, more follows the noise of single looks.
+        pace_time_s: seconds of traffic over which it does.
+        shape_spread_ratio: how far the form of the cost misses steps: the standard deviation of the logarithm.
+        pace_parts: parts of cells by which the pace is found, those visited last; the time grows with its cube.
+        pause_jump: logarithm of a look's error beyond which it is set aside until the next one agrees.
         freeze_cost: learn the cost from the first 30 s of traffic and keep it (an ablation).
         trial_steps: steps of a depth that make its cost known; an engine measures 20 of each before traffic.
         trial_limit_s: the longest time that one engine tries a depth; it ends the trial then by itself.
@@ -79,12 +84,16 @@ class Tuning:
     arrivals_time_s: float = 30.0
     arrivals_ratio: float = 0.25
     cell_memory_steps: float = 400.0
+    cell_span_s: float = 4.0
     cell_saturation_steps: float = 20.0
     cell_half_life_s: float = 60.0
     cell_floor_ratio: float = 0.05
     cells_limit: int = 400
-    drift_gain_ratio: float = 0.3
-    drift_jump: float = 0.15
+    pace_spread_ratio: float = 0.9
+    pace_time_s: float = 300.0
+    shape_spread_ratio: float = 0.05
+    pace_parts: int = 150
+    pause_jump: float = 0.4
     freeze_cost: bool = False
     trial_steps: float = 15.0
     trial_limit_s: float = 4.0

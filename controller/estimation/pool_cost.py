@@ -4,11 +4,10 @@ The memory is a table of means, one for each cell of like steps that the engines
 the fit a cell's weight saturates with its steps and halves every `cell_half_life_s` of traffic after its last visit,
 down to a floor. Where cells are more than `cells_limit`, those that were not visited for longest go.
 
-s, the factor on all of T, follows drift that strikes all steps alike (a noisy neighbour); the means are kept with it
-taken out. It moves with the ratio of each look's measurements to what was predicted for cells that are known, gently; a
-look that is off by more than `drift_jump` is set aside, and when the next one is off the same way, s moves there at
-once. So a pause in a few steps is no drift, and the cells of a K that was not tried lately keep their relation to the
-others. What is common to the cells of a look is for s; each cell takes in what is left.
+s, the factor on all of T, is the machine's pace (`pace`). T is fitted to what the cells took with the paces of their
+times taken out. The paces are then found anew by what T leaves unexplained, of the cells that were visited last, each
+in two parts (`cell_memory`). A new load shows the present pace by the cells that are like its own; old cells keep their
+relation to the others when the pace changes.
 
 What a decode at K = 0 leaves for the drafter is caught up if its request is drafted for again, and never where nobody
 is. With Q the share of the decodes at K > 0, the chance of that is taken to be proportional to Q, so that such a decode
@@ -20,45 +19,30 @@ both sums fading alike. A charge that did not depend on Q would keep K = 0 for a
 Looks with Q below `_LEAST_DRAFTED` are left out: what is caught up there is for probes, which have a budget of their
 own whatever K is, and by so small a Q it would seem to make every mixed K expensive.
 
-Limits: one look may move a cell's mean by at most a factor of two, so that a pause of some seconds in one step does
-not. Looks of fewer than ten steps say nothing of s.
+A look that is off by more than `pause_jump` is set aside, and when the next one is off the same way it is believed: a
+pause in some steps is no pace.
+
+The table of an engine that was not seen before is of all its times: as for the pace, it counts as one of long ago, and
+tells of cells only that are not known.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specpilot.controller.estimation.cell_memory import CellMemory, Measured
 from specpilot.controller.estimation.observation import CatchUpCell, Cell, CellSums, Evidence
+from specpilot.controller.estimation.pace import paces
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.graphs import Graphs
 
 Vector = NDArray[np.float64]
-_ESTABLISHED_STEPS = 30.0
-_DRIFT_STEPS = 10.0
 _HISTORY_STEPS = 50.0
-_LARGEST_MOVE = 2.0
 _LEAST_DRAFTED = 0.05
-
-
-@dataclass(slots=True)
-class _CellMemory:
-    steps: float
-    mean: Vector  # `step_cost.COLUMNS`
-    seconds: float  # with the drift taken out
-    seen_s: float
-
-    def take(self, steps: float, mean: Vector, seconds: float, memory_steps: float) -> None:
-        """Move towards the `mean` of so many new steps, of `seconds` each without the drift."""
-        ratio = min(max(seconds / self.seconds, 1 / _LARGEST_MOVE), _LARGEST_MOVE)
-        kept = self.steps * math.exp(-steps / memory_steps)
-        share = steps / (kept + steps)
-        self.steps = kept + steps
-        self.mean = self.mean + share * (mean - self.mean)
-        self.seconds *= ratio**share
 
 
 class PoolCost:
@@ -66,9 +50,9 @@ class PoolCost:
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
-        self._cells: dict[Cell | CatchUpCell, _CellMemory] = {}
+        self._cells: dict[Cell | CatchUpCell, CellMemory] = {}
         self._traffic_s = 0.0
-        self._drift = 1.0
+        self._pace = 0.0  # its logarithm
         self._off_by = 0.0  # logarithm of how far the look that was set aside was off
         self._left_rows = 0.0
         self._left_s = 0.0
@@ -84,18 +68,16 @@ class PoolCost:
         if not looked or (self._tuning.freeze_cost and self._traffic_s > 30.0 and not is_history):  # noqa: PLR2004
             return
         self._traffic_s += elapsed_s
-        is_believed = is_history or self._follow_drift([item for item in looked if isinstance(item[0], Cell)])
-        if not is_believed:
+        if not is_history and not self._is_believed([item for item in looked if isinstance(item[0], Cell)]):
             return
+        at = self._traffic_s - (self._tuning.pace_time_s if is_history else 0.0)
         for cell, mean, sums in looked:
             steps = min(sums.steps, _HISTORY_STEPS) if is_history else sums.steps
-            settled = sums.seconds / sums.steps / self._drift
-            known = self._cells.get(cell)
-            if known is None:
-                self._cells[cell] = _CellMemory(steps, mean, settled, self._traffic_s)
-            else:
-                known.take(steps, mean, settled, self._tuning.cell_memory_steps)
-                known.seen_s = self._traffic_s
+            newer = Measured(steps, mean, math.log(sums.seconds / sums.steps), at, self._pace)
+            if cell not in self._cells:
+                self._cells[cell] = CellMemory(newer, self._traffic_s)
+            elif not is_history:
+                self._cells[cell].take(newer, self._tuning)
         if len(self._cells) > self._tuning.cells_limit:
             newest = sorted(self._cells.items(), key=lambda item: -item[1].seen_s)
             self._cells = dict(newest[: self._tuning.cells_limit])
@@ -111,22 +93,37 @@ class PoolCost:
     def fit(self) -> StepCost | None:
         """Return the cost by all that is remembered; `None` before the first step."""
         if not self._is_fresh:
-            memories = list(self._cells.values())
-            steps = np.array([memory.steps for memory in memories])
-            age = np.array([self._traffic_s - memory.seen_s for memory in memories])
-            fading = np.maximum(0.5 ** (age / self._tuning.cell_half_life_s), self._tuning.cell_floor_ratio)
-            self._fit = fit_cells(
-                np.array([memory.mean for memory in memories]),
-                np.array([memory.seconds for memory in memories]),
-                steps / (steps + self._tuning.cell_saturation_steps) * fading,
-                self._drift,
-                self._graphs,
-            )
+            self._fit = self._fitted()
             self._is_fresh = True
         if self._fit is None:
             return None
         left_s = self._left_s / self._left_rows if self._left_rows >= 1 else 0.0
-        return replace(self._fit, drift_ratio=self._drift, left_s=left_s)
+        return replace(self._fit, pace_ratio=math.exp(self._pace), left_s=left_s)
+
+    def _fitted(self) -> StepCost:
+        """Fit T to what the cells took at a pace of 1, then find the paces anew by what T leaves unexplained."""
+        tuning = self._tuning
+        memories = sorted(self._cells.values(), key=lambda memory: -memory.seen_s)
+        cells = [memory.at_pace_1() for memory in memories]
+        steps = np.array([cell.steps for cell in cells])
+        age = np.array([self._traffic_s - memory.seen_s for memory in memories])
+        fading = np.maximum(0.5 ** (age / tuning.cell_half_life_s), tuning.cell_floor_ratio)
+        fit = fit_cells(
+            np.array([cell.mean for cell in cells]),
+            np.exp([cell.took for cell in cells]),
+            steps / (steps + tuning.cell_saturation_steps) * fading,
+            self._graphs,
+        )
+        parts = [part for memory in memories for part in memory.parts][: tuning.pace_parts]
+        means = np.array([part.mean for part in parts])
+        took = np.array([part.took for part in parts])
+        steps = np.array([part.steps for part in parts])
+        ages = self._traffic_s - np.array([part.at for part in parts])
+        found = paces(means, took - np.log(fit.cell_s(means)), steps, ages, tuning)
+        for part, pace in zip(parts, found[:-1].tolist(), strict=True):
+            part.pace = pace
+        self._pace = float(found[-1])
+        return fit
 
     def is_measured(self, k: int, decodes: float | None = None) -> bool:
         """Whether steps like those of a uniform K of `k` were measured: at all, or at about so many `decodes`.
@@ -135,41 +132,26 @@ class PoolCost:
         """
         steps = 0.0
         for memory in self._cells.values():
-            n, _, slots = memory.mean[:3]
+            n, _, slots = memory.newest.mean[:3]
             if n >= 1 and (decodes is None or is_near(n, decodes, self._tuning.near_ratio)):
                 alike = slots == 0 if k == 0 else slots > 0 and is_near(slots / n, k, self._tuning.near_ratio)
-                steps += memory.steps if alike else 0.0
+                steps += sum(part.steps for part in memory.parts) if alike else 0.0
         return steps >= self._tuning.trial_steps
 
-    def _follow_drift(self, looked: Iterable[tuple[Cell | CatchUpCell, Vector, CellSums]]) -> bool:
-        """Follow the machine's pace; return whether the look can be believed."""
+    def _is_believed(self, looked: Sequence[tuple[Cell | CatchUpCell, Vector, CellSums]]) -> bool:
+        """Note how far off a look's steps are from what was predicted; return whether they are no mere pause."""
         fit = self.fit()
-        if fit is None:
+        if fit is None or not looked:
             return True
-        off: list[tuple[float, float]] = []
-        surprises: list[tuple[float, float]] = []
-        for cell, mean, sums in looked:
-            seconds = sums.seconds / sums.steps
-            predicted = float(fit.step_s(*mean[:3], context=mean[3], prefill=mean[4]))
-            surprises.append((abs(predicted / seconds - 1), sums.steps))
-            known = self._cells.get(cell)
-            if known is not None and known.steps >= _ESTABLISHED_STEPS:
-                then = float(fit.step_s(*known.mean[:3], context=known.mean[3], prefill=known.mean[4]))
-                off.append((math.log(seconds / (known.seconds * self._drift * predicted / then)), sums.steps))
-        if surprises:
-            surprise = _weighted_median(surprises)
-            self.surprise_ratio = (
-                surprise if self.surprise_ratio is None else 0.8 * self.surprise_ratio + 0.2 * surprise
-            )
-        if sum(steps for _, steps in off) < _DRIFT_STEPS:
-            return True
-        off_by = _weighted_median(off)
+        means = np.array([mean for _, mean, _ in looked])
+        steps = [sums.steps for _, _, sums in looked]
+        seconds = np.array([sums.seconds for _, _, sums in looked]) / steps
+        predicted = fit.cell_s(means)
+        surprise = _weighted_median([*zip(np.abs(predicted / seconds - 1).tolist(), steps, strict=True)])
+        self.surprise_ratio = surprise if self.surprise_ratio is None else 0.8 * self.surprise_ratio + 0.2 * surprise
+        off_by = _weighted_median([*zip(np.log(seconds / predicted).tolist(), steps, strict=True)])
         before, self._off_by = self._off_by, 0.0
-        if abs(off_by) <= self._tuning.drift_jump:
-            self._drift *= math.exp(self._tuning.drift_gain_ratio * off_by)
-            return True
-        if before * off_by > 0:
-            self._drift *= math.exp(min(before, off_by, key=abs))
+        if abs(off_by) <= self._tuning.pause_jump or before * off_by > 0:
             return True
         self._off_by = off_by
         return False
@@ -182,7 +164,7 @@ class PoolCost:
         caught_up = evidence.catch_ups.values()
         spent = sum(sums.steps * fit.read_s + sums.read * fit.per_read_s for sums in caught_up)
         self._left_rows = self._left_rows * kept + evidence.undrafted * evidence.drafted_ratio
-        self._left_s = self._left_s * kept + fit.drift_ratio * spent
+        self._left_s = self._left_s * kept + fit.pace_ratio * spent
 
 
 def _looked(evidence: Evidence) -> list[tuple[Cell | CatchUpCell, Vector, CellSums]]:

@@ -5,7 +5,7 @@
 
 n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
 lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
-that the drafter read to catch up; s: drift that strikes everything alike, which `pool_cost` follows. On an engine with
+that the drafter read to catch up; s: the machine's pace, which strikes everything alike (`pace`). On an engine with
 CUDA graphs (`graph_shape`) m + P and D are what the passes are padded to, and W, G, H are 1 where the target's pass is
 piecewise, has no graph, and the drafter's has none. Decode-only steps, steps with prefill and steps that caught up are
 all fitted together; each is priced by what was in it. c11: a step with draft tokens costs every running decode
@@ -17,11 +17,11 @@ do: where a step prefills, verification is not free any more; c4 is what they co
 so T never falls with anything that a step is given to do; but where that makes it find a graph, K_max may be cheaper
 than K_max - 1. Every term is a column of `_features` and a coefficient of `StepCost`.
 
-Fit: non-negative least squares on the means of cells of like steps, with s taken out, errors relative to the measured
-time, every cell with the weight that it comes with. Two mild penalties make it unique: neighbouring slopes of g are
-alike, and where the data cannot tell two explanations apart, time is put down to the base and to m rather than to n, D
-or X. A small K then looks cheaper than it may be, so it is chosen and measured; the opposite error would never be
-found, because what looks expensive is not tried.
+Fit: non-negative least squares on the means of cells of like steps, errors relative to what they took at a pace of 1,
+every cell with the weight that it comes with. Two mild penalties make it unique: neighbouring slopes of g are alike,
+and where the data cannot tell two explanations apart, time is put down to the base and to m rather than to n, D or X. A
+small K then looks cheaper than it may be, so it is chosen and measured; the opposite error would never be found,
+because what looks expensive is not tried.
 
 Limits: T is a mean, and says nothing of how far it was extrapolated (`PoolCost.is_measured` does).
 """
@@ -61,7 +61,7 @@ class StepCost:
     read_s: float
     per_read_s: float
     verify_s: Vector  # g at KNOTS, then far beyond
-    drift_ratio: float = 1.0
+    pace_ratio: float = 1.0
     left_s: float = 0.0
     piecewise_s: float = 0.0
     graphless_s: float = 0.0
@@ -97,12 +97,19 @@ class StepCost:
             + self.piecewise_s * shape.piecewise + self.graphless_s * shape.graphless
             + self.drafter_graphless_s * shape.drafter_graphless
         )  # fmt: skip
-        total: Vector = np.maximum(self.drift_ratio * within, _SHORTEST_S)
+        total: Vector = np.maximum(self.pace_ratio * within, _SHORTEST_S)
+        return total
+
+    def cell_s(self, means: Vector) -> Vector:
+        """Seconds of steps that were measured, those that caught up too, by what was in them: [cells, COLUMNS]."""
+        n, m, d, x, p, r = means.T
+        read_s = np.where(r > 0, self.read_s, 0.0) + self.per_read_s * r
+        total: Vector = self.step_s(n, m, d, prefill=p, context=x) + self.pace_ratio * read_s
         return total
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds that prefilling so many tokens adds to a step that verifies nothing."""
-        return self.drift_ratio * (self.per_prefill_s * tokens + float(np.interp(tokens, _EDGES, self.verify_s)))
+        return self.pace_ratio * (self.per_prefill_s * tokens + float(np.interp(tokens, _EDGES, self.verify_s)))
 
     def described(self) -> dict[str, Any]:
         """Return the coefficients as plain data."""
@@ -120,7 +127,7 @@ class StepCost:
             "graphless_s": self.graphless_s,
             "drafter_graphless_s": self.drafter_graphless_s,
             "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
-            "drift_ratio": self.drift_ratio,
+            "pace_ratio": self.pace_ratio,
             "left_s": self.left_s,
         }
 
@@ -129,14 +136,12 @@ COLUMNS = ("decodes", "verified", "slots", "context", "prefill", "read")
 """What the means of a cell state, in this order."""
 
 
-def fit_cells(
-    means: Vector, seconds: Vector, weight: Vector, drift_ratio: float, graphs: Graphs | None = None
-) -> StepCost:
-    """Return the cost that says best what cells of like steps took, with `drift_ratio` put on it.
+def fit_cells(means: Vector, seconds: Vector, weight: Vector, graphs: Graphs | None = None) -> StepCost:
+    """Return the cost that says best what cells of like steps took.
 
-    `means` [cells, COLUMNS] is what was in their steps on average, `seconds` [cells] what these took with the drift
-    taken out, `weight` [cells] how much each squared relative error counts, 1 for a cell that is fully believed. There
-    is one cell at least. `graphs` are the engine's.
+    `means` [cells, COLUMNS] is what was in their steps on average, `seconds` [cells] what these took at a pace of 1,
+    `weight` [cells] how much each squared relative error counts, 1 for a cell that is fully believed. There is one cell
+    at least. `graphs` are the engine's.
     """
     features = _features(means, graphs)
     size = np.sqrt(weight)
@@ -159,7 +164,6 @@ def fit_cells(
         read_s=read,
         per_read_s=per_read,
         verify_s=np.concatenate([[0.0], heights]),
-        drift_ratio=drift_ratio,
         piecewise_s=rest[0],
         graphless_s=rest[1],
         drafter_graphless_s=rest[2],

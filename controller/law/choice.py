@@ -298,7 +298,7 @@ class Choice:
             start=np.zeros(1),
         )
         drafting_s = cost.drafter_s + n * (cost.drafting_per_decode_s + cost.per_slot_s)
-        left_s = np.minimum(n * cost.left_s, cost.drift_ratio * drafting_s)
+        left_s = np.minimum(n * cost.left_s, cost.pace_ratio * drafting_s)
         seconds = np.maximum(gross - self._prefill_s, _EQUAL) + (1.0 - drafted) * drafted * left_s
         throughput = n * (group_length @ self._value) / seconds
         score = throughput

@@ -59,7 +59,7 @@ UNSEEN = [(n, k) for n in (3, 6, 12, 20, 40, 56, 63, 66, 80, 110) for k in (0, 1
 
 def fitted(graphs: Graphs | None) -> StepCost:
     means, seconds = np.array([cell(*item) for item in SEEN]), np.array([took(*item) for item in SEEN])
-    return fit_cells(means, seconds, np.ones(len(SEEN)), 1.0, graphs)
+    return fit_cells(means, seconds, np.ones(len(SEEN)), graphs)
 
 
 def errors(graphs: Graphs | None) -> list[float]:

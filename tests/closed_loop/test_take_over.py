@@ -19,10 +19,10 @@ async def test_the_successors_first_schedule_is_its_predecessors_for_every_load_
         await first.tick()
         first.clock.at -= 1.0
         await second.tick()
-    # As if the predecessor had known better: far from here every draft is deep.
+    # As if the predecessor had known better: far from here no draft pays, and farther still every draft is deep.
     settled = first.store.published[MODEL, POOL]
-    near, *_, (_, most, _) = settled.classes["default:7"]
-    beyond = (KRange(1, 18, near.k), KRange(19, 40, 0), KRange(41, most, K_MAX))
+    ranges = settled.classes["default:7"]
+    beyond = (KRange(1, 18, ranges[0].k), KRange(19, 40, 0), KRange(41, ranges[-1].hi, K_MAX))
     before = replace(settled, classes={**settled.classes, "default:7": beyond})
     first.store.published[MODEL, POOL] = before
     first.store.leader = None

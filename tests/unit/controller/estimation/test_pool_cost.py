@@ -52,12 +52,12 @@ def test_a_slower_machine_is_followed_for_depths_that_did_not_run_since() -> Non
     assert float(fit.step_s(8.0, 64.0, 56.0)) == pytest.approx(1.3 * cpu_step_s(8, 64, 56, 0, 0), rel=0.1)
 
 
-def test_one_pause_is_no_drift() -> None:
+def test_one_pause_does_not_change_the_pace() -> None:
     cost = taught(PoolCost())
     cost.learn(steps(8, 2, slowdown=5.0), 1.0)
     fit = cost.fit()
     assert fit is not None
-    assert fit.drift_ratio == pytest.approx(1.0, abs=0.05)
+    assert fit.pace_ratio == pytest.approx(1.0, abs=0.05)
 
 
 def test_measured_is_told_from_extrapolated() -> None:
@@ -109,3 +109,30 @@ def test_cells_are_bounded() -> None:
     for _ in range(100):
         cost.learn(steps(int(rng.integers(1, 64)), int(rng.integers(0, 8))), 1.0)
     assert len(cost._cells) <= 20
+
+
+@pytest.mark.parametrize("pace", [0.6, 1.6])
+def test_a_pace_that_changes_with_the_load_is_seen_at_once(pace: float) -> None:
+    """At 8 decodes the machine was fast, or slow; at 12, which it never had, it is as it was at first."""
+    cost = taught(PoolCost())
+    for _ in range(5):
+        cost.learn(steps(8, 7, slowdown=pace), 1.0)
+    for _ in range(3):
+        cost.learn(steps(12, 7, count=20.0), 0.5)
+    fit = cost.fit()
+    assert fit is not None
+    for k in (0, 2, 7):
+        predicted = float(fit.step_s(12.0, 12.0 * (1 + k), 12.0 * k))
+        assert predicted == pytest.approx(cpu_step_s(12, 12 * (1 + k), 12 * k, 0, 0), rel=0.25), k
+
+
+def test_an_engine_that_joins_tells_nothing_of_the_pace_and_of_what_is_known() -> None:
+    """Its table is of all its times."""
+    cost = taught(PoolCost())
+    joined = Evidence(cells={**steps(8, 2, slowdown=3.0).cells, **steps(32, 0).cells})
+    cost.learn(joined, 0.0, is_history=True)
+    fit = cost.fit()
+    assert fit is not None
+    assert fit.pace_ratio == pytest.approx(1.0, abs=0.05)
+    assert float(fit.step_s(8.0, 24.0, 16.0)) == pytest.approx(cpu_step_s(8, 24, 16, 0, 0), rel=0.1)
+    assert cost.is_measured(0, 32.0)

@@ -23,7 +23,7 @@ def points() -> np.ndarray:
 
 def fitted(truth: Truth, means: np.ndarray) -> StepCost:
     seconds = np.array([truth(n, m, d, p, x) for n, m, d, x, p, _ in means])
-    return fit_cells(means, seconds, np.ones(len(means)), 1.0)
+    return fit_cells(means, seconds, np.ones(len(means)))
 
 
 @pytest.mark.parametrize("truth", [cpu_step_s, gpu_step_s, concave_step_s])
