@@ -93,6 +93,12 @@ class OperatorRecords(OperatorStore):
                 _log.error("%s %s cannot be read and %s: %s", what, name, then, document)
         return found
 
+    def _in_order(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
+        """Return the documents that can be read with their names, in the order of `texts`."""
+        found = self._each(kind, what, texts, "is left out")
+        read = ((name, found[name.decode(errors="replace")]) for name in texts)
+        return [(name, document) for name, document in read if not isinstance(document, InvalidDocumentError)]
+
     @override
     @guarded
     def policy_versions(self, model: str, limit: int, before: int | None = None) -> Sequence[PolicyVersion]:
@@ -100,7 +106,8 @@ class OperatorRecords(OperatorStore):
         numbers = sorted((int(name) for name in self._redis.hkeys(key)), reverse=True)
         wanted = [number for number in numbers if before is None or number < before][:limit]
         texts = self._redis.hmget(key, wanted) if wanted else []
-        return [decode(PolicyVersion, text) for text in texts if text is not None]
+        stored = {str(name).encode(): text for name, text in zip(wanted, texts, strict=True) if text is not None}
+        return [version for _, version in self._in_order(PolicyVersion, f"the policy of {model!r}, version", stored)]
 
     @override
     @guarded
@@ -189,7 +196,9 @@ class OperatorRecords(OperatorStore):
                 rows = self._redis.xrevrange(key, max=newest, min=oldest, count=limit)
             else:
                 rows = self._redis.xrange(key, min=oldest, max=newest, count=limit)
-            found += [replace(decode(AuditEntry, fields[b"entry"]), number=_number(at)) for at, fields in rows]
+            stored = {at: fields[b"entry"] for at, fields in rows}
+            entries = self._in_order(AuditEntry, "the audit entry", stored)
+            found += [replace(entry, number=_number(at)) for at, entry in entries]
         return sorted(found, key=lambda entry: entry.number, reverse=after is None)[:limit]
 
     @override

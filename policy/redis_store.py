@@ -246,14 +246,19 @@ class RedisStore(OperatorRecords, Store):
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
         rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
-        found = [_decision(fields[b"decision"]) for _, fields in rows]
+        found = self._decisions(rows)
         if len(found) < limit:
             # What both streams hold was filed in both at almost the same time, but under ids of their own.
             newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
             rows = self._redis.xrevrange(keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN)
-            lasting = [_decision(fields[b"decision"]) for _, fields in rows]
-            found += [item for item in lasting if not found or item.at < found[-1].at][: limit - len(found)]
+            found += [item for item in self._decisions(rows) if not found or item.at < found[-1].at][
+                : limit - len(found)
+            ]
         return found
+
+    def _decisions(self, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Decision]:
+        texts = {at: _decompressed(fields[b"decision"]) for at, fields in rows}
+        return [decision for _, decision in self._in_order(Decision, "the decision", texts)]
 
     @override
     @guarded
@@ -343,6 +348,9 @@ def _decoded(kind: type[T], text: bytes | None) -> T | None:
     return None if text is None else decode(kind, text)
 
 
-def _decision(text: bytes) -> Decision:
-    """Decisions are kept compressed: they say the same things again and again."""
-    return decode(Decision, text if text.startswith(b"{") else zlib.decompress(text))
+def _decompressed(text: bytes) -> bytes:
+    """Decisions are kept compressed: they say the same things again and again. What is neither stays as it is."""
+    try:
+        return text if text.startswith(b"{") else zlib.decompress(text)
+    except zlib.error:
+        return text

@@ -1,5 +1,6 @@
 """What operators' tools keep in Redis: versions, tokens, freezes and the audit, on a real server."""
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain
 from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, Policy
+from specpilot.policy.types import ApiKey, Decision, Mode, Policy
 from tests.support.redis_server import RedisServer
 
 
@@ -169,6 +170,34 @@ def test_a_token_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "red
     assert list(store.admin_tokens()) == [TOKEN]
     assert store.admin_token("b" * 12) is None
     assert store.delete_admin_token("b" * 12)
+
+
+def test_a_version_that_cannot_be_read_hides_no_other(
+    store: RedisStore, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        store.put_policy(Policy("m"), number, 1.0, Change("ada", Cause.PUT))
+    raw.hset(keys.policy_versions("m"), 2, '{"version":2}')
+    assert [[item.version for item in store.policy_versions("m", 10)] for _ in range(2)] == [[3, 1], [3, 1]]
+    [said] = [record.message for record in caplog.records]
+    assert said.startswith("the policy of 'm', version 2 cannot be read and is left out: ")
+
+
+def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
+    store.append_audit(entry("first"))
+    number = store.append_audit(entry("second"))
+    raw.xadd(keys.AUDIT, {"entry": '{"at":"yesterday"}'}, id=f"{number + 1}-0")
+    assert [item.action for item in store.audit(10)] == ["second", "first"]
+
+
+def test_a_decision_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
+    """Another version of the controller may have filed it, or somebody by hand."""
+    first, last = (Decision(at, "m", "p", Mode.ACT, "held", False, 1, None, None, {}) for at in (1.0, 2.0))
+    store.append_decision(first, is_lasting=True)
+    raw.xadd(keys.decisions("m", "p"), {"decision": zlib.compress(b'{"at":3}')})
+    raw.xadd(keys.decisions("m", "p"), {"decision": b"neither JSON nor compressed"})
+    store.append_decision(last, is_lasting=True)
+    assert list(store.decisions("m", "p", 10)) == [last, first]
 
 
 def entry(what: str, result: Result = Result.DONE) -> AuditEntry:
