@@ -6,7 +6,8 @@ down to a floor. Where cells are more than `cells_limit`, those that were not vi
 
 s, the factor on all of T, is the machine's pace (`pace`). T is fitted to what the cells took with the paces of their
 times taken out. The paces are then found anew by what T leaves unexplained, of the cells that were visited last, each
-in two parts (`cell_memory`). A new load shows the present pace by the cells that are like its own; old cells keep their
+in two parts (`cell_memory`). Measurements tell T and the paces of all times but for a common factor, so that one stays
+as it was at the look before. A new load shows the present pace by the cells that are like its own; old cells keep their
 relation to the others when the pace changes.
 
 What a decode at K = 0 leaves for the drafter is caught up if its request is drafted for again, and never where nobody
@@ -120,6 +121,9 @@ class PoolCost:
         steps = np.array([part.steps for part in parts])
         ages = self._traffic_s - np.array([part.at for part in parts])
         found = paces(means, took - np.log(fit.cell_s(means)), steps, ages, tuning)
+        if (ages > 0).any():  # what T and all paces could exchange without a difference stays where it is
+            before = np.array([part.pace for part in parts])
+            found -= np.median((found[:-1] - before)[ages > 0])
         for part, pace in zip(parts, found[:-1].tolist(), strict=True):
             part.pace = pace
         self._pace = float(found[-1])

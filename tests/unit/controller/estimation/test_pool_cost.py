@@ -136,3 +136,17 @@ def test_an_engine_that_joins_tells_nothing_of_the_pace_and_of_what_is_known() -
     assert fit.pace_ratio == pytest.approx(1.0, abs=0.05)
     assert float(fit.step_s(8.0, 24.0, 16.0)) == pytest.approx(cpu_step_s(8, 24, 16, 0, 0), rel=0.1)
     assert cost.is_measured(0, 32.0)
+
+
+def test_the_pace_does_not_wander_while_the_machine_stays_as_it_is() -> None:
+    """T times the pace is what is measured: nothing else holds either of them."""
+    cost, rng = taught(PoolCost()), np.random.default_rng(1)
+    paces = []
+    for look in range(400):
+        for k in (0, 3, 7):
+            slowdown = float(np.exp(rng.normal(0.0, 0.04)))
+            cost.learn(steps((6, 11, 15, 23)[look // 40 % 4], k, count=20.0, slowdown=slowdown), 0.2)
+        fit = cost.fit()
+        assert fit is not None
+        paces.append(fit.pace_ratio)
+    assert 0.9 < min(paces) <= max(paces) < 1.1
