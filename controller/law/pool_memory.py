@@ -108,7 +108,7 @@ class PoolMemory:
         is_stalled = any(evidence.running.values()) and not evidence.drafts
         self.stalled_since = (at if self.stalled_since is None else self.stalled_since) if is_stalled else None
         self.load.take(evidence, passed_s, self.tuning, of_same_engines=of_same_engines)
-        self.cost.learn(evidence, elapsed_s)
+        self.cost.learn(evidence, passed_s)
 
     def window(self) -> Window | None:
         """Return the newest look; `None` before the first."""
