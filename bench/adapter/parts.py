@@ -128,7 +128,7 @@ def _either(method: Callable[..., Any], other: Callable[..., Any], is_out: Calla
     return call
 
 
-_STOCK_AT_K_MAX = "_update_after_schedule", "update_draft_token_ids", "make_spec_decoding_stats", "update_from_output"
+_STOCK_AT_K_MAX = "update_draft_token_ids", "make_spec_decoding_stats", "update_from_output"
 
 _Replacement = tuple[Any, str, Callable[..., Any]]  # object, name of its method, what to call instead
 
@@ -159,9 +159,14 @@ def _at_k_max(core: Any) -> list[_Replacement]:
     """K of each request, its draft cut to that, who catches up, and the evidence of each step."""
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as above
 
-    scheduler, backlog = core.scheduler, _drafting(core).backlog
+    scheduler, backlog, k_max = core.scheduler, _drafting(core).backlog, core.scheduler.control.k_max
     stock = [(scheduler, name, getattr(Scheduler, name).__get__(scheduler)) for name in _STOCK_AT_K_MAX]
-    return [*stock, *((backlog, name, lambda *_: None) for name in ("catch_up", "keep_of"))]
+
+    def without(output: Any) -> None:
+        Scheduler._update_after_schedule(scheduler, output)  # noqa: SLF001 - vLLM's, without the adapter's
+        output.num_spec_tokens_to_schedule = k_max  # until the plan says so, it is what the last reply's end left
+
+    return [(scheduler, "_update_after_schedule", without), *stock, *((backlog, name, lambda *_: None) for name in ("catch_up", "keep_of"))]
 
 
 def _everything(core: Any) -> list[_Replacement]:
