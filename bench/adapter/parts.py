@@ -166,7 +166,8 @@ def _at_k_max(core: Any) -> list[_Replacement]:
         Scheduler._update_after_schedule(scheduler, output)  # noqa: SLF001 - vLLM's, without the adapter's
         output.num_spec_tokens_to_schedule = k_max  # until the plan says so, it is what the last reply's end left
 
-    return [(scheduler, "_update_after_schedule", without), *stock, *((backlog, name, lambda *_: None) for name in ("catch_up", "keep_of"))]
+    own = [(backlog, name, lambda *_: None) for name in ("catch_up", "keep_of")]
+    return [(scheduler, "_update_after_schedule", without), *stock, *own]
 
 
 def _everything(core: Any) -> list[_Replacement]:

@@ -40,7 +40,8 @@ ANSWER: Script = [SSE_HEAD, chunk(event("hi")), chunk(event("", finish="length")
 class Endpoint(ScriptedEngine):
     """An OpenAI-compatible server with vLLM's counters and, with the adapter, SpecPilot's `/speculation`.
 
-    `controller_after` is after how many requests a controller publishes; `slow_s` is what a request takes. With `guard`
+    `controller_after` is after how many requests a controller publishes; `slow_s` is what a request takes, from
+    `slow_after` requests on where that is set. With `guard`
     it is on another machine, and the adapter's own rule decides who may ask for K.
     """
 
@@ -65,6 +66,7 @@ class Endpoint(ScriptedEngine):
         self.version = 0 if schedule is None else 40
         self.calibrations_left = 0
         self.under_way, self.under_way_at = asyncio.Event(), 1
+        self.slow_after: int | None = None
         self.asked: list[dict[str, Any]] = []
         self.ks: list[int] = []
         self.choose = self.play
@@ -119,7 +121,8 @@ class Endpoint(ScriptedEngine):
             self._server.close()
             for connection in [*self.open]:
                 connection.end()
-        return [self.slow_s, *ANSWER]
+        is_slow = self.slow_after is None or len(self.asked) > self.slow_after
+        return [self.slow_s if is_slow else 0.0, *ANSWER]
 
 
 @pytest.fixture
@@ -252,7 +255,8 @@ async def test_an_endpoint_gets_its_k_back(tmp_path: Path) -> None:
 async def test_interrupted_a_sweep_gives_k_back_and_the_same_command_plays_the_missing_cells_alone(
     sent: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = Endpoint(has_adapter=True, slow_s=0.5)
+    engine = Endpoint(has_adapter=True, slow_s=5.0)
+    engine.slow_after = 6 + 3
     engine.under_way_at = 6 + 3 + 2  # in the second cell
     await engine.start()
     flags = [*arguments(tmp_path, f"p-eagle={engine.url}"), "--k", "3", "--repetitions", "1"]
