@@ -94,10 +94,25 @@ class OperatorRecords(OperatorStore):
         return found
 
     def _in_order(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
-        """Return the documents that can be read with their names, in the order of `texts`."""
-        found = self._each(kind, what, texts, "is left out")
-        read = ((name, found[name.decode(errors="replace")]) for name in texts)
-        return [(name, document) for name, document in read if not isinstance(document, InvalidDocumentError)]
+        """Return the documents that can be read with their names, in the order of `texts`.
+
+        Of the others one line says how many there are and what is wrong with the first: after another version wrote
+        them it may be all of a history, which is read again and again.
+        """
+        found = decode_each(kind, texts)
+        read: list[tuple[bytes, T]] = []
+        faults: list[tuple[bytes, InvalidDocumentError]] = []
+        for name in texts:
+            document = found[name.decode(errors="replace")]
+            if isinstance(document, InvalidDocumentError):
+                faults.append((name, document))
+            else:
+                read.append((name, document))
+        if faults and texts[faults[0][0]] not in self._unreadable:
+            name, fault = faults[0]
+            self._unreadable = {*list(self._unreadable)[-100:], texts[name]}
+            _log.error("%d of %s cannot be read and are left out; %s: %s", len(faults), what, name.decode(), fault)
+        return read
 
     @override
     @guarded
@@ -107,7 +122,9 @@ class OperatorRecords(OperatorStore):
         wanted = [number for number in numbers if before is None or number < before][:limit]
         texts = self._redis.hmget(key, wanted) if wanted else []
         stored = {str(name).encode(): text for name, text in zip(wanted, texts, strict=True) if text is not None}
-        return [version for _, version in self._in_order(PolicyVersion, f"the policy of {model!r}, version", stored)]
+        return [
+            version for _, version in self._in_order(PolicyVersion, f"the versions of the policy of {model!r}", stored)
+        ]
 
     @override
     @guarded
@@ -197,7 +214,7 @@ class OperatorRecords(OperatorStore):
             else:
                 rows = self._redis.xrange(key, min=oldest, max=newest, count=limit)
             stored = {at: fields[b"entry"] for at, fields in rows}
-            entries = self._in_order(AuditEntry, "the audit entry", stored)
+            entries = self._in_order(AuditEntry, "the audit entries", stored)
             found += [replace(entry, number=_number(at)) for at, entry in entries]
         return sorted(found, key=lambda entry: entry.number, reverse=after is None)[:limit]
 

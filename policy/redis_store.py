@@ -251,14 +251,13 @@ class RedisStore(OperatorRecords, Store):
             # What both streams hold was filed in both at almost the same time, but under ids of their own.
             newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
             rows = self._redis.xrevrange(keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN)
-            found += [item for item in self._decisions(rows) if not found or item.at < found[-1].at][
-                : limit - len(found)
-            ]
+            lasting = [item for item in self._decisions(rows) if not found or item.at < found[-1].at]
+            found += lasting[: limit - len(found)]
         return found
 
     def _decisions(self, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Decision]:
         texts = {at: _decompressed(fields[b"decision"]) for at, fields in rows}
-        return [decision for _, decision in self._in_order(Decision, "the decision", texts)]
+        return [decision for _, decision in self._in_order(Decision, "the decisions", texts)]
 
     @override
     @guarded

@@ -180,7 +180,18 @@ def test_a_version_that_cannot_be_read_hides_no_other(
     raw.hset(keys.policy_versions("m"), 2, '{"version":2}')
     assert [[item.version for item in store.policy_versions("m", 10)] for _ in range(2)] == [[3, 1], [3, 1]]
     [said] = [record.message for record in caplog.records]
-    assert said.startswith("the policy of 'm', version 2 cannot be read and is left out: ")
+    assert said.startswith("1 of the versions of the policy of 'm' cannot be read and are left out; 2: ")
+
+
+def test_a_history_of_another_version_of_the_controller_is_told_of_in_one_line(
+    store: RedisStore, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+) -> None:
+    """A console reads it every few seconds."""
+    for index in range(200):
+        raw.xadd(keys.decisions("m", "p"), {"decision": f'{{"at":{index}}}'})
+    assert [list(store.decisions("m", "p", 500)) for _ in range(3)] == [[], [], []]
+    [said] = [record.message for record in caplog.records]
+    assert said.startswith("200 of the decisions cannot be read and are left out; ")
 
 
 def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
