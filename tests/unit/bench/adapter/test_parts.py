@@ -80,6 +80,23 @@ def test_a_part_is_left_out_of_one_of_two_pieces_and_nothing_stays_replaced(monk
     assert (len(pairs), vars(llm.llm_engine), set(vars(part))) == (19, {}, {"called"})
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what vLLM imports
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_steps_without_the_adapter_draft_k_max_tokens_whatever_the_reply_before_ended_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the 0 slots that its last step had left, the drafter of the CPU ended the engine."""
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - under the filters
+
+    monkeypatch.setattr(Scheduler, "_update_after_schedule", lambda *_: None)
+    monkeypatch.setattr(adapter_parts, "_drafting", lambda _: SimpleNamespace(backlog=None))
+    core = SimpleNamespace(scheduler=SimpleNamespace(control=SimpleNamespace(k_max=7)))
+    replaced = {name: other for _, name, other in adapter_parts.PARTS[adapter_parts.AT_K_MAX](core)}
+    output = SimpleNamespace(num_spec_tokens_to_schedule=0)
+    replaced["_update_after_schedule"](output)
+    assert output.num_spec_tokens_to_schedule == 7
+
+
 def test_the_time_of_a_step_counts_for_the_piece_that_it_belongs_to(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     part = SimpleNamespace(work=lambda: setattr(clock, "now", clock.now + 0.5))

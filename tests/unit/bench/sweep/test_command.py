@@ -41,8 +41,8 @@ class Endpoint(ScriptedEngine):
     """An OpenAI-compatible server with vLLM's counters and, with the adapter, SpecPilot's `/speculation`.
 
     `controller_after` is after how many requests a controller publishes; `slow_s` is what a request takes, from
-    `slow_after` requests on where that is set. With `guard`
-    it is on another machine, and the adapter's own rule decides who may ask for K.
+    `slow_after` requests on where that is set. With `guard` it is on another machine, and the adapter's own rule
+    decides who may ask for K.
     """
 
     def __init__(
