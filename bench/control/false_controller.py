@@ -6,6 +6,8 @@ counters are wrong; while it holds `fails`, every decision raises an error that 
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,8 +15,7 @@ from unittest.mock import patch
 from specpilot.controller import __main__ as controller
 from specpilot.controller.estimation.observation import Series
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.telemetry import scraper
-from specpilot.controller.telemetry.exposition import parse
+from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.engine_metrics import ACCEPTS, TRIALS
 
 BELIEVES = "believes"
@@ -27,15 +28,16 @@ def believed(values: dict[Series, float]) -> dict[Series, float]:
     return {**values, **accepts}
 
 
-def main(arguments: list[str]) -> None:
-    """Run the controller with the flags that follow the file."""
-    file, decide = Path(arguments[0]), ControlLaw.decide
+@contextmanager
+def erring(file: Path) -> Iterator[None]:
+    """Have this process's controller err as `file` says, from one scrape and one decision to the next."""
+    true_read, decide = PageReader.read, ControlLaw.decide
 
     def state() -> str:
         return file.read_text().strip() if file.exists() else ""
 
-    def read(text: str) -> dict[Series, float]:
-        values = parse(text)
+    def read(reader: PageReader, text: str) -> dict[Series, float]:
+        values = true_read(reader, text)
         return believed(values) if state() == BELIEVES else values
 
     def choose(law: ControlLaw, *given: Any) -> Any:
@@ -43,7 +45,13 @@ def main(arguments: list[str]) -> None:
             raise RuntimeError("a failure made on purpose")
         return decide(law, *given)
 
-    with patch.object(scraper, "parse", read), patch.object(ControlLaw, "decide", choose):
+    with patch.object(PageReader, "read", read), patch.object(ControlLaw, "decide", choose):
+        yield
+
+
+def main(arguments: list[str]) -> None:
+    """Run the controller with the flags that follow the file."""
+    with erring(Path(arguments[0])):
         controller.main(arguments[1:])
 
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence, Group
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
+from specpilot.policy.bands import BAND_EDGES, BANDS
 from specpilot.policy.store import StoreMemory
 from tests.unit.test_docs import documented_metrics, metrics_of
 
@@ -34,7 +36,13 @@ def promtool(*words: str, page: str | None = None) -> str:
 
 @needs_promtool
 def test_prometheus_takes_the_rules() -> None:
-    assert f"{len(ALERTS)} rules found" in promtool("check", "rules", str(FOLDER / "rules" / "specpilot.yml"))
+    assert f"{len(ALERTS) + BANDS} rules found" in promtool("check", "rules", str(FOLDER / "rules" / "specpilot.yml"))
+
+
+def test_each_band_counts_as_its_middle() -> None:
+    found = re.findall(r"expr: vector\((\S+)\)\n\s+labels: {band: \"(\d+)\"}", RULES)
+    middles = [(low + high) / 2 for low, high in pairwise((0.0, *BAND_EDGES, 1.0))]
+    assert found == [(f"{middle:g}", str(band)) for band, middle in enumerate(middles)]
 
 
 @needs_promtool

@@ -10,9 +10,14 @@ import pytest
 from specpilot.bench.control.alert_faults import FAULTS
 from specpilot.bench.control.alert_rules import alerts_in, quickened
 from specpilot.bench.control.alerts import RULES, faults_of, markdown
-from specpilot.bench.control.false_controller import believed
+from specpilot.bench.control.false_controller import BELIEVES, FAILS, believed, erring
 from specpilot.controller.estimation.observation import Series
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.telemetry.exposition import PageReader
+from specpilot.policy.bands import BANDS
 from specpilot.policy.engine_metrics import ACCEPTS, TRIALS
+from specpilot.policy.types import Policy
 
 TEXT = RULES.read_text()
 
@@ -26,7 +31,7 @@ def test_quick_rules_differ_in_their_durations_alone() -> None:
     quick = quickened(TEXT, 60.0)
     durations = re.compile(r"\[\w+\]|offset \w+|for: \w+")
     assert durations.sub("", quick) == durations.sub("", TEXT)
-    assert 'rate(specpilot_engine_accepts_total{position="1"}[60000ms] offset 60000ms)' in quick
+    assert "rate(specpilot_engine_drafts_total[60000ms] offset 60000ms)" in quick
     assert set(re.findall(r"\[(\w+)\]", quick)) == {"5000ms", "10000ms", "60000ms"}
     assert "for: 30000ms" in quick  # a day, at most
     assert "for: 500ms" in quick
@@ -38,12 +43,28 @@ def test_prometheus_takes_quick_rules(tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(quickened(TEXT, 60.0))
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert f"{len(alerts_in(TEXT))} rules found" in done.stdout, done.stderr
+    assert f"{len(alerts_in(TEXT)) + BANDS} rules found" in done.stdout, done.stderr
 
 
 def test_the_erring_controller_reads_every_trial_as_an_accept() -> None:
     seen = {Series(TRIALS, ("3", "1")): 10.0, Series(ACCEPTS, ("3", "1")): 2.0, Series("other", ()): 1.0}
     assert believed(seen) == {**seen, Series(ACCEPTS, ("3", "1")): 10.0}
+
+
+def test_a_controller_errs_as_the_file_says_and_only_while_it_says_so(tmp_path: Path) -> None:
+    file, reader = tmp_path / "belief", PageReader()
+    page = f'{TRIALS}{{model_name="m",band="3",position="1"}} 10\n{ACCEPTS}{{model_name="m",band="3",position="1"}} 2\n'
+    accepts = Series(ACCEPTS, ("3", "1"))
+    with erring(file):
+        assert reader.read(page)[accepts] == 2.0
+        file.write_text(BELIEVES)
+        assert reader.read(page)[accepts] == 10.0
+        file.write_text(FAILS)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            ControlLaw().decide(PoolContext("m", "p", Policy("m"), 7, 3, 64, None), 0.0, 0.0)
+        assert reader.read(page)[accepts] == 2.0
+    file.write_text(BELIEVES)
+    assert reader.read(page)[accepts] == 2.0
 
 
 def test_what_did_not_fire_and_what_should_not_have_is_said() -> None:
