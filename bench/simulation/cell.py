@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, Engine, uniform
+from specpilot.bench.simulation.engine import K_MAX, MODEL, Engine, uniform
 from specpilot.bench.simulation.gpu_plants import GpuPlant
 from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.traffic import Phase, Source

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, POOL, REPLY_TOKENS, Engine
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
 from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
 from specpilot.bench.simulation.traffic import Phase
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -60,8 +59,7 @@ class Run:
     @property
     def probe_ratio(self) -> float:
         """Probes in all drafts."""
-        counted = [engine.counters for engine in self.fleet]
-        return sum(item.probes for item in counted) / sum(item.drafts for item in counted)
+        return sum(engine.probes for engine in self.fleet) / sum(engine.drafts for engine in self.fleet)
 
 
 def simulate(  # noqa: PLR0913 - what a simulation may vary

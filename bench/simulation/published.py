@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specpilot.bench.simulation.counters import K_MAX
+from specpilot.bench.simulation.engine import K_MAX
 from specpilot.bench.simulation.gpu_plants import DOCUMENT
 from specpilot.bench.simulation.traffic import Source
 

@@ -2,8 +2,7 @@
 
 from functools import cache
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import uniform
+from specpilot.bench.simulation.engine import K_MAX, uniform
 from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.step_times import StepTime, cpu_step_s
 from specpilot.bench.simulation.traffic import Phase

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, POOL, Engine, uniform
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine, uniform
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.context import PoolContext

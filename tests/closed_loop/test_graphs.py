@@ -5,15 +5,16 @@ from bisect import bisect_left
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import uniform
-from specpilot.bench.simulation.loop import simulate
+from specpilot.bench.simulation.engine import K_MAX, uniform
+from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
 from specpilot.policy.graphs import Graphs
 
 SETTLE_S = 8
 NOISE = 0.005
+REPLY_TOKENS = 600.0
+"""Long enough that most steps read no prompt: the cliffs are those of steps that only decode."""
 SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 GRAPHS = Graphs(
     "FULL_AND_PIECEWISE",
@@ -84,17 +85,26 @@ def test_k_max_may_be_cheaper_than_less_and_one_request_more_may_cost_a_step() -
     assert predicted(65, K_MAX) - predicted(64, K_MAX) == pytest.approx(took(65, K_MAX) - took(64, K_MAX), rel=0.3)
 
 
-@pytest.mark.parametrize(("acceptance", "running"), [(0.3, 2), (0.95, 64), (0.8, 74)])
+def played(acceptance: float, running: int, seed: int = 0, *, k: int | None = None) -> Run:
+    """The law at one load, or a single K for all."""
+    return simulate(
+        [Phase(20, [Source(acceptance, running)])],
+        start=None if k is None else uniform(k),
+        is_steered=k is None,
+        step_s=graph_step_s,
+        noise=NOISE,
+        max_num_seqs=256,
+        graphs=GRAPHS,
+        seed=seed,
+        reply_tokens=REPLY_TOKENS,
+    )
+
+
+@pytest.mark.parametrize(("acceptance", "running"), [(0.3, 2), (0.95, 64)])
 def test_regret_is_small_at_cliffs(acceptance: float, running: int) -> None:
     """Against the best single K, found by trying all of them; what probes and learning cost is in it."""
-    sources = [Source(acceptance, running)]
-    best = max(
-        simulate(
-            [Phase(4, sources)], start=uniform(k), is_steered=False, step_s=graph_step_s, noise=NOISE
-        ).throughput(0, settle_s=1)
-        for k in range(K_MAX + 1)
-    )  # fmt: skip
-    run = simulate([Phase(20, sources)], step_s=graph_step_s, noise=NOISE, max_num_seqs=256, graphs=GRAPHS)
+    best = max(played(acceptance, running, k=k).throughput(0, SETTLE_S) for k in range(K_MAX + 1))
+    run = played(acceptance, running)
     assert run.throughput(0, SETTLE_S) >= 0.98 * best
     surprises = [second.result.evidence.get("cost_surprise_ratio") for second in run.seconds[SETTLE_S:]]
     known = [item for item in surprises if item is not None]
@@ -102,26 +112,14 @@ def test_regret_is_small_at_cliffs(acceptance: float, running: int) -> None:
     assert float(np.median(known)) <= 0.1
 
 
-@pytest.mark.parametrize(("acceptance", "running"), [(0.8, 37), (0.95, 37), (0.8, 66), (0.95, 66)])
+@pytest.mark.parametrize(("acceptance", "running"), [(0.8, 37), (0.95, 37), (0.8, 66), (0.95, 66), (0.8, 74)])
 def test_regret_just_beyond_a_cliff_is_bounded(acceptance: float, running: int) -> None:
     """A K stays there that another would beat by less than the policy's minimum gain."""
-    sources, seeds = [Source(acceptance, running)], range(3)
+    seeds = range(3)
     best = max(
-        np.mean([
-            simulate(
-                [Phase(4, sources)], start=uniform(k), is_steered=False, step_s=graph_step_s, noise=NOISE, seed=seed
-            ).throughput(0, settle_s=1)
-            for seed in seeds
-        ])
+        np.mean([played(acceptance, running, seed, k=k).throughput(0, SETTLE_S) for seed in seeds])
         for k in range(K_MAX + 1)
     )  # fmt: skip
-    regrets = [
-        1
-        - simulate(
-            [Phase(20, sources)], step_s=graph_step_s, noise=NOISE, max_num_seqs=256, graphs=GRAPHS, seed=seed
-        ).throughput(0, SETTLE_S)
-        / best
-        for seed in seeds
-    ]
+    regrets = [1 - played(acceptance, running, seed).throughput(0, SETTLE_S) / best for seed in seeds]
     assert np.mean(regrets) <= 0.03
     assert max(regrets) <= 0.045

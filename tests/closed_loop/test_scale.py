@@ -4,10 +4,9 @@ import time
 
 import numpy as np
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, Engine, uniform
+from specpilot.bench.simulation.engine import K_MAX, MODEL, Engine, uniform
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
-from specpilot.controller.estimation.observation import LABELS, Observation
+from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.telemetry.exposition import parse
@@ -19,26 +18,16 @@ LIMIT_S = 2.5
 """Half of the longest interval (5 s) on one core; the interval to set for so many engines is said in the manual."""
 
 
-def page(engine: Engine) -> str:
-    """Its metrics in Prometheus' text format."""
-    return "\n".join(
-        f'{series.metric}{{model_name="{MODEL}",'
-        + ",".join(f'{name}="{text}"' for name, text in zip(LABELS[series.metric], series.labels, strict=True))
-        + f"}} {value}"
-        for series, value in engine.values.items()
-    )
-
-
 def test_a_tick_over_a_thousand_engines_takes_half_of_an_interval_of_one_core() -> None:
     engine = Engine("engine", np.random.default_rng(0))
     kinds = list(ACCEPTANCE)
     sources = [Source(kinds[at % len(kinds)], 2, name) for at, name in enumerate(["default", *CLASSES])]
     for k in range(K_MAX + 1):
         engine.run(1.0, sources, uniform(k))
-    pages = [page(engine)]
+    pages = [engine.page]
     for _ in range(2):
         engine.run(1.0, sources, uniform(3))
-        pages.append(page(engine))
+        pages.append(engine.page)
     law = ControlLaw()
 
     def seen(at: int) -> list[Observation]:

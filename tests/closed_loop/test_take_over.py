@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL
 from specpilot.controller.cli.replay import replay
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.types import KRange, Policy

@@ -2,24 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Self
 
 import numpy as np
 from aiohttp import web
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, POOL, Engine
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
 from specpilot.bench.simulation.traffic import Source
-from specpilot.controller.estimation.observation import LABELS
-from specpilot.policy import engine_metrics as names
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.store import Store
 from specpilot.policy.types import EngineRecord, Schedule
-
-_LABELS = {**LABELS, names.PROBES: (names.LABEL_CLASS,)}
-"""Those of what the law reads, and of what else an engine shows."""
 
 
 class HttpEngine:
@@ -41,7 +35,6 @@ class HttpEngine:
         self._store = store
         self._beat_s = beat_s
         self._routes = [*routes]
-        self._renewed_at = 0.0
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
@@ -84,10 +77,8 @@ class HttpEngine:
             5.0,
         )
         found = self._store.schedule(MODEL, POOL)
-        if found is not None:
-            self._renewed_at = time.time()
-            if found.version > version:
-                self.applied.append(found)
+        if found is not None and found.version > version:
+            self.applied.append(found)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.is_slow:
@@ -98,20 +89,4 @@ class HttpEngine:
         return web.Response(text=self.page())
 
     def page(self) -> str:
-        lines = []
-        for series, value in self.plant.values.items():
-            labels = ",".join(
-                f'{name}="{text}"' for name, text in zip(_LABELS[series.metric], series.labels, strict=True)
-            )
-            lines.append(f'{series.metric}{{model_name="{MODEL}",{labels}}} {value}')
-        return "\n".join(["# HELP other", "vllm:other 1", *lines, *self._gauges()]) + "\n"
-
-    def _gauges(self) -> Iterator[str]:
-        """What the law does not read, and people do."""
-        decodes, sums = self.plant.by_source.sum(axis=0) if len(self.plant.by_source) else (0.0, 0.0)
-        for label in self.plant.counters.running:
-            yield f'{names.ACTIVE_K}{{model_name="{MODEL}",traffic_class="{label}"}} {sums / max(decodes, 1.0)}'
-        if self.applied:
-            yield f'{names.SCHEDULE_VERSION}{{model_name="{MODEL}"}} {self.applied[-1].version}'
-            yield f'{names.SCHEDULE_AGE_SECONDS}{{model_name="{MODEL}"}} {time.time() - self._renewed_at}'
-        yield f'{names.BACKLOG_TOKENS}{{model_name="{MODEL}"}} {float(self.plant._state["left"].sum())}'
+        return "# HELP other\nvllm:other 1\n" + self.plant.page

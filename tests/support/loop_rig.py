@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, POOL, Engine
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
 from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.control_law import ControlLaw

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.counters import K_MAX
-from specpilot.bench.simulation.engine import MODEL, POOL, Engine
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
 from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.cli.replay import main, replay
 from specpilot.controller.law.control_law import ControlLaw
