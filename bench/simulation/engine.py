@@ -237,7 +237,7 @@ class Engine:
         asked = SimpleNamespace(extra_args={CLASS_ARGUMENT: source.label}, temperature=1.0 if is_hot else 0.0)
         self._begun += 1
         name = str(self._begun)
-        prompt = max(1, source.prompt_tokens)
+        prompt = source.prompt_tokens
         request = _Request(name, at, acceptance, later, length, prompt, said, asked, num_computed_tokens=said)
         self._requests[name] = request
         self._new.append(name)

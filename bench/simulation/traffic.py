@@ -30,7 +30,7 @@ class Source:
     running: float
     label: str = DEFAULT_CLASS
     turns_to: str | float | None = None
-    prompt_tokens: int = 0
+    prompt_tokens: int = 16
     by_position: tuple[float, ...] = ()
 
 

@@ -48,11 +48,16 @@ rows, which is within the class's bounds; so a request whose text becomes predic
 steps. A probe takes a request by itself, no whole step. Only classes with rows by band are probed: one row for all of
 them is a pin, and there nothing could be learned that changes K.
 
-Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`. A probe costs the positions
-that it gives the drafter to read and to lay out, and, as the first one in a step that would not draft, what such a step
-and the one that verifies take longer. Who costs least goes first: requests that have just begun, and those that were
-probed before. Follow-ups go ahead of the budget and are charged to it. Where nothing drafts, prompts get `PROMPT_SHARE`
-of it, so that requests which arrive all the time leave something for those whose text turns later on.
+A request's first draft is due at once. Until then all requests of a kind lie in the band in which the kind begins, so
+where few of them would be worth drafting for that band stays at K = 0, and they would end before they are told apart.
+
+Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`. First drafts are outside of
+it in steps that draft anyway, if the backlog is at most `FIRST_DRAFT_ROWS`, a step's worth at a time. Any other probe
+costs the positions that it gives the drafter to read and to lay out, and, as the first one in a step that would not
+draft, what such a step and the one that verifies take longer. Who costs least goes first: requests that have just
+begun, and those that were probed before. Follow-ups go ahead of the budget and are charged to it. Where nothing drafts,
+prompts get `PROMPT_SHARE` of it, so that requests which arrive all the time leave something for those whose text turns
+later on.
 """
 
 import math
@@ -65,6 +70,7 @@ from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import (
     DRAFTING_STEP,
+    FIRST_DRAFT_ROWS,
     POSITION_STEP,
     PROBE_AFTER,
     PROMPT_SHARE,
@@ -289,6 +295,8 @@ class Planner:
         No probe is deeper than `room`, 1 at least.
         """
         idle = [state for state in states if state.k == 0 and self._deepest_probe(state, table)]
+        if width:
+            self._draft_first(idle, width)
         for state in [state for state in idle if state.needs_follow_up]:
             state.needs_follow_up = False
             deepest = min(room, self._deepest_probe(state, table))
@@ -313,6 +321,16 @@ class Planner:
             state.k = 1
             width = max(width, 1)
         return width
+
+    @staticmethod
+    def _draft_first(idle: Sequence[DraftState], width: int) -> None:
+        """Probe those of `idle` that were never drafted for, in a step that is as wide, for a step's worth at most."""
+        left = 1.0
+        for state in idle:
+            cost = _positions(state, width) * POSITION_STEP
+            if state.verifies_at is None and state.backlog <= FIRST_DRAFT_ROWS and cost <= left:
+                left -= cost
+                state.k = 1
 
     @staticmethod
     def _deepest_probe(state: DraftState, table: KTable) -> int:

@@ -4,7 +4,14 @@ from hypothesis import strategies as st
 from specpilot.engine_adapter.evidence.acceptance import kind_of
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
-from specpilot.engine_adapter.plan.tuning import DRAFTING_STEP, POSITION_STEP, PROBE_AFTER, PROMPT_SHARE, VERIFYING_STEP
+from specpilot.engine_adapter.plan.tuning import (
+    DRAFTING_STEP,
+    FIRST_DRAFT_ROWS,
+    POSITION_STEP,
+    PROBE_AFTER,
+    PROMPT_SHARE,
+    VERIFYING_STEP,
+)
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import by_load, table
 
@@ -337,6 +344,8 @@ def test_probes_take_their_share_of_the_time_and_whom_they_cost_least_first() ->
     planner, states = Planner(K_MAX, ROWS), decoding("json", *["chat"] * 7)
     ratio, steps, taken = 0.02, 2000, 0
     lying(states, 0.95, *[0.05] * 7)
+    for one in states:
+        one.verifies_at = 0  # its first draft was made
     probed: set[str] = set()
     for _ in range(steps):
         before = {one.request_id: one.backlog for one in states}
@@ -348,6 +357,35 @@ def test_probes_take_their_share_of_the_time_and_whom_they_cost_least_first() ->
                 one.note(1, 0, is_probe=True, is_refused=False)
     assert 0.8 * ratio * steps < taken * POSITION_STEP <= ratio * steps
     assert probed
+
+
+def test_a_first_draft_is_outside_of_the_budget_where_something_is_drafted() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("json", "chat", "chat")
+    lying(states, 0.95, 0.05, 0.05)
+    states[2].backlog = FIRST_DRAFT_ROWS + 1
+    in_force = table(1e-9, default=UP)
+    planner.plan(states, in_force)
+    assert [one.k for one in states] == [7, 1, 0]  # who has many rows waits for its turn in the budget
+    for _ in range(100):
+        planner.plan(states, in_force)
+        assert [one.k for one in states] == [7, 0, 0]  # once each
+
+
+def test_where_nothing_drafts_a_first_draft_is_charged_to_the_budget() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    lying(states, 0.05, 0.05)
+    assert all(planner.plan(states, table(1e-9, default=UP)).width == 0 for _ in range(100))
+
+
+def test_first_drafts_take_a_step_of_time_at_most_in_one_step() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("json", *["chat"] * 100)
+    lying(states, 0.95, *[0.05] * 100)
+    at_once = []
+    while any(one.verifies_at is None for one in states):
+        planner.plan(states, table(1e-9, default=UP))
+        at_once.append(sum(one.k for one in states[1:]))
+    assert max(at_once) * (1 + 2 * 7) * POSITION_STEP <= 1.0
+    assert sum(at_once) == 100
 
 
 def test_a_probe_at_k_0_reads_no_more_rows_than_a_step_takes() -> None:
