@@ -35,9 +35,9 @@ MODEL, POOL = "demo", "cpu"
 K_MAX = 7
 """The largest K of a simulated engine."""
 REPLY_TOKENS = 150.0
-BACKLOG_ROWS = 8192
-PREFILL_CHUNK = 512
-MOST_RUNNING = 512
+_BACKLOG_ROWS = 8192
+_PREFILL_CHUNK = 512
+_MOST_RUNNING = 512
 _RANDOM_BLOCK = 4096
 _HOT = "_hot"
 """How kinds of traffic at temperature 1 end."""
@@ -63,10 +63,11 @@ class _Request:
 
 
 class _UnderWay(NamedTuple):
-    """A step that was scheduled and has not ended: vLLM's output, and what its time depends on."""
+    """A step that was scheduled and has not ended: vLLM's output, who is delivered to, what its time depends on."""
 
     output: SimpleNamespace
     plan: StepPlan
+    delivering: Sequence[str]
     decodes: int
     verified: int
     prefill: int
@@ -116,11 +117,10 @@ class Engine:
         self._table = static_table(self.static_k)
         self._table_of: Schedule | None = None
         self._meter = Meter()
-        self._steps = Steps(Planner(self.k_max, BACKLOG_ROWS), self._meter, self._table, longest_to_draft=1 << 30)
+        self._steps = Steps(Planner(self.k_max, _BACKLOG_ROWS), self._meter, self._table, longest_to_draft=1 << 30)
         self._exporter = MetricsExporter(MODEL)
         self._reader = PageReader()
         self._requests: dict[str, _Request] = {}
-        self._new: list[str] = []
         self._ended: set[str] = set()
         self._sources: list[Source] = []
         self._under_way: _UnderWay | None = None
@@ -190,7 +190,7 @@ class Engine:
 
     def _of_schedule(self, schedule: Schedule) -> KTable:
         trial = schedule.trial if schedule.trial and schedule.trial.engine_id == self.engine_id else None
-        table = table_of(schedule, MOST_RUNNING, trial)
+        table = table_of(schedule, _MOST_RUNNING, trial)
         rows = {
             name: tuple(tuple(min(k, self.k_max) for k in row) for row in bands) for name, bands in table.rows.items()
         }
@@ -237,10 +237,9 @@ class Engine:
         asked = SimpleNamespace(extra_args={CLASS_ARGUMENT: source.label}, temperature=1.0 if is_hot else 0.0)
         self._begun += 1
         name = str(self._begun)
-        prompt = source.prompt_tokens
-        request = _Request(name, at, acceptance, later, length, prompt, said, asked, num_computed_tokens=said)
-        self._requests[name] = request
-        self._new.append(name)
+        self._requests[name] = _Request(
+            name, at, acceptance, later, length, source.prompt_tokens, said, asked, num_computed_tokens=said
+        )
 
     def _end(self, request: _Request) -> None:
         del self._requests[request.request_id]
@@ -261,7 +260,8 @@ class Engine:
         """Schedule a step of all requests, and have the adapter plan the drafts after it."""
         tokens: dict[str, int] = {}
         drafts: dict[str, Sequence[int]] = {}
-        chunk, decodes, verified, prefill, context, prompts = PREFILL_CHUNK, 0, 0, 0, 0, 0
+        delivering: list[str] = []
+        chunk, decodes, verified, prefill, context, prompts = _PREFILL_CHUNK, 0, 0, 0, 0, 0
         for name, request in self._requests.items():
             if request.to_read:
                 scheduled = min(chunk, request.to_read)
@@ -279,25 +279,25 @@ class Engine:
                 scheduled = 1 + k
                 decodes += 1
                 verified += scheduled
-                by_source = self.by_source[request.source]
-                by_source += (1, k)
+                self.by_source[request.source] += (1, k)
             tokens[name] = scheduled
             request.num_computed_tokens += scheduled
             context += request.num_computed_tokens
-        new, self._new = [SimpleNamespace(req_id=name) for name in self._new if name in tokens], []
+            if not request.is_prefill_chunk:
+                delivering.append(name)
         ended, self._ended = self._ended, set()
         output = SimpleNamespace(
             num_scheduled_tokens=tokens,
             scheduled_spec_decode_tokens=drafts,
             finished_req_ids=ended,
-            scheduled_new_reqs=new,
+            scheduled_new_reqs=(),
         )
         plan = self._steps.begin(output, self._requests, self._table, self._now)
         if plan.width:
             probes = [state.k for state in self._steps.decoding if state.k > state.due]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
         caught_up = plan.read if plan.width else max(0, plan.read - (prefill - prompts))
-        return _UnderWay(output, plan, decodes, verified, prefill, context, caught_up)
+        return _UnderWay(output, plan, delivering, decodes, verified, prefill, context, caught_up)
 
     def _finish(self, step: _UnderWay, pace: float, queue: int | None) -> float:
         """Let a step end, and requests with it; return how long it took."""
@@ -307,9 +307,9 @@ class Engine:
         seconds *= pace * math.exp(self.rng.normal(0, 3 * self.noise))
         items = []
         over: list[_Request] = []
-        for name in output.num_scheduled_tokens:
+        for name in step.delivering:
             request = self._requests.get(name)
-            if request is None or (request.is_prefill_chunk and request.to_read):
+            if request is None:
                 continue
             k = len(output.scheduled_spec_decode_tokens.get(name, ()))
             accepted = self._accepted(request, k) if k else 0
