@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -260,7 +261,10 @@ async def test_interrupted_a_sweep_gives_k_back_and_the_same_command_plays_the_m
     engine.under_way_at = 6 + 3 + 2  # in the second cell
     await engine.start()
     flags = [*arguments(tmp_path, f"p-eagle={engine.url}"), "--k", "3", "--repetitions", "1"]
-    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "specpilot.bench", "sweep", *flags)
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "specpilot.bench", "sweep", *flags,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored by what a shell runs with `&`
+    )  # fmt: skip
     await asyncio.wait_for(engine.under_way.wait(), 60)
     running.send_signal(sent)
     assert await running.wait() == status
