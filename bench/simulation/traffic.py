@@ -22,8 +22,9 @@ was 0.0 to 0.2)."""
 class Source:
     """Requests of one kind (a key of `ACCEPTANCE`, or an acceptance): `running` at a time, or a share of a queue.
 
-    Replies turn into `turns_to` half-way. `prompt_tokens` are prefilled, in chunks. `by_position` is the conditional
-    acceptance at each position over that of the request; empty: alike at all.
+    Replies turn into `turns_to` half-way. `prompt_tokens` are prefilled, in chunks; one alone is no prompt to the
+    adapter's planner. `by_position` is the conditional acceptance at each position over that of the request; empty:
+    alike at all.
     """
 
     kind: str | float

@@ -31,11 +31,6 @@ def _series(head: str) -> Series | None:
     return Series(name, tuple(found[label] for label in wanted))
 
 
-def parse(text: str) -> dict[Series, float]:
-    """Return the value of every series in `text` that the law reads."""
-    return PageReader().read(text)
-
-
 class PageReader:
     """Reads one engine's page again and again.
 

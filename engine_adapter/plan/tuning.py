@@ -12,8 +12,8 @@ FIRST_DRAFT_ROWS = 64
 """Rows with which a request's first draft may still be made outside of the probes' budget. It is made once, and takes a
 quarter of a step at most. More finds requests that began while nothing was drafted, fewer costs less where all are hard
 to draft for. On the plant, with 3 of 12 or 8 of 16 requests predictable, replies of 150 tokens and no labels, these
-drafts deliver 1.10 to 1.16 times as much as with all within the budget, with 16, 64 and 1,000 rows alike; with labels,
-or where all are hard to draft for, 0.98 to 1.00."""
+drafts deliver 1.11 to 1.19 times as much as with all within the budget, with 16, 64 and 1,000 rows alike; with labels,
+or where all are hard to draft for, 0.97 to 1.00 (docs/decisions/0021)."""
 
 POSITION_STEP = 0.004
 """What a position of the drafter's takes, in steps that draft nothing: 0.026 of some 6.5 ms with the demo pair and 8 to

@@ -9,7 +9,7 @@ from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.telemetry.exposition import parse
+from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.types import ClassPolicy, Policy
 
 ENGINES, POOLS = 1000, 50
@@ -32,7 +32,8 @@ def test_a_tick_over_a_thousand_engines_takes_half_of_an_interval_of_one_core() 
 
     def seen(at: int) -> list[Observation]:
         return [
-            Observation(str(i), MODEL, f"pool-{i % POOLS}", float(at), 0.0, parse(pages[at])) for i in range(ENGINES)
+            Observation(str(i), MODEL, f"pool-{i % POOLS}", float(at), 0.0, PageReader().read(pages[at]))
+            for i in range(ENGINES)
         ]
 
     policy = Policy(MODEL, classes=dict.fromkeys(CLASSES, ClassPolicy()))

@@ -6,7 +6,7 @@ import pytest
 
 from specpilot.controller.estimation.observation import Series
 from specpilot.controller.telemetry import exposition
-from specpilot.controller.telemetry.exposition import PageReader, parse
+from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy import engine_metrics as names
 
 
@@ -38,7 +38,7 @@ def test_every_version_of_a_page_is_read_as_if_it_were_the_first() -> None:
         reader = PageReader()
         for _ in range(40):
             text = "\n".join(lines)
-            assert reader.read(text) == parse(text)
+            assert reader.read(text) == PageReader().read(text)
             lines = changed(rng, lines)
 
 
@@ -59,5 +59,5 @@ def test_lines_that_did_not_change_are_not_read_again(monkeypatch: pytest.Monkey
     lines[7] = line(7, 0, 99.0)
     after = reader.read("\n".join(lines))
     assert count == 1001
-    assert [series for series in after if after[series] != before[series]] == [next(iter(parse(lines[7])))]
+    assert [series for series in after if after[series] != before[series]] == [next(iter(PageReader().read(lines[7])))]
     assert before != after

@@ -5,13 +5,13 @@ import pytest
 from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, model_of, page
 from specpilot.bench.fleet.sizing import markdown, per_second
 from specpilot.controller.estimation.observation import LABELS
-from specpilot.controller.telemetry.exposition import parse
+from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.bands import BANDS
 
 
 def test_a_page_says_all_that_the_law_reads_and_its_counters_grow() -> None:
-    before, after = (parse(page("model-1", seconds)) for seconds in (60.0, 61.0))
+    before, after = (PageReader().read(page("model-1", seconds)) for seconds in (60.0, 61.0))
     assert {series.metric for series in before} == set(LABELS) - {
         name for name in LABELS if name.startswith("specpilot_engine_catch_up")
     }

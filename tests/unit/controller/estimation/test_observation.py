@@ -12,7 +12,7 @@ from specpilot.controller.estimation.observation import (
     compare,
     evidence_of,
 )
-from specpilot.controller.telemetry.exposition import parse
+from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy import engine_metrics as names
 
 TRIAL = Series(names.TRIALS, ("4", "1"))
@@ -43,7 +43,7 @@ def changes(before: Observation | None, after: Observation) -> dict[Series, floa
 
 
 def test_only_our_lines_with_all_labels_and_a_number_are_read() -> None:
-    assert parse(PAGE) == {
+    assert PageReader().read(PAGE) == {
         TRIAL: 12.0,
         Series(names.DRAFTS, ('a "b"} c', "4", "2")): 3.0,
         Series(names.DECODE_TOKENS, ("code", "4")): 8.0,
@@ -53,8 +53,8 @@ def test_only_our_lines_with_all_labels_and_a_number_are_read() -> None:
 
 @given(st.text())
 def test_any_text_is_survived(text: str) -> None:
-    parse(text)
-    parse(names.TRIALS + text)
+    PageReader().read(text)
+    PageReader().read(names.TRIALS + text)
 
 
 def test_the_first_scrape_is_a_starting_line_but_for_step_times() -> None:
