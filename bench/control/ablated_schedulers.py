@@ -25,4 +25,4 @@ class NoPrefixScheduler(SpecPilotScheduler):
 
 class _PriorsByKind(Priors):
     def of(self, kind: Kind, prefixes: Sequence[int] = ()) -> float:
-        return super().of(kind, prefixes[:0])
+        return super().of(kind)
