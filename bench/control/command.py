@@ -9,9 +9,8 @@ Starts systems of its own. Arms, each playing the same unannounced trace, severa
   every request names its class; classes that are not given have K = 0;
 - `adaptive`: a fresh controller, and requests that name no class, as real ones do not;
 - `with labels`: the same, and every request names its class;
-- `without ...`: as `adaptive` with one idea switched off: bands, probes, drafting only for those whom it pays
-  (`without subset`: requests with K = 0 take slots too), or that requests begin where those did whose prompts begin
-  alike (`without prefixes`).
+- `without ...`: as `adaptive` with one idea switched off: bands, probes, or drafting only for those whom it pays
+  (`without subset`: requests with K = 0 take slots too).
 
 The arms take turns phase by phase, in an order that turns round, because a shared machine is now faster and now slower
 by a tenth or more for minutes: what is compared was measured within a minute, and the report takes out what is left.
@@ -63,9 +62,8 @@ TUNING_STRETCH = 0.5
 """How long the plays are, relative to the measured ones, from which the table is tuned."""
 PORTS = 10
 """Ports kept for each system."""
-OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES, report.NO_PREFIXES)
-SCHEDULERS = {report.NO_SUBSET: "WholeBatchScheduler", report.NO_PREFIXES: "NoPrefixScheduler"}
-"""Arms with a scheduler of their own, out of `ablated_schedulers`."""
+OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
+WHOLE_BATCH = "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler"
 _CHANGES = ("gain", "bounds")
 Rows = dict[str, list[list[int]]]
 """K by row of a schedule: `[lo, hi, K]` over running decodes."""
@@ -261,9 +259,7 @@ def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(folder)]
     arguments += ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
-    if arm in SCHEDULERS:
-        scheduler = f"specpilot.bench.control.ablated_schedulers.{SCHEDULERS[arm]}"
-        arguments += ["--engine-args", f"--scheduler-cls {scheduler}"]
+    arguments += ["--engine-args", WHOLE_BATCH] if arm == report.NO_SUBSET else []
     _say(f"starting a system; its output goes to {folder / 'up.log'}")
     with (folder / "up.log").open("wb") as output:
         own = start_own([*arguments, "--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)], output)

@@ -26,7 +26,6 @@ LABELLED = "with labels"
 NO_BANDS = "without bands"
 NO_SUBSET = "without subset"
 NO_PROBES = "without probes"
-NO_PREFIXES = "without prefixes"
 NEAR = 0.95
 """Adapted: within 5 % of the oracle."""
 _WINDOW = 2
@@ -221,7 +220,6 @@ def summary(result: Result) -> dict[str, Any]:
                 ("over_k_by_class", BY_CLASS),
                 ("over_no_bands", NO_BANDS),
                 ("over_no_subset", NO_SUBSET),
-                ("over_no_prefixes", NO_PREFIXES),
             )
             if arm in result.plays
         },
