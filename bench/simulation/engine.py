@@ -60,8 +60,6 @@ class _Request:
     max_tokens: int = 1 << 30
     is_prefill_chunk: bool = True
     use_structured_output: bool = False
-    prompt_token_ids: None = None  # no two prompts begin alike
-    cache_salt: None = None
 
 
 class _UnderWay(NamedTuple):

@@ -19,12 +19,6 @@ drafting would pay."""
 KINDS = 64
 """How many kinds are remembered; those seen last."""
 
-PREFIX_LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-"""After how many tokens of a prompt it is compared with others: the first is past what a chat template begins with."""
-
-PREFIXES = 256
-"""How many prefixes are remembered; those seen last. One that is shared is seen again before the others are gone."""
-
 TEMPERATURES = (0.01, 0.5, 0.9)
 """Where one range of temperatures ends and the next begins; below the first vLLM samples greedily."""
 

@@ -114,7 +114,6 @@ class DraftState:
         "label",
         "needs_follow_up",
         "positions",
-        "prefixes",
         "probe_k",
         "request_id",
         "stated",
@@ -122,17 +121,9 @@ class DraftState:
         "verifies_at",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        request_id: str,
-        kind: Kind,
-        begin: float = START_ACCEPTANCE,
-        ceiling: int = K_LIMIT,
-        prefixes: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE, ceiling: int = K_LIMIT) -> None:
         self.request_id = request_id
         self.kind = kind
-        self.prefixes = prefixes
         self.ceiling = self.stated = ceiling
         self.traffic_class = self.label = kind.traffic_class
         self.acceptance = Acceptance(begin)

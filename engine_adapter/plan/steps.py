@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, prefixes_of, trials
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, trials
 from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome, StepShape
 from specpilot.engine_adapter.evidence.tuning import FIRST_DRAFTS
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
@@ -173,7 +173,7 @@ class Steps:
         """Take in what came of a request's draft: where it lies now, and where others of its kind begin."""
         k, accepted, is_refused = draft.k, draft.accepted, draft.is_refused
         if state.acceptance.drafts < FIRST_DRAFTS:
-            self.priors.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused), state.prefixes)
+            self.priors.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
             self._learned_of.add(state.kind)
         state.note(k, accepted, is_probe=draft.is_probe, is_refused=is_refused)
 
@@ -185,7 +185,7 @@ class Steps:
         if self._learned_of:
             for state in self.states.values():
                 if state.acceptance.drafts == 0 and state.kind in self._learned_of:
-                    state.acceptance = Acceptance(self.priors.of(state.kind, state.prefixes))
+                    state.acceptance = Acceptance(self.priors.of(state.kind))
             self._learned_of.clear()
 
     def skip_to(self, output: Any) -> None:
@@ -300,9 +300,7 @@ class Steps:
         if state is None:
             traffic_class, temperature, ceiling = _asked(request)
             kind = kind_of(traffic_class, temperature, is_structured=request.use_structured_output)
-            prefixes = prefixes_of(request.prompt_token_ids or (), request.cache_salt)
-            begin = self.priors.of(kind, prefixes)
-            state = self.states[request_id] = DraftState(request_id, kind, begin, ceiling, prefixes)
+            state = self.states[request_id] = DraftState(request_id, kind, self.priors.of(kind), ceiling)
             state.label = self._label(state)
         return state
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, prefixes_of, trials
-from specpilot.engine_adapter.evidence.tuning import KINDS, PREFIXES, START_ACCEPTANCE
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, trials
+from specpilot.engine_adapter.evidence.tuning import KINDS, START_ACCEPTANCE
 from specpilot.policy.bands import BANDS, band_of
 
 
@@ -80,35 +80,3 @@ def test_only_so_many_kinds_are_remembered() -> None:
         begins.note(kind(f"class-{number}"), 1, 2)
     assert len(begins.known()) == KINDS
     assert kind(f"class-{5 * KINDS - 1}") in begins.known()
-
-
-def test_prompts_share_the_prefixes_up_to_where_they_part_and_those_with_another_salt_none() -> None:
-    one, other = prefixes_of([*range(40)]), prefixes_of([*range(20), *range(100, 130)])
-    assert len(one) == len(other) == 3  # of 8, 16 and 32 tokens
-    assert one[:2] == other[:2]
-    assert one[2] != other[2]
-    assert prefixes_of([*range(40)], "a tenant's") != one
-    assert prefixes_of([1, 2, 3]) == prefixes_of([]) == ()
-
-
-def test_a_request_begins_where_those_did_whose_prompts_begin_as_its_own() -> None:
-    begins = Priors()
-    json, code = prefixes_of([1] * 20), prefixes_of([2] * 20)
-    for _ in range(50):
-        begins.note(kind("default"), 7, 7, json)
-        begins.note(kind("default"), 0, 1, code)
-    assert begins.of(kind("default"), json) > 0.95
-    assert begins.of(kind("default"), code) < 0.15
-    assert begins.of(kind("default"), prefixes_of([3] * 20)) == begins.of(kind("default"))
-    assert begins.of(kind("default"), prefixes_of([1] * 10 + [4] * 10)) > 0.95, "as far as they are alike"
-    assert begins.of(kind("default", 1.0), json) == begins.of(kind("default", 1.0)), "another kind"
-
-
-def test_a_prefix_that_is_shared_outlives_those_that_are_not() -> None:
-    begins = Priors()
-    for number in range(5 * PREFIXES):
-        begins.note(kind("default"), 0, 1, [number + 1])
-        if number % (PREFIXES // 2) == 0:
-            begins.note(kind("default"), 7, 7, [0])
-    assert begins.of(kind("default"), [0]) > 0.9
-    assert begins.of(kind("default"), [1]) == begins.of(kind("default")), "forgotten"

@@ -80,8 +80,6 @@ def named(name: str) -> Any:
         num_output_tokens=0,
         sampling_params=SimpleNamespace(extra_args=extra, temperature=0.0),
         use_structured_output=False,
-        prompt_token_ids=None,
-        cache_salt=None,
     )
 
 
@@ -545,26 +543,6 @@ def test_new_requests_begin_where_others_of_their_kind_did() -> None:
     assert (states["chat_new"].band, states["chat_new"].k) == (0, 0)
     assert len(engine.steps.priors.known()) == 1
     assert states["code_new"].band == 0  # of a class never seen: where all begin
-
-
-def test_requests_without_a_label_begin_where_those_did_whose_prompts_begin_alike() -> None:
-    engine = Engine(table(default=UP))
-
-    def asks(name: str, first: int) -> str:
-        engine.requests[name] = named(name)
-        engine.requests[name].prompt_token_ids = [first] * 12 + [len(engine.requests)] * 30
-        return name
-
-    for number in range(12):
-        for first, accepted in ((1, 7), (2, 0)):
-            name = asks(f"{first}.{number}", first)
-            engine.prefill(name)
-            output = engine.begin(drafted={name: 7}, **{name: 8})
-            engine.steps.verified(name, drafted=7, accepted=accepted, invalid=0)
-            engine.end(output, **{name: 1 + accepted})
-    engine.begin(**{asks("predictable", 1): 9, asks("another", 2): 9, "unlike": 9})
-    bands = [engine.steps.states[name].band for name in ("another", "unlike", "predictable")]
-    assert bands == sorted(set(bands)), "apart, and one that is like neither lies between them"
 
 
 def test_requests_of_which_nothing_was_verified_begin_where_their_kind_does_by_now() -> None:
