@@ -15,6 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.controller.publication import RENEW_S
 from specpilot.policy import keys
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.redis_store import RedisStore
@@ -22,6 +23,9 @@ from specpilot.policy.types import DEFAULT_CLASS, Schedule
 from tests.support.controller_engine import HttpEngine
 from tests.support.loop_rig import k_of
 from tests.support.redis_server import RedisServer
+
+RENEWALS_S = 5 * RENEW_S
+"""Time for three schedules and more where none says anything new: then they come as renewals only."""
 
 
 def free_port() -> int:
@@ -142,7 +146,7 @@ async def test_a_killed_leader_is_followed_within_five_seconds_and_k_stays(pair:
         before = engine.applied[-1]
         await until(lambda: len(engine.applied) > seen and pair.lease == (fence + 1, pair.other(leader)), 10.0)
         assert time.monotonic() - killed_at <= 5.0
-        await until(lambda: len(engine.applied) >= seen + 3, 10.0)
+        await until(lambda: len(engine.applied) >= seen + 3, RENEWALS_S)
         assert_no_jump(engine, before, engine.applied[seen:], pair, wall)
 
 
@@ -157,7 +161,7 @@ async def test_a_frozen_leader_that_wakes_finds_itself_deposed(pair: Pair) -> No
         await until(lambda: pair.lease == successor and len(engine.applied) > seen, 10.0)
         pair.processes[leader].send_signal(signal.SIGCONT)
         woken = len(engine.applied)
-        await until(lambda: len(engine.applied) >= woken + 3, 15.0)
+        await until(lambda: len(engine.applied) >= woken + 3, RENEWALS_S)
         assert pair.lease == successor
         assert pair.processes[leader].poll() is None
         assert_no_jump(engine, before, engine.applied[seen:], pair, frozen_at)
