@@ -5,10 +5,14 @@ order (adaptive, 0, 1, 3, 7, then 7, 3, 1, 0, adaptive), so that a machine that 
 all arms alike; the table has their means. A phase's rate counts from its begin, so what adaptive K loses while it
 adapts is in it; in its first play, on a new system, it knows nothing. The table says where it wins and where it does
 not.
+
+With `--hold-out-ratio` the adaptive plays run the first static K for that share of the time, as the hold-out does in
+production, and what the hold-out says of adaptive K stands beside what the arms say.
 """
 
 import asyncio
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +37,10 @@ START_WITHIN_S = 300.0
 """Seconds that the system may take to start."""
 TAKES_EFFECT_S = 3.0
 """Seconds from a changed policy to the engines' K: two ticks of the controller and the way there."""
+LATEST_S = 15.0
+"""Age of the decisions among which the latest is looked for: a quiet pool records one in 10 s."""
+LEAST_RATIO = 0.01
+"""Least ratio that a phase counts with: noise may leave less of one in which the share held out was most of it."""
 
 
 class DemoSettings(ProgramSettings):
@@ -52,6 +60,12 @@ class DemoSettings(ProgramSettings):
     static: str = Field(default="0,1,3,7", description="static K to compare with, comma separated")
     plot: Path | None = Field(default=None, description="file for a picture (SVG) of the phases and of K over time")
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
+    hold_out_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="share of the adaptive plays on the first static K, to compare the hold-out's gain with the arms'",
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -67,6 +81,8 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, f"{error.filename}: {error.strerror}")
     except ValueError:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
+    if not statics:
+        fail(PROGRAM, "--static: is empty; name one K at least, like 0,3,7")
     system = System(settings.gateway_url, settings.admin_url, settings.admin_token)
     own = None
     if not system.is_up():
@@ -95,9 +111,15 @@ async def _compare(
     before = await asyncio.to_thread(system.policy, model)
     arms = [ADAPTIVE, *(f"K={k}" for k in statics)]
     plays: dict[str, list[list[float]]] = {arm: [] for arm in arms}
+    acting: dict[str, Any] = {"mode": "act"}
+    hold_out: dict[str, Any] = {}
     try:
+        if settings.hold_out_ratio > 0:
+            acting |= {"static_k": statics[0], "hold_out_ratio": settings.hold_out_ratio}
+            await asyncio.to_thread(system.put_policy, before | {"mode": "act", "hold_out_ratio": 0.0})
+            await asyncio.sleep(TAKES_EFFECT_S)  # what was compared before is forgotten
         for number, arm in enumerate([*arms, *reversed(arms)], start=1):
-            changes = {"mode": "act"} if arm == ADAPTIVE else {"mode": "off", "static_k": int(arm[2:])}
+            changes = acting if arm == ADAPTIVE else {"mode": "off", "static_k": int(arm[2:])}
             await asyncio.to_thread(system.put_policy, before | changes)
             await asyncio.sleep(TAKES_EFFECT_S)
             _say(f"\n{arm}   ({number} of {2 * len(arms)})")
@@ -105,6 +127,9 @@ async def _compare(
             plays[arm].append(played.rates)
             if arm == ADAPTIVE:
                 adaptive = played
+        if settings.hold_out_ratio > 0:
+            decisions = await asyncio.to_thread(system.decisions, model, time.time() - LATEST_S)
+            hold_out = decisions[-1]["evidence"]["hold_out"] if decisions else {}
     finally:
         await asyncio.to_thread(system.put_policy, before)
     rates = {arm: [fmean(pair) for pair in zip(*both, strict=True)] for arm, both in plays.items()}
@@ -112,7 +137,13 @@ async def _compare(
     if settings.plot is not None:
         settings.plot.write_text(picture(trace, rates, adaptive.phases), encoding="utf-8")
         _say(f"picture: {settings.plot}")
-    _say(json.dumps(summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}))
+    figures = summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}
+    if hold_out:
+        gain = arms_gain(trace, rates, f"K={statics[0]}", settings.hold_out_ratio)
+        told = hold_out["throughput_gain_ratio"]
+        figures["hold_out"] = {"windows": hold_out["windows"], "gain": told, "arms": gain}
+        _say(f"\n{gains_line(statics[0], hold_out['windows'], told, gain)}")
+    _say(json.dumps(figures))
 
 
 def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:
@@ -132,6 +163,30 @@ def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:
             for i, phase in enumerate(trace.phases)
         },
     }
+
+
+def arms_gain(trace: Trace, rates: dict[str, list[float]], static: str, held_out: float) -> dict[str, float]:
+    """Return the adaptive arm's gain over `static` (ratios): the geometric mean over time, as the hold-out's is.
+
+    `as_played` has the share of the time that was `held_out` in it, at no gain; `adaptive` is without it.
+    """
+    ratios = [one / other for one, other in zip(rates[ADAPTIVE], rates[static], strict=True)]
+    seconds = [phase.seconds for phase in trace.phases]
+
+    def gain(found: Sequence[float]) -> float:
+        logs = (math.log(max(ratio, LEAST_RATIO)) * weight for ratio, weight in zip(found, seconds, strict=True))
+        return round(math.expm1(sum(logs) / sum(seconds)), 3)
+
+    return {"adaptive": gain([(ratio - held_out) / (1 - held_out) for ratio in ratios]), "as_played": gain(ratios)}
+
+
+def gains_line(k: int, windows: int, told: dict[str, float] | None, arms: dict[str, float]) -> str:
+    """Return the hold-out's gain and the arms' for a person; `told` is `None` while windows are too few."""
+    interval = "unknown" if told is None else f"{told['mean']:+.1%} ({told['low']:+.1%} to {told['high']:+.1%})"
+    return (
+        f"adaptive over K={k}: by the hold-out {interval}, {windows} windows; "
+        f"by the arms {arms['adaptive']:+.1%}, as played {arms['as_played']:+.1%}"
+    )
 
 
 def second_vs_first(trace: Trace, plays: Sequence[list[float]]) -> float:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.control.demo import summary, table
+from specpilot.bench.control.demo import arms_gain, gains_line, summary, table
 from specpilot.bench.load.trace import TRACES, Phase, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
@@ -24,6 +24,26 @@ def test_the_table_names_each_phase_and_where_adaptive_loses() -> None:
     assert rows[-2].startswith("calm")
     assert rows[-2].endswith("0.98 (K=7)")
     assert rows[-1].endswith("1.00 (K=0)")
+
+
+def test_the_arms_gain_is_a_mean_over_time_without_the_share_held_out() -> None:
+    rates = {"adaptive": [150.0, 75.0], "K=7": [100.0, 100.0]}  # 10 s at 1.5, 30 s at 0.75
+    found = arms_gain(TRACE, rates, "K=7", 0.5)
+    assert found["as_played"] == pytest.approx((1.5 * 0.75**3) ** 0.25 - 1, abs=5e-4)
+    assert found["adaptive"] == pytest.approx((2.0 * 0.5**3) ** 0.25 - 1, abs=5e-4)
+
+
+def test_a_phase_that_only_noise_explains_does_not_break_the_mean() -> None:
+    assert arms_gain(TRACE, {"adaptive": [30.0, 100.0], "K=7": [100.0, 100.0]}, "K=7", 0.5)["adaptive"] < 0
+
+
+def test_the_gains_stand_beside_each_other_and_too_few_windows_say_so() -> None:
+    arms = {"adaptive": 0.137, "as_played": 0.102}
+    told = {"low": -0.099, "mean": 0.063, "high": 0.254}
+    assert gains_line(7, 54, told, arms) == (
+        "adaptive over K=7: by the hold-out +6.3% (-9.9% to +25.4%), 54 windows; by the arms +13.7%, as played +10.2%"
+    )
+    assert "by the hold-out unknown, 2 windows" in gains_line(7, 2, None, arms)
 
 
 def test_the_shipped_trace_and_prompts_fit_together() -> None:
