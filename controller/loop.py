@@ -144,12 +144,7 @@ class ControlLoop:
         resumed: list[tuple[str, str, str]] = []
         if lease is not None:
             if lease.fence != self._fence:
-                self._fence = lease.fence
-                self._shared.begin_to_lead()
-                self._law.take_over(now)
-                self._gains.begin()
-                await self._shared.ask(partial(self._read_stepped_back, resumed))
-                self._publisher.begin_to_lead((model, pool) for model, pool, _ in resumed)
+                await self._begin_to_lead(lease, now, resumed)
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._shared.ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
@@ -184,6 +179,16 @@ class ControlLoop:
             ages_s=ages,
             memory=self._shared.memory if is_read else None,
         )
+
+    async def _begin_to_lead(self, lease: Lease, now: float, resumed: list[tuple[str, str, str]]) -> None:
+        """Forget what was decided in stand-by, and add to `resumed` what the last leader's hold-outs had found."""
+        self._shared.begin_to_lead()
+        self._law.take_over(now)
+        self._gains.begin()
+        await self._shared.ask(partial(self._read_stepped_back, resumed))
+        self._publisher.begin_to_lead((model, pool) for model, pool, _ in resumed)
+        if self._shared.is_up:  # else the next tick asks again
+            self._fence = lease.fence
 
     async def _steer(self, pool: PoolContext, lease: Lease | None, at: float, now: float) -> None:
         """Decide for one pool; the leader acts on it. `now` is steady time, `at` Unix seconds."""

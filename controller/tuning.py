@@ -2,8 +2,7 @@
 
 Those of a numerical method alone (rounds of a search, smoothness of a fit) stand beside it. An operator never needs
 these: what depends on a site is in the policy. They are one value so that a replay or a simulation can switch one idea
-off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair,
-"plant" the engines of `bench/simulation`.
+off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair.
 """
 
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The law's constants. Times are seconds, `_ratio` is 0..1, `_trials` and `_steps` are counts.
+    """The law's constants. Times are seconds, `_trials` and `_steps` counts, `_ratio` 0..1 but for `near_ratio`.
 
     Attributes:
         memory_trials: trials of a (band, position) after which older ones have lost 63 % of their weight. Noise against
@@ -68,7 +67,7 @@ class Tuning:
         hold_out_least: windows before an interval is told.
         hold_out_near: windows on either side of a drawn one that it is compared with, at most.
         step_back_error: probability with which an adaptive K that loses nothing is taken for a loser within the first
-            `hold_out_memory` windows. Later looks, one each fifth of that, add to it.
+            `hold_out_memory` windows. Later judgements, one each fifth of that, add to it.
         stepped_back_ratio: share of the time that a pool which stepped back runs the adaptive K, to find out whether it
             has become better.
         bands: K by the band of a request's own acceptance; else by class alone (an ablation).

@@ -16,7 +16,8 @@ The arms take turns phase by phase, in an order that turns round, because a shar
 by a tenth or more for minutes: what is compared was measured within a minute, and the report takes out what is left.
 While it is not its turn an arm has no traffic, keeps what it knows and learns nothing; the pause after a change, by
 the clock, runs on. Each steered arm has an engine, a gateway, a Redis and a controller of its own; the fixed arms share
-a system that no controller steers.
+a system that no controller steers. One launch of an engine may be faster than another by some 5 % for as long as it
+runs, whatever it is told to do. So arms whose engines are alike change systems from play to play.
 
 The report has a table, plots, and one JSON object as its last line. Beside it are the rates of every play
 (`rates.json`, tokens per second by arm, play and phase) and what each controller saw, to be looked into with
@@ -29,11 +30,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -47,7 +48,7 @@ from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.types import DEFAULT_CLASS
+from specpilot.policy.types import DEFAULT_CLASS, Policy
 
 PROGRAM = "specpilot bench control"
 K_MAX = 7
@@ -62,9 +63,12 @@ TUNING_STRETCH = 0.5
 """How long the plays are, relative to the measured ones, from which the table is tuned."""
 PORTS = 10
 """Ports kept for each system."""
+FIXED = "fixed"
+"""The system that the fixed arms share."""
 OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
 WHOLE_BATCH = "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler"
 _CHANGES = ("gain", "bounds")
+T = TypeVar("T")
 Rows = dict[str, list[list[int]]]
 """K by row of a schedule: `[lo, hi, K]` over running decodes."""
 
@@ -117,9 +121,9 @@ def main(arguments: Sequence[str]) -> None:
     with ExitStack() as stack:
         systems = [
             stack.enter_context(_system(settings.out / arm.replace(" ", "-"), settings.port + PORTS * at, arm))
-            for at, arm in enumerate(["fixed", *steered])
+            for at, arm in enumerate([FIXED, *steered])
         ]
-        bench = _Bench(settings, trace, prompts, systems[0], dict(zip(steered, systems[1:], strict=True)))
+        bench = _Bench(settings, trace, prompts, dict(zip([FIXED, *steered], systems, strict=True)))
         result, table = asyncio.run(bench.run(fixed, by_class))
     text = report.markdown(result, table)
     figures = json.dumps(report.summary(result))
@@ -158,14 +162,12 @@ class _Bench:
         settings: ControlBenchSettings,
         trace: Trace,
         prompts: dict[str, Any],
-        fixed: _Stage,
-        steered: dict[str, _Stage],
+        stages: dict[str, _Stage],
     ) -> None:
         self._settings = settings
         self._trace = trace
         self._prompts = prompts
-        self._fixed = fixed
-        self._steered = steered
+        self._stages = stages  # of the fixed arms together, and of each steered one
         self._switches = 0
         self._adaptive_s = 0.0
 
@@ -177,12 +179,14 @@ class _Bench:
         rates = {int(arm[2:]): played.rates for arm, played in tuning.items()}
         table = report.hand_tuned(short, rates, MAX_RUNNING)
         rows = {**fixed, report.TABLE: {DEFAULT_CLASS: table}, **({report.BY_CLASS: by_class} if by_class else {})}
-        plays: dict[str, list[Played]] = {arm: [] for arm in [*rows, *self._steered]}
+        steered = [arm for arm in self._stages if arm != FIXED]
+        plays: dict[str, list[Played]] = {arm: [] for arm in [*rows, *steered]}
         for repetition in range(self._settings.repeats):
             _say(f"\nplay {repetition + 1} of {self._settings.repeats}")
+            self._stages = changed_round(self._stages) if repetition else self._stages
             with ExitStack() as stack:
-                for arm, stage in self._steered.items():
-                    stack.enter_context(self._controller(arm, stage, repetition))
+                for arm in steered:
+                    stack.enter_context(self._controller(arm, self._stages[arm], repetition))
                 began = time.time()
                 played = await self._take_turns(
                     self._trace, {arm: self._player(arm) for arm in plays}, rows, repetition
@@ -193,7 +197,7 @@ class _Bench:
         return report.Result(self._trace, plays, self._switches, self._adaptive_s), table
 
     def _player(self, arm: str) -> Player:
-        stage = self._steered.get(arm, self._fixed)
+        stage = self._stages.get(arm, self._stages[FIXED])
         return Player(stage.system, "demo", self._prompts, names_classes=arm in (report.LABELLED, report.BY_CLASS))
 
     async def _take_turns(
@@ -204,14 +208,14 @@ class _Bench:
             first = (index + repetition * len(arms) // self._settings.repeats) % len(arms)
             for arm in arms[first:] + arms[:first]:
                 if arm in rows:
-                    await asyncio.to_thread(self._fixed.system.put_speculation, {"classes": rows[arm]})
+                    await asyncio.to_thread(self._stages[FIXED].system.put_speculation, {"classes": rows[arm]})
                 _say(await players[arm].phase(phase, f"{phase.name:<20}{arm}"[:44].ljust(44)))
                 await players[arm].pause()
                 await asyncio.sleep(SETTLES_S)
         return {arm: await player.close() for arm, player in players.items()}
 
     async def _count_switches(self, since: float) -> None:
-        decisions = await asyncio.to_thread(self._steered[report.ADAPTIVE].system.decisions, "demo", since)
+        decisions = await asyncio.to_thread(self._stages[report.ADAPTIVE].system.decisions, "demo", since)
         self._switches += sum(item["reason"] in _CHANGES for item in decisions)
         self._adaptive_s += sum(phase.seconds for phase in self._trace.phases)
 
@@ -236,13 +240,19 @@ class _Bench:
         try:
             wait_for(PROGRAM, f"{stage.system.admin_url}/health", 30.0)
             _check_alive(controller, arm, stage)
-            if arm == report.NO_PROBES:
-                stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": 0.0})
+            ratio = 0.0 if arm == report.NO_PROBES else Policy("demo").probe_ratio
+            stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": ratio})
             yield
             _check_alive(controller, arm, stage)
         finally:
             controller.terminate()
             controller.wait(30.0)
+
+
+def changed_round(stages: Mapping[str, T]) -> dict[str, T]:
+    """Return `stages` with each arm on the next one's; what has another scheduler keeps its own."""
+    alike = [arm for arm in stages if arm != report.NO_SUBSET]
+    return {**stages, **{arm: stages[other] for arm, other in zip(alike, [*alike[1:], alike[0]], strict=True)}}
 
 
 def _check_alive(controller: subprocess.Popen[bytes], arm: str, stage: _Stage) -> None:

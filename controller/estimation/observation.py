@@ -199,7 +199,8 @@ class Compared(NamedTuple):
 def compare(before: Observation | None, after: Observation) -> Compared:
     """Compare two scrapes of an engine.
 
-    With `before` unknown only the table of step times counts (see the module's text). A repeated scrape gives nothing.
+    With `before` unknown only the table of step times counts (see the module's text). In a repeated scrape no counter
+    gained anything.
     """
     if before is None:
         return Compared({key: value for key, value in after.values.items() if key.metric in _TABLE_METRICS}, after)
@@ -230,7 +231,7 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     for part in parts:
         for series, value in part.items():
             totals[series] = totals.get(series, 0.0) + value
-    found = Evidence({}, {}, {}, {}, {}, {}, {})
+    found = Evidence()
     placed: dict[str, tuple[Any, int]] = {  # where a metric's series go, and how many of its labels are text
         names.TRIALS: (found.trials, 0),
         names.ACCEPTS: (found.accepts, 0),

@@ -12,7 +12,7 @@ So with AL_i = AL_band(K_row), the share of the running decodes in stream i, and
 
 Where requests arrive by themselves (given work) all streams are one group: the best K of a band is then, for T linear,
 argmin_K (base / n + verification + slots) / AL(K), whatever the mix. Where each client sends its next request when one
-is done (given concurrency), each class is a group. `load` tells which holds.
+is done (given concurrency), each class is a group. `rows` tells which holds.
 
     throughput:  G = n sum_g w_g p_g AL_g / T           weighted tokens per second
     latency:  L = T sum_g w_g p_g / AL_g             the mean time per token of a request, to be made small
@@ -129,7 +129,7 @@ class Choice:
         self._served = sorted({item.row for item in streams})
         self._inverse = 1.0 / setting.lengths[setting.bands]  # of each row's AL(K): [rows, K_max + 1]
         self._parts = np.zeros((len(setting.bands), self._k_max + 1, groups, 2 + max(1, self._k_max)))
-        self._slo_s = np.zeros((len(setting.bands), self._k_max + 1))  # 1 / (AL(K) bound), the largest of the row's
+        self._slo_s = np.zeros((len(setting.bands), self._k_max + 1))  # the row's largest 1 / (AL(K) times bound)
         depths = np.arange(self._k_max + 1)
         above = depths[:, None] > np.arange(max(1, self._k_max))
         summed = np.column_stack([np.ones(len(depths)), depths, above])
@@ -268,7 +268,7 @@ class Choice:
         return total
 
     def _worst(self, k: Ints, rows: Sequence[int]) -> Vector:
-        """Return the largest 1 / (AL bound) of any SLO of `rows`, 0 without one: [..., n]."""
+        """Return the largest 1 / (AL times the bound) of any SLO of `rows`, 0 without one: [..., n]."""
         if not self._has_slo or not rows:
             return np.zeros(k.shape[:-1])
         found: Vector = self._slo_s[rows, k[..., rows]].max(axis=-1)

@@ -81,7 +81,7 @@ class ControlLaw:
         return Tick(context, pool, self._model(context.model), self._tuning, now, at).result()
 
     def resume(self, model: str, pool: str, digest: str) -> None:
-        """Take over that an earlier controller's hold-out of a pool found the law to lose in comparison `digest`."""
+        """Begin stepped back where the leader before had stepped back in the comparison of this `digest`."""
         self._pool((model, pool)).hold_out.resume(digest)
 
     def take_over(self, now: float) -> None:

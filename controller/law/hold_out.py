@@ -48,7 +48,7 @@ from specpilot.controller.estimation.observation import Window
 from specpilot.controller.estimation.t_interval import interval
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import MEASURES, LogGain
-from specpilot.policy.types import Objective
+from specpilot.policy.types import DEFAULT_CLASS, Objective
 
 _TAIL = 0.025
 _ROUNDING_S = 0.01
@@ -72,7 +72,7 @@ def judgements(least: int, memory: int) -> tuple[int, ...]:
 class Comparison:
     """What a hold-out compares: the static K with what a policy has the law choose by.
 
-    `weights` are those of the classes, 1 where none is named; `bounds` whatever else the choice depends on.
+    `weights` are those of the classes; others have that of `default`. `bounds` is whatever else the choice depends on.
     """
 
     static_k: int
@@ -126,7 +126,8 @@ class _Sums:
         is_one_k = self.is_static is not None and not self.is_mixed
         tokens = times = 0.0
         for name, decodes in self.decodes.items():
-            weight, delivered = weights.get(name, 1.0), self.tokens.get(name, 0.0)
+            weight = weights.get(name, weights.get(DEFAULT_CLASS, 1.0))
+            delivered = self.tokens.get(name, 0.0)
             tokens += weight * delivered
             times += weight * decodes * decodes / delivered if delivered else 0.0
         if not is_one_k or self.steps < fewest_steps or min(self.busy_s, self.counted, tokens) <= 0:
@@ -196,8 +197,8 @@ class HoldOut:
             return compared
         self._seen_at = seen_at
         for sums in self._windows:
-            begins_at = seen_at - window.elapsed_s - sums.begun_at - self._tuning.delivered_s
-            if sums.index == self._index(seen_at) and begins_at >= -_ROUNDING_S:
+            late_by_s = seen_at - window.elapsed_s - sums.begun_at - self._tuning.delivered_s
+            if sums.index == self._index(seen_at) and late_by_s >= -_ROUNDING_S:
                 sums.take(window)
         return compared
 
@@ -279,6 +280,7 @@ class HoldOut:
             self.is_stepped_back = not self.is_stepped_back
             self._gains.clear()
             self._taken = 0
+            self.pause()  # which of the windows before were drawn is the other way round now
 
 
 def _mean(found: Sequence[LogGain]) -> LogGain:

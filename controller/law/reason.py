@@ -16,9 +16,10 @@
 | `optimal`            | no table gains the minimum                                   | what was in force             |
 
 The minimum is the policy's at the present load, and 10 % at another. A table that breaks the bounds is moved inside
-also where it is stale, idle or its cost is unknown; the reason is then `bounds`. Rows without traffic are set whatever
-the reason where the evidence is fresh and the cost known. No static K that is predicted to break an SLO which the law's
-table keeps comes into force by the hold-out. A pool that stepped back keeps the static K while it is stale or idle.
+also where it is stale, idle or its cost is unknown; the reason is then `bounds`. "What was in force" is the law's own
+table: without fresh evidence a window of the hold-out ends, but a pool that stepped back keeps the static K. Rows
+without traffic are set whatever the reason where the evidence is fresh and the cost known. No static K that is
+predicted to break an SLO which the law's table keeps comes into force by the hold-out.
 In mode `advise` the engines get nothing and stay on their own static K; a schedule that they hold from before is
 withdrawn once, by the static K. The law then goes on from what it advised last.
 While an operator has frozen the model, the reason is `frozen` and the engines get what the freeze says. Two more

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.graph_shape import cliffs
 from specpilot.controller.estimation.pool_cost import is_near
-from specpilot.controller.law.choice import Choice
+from specpilot.controller.law.choice import Choice, Yield
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.hold_out import Comparison
 from specpilot.controller.law.k_table import KTable, Ranges, grid
@@ -33,8 +33,9 @@ from specpilot.controller.law.rows import Rows, requirements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.bands import row_parts
 from specpilot.policy.gain import LogGain
-from specpilot.policy.types import DEFAULT_CLASS, Mode, Trial
+from specpilot.policy.types import DEFAULT_CLASS, Mode, Schedule, Trial
 
+Vector = NDArray[np.float64]
 _SIGNIFICANT_DIGITS = 6
 
 
@@ -65,7 +66,8 @@ class Tick:
         standing, pool.standing = pool.standing, None
         static = KTable.uniform((DEFAULT_CLASS,), self._n, context.fallback_k)
         if context.k_max == 0:
-            return self._answer(Reason.NO_DRAFTER, static, static.to_ranges(), None)
+            is_told = mode is not Mode.ADVISE or context.is_held
+            return self._answer(Reason.NO_DRAFTER, static, static.to_ranges() if is_told else None, None)
         held_out = self._bounded_static().to_ranges()
         is_held_out = mode is Mode.ACT and context.in_force is not None and context.in_force.classes == held_out
         self._measure_hold_out(is_held_out=is_held_out)
@@ -117,19 +119,24 @@ class Tick:
 
     def _before(self, *, is_held_out: bool) -> KTable:
         """Return the table that the law goes on from."""
-        own, in_force, names = self._pool.chosen, self._context.in_force, self._rows.names
-        is_in_force = self._policy.mode is Mode.ACT or self._context.is_held
-        is_anothers = is_held_out or not is_in_force or in_force is None
-        if is_anothers and own is not None and own.names == names and np.array_equal(own.n, self._n):
+        own, names = self._pool.chosen, self._rows.names
+        is_known = own is not None and own.names == names and np.array_equal(own.n, self._n)
+        if own is not None and is_known and (is_held_out or self._followed is None):
             return own
-        return self._in_force() if is_in_force and in_force is not None else self._uniform(self._context.fallback_k)
+        return self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
+
+    @property
+    def _followed(self) -> Schedule | None:
+        """The schedule in force, if engines follow one; in mode `advise` only a freeze has them do so."""
+        is_told = self._policy.mode is Mode.ACT or self._context.is_held
+        return self._context.in_force if is_told else None
 
     def _in_force(self) -> KTable:
         """Return what the engines have: the schedule in force, or where nothing is published their static K."""
         context, names = self._context, self._rows.names
-        if context.in_force is None or not (self._policy.mode is Mode.ACT or context.is_held):
+        if self._followed is None:
             return KTable.uniform(names, self._n, context.unsteered_k)
-        found = KTable.of_ranges(context.in_force.classes, names, self._n)
+        found = KTable.of_ranges(self._followed.classes, names, self._n)
         return found.with_k(np.minimum(found.k, context.k_max))  # an engine that joined may draft less
 
     def _bounded_static(self) -> KTable:
@@ -159,7 +166,7 @@ class Tick:
         before = before.with_k(choice.prepared(self._n, before.k, self._tuning.urgent_gain_ratio))
         best = before.with_k(choice.even(self._n, choice.best(self._n, before.k), self._tuning.even_ratio))
         present = before.rows_at(pool.load.points)
-        now_gain = self._gain(best, before, pool.load.points)
+        now_gain = float((self._gains(best, before, pool.load.points) * pool.load.weights).sum())
         if now_gain < 0:  # what evening gave up at the present load
             best, now_gain = _with_rows(best, before, present), 0.0
         static = self._uniform(self._context.fallback_k)
@@ -181,47 +188,45 @@ class Tick:
         pool.changed_at = now
         return best, Reason.GAIN, gain
 
-    def _gains(self, best: KTable, before: KTable, decodes: Any) -> Any:
+    def _gains(self, best: KTable, before: KTable, decodes: Vector) -> Vector:
         """By how much `best` scores over `before` at `decodes`, as ratios; infinite where an SLO breaks no more.
 
         Where SLOs break in both, it is by how much the worst excess is smaller.
         """
-        assert self._choice is not None
-        rows = best.rows_at(decodes)
-        new = self._choice.evaluate(decodes, best.k[rows]).score
-        old = self._choice.evaluate(decodes, before.k[rows]).score
+        new, old = self._yield(best, decodes).score, self._yield(before, decodes).score
         kept = new / np.maximum(old, 1e-12) - 1
         less = old / np.minimum(new, -1e-12) - 1
-        return np.where(old > 0, kept, np.where(new > 0, math.inf, less))
+        found: Vector = np.where(old > 0, kept, np.where(new > 0, math.inf, less))
+        return found
 
-    def _gain(self, best: KTable, before: KTable, decodes: Any) -> float:
-        return float((self._gains(best, before, decodes) * self._pool.load.weights).sum())
+    def _yield(self, table: KTable, decodes: Vector) -> Yield:
+        """Return what `table` is predicted to yield at `decodes`, which may be no whole numbers."""
+        assert self._choice is not None
+        return self._choice.evaluate(decodes, table.k[table.rows_at(decodes)])
 
     def _trial(self, chosen: KTable) -> Trial | None:
         """Return what one engine tries, and note it; `None` for nothing."""
         pool, tuning, load = self._pool, self._tuning, self._pool.load
-        if self._choice is None or not any(pool.running.values()):
+        if self._choice is None:
             return None
         octave = round(math.log2(max(load.decodes, 1.0)))
         if pool.trial is not None:
             trial, seconds = pool.trial, self._now - pool.trial.since
             is_over = pool.cost.is_measured(trial.depth, trial.decodes) or seconds >= tuning.trial_limit_s
             is_like = is_near(trial.decodes, load.decodes, tuning.near_ratio)
-            if not is_over and is_like and trial.engine_id in pool.running:
+            if not is_over and is_like:
                 return self._trial_of(trial)
-            pool.trial = None
-        reached = self._choice.evaluate(load.points, chosen.k[chosen.rows_at(load.points)]).score
+        reached = self._yield(chosen, load.points).score
         k_max, promising = self._context.k_max, []
         for depth in dict.fromkeys((0, max(1, k_max // 3), k_max)):
             is_rested = self._now - pool.tried_at.get((depth, octave), -math.inf) >= tuning.trial_rest_s
             if not is_rested or pool.cost.is_measured(depth, load.decodes) or not self._is_allowed(depth):
                 continue
-            table = self._uniform(depth)
-            score = self._choice.evaluate(load.points, table.k[table.rows_at(load.points)]).score
+            score = self._yield(self._uniform(depth), load.points).score
             least = 0.0 if not pool.cost.is_measured(depth) else (1 - tuning.trial_slack_ratio) * reached
             if (score > 0).all() and float(((score - least) * load.weights).sum()) >= 0:
                 promising.append((float((score * load.weights).sum()), depth))
-        if not promising:
+        if not promising or not any(pool.running.values()):
             return None
         _, engine_id = min((abs(math.log(n / load.decodes)), name) for name, n in pool.running.items() if n > 0)
         pool.trial = RunningTrial(max(promising)[1], load.decodes, engine_id, self._now)
@@ -262,7 +267,7 @@ class Tick:
         Without fresh evidence a pool that stepped back stays as it is.
         """
         is_stepped_back = self._pool.hold_out.is_stepped_back
-        if decided in (Reason.STALE, Reason.IDLE):
+        if decided in (Reason.STALE, Reason.IDLE, Reason.COST_UNKNOWN):
             return reason if is_stepped_back and is_held_out else None
         if not self._is_static_due() or self._is_slo_broken_by_static(chosen):
             return None
@@ -279,11 +284,8 @@ class Tick:
         if self._choice is None:
             return False
         points = self._pool.load.points
-        static, own = (
-            self._choice.evaluate(points, table.k[table.rows_at(points)]).score
-            for table in (self._uniform(self._context.fallback_k), chosen)
-        )
-        return bool(((static <= 0) & (own > 0)).any())
+        static = self._yield(self._uniform(self._context.fallback_k), points).score
+        return bool(((static <= 0) & (self._yield(chosen, points).score > 0)).any())
 
     def _describe(self) -> None:
         pool, evidence = self._pool, self._pool.evidence
@@ -309,12 +311,8 @@ class Tick:
         }
 
     def _describe_throughput(self, tables: Mapping[str, KTable]) -> None:
-        assert self._choice is not None
         load, evidence, window = self._pool.load, self._pool.evidence, self._pool.window()
-        found = {
-            name: self._choice.evaluate(load.points, table.k[table.rows_at(load.points)])
-            for name, table in tables.items()
-        }
+        found = {name: self._yield(table, load.points) for name, table in tables.items()}
         times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
         self._evidence["throughput"] = {
             f"predicted_{name}": float((load.weights * item.throughput * item.step_s).sum()) / times[name]
@@ -334,7 +332,8 @@ class Tick:
     ) -> TickResult:
         if self._policy.hold_out_ratio > 0 or self._context.arm is not None:
             found = self._pool.hold_out.described()
-            self._evidence["hold_out"] = {**found, "is_paused": self._policy.mode is not Mode.ACT}
+            is_paused = self._policy.mode is not Mode.ACT or self._context.arm is not None
+            self._evidence["hold_out"] = {**found, "is_paused": is_paused}
         if trial is not None and self._pool.trial is not None:
             self._evidence["trial"] = {"engine_id": trial.engine_id, "k": self._pool.trial.depth}
         return TickResult(

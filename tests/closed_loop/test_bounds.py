@@ -1,14 +1,19 @@
 """Pins, bounds and modes hold for everything that is published: what is chosen, tried, probed and held out."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine, uniform
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.tuning import Tuning
-from specpilot.policy.types import DEFAULT_CLASS, ClassPolicy, KRange, Mode, Policy, Schedule
+from specpilot.policy.types import DEFAULT_CLASS, ClassPolicy, KRange, Mode, Policy, Schedule, Trial
 from tests.closed_loop.single_k import of_single_k
 
 
@@ -66,6 +71,11 @@ def test_advise_publishes_nothing_at_all_and_tells_what_it_would() -> None:
     assert newest.k(newest.proposed)["default:7"] == 7
 
 
+def test_advise_publishes_nothing_where_no_engine_can_speculate_either() -> None:
+    result = ControlLaw().decide(PoolContext(MODEL, POOL, Policy(MODEL, mode=Mode.ADVISE), 0, 0, 64, None), 1.0, 1.0)
+    assert (result.reason, result.publish) == (Reason.NO_DRAFTER, None)
+
+
 def test_off_publishes_the_static_k_without_a_probe() -> None:
     run = simulate([Phase(10, [Source("json", 8)])], policy=Policy(MODEL, mode=Mode.OFF, static_k=2))
     assert {k for rows in published(run) for k in ks(rows, "default")} == {2}
@@ -91,6 +101,22 @@ def test_a_trial_is_on_an_engine_that_runs_what_the_pool_runs_on_average() -> No
     run = simulate([Phase(40, [Source("json", 12)], of_engine=of_engine)], engines=3)
     tried = {second.result.trial.engine_id for second in run.seconds if second.result.trial}
     assert tried == {"engine-1"}
+
+
+def test_a_trial_goes_on_where_the_engines_of_a_pool_are_read_in_turn() -> None:
+    """A look at another engine tells nothing of the one that tries."""
+    law, in_force, tried = ControlLaw(), uniform(3), list[Trial | None]()
+    engines = [Engine(f"engine-{index}", np.random.default_rng(index)) for index in range(2)]
+    law.observe(engine.observe(0.0) for engine in engines)
+    for second in range(1, 20):
+        for engine in engines:
+            engine.run(1.0, [Source("json", 8)], in_force)
+        law.observe([engines[second % 2].observe(float(second))])
+        context = PoolContext(MODEL, POOL, policy(), K_MAX, 3, 64, in_force)
+        result = law.decide(context, float(second), float(second))
+        tried.append(result.trial)
+        in_force = Schedule(MODEL, POOL, second + 1, 0.0, 60.0, 0.0, result.publish or in_force.classes, result.trial)
+    assert any(one and two and one.engine_id == two.engine_id for one, two in pairwise(tried))
 
 
 def test_a_trial_breaks_no_slo_that_it_can_foresee() -> None:

@@ -326,7 +326,7 @@ async def test_a_canary_that_wants_other_things_leaves_what_the_hold_out_measure
     assert any(item.evidence.get("canary") for item in rig.store.log)
     running = rig.store.tried[MODEL]
     in_its_turn = [item for item in rig.store.log if (item.evidence.get("canary") or {}).get("arm") == "canary"]
-    assert all("hold_out" in item.evidence for item in in_its_turn)
+    assert all(item.evidence["hold_out"]["is_paused"] for item in in_its_turn)
     ended = replace(running, version=running.version + 1, outcome=Outcome.ABORTED, ended_at=1.0)
     rig.store.put_canary(ended, None, 0.0)
     await rig.tick(2)

@@ -121,6 +121,14 @@ def test_a_hold_out_that_is_old_is_as_sensitive() -> None:
         assert traffic.pass_by(150, math.log(0.95))
 
 
+def test_windows_from_before_a_step_back_are_not_compared_after_it() -> None:
+    """Those around the one that decided were not drawn as the rare kind is now."""
+    traffic = Traffic(1)
+    while not traffic.pass_by(1, math.log(0.5)):
+        assert traffic.hold_out.described()["windows"] < 20
+    assert traffic.hold_out.described()["windows"] == 0
+
+
 @pytest.mark.parametrize(
     ("tick_s", "look_s", "late_s"),
     [(0.5, 0.5, 0.0), (1.0, 1.0, 0.0), (3.0, 3.0, 0.0), (5.0, 5.0, 0.0), (0.5, 2.0, 0.3), (0.5, 1.0, 0.9)],
@@ -167,8 +175,12 @@ def one_gains_what_the_other_loses(is_static: bool) -> dict[str, float]:
     [
         ({}, LogGain(math.log(1000 / 1100), math.log((1 / 100 + 1 / 1000) / (1 / 200 + 1 / 800)))),
         ({"few": 10.0}, LogGain(math.log(2800 / 2000), math.log((10 / 100 + 1 / 1000) / (10 / 200 + 1 / 800)))),
+        (
+            {"default": 10.0, "many": 1.0},
+            LogGain(math.log(2800 / 2000), math.log((10 / 100 + 1 / 1000) / (10 / 200 + 1 / 800))),
+        ),
     ],
-    ids=["alike", "weighted"],
+    ids=["alike", "weighted", "a class that the policy does not name is weighted as default"],
 )
 @pytest.mark.parametrize("objective", Objective)
 def test_throughput_and_latency_are_measured_with_the_policys_weights(
