@@ -142,9 +142,9 @@ class ControlLoop:
         now, at = self._clock.monotonic(), self._clock.now()
         self._turns_at = at if self._shared.is_up else self._turns_at
         resumed: list[tuple[str, str, str]] = []
+        if lease is not None and lease.fence != self._fence and not await self._begin_to_lead(lease, now, resumed):
+            lease = None  # what the last leader's hold-outs had found is still there to be read in the next tick
         if lease is not None:
-            if lease.fence != self._fence:
-                await self._begin_to_lead(lease, now, resumed)
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._shared.ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
@@ -180,15 +180,19 @@ class ControlLoop:
             memory=self._shared.memory if is_read else None,
         )
 
-    async def _begin_to_lead(self, lease: Lease, now: float, resumed: list[tuple[str, str, str]]) -> None:
-        """Forget what was decided in stand-by, and add to `resumed` what the last leader's hold-outs had found."""
+    async def _begin_to_lead(self, lease: Lease, now: float, resumed: list[tuple[str, str, str]]) -> bool:
+        """Forget what was decided in stand-by, and add to `resumed` what the last leader's hold-outs had found.
+
+        Returns whether Redis told that. A document that cannot be read counts as told: it would never be.
+        """
         self._shared.begin_to_lead()
         self._law.take_over(now)
         self._gains.begin()
         await self._shared.ask(partial(self._read_stepped_back, resumed))
         self._publisher.begin_to_lead((model, pool) for model, pool, _ in resumed)
-        if self._shared.is_up:  # else the next tick asks again
+        if self._shared.is_up:
             self._fence = lease.fence
+        return self._shared.is_up
 
     async def _steer(self, pool: PoolContext, lease: Lease | None, at: float, now: float) -> None:
         """Decide for one pool; the leader acts on it. `now` is steady time, `at` Unix seconds."""
