@@ -200,9 +200,9 @@ class ControlLoop:
         experiment = self._shared.state.experiments.get(pool.model) if freeze is None else None
         context = in_turn(pool, experiment, self._turns_at)
         if experiment is not None and lease is not None:
-            window = self._law.window(context.model, context.pool)
-            window = window._replace(at=at - now + window.at) if window else None
-            self._runner.measure(experiment, context, window, at)
+            look = self._law.look(context.model, context.pool)
+            look = look._replace(at=at - now + look.at) if look else None
+            self._runner.measure(experiment, context, look, at)
         decided = self._decide(context, freeze, now)
         result = held(context, self._runner.reported(experiment, context, decided), freeze)
         self._metrics.show_decision(context.model, context.pool, result)

@@ -62,7 +62,7 @@ class Tuning:
         hold_out_window_s: length of a window of the hold-out. Longer ones lose less to `delivered_s`, shorter ones
             average over more traffic.
         delivered_s: time after a change of whose turn it is that evidence does not count.
-        hold_out_steps: steps that a window of the hold-out needs to count.
+        window_steps: steps that a window of the hold-out or of a canary needs to count.
         hold_out_memory: windows of the hold-out that count, the newest; at 1 % and 4 s that is the last 11 hours.
         hold_out_least: windows before an interval is told.
         hold_out_near: windows on either side of a drawn one that it is compared with, at most.
@@ -105,7 +105,7 @@ class Tuning:
     even_ratio: float = 0.0075
     hold_out_window_s: float = 4.0
     delivered_s: float = 1.0
-    hold_out_steps: float = 20.0
+    window_steps: float = 20.0
     hold_out_memory: int = 100
     hold_out_least: int = 5
     hold_out_near: int = 3

@@ -7,9 +7,9 @@ first scrape of an engine is a starting line and no evidence, but for its table 
 traffic does, and they let a new controller know the cost of every K that its predecessor tried.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from specpilot.policy import engine_metrics as names
 
@@ -22,20 +22,16 @@ class Series(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """The labels of one cell of the table of steps, rounded by the engine; see `engine_metrics`."""
+    """The labels of one cell of a table of steps, rounded by the engine; see `engine_metrics`.
+
+    Decode-only steps that also caught up have a table of their own.
+    """
 
     decodes: int
     verified: int
     slots: int
-    prefill: int
-
-
-class CatchUpCell(NamedTuple):
-    """The labels of one cell of the table of decode-only steps that also caught up."""
-
-    decodes: int
-    verified: int
-    slots: int
+    prefill: int = 0
+    catches_up: bool = False
 
 
 class CellSums(NamedTuple):
@@ -47,25 +43,26 @@ class CellSums(NamedTuple):
 
     steps: float
     seconds: float
-    decodes: float
-    verified: float
+    decodes: float = 0.0
+    verified: float = 0.0
     slots: float = 0.0
     context: float = 0.0
     prefill: float = 0.0
     read: float = 0.0
 
 
-_Key = TypeVar("_Key", Cell, CatchUpCell)
 _CLASS = (names.LABEL_CLASS,)
 _POSITION = (names.LABEL_BAND, names.LABEL_POSITION)
-_CELL_METRICS = (
-    names.STEPS, names.STEP_SECONDS, names.STEP_DECODES, names.STEP_VERIFIED, names.STEP_SLOTS, names.STEP_CONTEXT,
-    names.STEP_PREFILL,
-)  # fmt: skip
-_CATCH_UP_METRICS = (
-    names.CATCH_UP_STEPS, names.CATCH_UP_STEP_SECONDS, names.CATCH_UP_STEP_DECODES, names.CATCH_UP_STEP_VERIFIED,
-    names.CATCH_UP_STEP_SLOTS, names.CATCH_UP_STEP_CONTEXT, names.CATCH_UP_STEP_READ,
-)  # fmt: skip
+_CELL_METRICS = {
+    names.STEPS: "steps", names.STEP_SECONDS: "seconds", names.STEP_DECODES: "decodes", names.STEP_VERIFIED: "verified",
+    names.STEP_SLOTS: "slots", names.STEP_CONTEXT: "context", names.STEP_PREFILL: "prefill",
+}  # fmt: skip
+_CATCH_UP_METRICS = {
+    names.CATCH_UP_STEPS: "steps", names.CATCH_UP_STEP_SECONDS: "seconds", names.CATCH_UP_STEP_DECODES: "decodes",
+    names.CATCH_UP_STEP_VERIFIED: "verified", names.CATCH_UP_STEP_SLOTS: "slots",
+    names.CATCH_UP_STEP_CONTEXT: "context", names.CATCH_UP_STEP_READ: "read",
+}  # fmt: skip
+_TABLE_METRICS = _CELL_METRICS | _CATCH_UP_METRICS
 LABELS: Mapping[str, tuple[str, ...]] = {
     names.TRIALS: _POSITION,
     names.ACCEPTS: _POSITION,
@@ -78,8 +75,6 @@ LABELS: Mapping[str, tuple[str, ...]] = {
 """The metrics that the law reads, and the labels that tell their series apart."""
 
 _GAUGES = frozenset({names.RUNNING_DECODES})
-_CELLS = frozenset(_CELL_METRICS)
-_TABLE_METRICS = frozenset(_CELL_METRICS + _CATCH_UP_METRICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ class Evidence:
     decode_tokens: Mapping[tuple[str, int], float] = field(default_factory=dict)
     cells: Mapping[Cell, CellSums] = field(default_factory=dict)
     running: Mapping[str, float] = field(default_factory=dict)
-    catch_ups: Mapping[CatchUpCell, CellSums] = field(default_factory=dict)
+    catch_ups: Mapping[Cell, CellSums] = field(default_factory=dict)
 
     @property
     def steps(self) -> float:
@@ -125,11 +120,6 @@ class Evidence:
     def step_seconds(self) -> float:
         """Seconds of all steps, of those that caught up too."""
         return sum(cell.seconds for table in (self.cells, self.catch_ups) for cell in table.values())
-
-    @property
-    def tokens(self) -> float:
-        """Tokens that decodes delivered."""
-        return sum(self.decode_tokens.values())
 
     @property
     def drafts_of(self) -> dict[tuple[str, int], float]:
@@ -151,7 +141,7 @@ class Evidence:
         return 1.0 - self.undrafted / whole if whole else 0.0
 
 
-class Window(NamedTuple):
+class Look(NamedTuple):
     """The evidence of the `elapsed_s` seconds before `at`, on the clock of whoever asks.
 
     `busy_s` are the seconds that its decodes cost: those of its steps (`cells`), without what their prefilled tokens
@@ -169,17 +159,6 @@ class Window(NamedTuple):
         drafts = sum(self.evidence.drafts.values())
         decodes = sum(cell.decodes for cell in self.evidence.cells.values())
         return decodes / drafts if drafts else 0.0
-
-    @property
-    def tokens(self) -> float:
-        """Tokens that the decodes of `cells` delivered."""
-        return self.evidence.tokens * self.counted_ratio
-
-    def throughput(self, weight_of: Callable[[str], float]) -> float | None:
-        """Weighted tokens per busy second of one engine, by the weight of each class; `None` where nothing ran."""
-        tokens = self.evidence.decode_tokens.items()
-        weighted = self.counted_ratio * sum(weight_of(name) * count for (name, _), count in tokens)
-        return weighted / self.busy_s if weighted > 0 and self.busy_s > 0 else None
 
 
 NO_EVIDENCE = Evidence()
@@ -206,20 +185,15 @@ def compare(before: Observation | None, after: Observation) -> Compared:
         return Compared({key: value for key, value in after.values.items() if key.metric in _TABLE_METRICS}, after)
     earlier = before.values if after.started_at == before.started_at else {}
     gained: dict[Series, float] = {}
-    known = 0
     for series, value in after.values.items():
-        old = earlier.get(series)
-        if old is None:
-            old = 0.0
-        else:
-            known += 1
+        old = earlier.get(series, 0.0)
         if series.metric in _GAUGES:
             gained[series] = value
         elif value > old:
             gained[series] = value - old
         elif value < old:  # the engine was started anew
             return compare(replace(before, values={}), after)
-    if known == len(earlier):
+    if earlier.keys() <= after.values.keys():
         return Compared(gained, after)
     vanished = {series: value for series, value in earlier.items() if series.metric not in _GAUGES}
     return Compared(gained, replace(after, values={**vanished, **after.values}))
@@ -239,40 +213,21 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
         names.DECODE_TOKENS: (found.decode_tokens, 1),
         names.RUNNING_DECODES: (found.running, 1),
     }
-    cells: dict[Cell, dict[str, float]] = {}
-    catch_ups: dict[CatchUpCell, dict[str, float]] = {}
+    sums_of: dict[Cell, dict[str, float]] = {}
     for (metric, labels), value in totals.items():
         if metric in _TABLE_METRICS:
             if all(label.isdecimal() for label in labels):
-                if metric in _CELLS:
-                    cells.setdefault(Cell(*map(int, labels)), {})[metric] = value
-                else:
-                    catch_ups.setdefault(CatchUpCell(*map(int, labels)), {})[metric] = value
+                decodes, verified, slots, *prefill = map(int, labels)
+                cell = Cell(decodes, verified, slots, sum(prefill), metric in _CATCH_UP_METRICS)
+                sums_of.setdefault(cell, {})[_TABLE_METRICS[metric]] = value
         elif metric in placed:
             table, text = placed[metric]
             if all(label.isdecimal() for label in labels[text:]):
                 key = (*labels[:text], *map(int, labels[text:]))
                 table[key if len(key) > 1 else key[0]] = value
-    return replace(found, cells=_summed(cells, _CELL_METRICS), catch_ups=_summed(catch_ups, _CATCH_UP_METRICS))
-
-
-def _summed(found: Mapping[_Key, Mapping[str, float]], metrics: tuple[str, ...]) -> dict[_Key, CellSums]:
-    """Return the sums of `metrics` by cell; without steps or their seconds there is nothing to say."""
-    steps, seconds, decodes, verified, slots, context, last = metrics
-    is_plain = last == names.STEP_PREFILL
-    summed = {}
-    for cell, sums in found.items():
-        if sums.get(steps, 0.0) <= 0 or sums.get(seconds, 0.0) <= 0:
-            continue
-        extra = sums.get(last, 0.0)
-        summed[cell] = CellSums(
-            steps=sums[steps],
-            seconds=sums[seconds],
-            decodes=sums.get(decodes, 0.0),
-            verified=sums.get(verified, 0.0),
-            slots=sums.get(slots, 0.0),
-            context=sums.get(context, 0.0),
-            prefill=extra if is_plain else 0.0,
-            read=0.0 if is_plain else extra,
-        )
-    return summed
+    cells: dict[Cell, CellSums] = {}
+    catch_ups: dict[Cell, CellSums] = {}
+    for cell, sums in sums_of.items():
+        if sums.get("steps", 0.0) > 0 and sums.get("seconds", 0.0) > 0:  # else there is nothing to say
+            (catch_ups if cell.catches_up else cells)[cell] = CellSums(**sums)
+    return replace(found, cells=cells, catch_ups=catch_ups)

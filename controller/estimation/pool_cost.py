@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.controller.estimation.cell_memory import CellMemory, Measured
-from specpilot.controller.estimation.observation import CatchUpCell, Cell, CellSums, Evidence
+from specpilot.controller.estimation.observation import Cell, CellSums, Evidence
 from specpilot.controller.estimation.pace import paces
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
 from specpilot.controller.tuning import Tuning
@@ -51,7 +51,7 @@ class PoolCost:
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
-        self._cells: dict[Cell | CatchUpCell, CellMemory] = {}
+        self._cells: dict[Cell, CellMemory] = {}
         self._traffic_s = 0.0
         self._pace = 0.0  # its logarithm
         self._off_by = 0.0  # logarithm of how far the look that was set aside was off
@@ -69,7 +69,7 @@ class PoolCost:
         if not looked or (self._tuning.freeze_cost and self._traffic_s > 30.0 and not is_history):  # noqa: PLR2004
             return
         self._traffic_s += elapsed_s
-        if not is_history and not self._is_believed([item for item in looked if isinstance(item[0], Cell)]):
+        if not is_history and not self._is_believed([item for item in looked if not item[0].catches_up]):
             return
         at = self._traffic_s - (self._tuning.pace_time_s if is_history else 0.0)
         for cell, mean, sums in looked:
@@ -142,7 +142,7 @@ class PoolCost:
                 steps += sum(part.steps for part in memory.parts) if alike else 0.0
         return steps >= self._tuning.trial_steps
 
-    def _is_believed(self, looked: Sequence[tuple[Cell | CatchUpCell, Vector, CellSums]]) -> bool:
+    def _is_believed(self, looked: Sequence[tuple[Cell, Vector, CellSums]]) -> bool:
         """Note how far off a look's steps are from what was predicted; return whether they are no mere pause."""
         fit = self.fit()
         if fit is None or not looked:
@@ -171,11 +171,9 @@ class PoolCost:
         self._left_s = self._left_s * kept + fit.pace_ratio * spent
 
 
-def _looked(evidence: Evidence) -> list[tuple[Cell | CatchUpCell, Vector, CellSums]]:
-    plain: list[tuple[Cell | CatchUpCell, Vector, CellSums]] = [
-        (cell, _mean(sums), sums) for cell, sums in evidence.cells.items()
-    ]
-    return [*plain, *((cell, _mean(sums), sums) for cell, sums in evidence.catch_ups.items())]
+def _looked(evidence: Evidence) -> list[tuple[Cell, Vector, CellSums]]:
+    tables = (evidence.cells, evidence.catch_ups)
+    return [(cell, _mean(sums), sums) for table in tables for cell, sums in table.items()]
 
 
 def _mean(sums: CellSums) -> Vector:

@@ -114,24 +114,18 @@ class StepCost:
     def described(self) -> dict[str, Any]:
         """Return the coefficients as plain data."""
         return {
-            "base_s": self.base_s,
-            "per_decode_s": self.per_decode_s,
-            "drafter_s": self.drafter_s,
-            "drafting_per_decode_s": self.drafting_per_decode_s,
-            "per_slot_s": self.per_slot_s,
-            "per_prefill_s": self.per_prefill_s,
-            "per_context_s": self.per_context_s,
-            "read_s": self.read_s,
-            "per_read_s": self.per_read_s,
-            "piecewise_s": self.piecewise_s,
-            "graphless_s": self.graphless_s,
-            "drafter_graphless_s": self.drafter_graphless_s,
+            **{name: getattr(self, name) for name in COEFFICIENTS},
             "verify_s": dict(zip(map(str, KNOTS.astype(int).tolist()), self.verify_s[:-1].tolist(), strict=True)),
             "pace_ratio": self.pace_ratio,
             "left_s": self.left_s,
         }
 
 
+COEFFICIENTS = (
+    "base_s", "per_decode_s", "drafter_s", "per_slot_s", "per_prefill_s", "per_context_s", "read_s", "per_read_s",
+    "piecewise_s", "graphless_s", "drafter_graphless_s", "drafting_per_decode_s",
+)  # fmt: skip
+"""The coefficients of T but for g's, in the order of `_features`."""
 COLUMNS = ("decodes", "verified", "slots", "context", "prefill", "read")
 """What the means of a cell state, in this order."""
 
@@ -153,23 +147,8 @@ def fit_cells(means: Vector, seconds: Vector, weight: Vector, graphs: Graphs | N
     found = nnls.solve(rows / size_of, target) / size_of
     plain = len(found) - len(KNOTS)
     heights = np.cumsum(found[plain:] * np.diff(_EDGES))
-    base, decode, drafter, slot, prefill, context, read, per_read, *rest = map(float, found[:plain])
-    return StepCost(
-        base_s=base,
-        per_decode_s=decode,
-        drafter_s=drafter,
-        per_slot_s=slot,
-        per_prefill_s=prefill,
-        per_context_s=context,
-        read_s=read,
-        per_read_s=per_read,
-        verify_s=np.concatenate([[0.0], heights]),
-        piecewise_s=rest[0],
-        graphless_s=rest[1],
-        drafter_graphless_s=rest[2],
-        drafting_per_decode_s=rest[3],
-        graphs=graphs,
-    )
+    plain_of = dict(zip(COEFFICIENTS, found[:plain].tolist(), strict=True))
+    return StepCost(**plain_of, verify_s=np.concatenate([[0.0], heights]), graphs=graphs)
 
 
 def _shape(graphs: Graphs | None, step: Step, shares: Vector | None = None) -> Shape:

@@ -1,63 +1,40 @@
 """Measures a canary's blocks: from what the engines counted to the gain of each finished block.
 
-A window's throughput is its tokens per busy second (seconds of steps, without what prefilling took in them), as the
-hold-out measures it, all classes alike; its inter-token latency is that of a mean token, sum(n_i T_i) / tokens over its
-steps. In a closed loop, where n is given, the two say the same; where requests arrive by themselves, a faster policy
-lets n fall and shows in the latency alone. Where a block has several windows of the present policy, the mean of their
-logarithms counts.
+A window is measured as the hold-out measures it, in throughput and in latency (`window_sums`), all classes alike. Where
+a block has several windows of the present policy, the mean of their logarithms counts.
 
 What a window's steps at K = 0 leave for the drafter to catch up counts as time of this window, at the pool's measured
 seconds per row: whoever leaves it pays, also when it is spent in the other policy's turn.
 
 What does not count:
 
-- the time until a schedule has arrived: looks that began `DELIVERED_S` or more after the window's first tick count,
-  and windows with fewer than `FEWEST_STEPS` steps make their block `no_traffic`;
+- the time until a schedule has arrived: looks that began `delivered_s` or more after the window's first tick count, and
+  windows with fewer than `window_steps` steps make their block `no_traffic` (`tuning`);
 - a block that this controller did not lead from beginning to end, or in which it paused or lost Redis for more than
   `GAP_S` seconds, or its clock was set back: nobody knows whose schedule was in force (`interrupted`).
 """
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from specpilot.controller.estimation.observation import Window
+from specpilot.controller.estimation.observation import Look
+from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
 from specpilot.controller.experiments.canary import Turn, turn
+from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Block, Experiment, Gain, Lost
+from specpilot.policy.gain import LogGain
 
-DELIVERED_S = 1.0
 GAP_S = 5.0
-FEWEST_STEPS = 20.0
-_ROUNDING_S = 0.01
+_TUNING = Tuning()
 
 
 @dataclass(slots=True)
 class _Window:
-    """Sums of one window of one pool; what happened until `seen_at` is in, or does not count."""
+    """One window of one pool; what happened until `seen_at` is in its sums, or does not count."""
 
     arm: Arm
     seen_at: float
-    steps: float = 0.0
-    busy_s: float = 0.0
-    decode_s: float = 0.0
-    tokens: float = 0.0
-
-    def take(self, found: Window) -> None:
-        evidence = found.evidence
-        self.steps += evidence.steps
-        self.busy_s += found.busy_s
-        self.tokens += found.tokens
-        seconds = sum(cell.seconds for cell in evidence.cells.values())
-        for cell in evidence.cells.values():
-            share = cell.seconds / seconds * found.busy_s
-            self.decode_s += share * cell.decodes / cell.steps
-
-    @property
-    def logs(self) -> tuple[float, float] | None:
-        """Logarithms of throughput and latency; `None` when too little ran."""
-        if self.steps < FEWEST_STEPS or min(self.tokens, self.busy_s, self.decode_s) <= 0:
-            return None
-        return math.log(self.tokens / self.busy_s), math.log(self.decode_s / self.tokens)
+    sums: WindowSums = field(default_factory=WindowSums)
 
 
 @dataclass(slots=True)
@@ -101,14 +78,14 @@ class BlockSums:
             lost=dict(Counter({**experiment.lost}) + Counter(lost)),
         )
 
-    def take(self, pool: str, now: Turn, at: float, window: Window | None) -> None:
+    def take(self, pool: str, now: Turn, at: float, look: Look | None) -> None:
         """Take in the newest look at `pool`, its time in Unix seconds."""
-        own = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + DELIVERED_S))
+        own = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + _TUNING.delivered_s))
         # Where the source is slow the newest look is one that was taken before, or one from another window.
-        if window is None or window.at - window.elapsed_s < own.seen_at - _ROUNDING_S:
+        if look is None or look.at - look.elapsed_s < own.seen_at - ROUNDING_S:
             return
-        own.seen_at = window.at
-        own.take(window)
+        own.seen_at = look.at
+        own.sums.take(look)
 
     def end_tick(self, at: float) -> None:
         """End the tick: what comes next happens after `at`."""
@@ -123,11 +100,14 @@ class BlockSums:
 
     def _gain(self, pool: str, experiment: Experiment) -> Gain | None:
         own = [window for (name, _), window in self.windows.items() if name == pool]
-        logs = {arm: [window.logs for window in own if window.arm is arm] for arm in Arm}
-        known = {arm: [item for item in found if item is not None] for arm, found in logs.items()}
-        if sum(len(found) for found in known.values()) < experiment.canary.windows:
+        scores: dict[Arm, list[LogGain]] = {arm: [] for arm in Arm}
+        for window in own:
+            found = window.sums.log_scores(_TUNING.window_steps)
+            if found is None:
+                return None
+            scores[window.arm].append(found)
+        if len(own) < experiment.canary.windows:
             return None
-        (canary,), present = known[Arm.CANARY], known[Arm.PRESENT]
-        throughput = canary[0] - sum(item[0] for item in present) / len(present)
-        itl = sum(item[1] for item in present) / len(present) - canary[1]
-        return Gain(round(sum(window.busy_s for window in own), 3), round(throughput, 6), round(itl, 6))
+        (canary,), present = scores[Arm.CANARY], mean(scores[Arm.PRESENT])
+        throughput, itl = (round(one - other, 6) for one, other in zip(canary, present, strict=True))
+        return Gain(round(sum(window.sums.busy_s for window in own), 3), throughput, itl)

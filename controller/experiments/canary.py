@@ -3,7 +3,7 @@
 Design. A switchback: the policies take turns on all engines of a pool, in blocks of windows, the canary's window drawn
 at random in every block. Both policies meet the same engines; slow drift cancels within a block; one engine is enough.
 
-Statistic. d_b is the logarithm of the canary's measure over the present policy's, in block b; see `tally`. Ticks follow
+Statistic. d_b is the logarithm of the canary's measure over the present policy's, in block b (`blocks`). Ticks follow
 one another closely and resemble each other, blocks do not need to be independent: if the canary makes no difference,
 then d_b has mean 0 given all other noise, as its window was drawn at random, and with independent draws d_b and d_c are
 uncorrelated however the noise is. So

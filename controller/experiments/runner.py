@@ -8,7 +8,7 @@ the law: what must be written is returned.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from specpilot.controller.estimation.observation import Window
+from specpilot.controller.estimation.observation import Look
 from specpilot.controller.experiments.blocks import BlockSums
 from specpilot.controller.experiments.canary import described, ended, judge, turn
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -40,12 +40,12 @@ class Runner:
                 changed.append(replace(measured, version=experiment.version + 1))
         return changed
 
-    def measure(self, experiment: Experiment, context: PoolContext, window: Window | None, at: float) -> None:
+    def measure(self, experiment: Experiment, context: PoolContext, look: Look | None, at: float) -> None:
         """Take in the newest look at a pool, its time in Unix seconds, before the pool is steered."""
         now, sums = turn(experiment, context.pool, at), self._sums.get(experiment.experiment_id)
         if now is None or sums is None:
             return
-        sums.take(context.pool, now, at, window)
+        sums.take(context.pool, now, at, look)
 
     def end_tick(self, experiments: Iterable[Experiment], at: float) -> None:
         """End a tick of the leader."""

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.observation import (
+    Look,
     Observation,
     Series,
-    Window,
     compare,
     evidence_of,
 )
@@ -89,9 +89,9 @@ class ControlLaw:
         for pool in self._pools.values():
             pool.take_over(now)
 
-    def window(self, model: str, pool: str) -> Window | None:
+    def look(self, model: str, pool: str) -> Look | None:
         """Return the newest look at a pool; `None` before the first."""
-        return self._pool((model, pool)).window()
+        return self._pool((model, pool)).look()
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:

@@ -7,13 +7,8 @@ windows near it (up to `hold_out_near` on either side, one on each at least; the
 its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise; slow drift and
 slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest windows).
 
-There are two scores. With t_c tokens and d_c decodes of class c, weights w_c, and D decodes in all, over the S steps of
-a window, which took B busy seconds,
-
-    throughput:  sum_c w_c t_c / B          weighted tokens per busy second
-    itl:  1 / (B / S sum_c w_c (d_c / D) (d_c / t_c))      the inverse of the mean time per token of a request
-
-Both are told; the one that the policy has the law maximise decides (`Comparison.measure`).
+There are two scores, throughput and latency (`window_sums`). Both are told; the one that the policy has the law
+maximise decides (`Comparison.measure`).
 
 Limit: where short replies that arrive by themselves keep an engine busy all the time, tokens per second are the rate at
 which they arrive, whatever K is. Throughput then tells no difference, and latency does.
@@ -39,19 +34,19 @@ source that is slower than the ticks; windows have room for two of them at least
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from specpilot.controller.estimation.observation import Window
+from specpilot.controller.estimation.observation import Look
 from specpilot.controller.estimation.t_interval import interval
+from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import MEASURES, LogGain
-from specpilot.policy.types import DEFAULT_CLASS, Objective
+from specpilot.policy.types import Objective
 
 _TAIL = 0.025
-_ROUNDING_S = 0.01
 
 
 def is_drawn(model: str, pool: str, window: int, ratio: float) -> bool:
@@ -93,48 +88,24 @@ class Comparison:
 
 
 @dataclass(slots=True)
-class _Sums:
-    """One window of time, from its first tick (`begun_at`). `is_static` is which K was in force, `None` if unknown."""
+class _Window:
+    """A window of time, from its first tick (`begun_at`). `is_static` is which K was in force, `None` if unknown."""
 
     index: int
     begun_at: float
     is_static: bool | None = None
     is_mixed: bool = False
-    steps: float = 0.0
-    busy_s: float = 0.0
-    counted: float = 0.0  # decodes of the steps counted
-    tokens: dict[str, float] = field(default_factory=dict)
-    decodes: dict[str, float] = field(default_factory=dict)
+    sums: WindowSums = field(default_factory=WindowSums)
 
     def note(self, *, is_static: bool) -> None:
         """Note which K was in force at a tick."""
         self.is_mixed |= self.is_static is not None and self.is_static is not is_static
         self.is_static = is_static
 
-    def take(self, window: Window) -> None:
-        """Add a look."""
-        evidence = window.evidence
-        self.steps += evidence.steps
-        self.busy_s += window.busy_s
-        self.counted += sum(evidence.drafts.values()) * window.counted_ratio
-        for sums, counts in ((self.tokens, evidence.decode_tokens), (self.decodes, evidence.drafts_of)):
-            for (name, _), count in counts.items():
-                sums[name] = sums.get(name, 0.0) + count
-
     def log_scores(self, weights: Mapping[str, float], fewest_steps: float) -> LogGain | None:
         """Return the logarithms of both scores; `None` where too little ran, or not one K alone."""
         is_one_k = self.is_static is not None and not self.is_mixed
-        tokens = times = 0.0
-        for name, decodes in self.decodes.items():
-            weight = weights.get(name, weights.get(DEFAULT_CLASS, 1.0))
-            delivered = self.tokens.get(name, 0.0)
-            tokens += weight * delivered
-            times += weight * decodes * decodes / delivered if delivered else 0.0
-        if not is_one_k or self.steps < fewest_steps or min(self.busy_s, self.counted, tokens) <= 0:
-            return None
-        whole = sum(self.decodes.values())
-        throughput = tokens * self.counted / whole / self.busy_s
-        return LogGain(math.log(throughput), -math.log(self.busy_s / self.steps * times / whole))
+        return self.sums.log_scores(fewest_steps, weights) if is_one_k else None
 
 
 class HoldOut:
@@ -143,7 +114,7 @@ class HoldOut:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._near = tuning.hold_out_near
-        self._windows: deque[_Sums] = deque(maxlen=2 * self._near + 2)
+        self._windows: deque[_Window] = deque(maxlen=2 * self._near + 2)
         self._gains: deque[LogGain] = deque(maxlen=tuning.hold_out_memory)
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
         self._taken = 0  # windows compared since the count began
@@ -178,28 +149,28 @@ class HoldOut:
             self.reset()
             self.is_stepped_back = True
 
-    def take(self, window: Window | None, seen_at: float, at: float, *, is_static: bool) -> LogGain | None:
+    def take(self, look: Look | None, seen_at: float, at: float, *, is_static: bool) -> LogGain | None:
         """Take in a tick at `at`, until which the static K was in force (`is_static`) or another, and the newest look.
 
-        `window` is that look, which ended at `seen_at`; `None` before the first. Both times are Unix seconds. Return d
-        by each score, of the window that could be compared by this tick; `None` where none could.
+        `look` ended at `seen_at`; `None` before the first. Both times are Unix seconds. Return d by each score, of the
+        window that could be compared by this tick; `None` where none could.
         """
         index, compared = self._index(at), None
         if self._windows and index < self._windows[-1].index:  # the clock was set back
             self._windows.clear()
             self._seen_at = -math.inf
         if not self._windows or self._windows[-1].index != index:
-            self._windows.append(_Sums(index, at))
+            self._windows.append(_Window(index, at))
             compared = self._compare()
         else:
             self._windows[-1].note(is_static=is_static)
-        if window is None or seen_at <= self._seen_at:
+        if look is None or seen_at <= self._seen_at:
             return compared
         self._seen_at = seen_at
-        for sums in self._windows:
-            late_by_s = seen_at - window.elapsed_s - sums.begun_at - self._tuning.delivered_s
-            if sums.index == self._index(seen_at) and late_by_s >= -_ROUNDING_S:
-                sums.take(window)
+        for window in self._windows:
+            late_by_s = seen_at - look.elapsed_s - window.begun_at - self._tuning.delivered_s
+            if window.index == self._index(seen_at) and late_by_s >= -ROUNDING_S:
+                window.sums.take(look)
         return compared
 
     def pause(self) -> None:
@@ -250,20 +221,16 @@ class HoldOut:
         is_rare_static = not self.is_stepped_back
         if middle.is_static is not is_rare_static:
             return None
-        weights, fewest = (self._compared or Comparison(0)).weights, self._tuning.hold_out_steps
+        weights, fewest = (self._compared or Comparison(0)).weights, self._tuning.window_steps
         own = middle.log_scores(weights, fewest)
         sides: list[list[LogGain]] = [[], []]
-        for sums in self._windows:
-            found = sums.log_scores(weights, fewest)
-            if (
-                found is not None
-                and sums.is_static is not is_rare_static
-                and abs(sums.index - middle.index) <= self._near
-            ):
-                sides[sums.index > middle.index].append(found)
+        for window in self._windows:
+            found, away = window.log_scores(weights, fewest), window.index - middle.index
+            if found is not None and window.is_static is not is_rare_static and abs(away) <= self._near:
+                sides[away > 0].append(found)
         if own is None or not all(sides):
             return None
-        near, sign = _mean([_mean(side) for side in sides]), 1 if is_rare_static else -1
+        near, sign = mean([mean(side) for side in sides]), 1 if is_rare_static else -1
         gain = LogGain(*(sign * (other - one) for other, one in zip(near, own, strict=True)))
         self._gains.append(gain)
         self._taken += 1
@@ -281,7 +248,3 @@ class HoldOut:
             self._gains.clear()
             self._taken = 0
             self.pause()  # which of the windows before were drawn is the other way round now
-
-
-def _mean(found: Sequence[LogGain]) -> LogGain:
-    return LogGain(*(sum(values) / len(values) for values in zip(*found, strict=True)))

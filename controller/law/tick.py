@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.graph_shape import cliffs
 from specpilot.controller.estimation.pool_cost import is_near
+from specpilot.controller.estimation.window_sums import WindowSums
 from specpilot.controller.law.choice import Choice, Yield
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.hold_out import Comparison
@@ -56,6 +57,7 @@ class Tick:
         pool.cost.use(context.graphs)
         steep = cliffs(context.graphs, context.k_max) if context.graphs is not None else ()
         self._n = grid(max(1, context.max_num_seqs), steep)
+        self._weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
         self._choice: Choice | None = None
         self._log_gain: LogGain | None = None
         self._evidence: dict[str, Any] = pool.ages(now)
@@ -249,17 +251,16 @@ class Tick:
         if context.arm is not None:  # a canary's policies take turns: neither of them begins the count anew
             pool.hold_out.pause()
             return
-        weights = {name: policy.of_class(name).weight for name in policy.class_names}
         required = tuple(requirements(context, name) for name in policy.class_names)
-        pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, weights, required))
+        pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, self._weights, required))
         if policy.hold_out_ratio <= 0:
             pool.hold_out.reset()
         elif policy.mode is not Mode.ACT:
             pool.hold_out.pause()
         elif context.in_force is not None and context.in_force.trial is None:
-            window = pool.window()
-            seen_at = self._at if window is None else self._at - self._now + window.at
-            self._log_gain = pool.hold_out.take(window, seen_at, self._at, is_static=is_held_out)
+            look = pool.look()
+            seen_at = self._at if look is None else self._at - self._now + look.at
+            self._log_gain = pool.hold_out.take(look, seen_at, self._at, is_static=is_held_out)
 
     def _static_reason(self, reason: Reason, decided: Reason, chosen: KTable, *, is_held_out: bool) -> Reason | None:
         """Return why the engines get the static K, `None` if they do not.
@@ -311,20 +312,22 @@ class Tick:
         }
 
     def _describe_throughput(self, tables: Mapping[str, KTable]) -> None:
-        load, evidence, window = self._pool.load, self._pool.evidence, self._pool.window()
+        load, evidence, look = self._pool.load, self._pool.evidence, self._pool.look()
         found = {name: self._yield(table, load.points) for name, table in tables.items()}
         times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
         self._evidence["throughput"] = {
             f"predicted_{name}": float((load.weights * item.throughput * item.step_s).sum()) / times[name]
             for name, item in found.items()
         }
-        known = self._policy.class_names
-        weights = {name: self._policy.of_class(name).weight for name in known}
-        measured = window.throughput(lambda name: weights[name if name in known else DEFAULT_CLASS]) if window else None
-        self._evidence["throughput"]["measured"] = measured
+        scores = None
+        if look is not None:
+            sums = WindowSums()
+            sums.take(look)
+            scores = sums.log_scores(1.0, self._weights)
+        self._evidence["throughput"]["measured"] = math.exp(scores.throughput) if scores else None
         self._evidence["step_s"] = {
             "predicted": times["in_force"],
-            "measured": window.busy_s / evidence.steps if window and evidence.steps else None,
+            "measured": look.busy_s / evidence.steps if look and evidence.steps else None,
         }
 
     def _answer(

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from specpilot.bench.simulation.step_times import cpu_step_s
-from specpilot.controller.estimation.observation import CatchUpCell, Cell, CellSums, Evidence
+from specpilot.controller.estimation.observation import Cell, CellSums, Evidence
 from specpilot.controller.estimation.pool_cost import PoolCost
 from specpilot.controller.tuning import Tuning
 
@@ -76,7 +76,7 @@ def test_what_is_left_at_k_0_is_charged_to_those_who_left_it() -> None:
         cost.learn(steps(8, k), 1.0)
     read_s = 0.004
     caught = {
-        CatchUpCell(8, 16, 16): CellSums(
+        Cell(8, 16, 16, catches_up=True): CellSums(
             10.0, 10 * (cpu_step_s(8, 24, 16, 0, 0) + read_s), 80.0, 240.0, 160.0, 0.0, 0.0, 500.0
         )
     }
@@ -93,7 +93,9 @@ def test_what_probes_catch_up_at_k_0_for_all_makes_no_mixed_k_expensive() -> Non
     for k in (0, 7, 0, 7):
         cost.learn(steps(8, k), 1.0)
     probing = {
-        CatchUpCell(8, 16, 16): CellSums(2.0, 2 * (cpu_step_s(8, 9, 1, 0, 0) + 0.004), 16.0, 18.0, 2.0, 0.0, 0.0, 300.0)
+        Cell(8, 16, 16, catches_up=True): CellSums(
+            2.0, 2 * (cpu_step_s(8, 9, 1, 0, 0) + 0.004), 16.0, 18.0, 2.0, 0.0, 0.0, 300.0
+        )
     }
     drafts = {("d", 0, 0): 792.0, ("d", 0, 1): 8.0}
     for _ in range(20):

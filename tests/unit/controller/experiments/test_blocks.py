@@ -5,9 +5,10 @@ from types import MappingProxyType
 
 import pytest
 
-from specpilot.controller.estimation.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Window
-from specpilot.controller.experiments.blocks import FEWEST_STEPS, GAP_S, BlockSums
+from specpilot.controller.estimation.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Look
+from specpilot.controller.experiments.blocks import GAP_S, BlockSums
 from specpilot.controller.experiments.canary import turn
+from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Canary, Experiment, Lost
 from specpilot.policy.types import Policy
 
@@ -28,8 +29,8 @@ def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
     )
 
 
-def window(at: float, found: Evidence, left_s: float = 0.0) -> Window:
-    return Window(at, 1.0, found, found.step_seconds + left_s)
+def look(at: float, found: Evidence, left_s: float = 0.0) -> Look:
+    return Look(at, 1.0, found, found.step_seconds + left_s)
 
 
 def written(before: Experiment, after: Experiment) -> Experiment:
@@ -58,7 +59,7 @@ def play(
             now, seen = turn(found, pool, at), turn(found, pool, at - delay_s)
             assert now is not None
             assert seen is not None
-            sums.take(pool, now, at, window(at - delay_s, by_arm[seen.arm], left_s.get(seen.arm, 0.0)))
+            sums.take(pool, now, at, look(at - delay_s, by_arm[seen.arm], left_s.get(seen.arm, 0.0)))
         sums.end_tick(at)
     return found
 
@@ -94,7 +95,7 @@ def test_what_k_0_leaves_counts_as_time_of_the_window_that_leaves_it() -> None:
 
 
 def test_a_block_with_too_little_traffic_is_lost() -> None:
-    few = replace(evidence(), cells={Cell(1, 2, 1, 0): CellSums(FEWEST_STEPS / 10, 0.1, 2.0, 4.0)})
+    few = replace(evidence(), cells={Cell(1, 2, 1, 0): CellSums(Tuning().window_steps / 10, 0.1, 2.0, 4.0)})
     for by_arm in ({**PLAIN, Arm.CANARY: few}, {**PLAIN, Arm.PRESENT: NO_EVIDENCE}):
         found = play(range(21), by_arm)
         assert (found.blocks, found.lost) == ((), {Lost.NO_TRAFFIC: 1})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Window
+from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Look
 from specpilot.controller.law.hold_out import Comparison, HoldOut, is_drawn, judgements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import LogGain
@@ -17,7 +17,7 @@ NOISE, MUCH_NOISE = 0.1, 0.15
 """Standard deviations of the logarithm of a window's throughput."""
 
 
-def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: float = 8.0) -> Window:
+def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: float = 8.0) -> Look:
     """A look at an engine that was busy: tokens per second by class, of `decodes` requests each, in steps of 10 ms."""
     steps = 100 * elapsed_s
     running = decodes * len(throughput)
@@ -27,7 +27,7 @@ def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: flo
         decode_tokens={(name, 4): rate * elapsed_s for name, rate in throughput.items()},
         cells={Cell(int(running), int(running), 0, 0): cell},
     )
-    return Window(at, elapsed_s, evidence, elapsed_s)
+    return Look(at, elapsed_s, evidence, elapsed_s)
 
 
 class Traffic:
