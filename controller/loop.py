@@ -28,7 +28,7 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import Sightings, in_turn, of_steerable, pool_contexts
+from specpilot.controller.pools import PoolKey, Sightings, in_turn, of_steerable, pool_contexts
 from specpilot.controller.publication import Publisher
 from specpilot.controller.recording.record import Recorded
 from specpilot.controller.shared_state import SharedReader
@@ -41,7 +41,9 @@ from specpilot.policy.store import Store
 from specpilot.policy.types import EngineRecord, Lease, Mode
 
 HANG_S = 10.0
-"""A loop that has not ended a tick for so long hangs: the controller is not ready, and its lease is left to run out."""
+"""A loop that has done nothing for so long hangs: the controller is not ready, and its lease is left to run out."""
+RESUME_TRIES = 20
+"""Ticks in which a new leader asks whether a pool had stepped back, where Redis does not tell."""
 _log = logging.getLogger(__name__)
 
 
@@ -87,19 +89,20 @@ class ControlLoop:
         self._audit = audit or (lambda _: None)
         self._shared = SharedReader(store, leadership, clock, self._audit)
         self._publisher = Publisher(store, metrics, self._audit, clock, interval_s)
-        self._runner = Runner()
+        self._runner = Runner(interval_s)
         self._turns_at = 0.0
         self._fence: int | None = None
+        self._resume_tries: dict[PoolKey, int] = {}
         self._gains = DailyGains(store, metrics)
         self._wake = asyncio.Event()
         self._sightings = Sightings()
-        self._ticked_at = clock.monotonic()
+        self._progress_at = clock.monotonic()
         self.ticks = 0
 
     @property
     def is_hanging(self) -> bool:
-        """Whether no tick has ended for far longer than one should take."""
-        return self._clock.monotonic() - self._ticked_at > HANG_S + self._interval_s
+        """Whether neither a tick nor a pool of it was done for far longer than that should take."""
+        return self._clock.monotonic() - self._progress_at > HANG_S + self._interval_s
 
     def wake(self) -> None:
         """Begin the next tick now: an operator changed something."""
@@ -142,9 +145,10 @@ class ControlLoop:
         now, at = self._clock.monotonic(), self._clock.now()
         self._turns_at = at if self._shared.is_up else self._turns_at
         resumed: list[tuple[str, str, str]] = []
-        if lease is not None and lease.fence != self._fence and not await self._begin_to_lead(lease, now, resumed):
-            lease = None  # what the last leader's hold-outs had found is still there to be read in the next tick
         if lease is not None:
+            if lease.fence != self._fence:
+                self._begin_to_lead(lease, now)
+            await self._resume(resumed)
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._shared.ask(partial(self._put_canary, changed, lease, at))
         if self._recorder:
@@ -160,8 +164,7 @@ class ControlLoop:
         pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
         await self._forget([(pool.model, pool.pool) for pool in pools], lease, now)
         for pool in pools:
-            if pool.model in shared.unreadable:
-                continue  # what is in force stays, until the policy can be read or the schedule lapses
+            self._progress_at = self._clock.monotonic()
             try:
                 await self._steer(pool, lease, at, now)
             except Exception:  # noqa: BLE001 - a fault in one pool must not stop the others
@@ -170,7 +173,7 @@ class ControlLoop:
         if lease is not None:
             self._runner.end_tick(shared.experiments.values(), at)
         self.ticks += 1
-        self._ticked_at = self._clock.monotonic()
+        self._progress_at = self._clock.monotonic()
         ages = [(name, self._clock.monotonic() - at) for name, at in self._collector.scraped_at.items()]
         self._metrics.show_tick(
             self._clock.monotonic() - began,
@@ -180,33 +183,48 @@ class ControlLoop:
             memory=self._shared.memory if is_read else None,
         )
 
-    async def _begin_to_lead(self, lease: Lease, now: float, resumed: list[tuple[str, str, str]]) -> bool:
-        """Forget what was decided in stand-by, and add to `resumed` what the last leader's hold-outs had found.
-
-        Returns whether Redis told that. A document that cannot be read counts as told: it would never be.
-        """
+    def _begin_to_lead(self, lease: Lease, now: float) -> None:
+        """Forget what was decided in stand-by."""
+        self._fence = lease.fence
+        self._resume_tries.clear()
         self._shared.begin_to_lead()
         self._law.take_over(now)
         self._gains.begin()
-        await self._shared.ask(partial(self._read_stepped_back, resumed))
-        self._publisher.begin_to_lead((model, pool) for model, pool, _ in resumed)
-        if self._shared.is_up:
-            self._fence = lease.fence
-        return self._shared.is_up
+        self._publisher.begin_to_lead()
+
+    async def _resume(self, resumed: list[tuple[str, str, str]]) -> None:
+        """Add to `resumed` what the last leader's hold-outs had found of pools that are led for the first time.
+
+        A pool of which Redis does not tell is not led until it does, or until it was asked `RESUME_TRIES` times.
+        """
+        for key in sorted({(engine.model, engine.pool) for engine in self._shared.state.engines}):
+            tries = self._resume_tries.get(key, 0)
+            if tries < RESUME_TRIES:
+                await self._shared.ask(partial(self._read_stepped_back, key, resumed))
+                self._resume_tries[key] = tries + 1 if not self._shared.is_up else RESUME_TRIES
+        for model, pool, _ in resumed:
+            self._publisher.resume((model, pool))
 
     async def _steer(self, pool: PoolContext, lease: Lease | None, at: float, now: float) -> None:
         """Decide for one pool; the leader acts on it. `now` is steady time, `at` Unix seconds."""
         freeze = freeze_of(self._shared.state.freezes, pool.model, at)
-        experiment = self._shared.state.experiments.get(pool.model) if freeze is None else None
+        is_readable = pool.model not in self._shared.state.unreadable
+        if not is_readable and freeze is None:
+            return  # what is in force stays, until the policy can be read or the schedule lapses
+        experiment = self._shared.state.experiments.get(pool.model)
+        if experiment is not None and freeze is not None:
+            self._runner.interrupt(experiment)
+            experiment = None
         context = in_turn(pool, experiment, self._turns_at)
         if experiment is not None and lease is not None:
             look = self._law.look(context.model, context.pool)
             look = look._replace(at=at - now + look.at) if look else None
             self._runner.measure(experiment, context, look, at)
-        decided = self._decide(context, freeze, now)
+        decided = self._decide(context, freeze, now) if is_readable else undecided(context)
         result = held(context, self._runner.reported(experiment, context, decided), freeze)
         self._metrics.show_decision(context.model, context.pool, result)
-        if lease is not None and self._leadership.lease is not None:
+        is_resumed = self._resume_tries.get((pool.model, pool.pool)) == RESUME_TRIES
+        if lease is not None and self._leadership.lease is not None and is_resumed:
             await self._shared.ask(lambda: self._act(context, result, lease))
 
     def _decide(self, context: PoolContext, freeze: Freeze | None, now: float) -> TickResult:
@@ -228,22 +246,24 @@ class ControlLoop:
         for key in gone:
             self._publisher.forget(key)
             self._gains.forget(key)
+            self._resume_tries.pop(key, None)
             if lease is not None and key in shared.schedules:
                 await self._shared.ask(partial(self._store.remove_schedule, *key, lease))
 
-    def _read_stepped_back(self, found: list[tuple[str, str, str]]) -> None:
-        """Add to `found` the hold-outs in which the last leader had stepped back; runs in a thread."""
-        for model, pool in {(engine.model, engine.pool) for engine in self._shared.state.engines}:
-            for decision in self._store.decisions(model, pool, 1):
-                state = decision.evidence.get("hold_out")
-                if isinstance(state, dict) and state.get("is_stepped_back"):
-                    found.append((model, pool, str(state.get("compared"))))
+    def _read_stepped_back(self, key: PoolKey, found: list[tuple[str, str, str]]) -> None:
+        """Add a pool's hold-out to `found` if the last leader had stepped back there; runs in a thread."""
+        for decision in self._store.decisions(*key, 1):
+            state = decision.evidence.get("hold_out")
+            if isinstance(state, dict) and state.get("is_stepped_back"):
+                found.append((*key, str(state.get("compared"))))
 
     def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:
         """Write what a canary came to; runs in a thread."""
         self._store.put_canary(experiment, lease, at)
         self._shared.state.experiments[experiment.model] = experiment
         if experiment.outcome is not None:
+            if experiment.outcome.is_promotion:
+                self._shared.state.policies[experiment.model] = experiment.canary.policy
             _log.info("%s: the canary ended: %s", experiment.model, experiment.outcome.value)
             self._audit(canary_ended(experiment, at))
 

@@ -9,7 +9,7 @@ the adaptive K runs meanwhile, and the returns from them, are none.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.events import stepped_back
@@ -22,7 +22,7 @@ from specpilot.policy.audit import AuditEntry
 from specpilot.policy.bands import classes_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.store import Store
-from specpilot.policy.types import Decision, Lease, Schedule
+from specpilot.policy.types import CLASS_LIMIT, Decision, Lease, Schedule
 
 RENEW_S = 5.0
 """Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""
@@ -57,12 +57,14 @@ class Publisher:
     interval_s: float
     _written: dict[PoolKey, _Written] = field(default_factory=dict)
 
-    def begin_to_lead(self, stepped_back: Iterable[PoolKey]) -> None:
-        """Take over the pools that had `stepped_back` under the last leader, which audited them."""
+    def begin_to_lead(self) -> None:
+        """Forget what was audited: another controller has led meanwhile."""
         for written in self._written.values():
             written.is_step_back_audited = False
-        for key in stepped_back:
-            self._written.setdefault(key, _Written()).is_step_back_audited = True
+
+    def resume(self, key: PoolKey) -> None:
+        """Take over a pool that had stepped back under the last leader, which audited it."""
+        self._written.setdefault(key, _Written()).is_step_back_audited = True
 
     def write(self, context: PoolContext, result: TickResult, in_force: dict[PoolKey, Schedule], lease: Lease) -> bool:
         """Publish if there is something new or due, to `in_force` as well, and record; blocks.
@@ -119,6 +121,8 @@ class Publisher:
         self._written.pop(key, None)
 
     def _schedule(self, context: PoolContext, rows: Ranges, result: TickResult) -> Schedule:
+        own = classes_in(rows)
+        others = [name for name in context.policy.class_names if name not in own]
         return Schedule(
             model=context.model,
             pool=context.pool,
@@ -128,7 +132,7 @@ class Publisher:
             probe_ratio=result.probe_ratio,
             classes=rows,
             trial=result.trial,
-            like_default=tuple(name for name in context.policy.class_names if name not in classes_in(rows)),
+            like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # rows that a freeze holds may be of other classes
         )
 
 

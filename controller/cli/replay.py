@@ -18,7 +18,7 @@ from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from specpilot.controller.cli.text import k_by_class
 from specpilot.controller.experiments.runner import Runner
-from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.freezing import as_frozen, held, undecided
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.pools import VALID_FOR_S, Sightings, in_turn, of_steerable, pool_contexts
@@ -78,9 +78,10 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
         for recorded in pools:
             key = (recorded.model, recorded.pool)
             is_other = other is not None and recorded.model == other.model
-            if recorded.model in tick.unreadable and not is_other:
-                continue
             freeze = freeze_of(tick.freezes, recorded.model, tick.at)
+            is_readable = is_other or recorded.model not in tick.unreadable
+            if not is_readable and freeze is None:
+                continue
             experiment = None if is_other or freeze is not None else tick.experiments.get(recorded.model)
             turns_at = tick.turns_at or tick.at
             context = (
@@ -88,7 +89,8 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
                 if is_other
                 else in_turn(recorded, experiment, turns_at)
             )
-            decided = law.decide(as_frozen(context, freeze), tick.now, turns_at)
+            frozen = as_frozen(context, freeze)
+            decided = law.decide(frozen, tick.now, turns_at) if is_readable else undecided(context)
             result = held(context, runner.reported(experiment, context, decided), freeze)
             version = (context.in_force.version if context.in_force else 0) + 1
             if result.publish is not None:

@@ -11,7 +11,8 @@ What does not count:
 - the time until a schedule has arrived: looks that began `delivered_s` or more after the window's first tick count, and
   windows with fewer than `window_steps` steps make their block `no_traffic` (`tuning`);
 - a block that this controller did not lead from beginning to end, or in which it paused or lost Redis for more than
-  `GAP_S` seconds, or its clock was set back: nobody knows whose schedule was in force (`interrupted`).
+  `GAP_S` seconds over its interval, the model was frozen, or its clock was set back: nobody knows whose schedule was in
+  force (`interrupted`).
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ from specpilot.policy.canary import Arm, Block, Experiment, Gain, Lost
 from specpilot.policy.gain import LogGain
 
 GAP_S = 5.0
+"""Between two ticks, besides the loop's interval, after which it is unknown whose schedule was in force."""
 _TUNING = Tuning()
 
 
@@ -39,8 +41,9 @@ class _Window:
 
 @dataclass(slots=True)
 class BlockSums:
-    """The running block of one experiment, as this controller saw it."""
+    """The running block of one experiment, as this controller saw it, in ticks about `interval_s` apart."""
 
+    interval_s: float = 0.5
     block: int | None = None
     is_interrupted: bool = False
     last_at: float | None = None
@@ -54,7 +57,7 @@ class BlockSums:
         They are written once the stored experiment has another version than the one that they were returned with.
         Call it only in ticks in which this controller leads and Redis answers.
         """
-        if self.last_at is not None and not 0 <= at - self.last_at <= GAP_S:
+        if self.last_at is not None and not 0 <= at - self.last_at <= GAP_S + self.interval_s:
             self.is_interrupted = True
         now = turn(experiment, "", at)
         if experiment.version != self.version:
@@ -67,7 +70,7 @@ class BlockSums:
         elif now.block != self.block:
             self.block = now.block
             self.windows.clear()
-            self.is_interrupted = now.block_age_s > GAP_S
+            self.is_interrupted = now.block_age_s > GAP_S + self.interval_s
         blocks = tuple(item for item in self.closed if isinstance(item, Block))
         lost = [item for item in self.closed if isinstance(item, Lost)]
         if not self.closed:

@@ -19,7 +19,8 @@ from specpilot.policy.canary import Experiment
 class Runner:
     """What one controller remembers of the running experiments."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_s: float = 0.5) -> None:
+        self._interval_s = interval_s  # between two ticks
         self._sums: dict[str, BlockSums] = {}
         self._seen_running: dict[tuple[str, str], str] = {}  # by model and pool
 
@@ -32,7 +33,7 @@ class Runner:
         self._sums = {name: sums for name, sums in self._sums.items() if name in ids}
         changed = []
         for experiment in running:
-            measured = self._sums.setdefault(experiment.experiment_id, BlockSums()).roll(experiment, at)
+            measured = self._sums.setdefault(experiment.experiment_id, BlockSums(self._interval_s)).roll(experiment, at)
             outcome = judge(measured, policy_versions.get(experiment.model, 0), at)
             if outcome is not None:
                 measured = ended(measured, outcome, at)
@@ -46,6 +47,11 @@ class Runner:
         if now is None or sums is None:
             return
         sums.take(context.pool, now, at, look)
+
+    def interrupt(self, experiment: Experiment) -> None:
+        """Note that turns stand still: the running block does not count."""
+        if experiment.experiment_id in self._sums:
+            self._sums[experiment.experiment_id].is_interrupted = True
 
     def end_tick(self, experiments: Iterable[Experiment], at: float) -> None:
         """End a tick of the leader."""

@@ -40,7 +40,7 @@ from hashlib import sha256
 from typing import Any
 
 from specpilot.controller.estimation.observation import Look
-from specpilot.controller.estimation.t_interval import interval
+from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import MEASURES, LogGain
@@ -141,11 +141,11 @@ class HoldOut:
     def resume(self, digest: str) -> None:
         """Take over from a leader which found that the law loses in the comparison of this `digest`.
 
-        What was compared in stand-by goes before that, once it is enough to be judged.
+        What was compared in stand-by goes before that where it shows that the law gains.
         """
         if self._compared is None:
             self._stepped_back_from = digest
-        elif digest == self._compared.digest and len(self._gains) < self._tuning.hold_out_least:
+        elif digest == self._compared.digest and not self.is_stepped_back and not self._is_found_to_gain():
             self.reset()
             self.is_stepped_back = True
 
@@ -237,12 +237,19 @@ class HoldOut:
         self._judge()
         return gain
 
+    def _bounds(self) -> Interval:
+        """Return the interval by which the law is judged, of two windows or more."""
+        return interval(self._gains_in(self._measure), self._tuning.step_back_error / len(self._judgements))
+
+    def _is_found_to_gain(self) -> bool:
+        return len(self._gains) >= self._tuning.hold_out_least and self._bounds().low > 0
+
     def _judge(self) -> None:
         memory = self._tuning.hold_out_memory
         is_due = self._taken in self._judgements or (self._taken > memory and self._taken % (memory // 5) == 0)
         if not is_due or not self._tuning.guard:
             return
-        bounds = interval(self._gains_in(self._measure), self._tuning.step_back_error / len(self._judgements))
+        bounds = self._bounds()
         if bounds.low > 0 if self.is_stepped_back else bounds.high < 0:
             self.is_stepped_back = not self.is_stepped_back
             self._gains.clear()

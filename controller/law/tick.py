@@ -33,6 +33,7 @@ from specpilot.controller.law.reason import Reason
 from specpilot.controller.law.rows import Rows, requirements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.bands import row_parts
+from specpilot.policy.canary import Arm
 from specpilot.policy.gain import LogGain
 from specpilot.policy.types import DEFAULT_CLASS, Mode, Schedule, Trial
 
@@ -83,7 +84,11 @@ class Tick:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
             answer = self._answer(reason, chosen, self._withdrawal(static), gain)
-            return replace(answer, standing=standing or self._standing_in_force()) if context.is_held else answer
+            if not context.is_held:
+                return answer
+            if context.in_force is not None and standing is not None and context.in_force.classes != standing[0]:
+                pool.standing = standing  # until it is in force
+            return replace(answer, standing=standing or self._standing_in_force())
         static_reason = self._static_reason(reason, decided, chosen, is_held_out=is_held_out)
         publish = chosen.to_ranges() if static_reason is None else held_out
         own = held_out if self._is_stepped_back(chosen) else chosen.to_ranges()
@@ -104,7 +109,7 @@ class Tick:
 
     def _is_stepped_back(self, chosen: KTable) -> bool:
         """Whether the static K is in force but for the windows in which the law runs."""
-        is_judged = self._context.arm is None and self._policy.hold_out_ratio > 0
+        is_judged = self._context.arm is not Arm.CANARY and self._policy.hold_out_ratio > 0
         return is_judged and self._pool.hold_out.is_stepped_back and not self._is_slo_broken_by_static(chosen)
 
     def _withdrawal(self, static: KTable) -> Ranges | None:
@@ -275,8 +280,9 @@ class Tick:
         return Reason.STATIC_BETTER if is_stepped_back else Reason.HOLD_OUT
 
     def _is_static_due(self) -> bool:
-        if self._context.arm is not None:
-            return False
+        if self._context.arm is not None:  # no window is drawn; the present policy's turns go on as the pool did
+            is_present = self._context.arm is Arm.PRESENT and self._policy.hold_out_ratio > 0
+            return is_present and self._pool.hold_out.is_stepped_back
         name = (self._context.model, self._context.pool)
         return self._pool.hold_out.is_static_due(*name, self._at, self._policy.hold_out_ratio)
 

@@ -109,6 +109,14 @@ def test_a_pause_loses_the_block_it_falls_in() -> None:
     assert not play(range(61), PLAIN, silent=range(24, 27)).lost
 
 
+def test_ticks_that_are_five_seconds_apart_and_a_little_are_no_pause() -> None:
+    slow, sums = Experiment(1, "id", replace(CANARY, window_s=30.0), 0, START), BlockSums(interval_s=5.0)
+    for tick in range(60):
+        slow = written(slow, sums.roll(slow, START + 5.01 * tick))
+        sums.end_tick(START + 5.01 * tick)
+    assert Lost.INTERRUPTED not in slow.lost
+
+
 def test_whoever_begins_within_a_block_does_not_count_it() -> None:
     found = play(range(30), PLAIN, begin_s=8.0)
     assert [block.index for block in found.blocks] == []

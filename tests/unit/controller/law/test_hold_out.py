@@ -121,6 +121,14 @@ def test_a_hold_out_that_is_old_is_as_sensitive() -> None:
         assert traffic.pass_by(150, math.log(0.95))
 
 
+def test_what_a_stand_by_compared_overrules_a_step_back_only_if_it_shows_a_gain() -> None:
+    for gain, stays in ((0.0, True), (math.log(1.5), False)):
+        stand_by = Traffic(2)
+        assert not stand_by.pass_by(8, gain)
+        stand_by.hold_out.resume(Comparison(7).digest)
+        assert stand_by.hold_out.is_stepped_back is stays
+
+
 def test_windows_from_before_a_step_back_are_not_compared_after_it() -> None:
     """Those around the one that decided were not drawn as the rare kind is now."""
     traffic = Traffic(1)

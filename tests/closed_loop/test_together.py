@@ -1,0 +1,178 @@
+"""Canaries, freezes, the hold-out and take-overs at the same time, and what a slow or failing Redis makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL
+from specpilot.controller.cli.replay import replay
+from specpilot.controller.law.context import TickResult
+from specpilot.controller.loop import RESUME_TRIES
+from specpilot.controller.recording.record import from_line, to_line
+from specpilot.policy.canary import Canary, Experiment, Lost, Outcome
+from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
+from specpilot.policy.types import ClassPolicy, Decision, Mode, Policy
+from tests.support.loop_rig import Rig, k_of, registered
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig.new()
+
+
+async def test_a_pool_that_stepped_back_keeps_the_static_k_in_the_present_policys_turns_of_a_canary(rig: Rig) -> None:
+    policy = Policy(model=MODEL, hold_out_ratio=0.01, static_k=2)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(20)
+    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["hold_out"]["compared"])
+    await rig.tick(2)
+    assert rig.store.log[-1].reason == "static_better"
+    canary = Canary(replace(policy, minimum_gain_ratio=0.02), window_s=10.0)
+    rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
+    begun = len(rig.store.log)
+    await rig.tick(60)
+    reasons: dict[str, set[str]] = {"present": set(), "canary": set()}
+    for item in rig.store.log[begun:]:
+        reasons[item.evidence["canary"]["arm"]].add(item.reason)
+    assert reasons["present"] == {"static_better"}
+    assert "static_better" not in reasons["canary"]
+
+
+async def test_a_tick_that_takes_long_over_many_pools_does_not_hang(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in range(4):
+        rig.store.heartbeat(replace(registered(f"other-{index}"), pool=f"pool-{index}"), 5.0)
+    await rig.tick(2)
+    shown, hung = rig.metrics.show_decision, []
+
+    def slow(model: str, pool: str, result: TickResult) -> None:
+        rig.clock.at += 6.0
+        hung.append(rig.loop.is_hanging)
+        shown(model, pool, result)
+
+    monkeypatch.setattr(rig.metrics, "show_decision", slow)
+    rig.leadership.renew()
+    await rig.loop.tick()
+    assert len(hung) == 5
+    assert not any(hung)
+
+
+async def test_a_promoted_policy_is_the_models_at_once(rig: Rig) -> None:
+    """Not one tick more of the policy before, whose bounds the canary's schedule breaks."""
+    rig.store.put_policy(Policy(MODEL, static_k=1, k_max=0, hold_out_ratio=0.0), 0, 0.0)
+    await rig.tick(20)
+    canary = Canary(Policy(MODEL, static_k=1, hold_out_ratio=0.0), window_s=10.0, min_duration_s=60, max_duration_s=400)
+    rig.store.put_canary(Experiment(1, "id", canary, 1, rig.clock.now()), None, 0.0)
+    while rig.store.tried[MODEL].is_running:
+        await rig.tick()
+    assert rig.store.tried[MODEL].outcome is Outcome.BETTER
+    ended = len(rig.store.log) - 1
+    await rig.tick(5)
+    assert {k_of(item.schedule.classes) for item in rig.store.log[ended:] if item.schedule} == {K_MAX}
+
+
+async def test_a_take_over_before_any_engine_is_there_finds_who_had_stepped_back_when_one_comes(rig: Rig) -> None:
+    await rig.tick(20)
+    last = rig.store.log[-1]
+    found = {**last.evidence["hold_out"], "is_stepped_back": True}
+    rig.store.log.append(replace(last, evidence={**last.evidence, "hold_out": found}))
+    rig.store.leader = None
+    engines = rig.store.records.copy()
+    rig.store.records.clear()
+    second = Rig.new("other", beside=rig)
+    await second.tick(2)
+    rig.store.records.update(engines)
+    await second.tick(3)
+    assert rig.store.log[-1].reason == "static_better"
+
+
+async def test_a_pool_whose_decisions_cannot_be_read_holds_up_no_other_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.store.heartbeat(replace(registered("two"), pool="other"), 5.0)
+    await rig.tick(20)
+    second = Rig.new("second", beside=rig)
+    await second.tick(3)
+    rig.store.leader = None
+    answers = rig.store.decisions
+
+    def decisions(model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
+        if pool == "other":
+            raise StoreUnavailableError("Redis does not answer: timed out")
+        return answers(model, pool, limit, before)
+
+    monkeypatch.setattr(rig.store, "decisions", decisions)
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0)
+    begun = len(rig.store.log)
+    await second.tick(3)
+    assert {item.pool for item in rig.store.log[begun:]} == {POOL}
+    await second.tick(RESUME_TRIES)
+    assert {item.pool for item in rig.store.log[begun:]} == {POOL, "other"}
+
+
+async def test_a_freeze_holds_also_where_the_policy_cannot_be_read(rig: Rig) -> None:
+    await rig.tick(20)
+    rig.store.unreadable[MODEL] = InvalidDocumentError("policy", ())
+    await rig.tick(2)
+    rig.store.frozen[EVERYTHING] = Freeze(EVERYTHING, Hold.STATIC, 0.0)
+    await rig.tick(2)
+    found = rig.store.published[MODEL, POOL]
+    assert {item.k for ranges in found.classes.values() for item in ranges} == {3}
+    assert rig.store.log[-1].reason == "frozen"
+    again = [item.result.reason.value for item in replay(from_line(to_line(one)) for one in rig.recorded)]
+    assert again[-1] == "frozen"
+
+
+async def test_a_freeze_in_a_window_of_the_hold_out_holds_the_laws_k_even_if_it_is_published_late(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(MODEL, static_k=1, hold_out_ratio=0.0)
+    rig.store.put_policy(policy, 0, 0.0)
+    await rig.tick(40)
+    rig.store.put_policy(replace(policy, hold_out_ratio=0.3), None, 0.0)
+    while rig.store.log[-1].reason != "hold_out":
+        await rig.tick()
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+
+    def failing(*_: object) -> None:
+        raise StoreUnavailableError("Redis does not answer: timed out")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.store, "publish_schedule", failing)
+        await rig.tick()
+    await rig.tick(30)
+    assert k_of(rig.store.published[MODEL, POOL].classes) == K_MAX
+
+
+async def test_blocks_in_which_the_model_was_frozen_do_not_count(rig: Rig) -> None:
+    policy = Policy(MODEL, mode=Mode.OFF, static_k=4)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(5)
+    canary = Canary(policy, window_s=20.0, min_duration_s=120, max_duration_s=400)
+    rig.store.put_canary(Experiment(1, "id", canary, 1, rig.clock.now()), None, 0.0)
+    for second in range(402):
+        if second % 20 == 5:
+            rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+        if second % 20 == 15:
+            del rig.store.frozen[MODEL]
+        await rig.tick()
+    ended = rig.store.tried[MODEL]
+    assert (ended.outcome, len(ended.blocks), ended.lost) == (Outcome.INCONCLUSIVE, 0, {Lost.INTERRUPTED: 10})
+
+
+async def test_a_freeze_holds_rows_of_classes_that_the_policy_has_no_more(rig: Rig) -> None:
+    """Together with the policy's they would be more classes than a schedule may name."""
+    policies = [
+        Policy(MODEL, classes={f"{age}-{index}": ClassPolicy(weight=2.0) for index in range(9)})
+        for age in ("old", "new")
+    ]
+    rig.store.put_policy(policies[0], 0, 0.0)
+    await rig.tick(20)
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+    await rig.tick(3)
+    held = rig.store.published[MODEL, POOL]
+    rig.store.put_policy(policies[1], None, 0.0)
+    await rig.tick(10)
+    assert rig.store.published[MODEL, POOL].classes == held.classes
+    assert rig.store.published[MODEL, POOL].version > held.version
