@@ -6,7 +6,7 @@ all arms alike; the table has their means. A phase's rate counts from its begin,
 adapts is in it; in its first play, on a new system, it knows nothing. The table says where it wins and where it does
 not.
 
-With `--hold-out-ratio` the adaptive plays run the first static K for that share of the time, as the hold-out does in
+With `--hold-out-ratio` the adaptive plays run the static K for that share of the time, as the hold-out does in
 production, and what the hold-out says of adaptive K stands beside what the arms say.
 """
 
@@ -64,7 +64,7 @@ class DemoSettings(ProgramSettings):
         default=0.0,
         ge=0,
         le=0.5,
-        description="share of the adaptive plays on the first static K, to compare the hold-out's gain with the arms'",
+        description="share of the adaptive plays on the one static K, to compare the hold-out's gain with the arms'",
     )
 
 
@@ -83,6 +83,8 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
     if not statics:
         fail(PROGRAM, "--static: is empty; name one K at least, like 0,3,7")
+    if settings.hold_out_ratio > 0 and len(statics) > 1:  # a policy with another static K begins the count anew
+        fail(PROGRAM, "--hold-out-ratio: compares with one static K; name that one with --static, like --static 7")
     system = System(settings.gateway_url, settings.admin_url, settings.admin_token)
     own = None
     if not system.is_up():

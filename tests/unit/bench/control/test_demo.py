@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.control.demo import arms_gain, gains_line, summary, table
+from specpilot.bench.control.demo import arms_gain, gains_line, main, summary, table
 from specpilot.bench.load.trace import TRACES, Phase, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
@@ -44,6 +44,22 @@ def test_the_gains_stand_beside_each_other_and_too_few_windows_say_so() -> None:
         "adaptive over K=7: by the hold-out +6.3% (-9.9% to +25.4%), 54 windows; by the arms +13.7%, as played +10.2%"
     )
     assert "by the hold-out unknown, 2 windows" in gains_line(7, 2, None, arms)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--static", ""], "--static: is empty"),
+        (["--static", "0,7", "--hold-out-ratio", "0.3"], "--hold-out-ratio: compares with one static K"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_starts(
+    arguments: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert fault in capsys.readouterr().err
 
 
 def test_the_shipped_trace_and_prompts_fit_together() -> None:
