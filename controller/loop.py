@@ -202,6 +202,7 @@ class ControlLoop:
             if tries < RESUME_TRIES:
                 await self._shared.ask(partial(self._read_stepped_back, key, resumed))
                 self._resume_tries[key] = tries + 1 if not self._shared.is_up else RESUME_TRIES
+                self._progress_at = self._clock.monotonic()
         for model, pool, _ in resumed:
             self._publisher.resume((model, pool))
 
