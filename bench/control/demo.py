@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     except ValueError:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
     if not statics:
-        fail(PROGRAM, "--static: is empty; name one K at least, like 0,3,7")
+        fail(PROGRAM, "--static: names no K; name one at least, like 0,3,7")
     if settings.hold_out_ratio > 0 and len(statics) > 1:  # a policy with another static K begins the count anew
         fail(PROGRAM, "--hold-out-ratio: compares with one static K; name that one with --static, like --static 7")
     system = System(settings.gateway_url, settings.admin_url, settings.admin_token)

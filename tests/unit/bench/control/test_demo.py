@@ -49,7 +49,7 @@ def test_the_gains_stand_beside_each_other_and_too_few_windows_say_so() -> None:
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (["--static", ""], "--static: is empty"),
+        (["--static", ","], "--static: names no K"),
         (["--static", "0,7", "--hold-out-ratio", "0.3"], "--hold-out-ratio: compares with one static K"),
     ],
 )
