@@ -102,7 +102,7 @@ class _Window:
         self.is_mixed |= self.is_static is not None and self.is_static is not is_static
         self.is_static = is_static
 
-    def log_scores(self, weights: Mapping[str, float], fewest_steps: float) -> LogGain | None:
+    def log_scores(self, fewest_steps: float, weights: Mapping[str, float]) -> LogGain | None:
         """Return the logarithms of both scores; `None` where too little ran, or not one K alone."""
         is_one_k = self.is_static is not None and not self.is_mixed
         return self.sums.log_scores(fewest_steps, weights) if is_one_k else None
@@ -222,10 +222,10 @@ class HoldOut:
         if middle.is_static is not is_rare_static:
             return None
         weights, fewest = (self._compared or Comparison(0)).weights, self._tuning.window_steps
-        own = middle.log_scores(weights, fewest)
+        own = middle.log_scores(fewest, weights)
         sides: list[list[LogGain]] = [[], []]
         for window in self._windows:
-            found, away = window.log_scores(weights, fewest), window.index - middle.index
+            found, away = window.log_scores(fewest, weights), window.index - middle.index
             if found is not None and window.is_static is not is_rare_static and abs(away) <= self._near:
                 sides[away > 0].append(found)
         if own is None or not all(sides):

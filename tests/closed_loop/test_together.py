@@ -64,8 +64,10 @@ async def test_a_promoted_policy_is_the_models_at_once(rig: Rig) -> None:
     await rig.tick(20)
     canary = Canary(Policy(MODEL, static_k=1, hold_out_ratio=0.0), window_s=10.0, min_duration_s=60, max_duration_s=400)
     rig.store.put_canary(Experiment(1, "id", canary, 1, rig.clock.now()), None, 0.0)
-    while rig.store.tried[MODEL].is_running:
+    for _ in range(round(canary.max_duration_s) + 1):
         await rig.tick()
+        if not rig.store.tried[MODEL].is_running:
+            break
     assert rig.store.tried[MODEL].outcome is Outcome.BETTER
     ended = len(rig.store.log) - 1
     await rig.tick(5)
@@ -131,8 +133,11 @@ async def test_a_freeze_in_a_window_of_the_hold_out_holds_the_laws_k_even_if_it_
     rig.store.put_policy(policy, 0, 0.0)
     await rig.tick(40)
     rig.store.put_policy(replace(policy, hold_out_ratio=0.3), None, 0.0)
-    while rig.store.log[-1].reason != "hold_out":
+    for _ in range(100):
         await rig.tick()
+        if rig.store.log[-1].reason == "hold_out":
+            break
+    assert rig.store.log[-1].reason == "hold_out"
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
 
     def failing(*_: object) -> None:
