@@ -121,19 +121,24 @@ class Publisher:
         self._written.pop(key, None)
 
     def _schedule(self, context: PoolContext, rows: Ranges, result: TickResult) -> Schedule:
-        own = classes_in(rows)
-        others = [name for name in context.policy.class_names if name not in own]
-        return Schedule(
-            model=context.model,
-            pool=context.pool,
-            version=next_version(context),
-            issued_at=self.clock.now(),
-            valid_for_s=VALID_FOR_S,
-            probe_ratio=result.probe_ratio,
-            classes=rows,
-            trial=result.trial,
-            like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # rows that a freeze holds may be of other classes
-        )
+        return schedule_of(context, rows, result, next_version(context), self.clock.now())
+
+
+def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version: int, at: float) -> Schedule:
+    """Return the schedule that has these `rows`, with the probes and the trial of `result`; `at` is Unix seconds."""
+    own = classes_in(rows)
+    others = [name for name in context.policy.class_names if name not in own]
+    return Schedule(
+        model=context.model,
+        pool=context.pool,
+        version=version,
+        issued_at=at,
+        valid_for_s=VALID_FOR_S,
+        probe_ratio=result.probe_ratio,
+        classes=rows,
+        trial=result.trial,
+        like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # rows that a freeze holds may be of other classes
+    )
 
 
 def _applied(schedule: Schedule) -> tuple[object, ...]:

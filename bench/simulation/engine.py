@@ -23,10 +23,13 @@ from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_cat
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
 from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
+from specpilot.engine_adapter.agent.calibration import CLASS, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.evidence.meter import Meter
+from specpilot.engine_adapter.agent.tuning import CALIBRATION_STEPS
+from specpilot.engine_adapter.evidence.acceptance import Priors
+from specpilot.engine_adapter.evidence.meter import Evidence, Meter
 from specpilot.engine_adapter.plan.planner import Planner, StepPlan
-from specpilot.engine_adapter.plan.speculation_control import KTable, static_table, table_of
+from specpilot.engine_adapter.plan.speculation_control import KTable, calibration_table, static_table, table_of
 from specpilot.engine_adapter.plan.steps import CLASS_ARGUMENT, Steps
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule
@@ -39,6 +42,8 @@ _BACKLOG_ROWS = 8192
 _PREFILL_CHUNK = 512
 _MOST_RUNNING = 512
 _RANDOM_BLOCK = 4096
+_CALIBRATION_ACCEPTANCE = 0.05
+"""Drafts for the random tokens of a calibration are next to never accepted."""
 _HOT = "_hot"
 """How kinds of traffic at temperature 1 end."""
 
@@ -83,6 +88,8 @@ class Engine:
     counter tells, as engines know no sources. `drafts` are all decodes of one request in one step, K = 0 included,
     `probes` those that were verified deeper than their K, `deepest_probe` how deep the deepest was.
 
+    Before traffic it is calibrated as the adapter does it, for up to `calibrated_to` requests; 0: not at all.
+
     To be wrong on purpose: `claims` are acceptances, by position, that its counters tell whatever the truth is;
     while `is_lying` they stand still.
     """
@@ -98,6 +105,7 @@ class Engine:
     is_lying: bool = False
     reply_tokens: float = REPLY_TOKENS
     claims: Mapping[int, float] = field(default_factory=dict)
+    calibrated_to: int = 0
     tokens: float = 0.0
     drafts: int = 0
     probes: int = 0
@@ -125,6 +133,26 @@ class Engine:
         self._sources: list[Source] = []
         self._under_way: _UnderWay | None = None
         self._now = 0.0
+        if self.calibrated_to:
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        """Export what steps take at each load and setting of a calibration, and nothing else of them."""
+        tokens, table = self.tokens, self._table
+        for n in loads(self.calibrated_to):
+            self._settle([Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)])
+            for k, others in settings(n, self.k_max):
+                self._table = calibration_table(k, {CLASS: others})
+                for _ in range(CALIBRATION_STEPS):
+                    self._step(1.0, None)
+                found = self._meter.take()
+                self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
+        self._settle([])
+        self._step(1.0, None)
+        self._under_way = None
+        self._meter.take()
+        self._steps.priors = Priors()
+        self.tokens, self._table = tokens, table
 
     def run(
         self,
@@ -141,9 +169,7 @@ class Engine:
         pace = slowdown * math.exp(self.rng.normal(0, self.noise))
         left_s = seconds
         while left_s > 0 and self._requests:
-            under_way, self._under_way = self._under_way, self._scheduled()
-            if under_way is not None:
-                left_s -= self._finish(under_way, pace, queue)
+            left_s -= self._step(pace, queue)
         return self.tokens - before
 
     @property
@@ -182,6 +208,11 @@ class Engine:
         self.frozen = None
         return seen
 
+    def _step(self, pace: float, queue: int | None) -> float:
+        """Schedule the next step and let the one before end; return how long that took."""
+        under_way, self._under_way = self._under_way, self._scheduled()
+        return 0.0 if under_way is None else self._finish(under_way, pace, queue)
+
     def _use(self, schedule: Schedule | None) -> None:
         if schedule is self._table_of:
             return
@@ -196,7 +227,7 @@ class Engine:
         }
         return replace(table, rows=rows)
 
-    def _settle(self, sources: list[Source], queue: int | None) -> None:
+    def _settle(self, sources: list[Source], queue: int | None = None) -> None:
         """Begin with these sources: requests of others go, and as many begin as are wanted."""
         if sources == self._sources:
             return

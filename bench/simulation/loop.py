@@ -12,6 +12,7 @@ from specpilot.bench.simulation.traffic import Phase
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
+from specpilot.controller.publication import schedule_of
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule
@@ -83,16 +84,19 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     reply_tokens: float = REPLY_TOKENS,
     is_steered: bool = True,
     graphs: Graphs | None = None,
+    is_calibrated: bool = True,
 ) -> Run:
     """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while.
 
     `later` is a second from which on another policy is in force. Without `is_steered` the schedule `start` stays.
+    Engines are calibrated before traffic, as real ones are, but without `is_calibrated`.
     """
     policy = policy or Policy(model=MODEL, hold_out_ratio=0.0)
     fleet = [
         Engine(
             f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
+            calibrated_to=max_num_seqs if is_calibrated and is_steered else 0,
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -123,7 +127,5 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             throughput = float(np.mean(list(told.values()))) * slowdown
             run.seconds.append(Second(second, index, throughput, told, in_force, result))
             if is_steered and result.publish is not None:
-                schedule = Schedule(
-                    MODEL, POOL, second, float(second), 60.0, result.probe_ratio, result.publish, result.trial
-                )
+                schedule = schedule_of(context, result.publish, result, second, float(second))
     return run

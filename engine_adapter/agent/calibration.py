@@ -60,6 +60,18 @@ class CalibrationError(Exception):
     """The engine cannot be measured; the message says why."""
 
 
+def loads(max_running: int) -> list[int]:
+    """Return the numbers of running requests that are measured on an engine which runs at most `max_running`."""
+    most = min(max_running, CALIBRATION_REQUESTS)
+    return [*(1 << octave for octave in range(most.bit_length() - 1)), most]
+
+
+def settings(n: int, k_max: int) -> list[tuple[int, int]]:
+    """Return, for each setting that is measured with `n` requests, K of the first half of them and of the others."""
+    mixed = [(k_max, 1)] if n > 1 else []
+    return list(dict.fromkeys([(0, 0), (k_max, k_max), (max(1, k_max // 3), max(1, k_max // 3)), *mixed]))
+
+
 class Calibration:
     """Measures the steps of the engine that `scheduler` belongs to, which answers at `url`, for `limit_s` at most."""
 
@@ -79,7 +91,7 @@ class Calibration:
             self._await_server(stopped)
             self._control.calibrating = calibration_table(0, {})
             deadline, measured = time.monotonic() + self._limit_s, []
-            for n in self._loads():
+            for n in loads(self._control.max_running):
                 if not self._measure(n, deadline, stopped):
                     break
                 measured.append(n)
@@ -104,21 +116,11 @@ class Calibration:
         self._scheduler.steps.priors = Priors()
         self._control.calibrating = None
 
-    def _loads(self) -> list[int]:
-        most = min(self._control.max_running, CALIBRATION_REQUESTS)
-        return [*(1 << octave for octave in range(most.bit_length() - 1)), most]
-
-    def _settings(self, n: int) -> list[tuple[int, int]]:
-        """Return K of the first half of `n` requests, and of the others, for each setting."""
-        k_max = self._control.k_max
-        mixed = [(k_max, 1)] if n > 1 else []
-        return list(dict.fromkeys([(0, 0), (k_max, k_max), (max(1, k_max // 3), max(1, k_max // 3)), *mixed]))
-
     def _measure(self, n: int, deadline: float, stopped: threading.Event) -> bool:
         """Measure the steps of `n` running requests; return whether the time sufficed for every setting."""
         others = n // 2
         with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS) as second:
-            for k, k_others in self._settings(n):
+            for k, k_others in settings(n, self._control.k_max):
                 self._control.calibrating = calibration_table(k, {CLASS: k_others})
                 until = min(deadline, time.monotonic() + CALIBRATION_SETTING_S)
                 if not self._take_steps(n, (first, second), until, stopped):
@@ -164,7 +166,7 @@ class Calibration:
             [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(CALIBRATION_PROMPT)]
             for _ in range(count)
         ]
-        steps = CALIBRATION_STEPS * (len(self._settings(count)) + 1)
+        steps = CALIBRATION_STEPS * (len(settings(count, self._control.k_max)) + 1)
         body = {
             "model": self._control.model,
             "prompt": prompts,

@@ -83,7 +83,7 @@ def test_off_publishes_the_static_k_without_a_probe() -> None:
 
 
 def test_a_trial_is_on_one_engine_and_ends_by_itself() -> None:
-    run = simulate([Phase(30, [Source("json", 8)])], engines=3)
+    run = simulate([Phase(30, [Source("json", 8)])], engines=3, is_calibrated=False)
     tried = [second.result.trial for second in run.seconds if second.result.trial]
     assert tried
     assert {trial.valid_for_s for trial in tried} == {Tuning().trial_limit_s}  # nobody repeats it
@@ -98,7 +98,7 @@ def test_a_trial_is_on_one_engine_and_ends_by_itself() -> None:
 def test_a_trial_is_on_an_engine_that_runs_what_the_pool_runs_on_average() -> None:
     """What is measured at another load would not answer the question."""
     of_engine = {"engine-0": [Source("json", 3)], "engine-1": [Source("json", 11)], "engine-2": [Source("json", 24)]}
-    run = simulate([Phase(40, [Source("json", 12)], of_engine=of_engine)], engines=3)
+    run = simulate([Phase(40, [Source("json", 12)], of_engine=of_engine)], engines=3, is_calibrated=False)
     tried = {second.result.trial.engine_id for second in run.seconds if second.result.trial}
     assert tried == {"engine-1"}
 
