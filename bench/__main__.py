@@ -41,6 +41,10 @@ MEASUREMENTS = {
         "specpilot.bench.simulation.command",
         "SIMULATION: the control law on a GPU's step times, fitted to published figures, beside single Ks",
     ),
+    "ablate": (
+        "specpilot.bench.simulation.ablate",
+        "SIMULATION: the control law with one idea after the other switched off, what each is worth",
+    ),
     "faults": ("specpilot.bench.control.faults", "what users notice while a part of the running system fails"),
     "alerts": (
         "specpilot.bench.control.alerts",

@@ -5,6 +5,7 @@ these: what depends on a site is in the policy. They are one value so that a rep
 off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,9 @@ class Tuning:
             traffic.
         mix_requests: request-seconds after which the shares follow where many run: n requests have the time constant
             `mix_requests` / n.
+        cold_ratio: share of decodes of requests without a verified draft beyond which the bands of the others are
+            left out of the mix. Less waits longer for a band to be worth its drafter's steps, more lets the few that
+            were found decide for all.
         gone_s: seconds of traffic after which a class and band that was not seen is left out of the mix at once. Less
             loses what is rare, more charges rows with traffic that has ended.
         gone_nats: how unlikely the shares of a class and band must be, over looks, for the newest look to replace their
@@ -78,6 +82,7 @@ class Tuning:
     prior_trials: float = 20.0
     mix_time_s: float = 3.0
     mix_requests: float = 24.0
+    cold_ratio: float = 0.5
     gone_s: float = 2.0
     gone_nats: float = 5.0
     arrivals_time_s: float = 30.0
@@ -132,6 +137,12 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "bands": {"bands": False},
     "guard": {"guard": False},
     "cost-learning": {"freeze_cost": True},
+    "trials": {"trial_rest_s": math.inf, "trial_steps": 0.0},
+    "evening": {"even_ratio": 0.0},
+    "cold-start": {"cold_ratio": math.inf},
+    "ended-traffic": {"gone_s": math.inf, "gone_nats": math.inf},
+    "rows-ready": {"urgent_gain_ratio": math.inf},
+    "pauses": {"pause_jump": math.inf},
 }
 """Ideas of the law that a measurement may switch off, to show what each is worth."""
 

@@ -59,6 +59,7 @@ def page(model: str, seconds: float) -> str:
             line(names.DRAFTS, drafts / len(CLASSES), **here, k=K)
             line(names.DRAFTS, drafts / len(CLASSES) * 0.01, **here, k=K_MAX)
             line(names.DECODE_TOKENS, drafts / len(CLASSES) * (1 + a + a**2 + a**3), **here)
+            line(names.COLD_DECODES, drafts / len(CLASSES) * 0.01, **here)
     for traffic_class in CLASSES:
         line(names.PROBES, drafts * 0.01, traffic_class=traffic_class)
         line(names.RUNNING_DECODES, RUNNING / len(CLASSES), traffic_class=traffic_class)

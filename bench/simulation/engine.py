@@ -31,6 +31,7 @@ from specpilot.engine_adapter.evidence.meter import Evidence, Meter
 from specpilot.engine_adapter.plan.planner import Planner, StepPlan
 from specpilot.engine_adapter.plan.speculation_control import KTable, calibration_table, static_table, table_of
 from specpilot.engine_adapter.plan.steps import CLASS_ARGUMENT, Steps
+from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule
 
@@ -125,7 +126,8 @@ class Engine:
         self._table = static_table(self.static_k)
         self._table_of: Schedule | None = None
         self._meter = Meter()
-        self._steps = Steps(Planner(self.k_max, _BACKLOG_ROWS), self._meter, self._table, longest_to_draft=1 << 30)
+        planner = Planner(self.k_max, _BACKLOG_ROWS, room=TokenBudget(is_parallel=True))
+        self._steps = Steps(planner, self._meter, self._table, longest_to_draft=1 << 30)
         self._exporter = MetricsExporter(MODEL)
         self._reader = PageReader()
         self._requests: dict[str, _Request] = {}

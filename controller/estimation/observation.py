@@ -68,6 +68,7 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.ACCEPTS: _POSITION,
     names.DRAFTS: (names.LABEL_CLASS, names.LABEL_BAND, names.LABEL_K),
     names.DECODE_TOKENS: (names.LABEL_CLASS, names.LABEL_BAND),
+    names.COLD_DECODES: (names.LABEL_CLASS, names.LABEL_BAND),
     **dict.fromkeys(_CELL_METRICS, names.CELL_LABELS),
     **dict.fromkeys(_CATCH_UP_METRICS, names.CATCH_UP_LABELS),
     names.RUNNING_DECODES: _CLASS,
@@ -94,14 +95,16 @@ class Evidence:
     """What happened between two readings, in one engine or in several together.
 
     `trials` and `accepts` are by (band, position), positions from 1; `drafts` by (class, band, K); `decode_tokens` by
-    (class, band). `running` are the requests that decode now, by class. `catch_ups` are the decode-only steps in which
-    the drafter also caught up; they are not in `cells`.
+    (class, band), and so are the decodes of requests `cold`, of which no draft was verified yet. `running` are the
+    requests that decode now, by class. `catch_ups` are the decode-only steps in which the drafter also caught up; they
+    are not in `cells`.
     """
 
     trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
     accepts: Mapping[tuple[int, int], float] = field(default_factory=dict)
     drafts: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
     decode_tokens: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    cold: Mapping[tuple[str, int], float] = field(default_factory=dict)
     cells: Mapping[Cell, CellSums] = field(default_factory=dict)
     running: Mapping[str, float] = field(default_factory=dict)
     catch_ups: Mapping[Cell, CellSums] = field(default_factory=dict)
@@ -211,6 +214,7 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
         names.ACCEPTS: (found.accepts, 0),
         names.DRAFTS: (found.drafts, 1),
         names.DECODE_TOKENS: (found.decode_tokens, 1),
+        names.COLD_DECODES: (found.cold, 1),
         names.RUNNING_DECODES: (found.running, 1),
     }
     sums_of: dict[Cell, dict[str, float]] = {}

@@ -15,6 +15,12 @@ that, (1 - q)^n, is then exp(-`gone_nats`). What it gives up goes to those that 
 engines than the one before tell nothing of this: engines of a pool may differ in their traffic.
 Running decodes, prefill and context are those of the newest look's steps.
 
+Of a request without a verified draft only the band is known in which its kind begins. Where that is so of most decodes
+(`cold_ratio`), what the others' bands make up says nothing of the whole: then work is what the cold requests do,
+and the rows of all other bands are as for traffic that is not there (`Choice.prepared`). One of them that is found to
+draft well is so drafted for, and as the engine then drafts for all others once, the next look tells what the traffic
+is.
+
 Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
 as it is; where requests arrive by themselves, it varies like chance (variance and mean are about the same), also where
 a queue keeps the total constant. So concurrency counts as given while the variance is below `arrivals_ratio` of the
@@ -99,8 +105,12 @@ class Load:
             fewer = {key for key, sum_ in self.shortfall.items() if sum_ >= tuning.gone_nats}
             fewer |= {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
             self.shortfall |= dict.fromkeys(fewer, 0.0)
-            self.work = _faded(self.work, evidence.decode_tokens, keep, fewer)
             self.running = _faded(self.running, drafts, keep, fewer)
+            work = evidence.decode_tokens
+            if sum(evidence.cold.values()) > tuning.cold_ratio * sum(drafts.values()):
+                work = evidence.cold
+                fewer |= self.work.keys() - work.keys()
+            self.work = _faded(self.work, work, keep, fewer)
             self.arrivals.take(evidence.running, elapsed_s, tuning.arrivals_time_s)
         sums = [item for item in evidence.cells.values() if item.decodes > 0]
         if not sums:

@@ -24,10 +24,11 @@ from specpilot.engine_adapter.evidence.tuning import CELLS_PER_OCTAVE, COUNTED_T
 
 
 class Group(NamedTuple):
-    """Requests of one class in one band."""
+    """Requests of one class in one band; `is_cold`: of which no draft was verified yet."""
 
     traffic_class: str
     band: int
+    is_cold: bool = False
 
 
 class Draft(NamedTuple):
@@ -126,7 +127,8 @@ class Evidence:
     accepts: Counter[tuple[int, int]] = field(default_factory=Counter)
     drafts: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # by class, band and K
     probes: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[Group] = field(default_factory=Counter)
+    tokens: Counter[tuple[str, int]] = field(default_factory=Counter)  # by class and band
+    cold: Counter[tuple[str, int]] = field(default_factory=Counter)  # decodes of requests without a verified draft
     cells: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
     catch_ups: defaultdict[CatchUpCell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
 
@@ -134,9 +136,11 @@ class Evidence:
         """Add the steps of one run, but for their drafts."""
         outcome, shape, steps = run.outcome, run.shape, run.steps
         for group, count in outcome.tokens.items():
-            self.tokens[group] += steps * count
-        for (traffic_class, band), count in outcome.plain.items():
+            self.tokens[group[:2]] += steps * count
+        for (traffic_class, band, is_cold), count in outcome.plain.items():
             self.drafts[traffic_class, band, 0] += steps * count
+            if is_cold:
+                self.cold[traffic_class, band] += steps * count
         for band in outcome.refused:
             self.trials[band, 1] += steps
         if shape.decodes and shape.read and not shape.prefill:

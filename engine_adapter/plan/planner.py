@@ -43,21 +43,24 @@ was verified for `PROBE_AFTER` steps:
 - else in a step that reads a prompt, its own or another's, as the drafter then runs;
 - else in a step that drafts for nothing but probes, with all others that are due.
 
-While its probes are accepted whole, the next follows at once and is twice as deep, up to the largest K of its class's
-rows, which is within the class's bounds; so a request whose text becomes predictable changes its band within some
-steps. A probe takes a request by itself, no whole step. Only classes with rows by band are probed: one row for all of
-them is a pin, and there nothing could be learned that changes K.
+A probe is as deep as the step is wide. Where nothing else drafts it is `PARALLEL_PROBE` deep, as what it costs is above
+all the step, and one draft has to tell who is predictable; and never deeper than the largest K of its class's rows,
+which is within the class's bounds. While its probes are accepted whole and its band is not the highest, the next
+follows at once. A probe takes a request by itself, no whole step. Only classes with rows by band are probed: one row
+for all of them is a pin, and there nothing could be learned that changes K.
 
 A request's first draft is due at once. Until then all requests of a kind lie in the band in which the kind begins, so
 where few of them would be worth drafting for that band stays at K = 0, and they would end before they are told apart.
 
-Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`. First drafts are outside of
-it in steps that draft anyway, if the backlog is at most `FIRST_DRAFT_ROWS`, a step's worth at a time. Any other probe
-costs the positions that it gives the drafter to read and to lay out, and, as the first one in a step that would not
-draft, what such a step and the one that verifies take longer. Who costs least goes first: requests that have just
-begun, and those that were probed before. Follow-ups go ahead of the budget and are charged to it. Where nothing drafts,
-prompts get `PROMPT_SHARE` of it, so that requests which arrive all the time leave something for those whose text turns
-later on.
+Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`, and so does the time of a step
+in which the engine is idle. First drafts are outside of it in steps that draft anyway, if the backlog is at most
+`FIRST_DRAFT_ROWS`, a step's worth at a time: so one request that is found predictable has all others drafted for once.
+Any other probe costs the positions that it gives the drafter to read and to lay out, the tokens that it has verified,
+and, as the first one in a step that would not draft, what such a step and the one that verifies take longer. Such a
+step begins when there is twice that, so that it tells about several requests. Who costs least goes first: requests that
+have just begun, and those that were probed before. Follow-ups go ahead of the budget and are charged to it. Where
+nothing drafts, prompts get `PROMPT_SHARE` of it, so that requests which arrive all the time leave something for those
+whose text turns later on.
 """
 
 import math
@@ -71,20 +74,25 @@ from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import (
     DRAFTING_STEP,
     FIRST_DRAFT_ROWS,
+    PARALLEL_PROBE,
     POSITION_STEP,
     PROBE_AFTER,
     PROMPT_SHARE,
     ROWS_PER_STEP,
+    SEQUENTIAL_PROBE,
+    TOKEN_STEP,
     VERIFYING_STEP,
 )
+from specpilot.policy.bands import BANDS
 from specpilot.policy.types import K_LIMIT
 
 PLAN = "specpilot_plan"
 """The attribute of a step's `SchedulerOutput` that holds its `StepPlan`, for the workers."""
 
 
-_LEAST_POSITIONS = 3
-"""What a probe one token deep takes beside its rows."""
+_TOGETHER = 2.0
+"""Times what a step that drafts for nothing but probes takes longer, which must be there before one begins: so at least
+half of what it costs is for the requests that it tells about."""
 
 
 class DraftState:
@@ -97,8 +105,8 @@ class DraftState:
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
     `allowed` is how many tokens of its next draft its grammar allows, `None` when it cut nothing off.
-    `verifies_at` is the step for which a draft of it was last planned. `probe_k` is how deep its next probe is;
-    `needs_follow_up`: the last one was accepted whole.
+    `verifies_at` is the step for which a draft of it was last planned. `needs_follow_up`: that was a probe, was
+    accepted whole, and the request may belong in a higher band than it is in.
     """
 
     __slots__ = (
@@ -114,7 +122,6 @@ class DraftState:
         "label",
         "needs_follow_up",
         "positions",
-        "probe_k",
         "request_id",
         "stated",
         "traffic_class",
@@ -128,7 +135,6 @@ class DraftState:
         self.traffic_class = self.label = kind.traffic_class
         self.acceptance = Acceptance(begin)
         self.verifies_at: int | None = None
-        self.probe_k = 1
         self.needs_follow_up = False
         self.restart()
 
@@ -147,8 +153,7 @@ class DraftState:
     def note(self, k: int, accepted: int, *, is_probe: bool, is_refused: bool) -> None:
         """Take in the outcome of a verified draft of `k` tokens; `is_refused`: a grammar cut it after `k`."""
         self.acceptance.note(accepted, trials(k, accepted, is_refused=is_refused))
-        self.needs_follow_up = is_probe and accepted == k and not is_refused
-        self.probe_k = 2 * k if self.needs_follow_up else 1
+        self.needs_follow_up = is_probe and accepted == k and not is_refused and self.acceptance.band < BANDS - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +197,10 @@ class Planner:
         self._rows_per_step = rows_per_step
         self._least_width = least_width
         self._joins_all = least_width > 0  # a drafter that runs in every step reads every request's positions
+        self._alone = min(k_max, PARALLEL_PROBE if room.is_parallel else SEQUENTIAL_PROBE)
         self._budget = 0.0  # steps' worth of time that probes may take now
         self._for_prompts = 0.0  # and how much of it those of prompts may, where nothing drafts
-        self._most = DRAFTING_STEP + (rows_per_step + _LEAST_POSITIONS) * POSITION_STEP
+        self._most = DRAFTING_STEP + _cost(rows_per_step, k_max, k_max)
         self._step = 0
 
     def plan(
@@ -247,11 +253,11 @@ class Planner:
     def _steps_to_probe(self, probed: Sequence[DraftState], ratio: float) -> int:
         """Return for how many steps more none of `probed` is due, or the budget does not suffice for any."""
         due = min((state.verifies_at or 0) + PROBE_AFTER for state in probed) - self._step - 1
+        together = math.ceil((min(_TOGETHER * DRAFTING_STEP, self._most) - self._budget) / ratio) - 1
         gained = ratio - POSITION_STEP  # a step also adds a position to the backlog, after the next one was planned
-        positions = min(map(_backlog, probed)) - 1 + _LEAST_POSITIONS
-        missing = DRAFTING_STEP + positions * POSITION_STEP - self._budget
+        missing = DRAFTING_STEP + _cost(min(map(_backlog, probed)) - 1, 1, 1) - self._budget
         afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
-        return max(due, afforded if gained > 0 or missing <= 0 else self._rows_per_step)
+        return max(due, together, afforded if gained > 0 or missing <= 0 else self._rows_per_step)
 
     def skip_steps(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
         """Account for `count` such steps, at most `identical_steps_ahead`."""
@@ -259,11 +265,15 @@ class Planner:
             state.backlog += count
         self._earn(table.probe_ratio, count)
 
+    def rest(self, ratio: float, steps: float) -> None:
+        """Let the time of so many steps pass in which the engine is idle: it earns what a busy one does."""
+        self._budget = min(self._budget + steps * ratio, self._most)
+        self._for_prompts = min(self._for_prompts + steps * ratio * PROMPT_SHARE, self._most)
+
     def _earn(self, ratio: float, steps: int) -> None:
         """Let so many steps pass, a `ratio` of whose time is for probes."""
         self._step += steps
-        self._budget = min(self._budget + steps * ratio, self._most)
-        self._for_prompts = min(self._for_prompts + steps * ratio * PROMPT_SHARE, self._most)
+        self.rest(ratio, steps)
 
     def _widest(self, everyone: Sequence[DraftState]) -> int:
         """Return how wide the drafter may draft after the step under way."""
@@ -295,21 +305,23 @@ class Planner:
         No probe is deeper than `room`, 1 at least.
         """
         idle = [state for state in states if state.k == 0 and self._deepest_probe(state, table)]
+        room = min(room, width or self._alone)
         if width:
-            self._draft_first(idle, width)
-        for state in [state for state in idle if state.needs_follow_up]:
+            self._draft_first(idle, table, width, room)
+        for state in [state for state in idle if state.k == 0 and state.needs_follow_up]:
             state.needs_follow_up = False
-            deepest = min(room, self._deepest_probe(state, table))
-            if state.probe_k < 2 * deepest:  # else the last one was as deep as may be
-                self._budget -= DRAFTING_STEP if width == 0 else 0.0
-                state.k = min(state.probe_k, deepest)
-                width = max(width, state.k)
-                self._budget -= _positions(state, width) * POSITION_STEP
+            self._budget -= DRAFTING_STEP if width == 0 else 0.0
+            state.k = min(room, self._deepest_probe(state, table))
+            width = max(width, state.k)
+            self._budget -= _cost(state.backlog, width, state.k)
         due = [state for state in idle if state.k == 0 and self._is_due(state)]
         reads_prompts = width == 0 and any(state.positions > 1 for state in due)
         longer = 0.0 if width else VERIFYING_STEP if reads_prompts else DRAFTING_STEP
+        if self._budget < min(_TOGETHER * longer, self._most):
+            return width
         for state in sorted(due, key=_backlog):
-            cost = longer + _positions(state, max(width, 1)) * POSITION_STEP
+            k = min(room, self._deepest_probe(state, table))
+            cost = longer + _cost(state.backlog, max(width, k), k)
             if cost > self._budget:
                 break
             if reads_prompts and state.positions > 1:
@@ -318,19 +330,19 @@ class Planner:
                 self._for_prompts -= cost
             self._budget -= cost
             longer = 0.0
-            state.k = 1
-            width = max(width, 1)
+            state.k = k
+            width = max(width, k)
         return width
 
-    @staticmethod
-    def _draft_first(idle: Sequence[DraftState], width: int) -> None:
+    def _draft_first(self, idle: Sequence[DraftState], table: KTable, width: int, room: int) -> None:
         """Probe those of `idle` that were never drafted for, in a step that is as wide, for a step's worth at most."""
         left = 1.0
         for state in idle:
-            cost = _positions(state, width) * POSITION_STEP
+            k = min(room, self._deepest_probe(state, table))
+            cost = _cost(state.backlog, width, k)
             if state.verifies_at is None and state.backlog <= FIRST_DRAFT_ROWS and cost <= left:
                 left -= cost
-                state.k = 1
+                state.k = k
 
     @staticmethod
     def _deepest_probe(state: DraftState, table: KTable) -> int:
@@ -400,12 +412,13 @@ class Planner:
         return read
 
 
-def _positions(state: DraftState, width: int) -> int:
-    """Positions that a probe takes: its rows, a token verified, and slots both for the draft and in the step after.
+def _cost(backlog: int, width: int, k: int) -> float:
+    """Return what a probe of `k` tokens takes beside what its step takes longer, in steps that draft nothing.
 
-    With the drafted token it then comes with two positions, so it is in the drafter's batch once more.
+    The drafter reads the backlog and lays out slots, both for the draft and in the step after: with drafted tokens the
+    request comes with several positions, so it is in the drafter's batch once more.
     """
-    return state.backlog + 1 + 2 * width
+    return (backlog + 1 + 2 * width) * POSITION_STEP + k * TOKEN_STEP
 
 
 def _backlog(state: DraftState) -> int:

@@ -3,6 +3,7 @@
 Pure: the time is an argument, and of vLLM's objects only attributes are read.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ CEILING_ARGUMENT = "k_max"
 """The entry that is the request's ceiling on K: a whole number, 0 for no speculation."""
 
 
+_SHORTEST_S = 1e-4
 _FEWEST_DELIVERED = 2
 """Tokens that a request delivers beside its next draft: this step's, and the bonus token of the draft's step."""
 
@@ -82,6 +84,8 @@ class Steps:
         self._under_way: deque[_UnderWay] = deque()
         self._drafts: dict[str, Draft] = {}  # verified in the first of them, by request
         self._ended_at: float | None = None
+        self._idle_since: float | None = None
+        self._step_s = math.inf  # of the latest
         self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last step was planned
 
     def begin(
@@ -97,6 +101,7 @@ class Steps:
             return self._repeat(output, now)
         self._settle()
         self._repeats_left = 0
+        self._rest(output, table, now)
         self._forget(output)
         self._use(table)
         self._begin_anew()
@@ -117,7 +122,7 @@ class Steps:
                 if drafted:
                     due[request_id] = (state.due, state.band)
                 else:
-                    plain[request_id] = Group(state.label, state.band)
+                    plain[request_id] = _group(state)
                 if state.allowed == drafted:
                     refused.add(request_id)
                     if not drafted:
@@ -204,6 +209,8 @@ class Steps:
         since = scheduled_at if self._ended_at is None else self._ended_at
         # In vLLM's asynchronous loop a step may be under way that delivers nothing: its time begins here too.
         self._ended_at = now if goes_on or self._under_way else None
+        self._idle_since = now if self._ended_at is None else None
+        self._step_s = max(now - since, _SHORTEST_S)
         items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
         is_whole = len(items) == len(step.plain) and not step.due
         if not is_whole or step.plain is not self._plain:
@@ -263,6 +270,12 @@ class Steps:
             count, self._unsettled = self._unsettled, 0  # first, so that `backlog_tokens` counts nothing twice
             self._planner.skip_steps(self.decoding, self.table, count)
 
+    def _rest(self, output: Any, table: KTable, now: float) -> None:
+        """Let the planner know of the idleness that the step ends, if it ends any."""
+        if self._idle_since is not None and output.num_scheduled_tokens:
+            self._planner.rest(table.probe_ratio, (now - self._idle_since) / self._step_s)
+            self._idle_since = None
+
     def _forget(self, output: Any) -> None:
         """Forget the requests that have ended, and of a session that is given more input what it was."""
         for request_id in output.finished_req_ids:
@@ -316,15 +329,17 @@ class Steps:
         return state.traffic_class if state.traffic_class in self.table.rows else DEFAULT_CLASS
 
 
+def _group(state: DraftState) -> Group:
+    return Group(state.label, state.band, is_cold=state.acceptance.drafts == 0)
+
+
 def _can_recur(step: _Step, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
     """Whether the next step will be as `step`, which drafts nothing, if the same requests come with a token each.
 
     So it is when nothing was verified, nobody catches up, nobody's band has changed, and K is 0 by the schedule.
     """
     is_usual = not step.due and not step.refused and not plan.catch_up
-    return is_usual and all(
-        state.due == 0 and step.plain.get(state.request_id) == (state.label, state.band) for state in decoding
-    )
+    return is_usual and all(state.due == 0 and step.plain.get(state.request_id) == _group(state) for state in decoding)
 
 
 def _outcome(step: _Step, drafts: Mapping[str, Draft], items: Sequence[Any]) -> Outcome:

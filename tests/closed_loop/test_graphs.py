@@ -1,11 +1,10 @@
 """A GPU whose steps are padded to captured sizes and lose their graph beyond the largest: what the law makes of it."""
 
-from bisect import bisect_left
-
 import numpy as np
 import pytest
 
 from specpilot.bench.simulation.engine import K_MAX, uniform
+from specpilot.bench.simulation.graph_plant import GRAPHS, graph_step_s
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
@@ -16,34 +15,6 @@ SEEDS = range(3)
 NOISE = 0.005
 REPLY_TOKENS = 600.0
 """Long enough that most steps read no prompt: the cliffs are those of steps that only decode."""
-SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-GRAPHS = Graphs(
-    "FULL_AND_PIECEWISE",
-    SIZES,
-    {1: tuple(size for size in SIZES if size <= 256), 8: tuple(size for size in SIZES if size % 8 == 0)},
-    SIZES,
-)
-
-
-def padded(sizes: tuple[int, ...], tokens: float) -> float | None:
-    at = bisect_left(sizes, tokens)
-    return sizes[at] if at < len(sizes) else None
-
-
-def graph_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-    """A large model on one GPU; all K are alike where m is n or n (1 + K_max), so that these steps have FULL graphs."""
-    tokens, missing_ms = padded(SIZES, m + prefill), 1.5
-    if not prefill and m in (n, n * (1 + K_MAX)) and padded(GRAPHS.uniform[int(m // n)], m) is not None:
-        tokens, missing_ms = padded(GRAPHS.uniform[int(m // n)], m), 0.0
-    elif tokens is None:
-        tokens, missing_ms = m + prefill, 6.0
-    drafter = 0.0
-    if slots:
-        drafted = m - n + slots + prefill
-        laid_out = padded(SIZES, drafted)
-        drafter = 0.9 + 0.008 * (laid_out or drafted) + (0.0 if laid_out else 1.5)
-    verify = 0.004 * tokens + 0.03 * max(0.0, tokens - 192)
-    return (6.0 + 0.01 * n + verify + 0.0001 * context + drafter) / 1000 + missing_ms / 1000
 
 
 def cell(n: int, k: int) -> list[float]:

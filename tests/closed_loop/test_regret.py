@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL
+from specpilot.bench.simulation.engine import MODEL, uniform
 from specpilot.bench.simulation.loop import simulate
-from specpilot.bench.simulation.step_times import StepTime, cpu_step_s, gpu_step_s
+from specpilot.bench.simulation.step_times import StepTime, cpu_step_s, demo_pair_step_s, gpu_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.controller.law.k_table import k_at
 from specpilot.policy.types import ClassPolicy, Policy
@@ -144,3 +144,21 @@ def test_a_few_predictable_requests_among_many_are_found_without_labels() -> Non
     phases = [Phase(5, [Source("code", 3)]), Phase(15, [Source("json", 3), Source("code", 9)])]
     reached = np.mean([simulate(phases, seed=seed).throughput(1, settle_s=5) for seed in range(6)])
     assert reached >= 1.05 * of_single_k(phases[1], 0)
+
+
+@pytest.mark.parametrize("sources", [[("json", 8), ("code", 8)], [("json", 2), ("chat_hot", 4)]])
+def test_predictable_requests_are_found_where_nothing_drafts(sources: list[tuple[str, int]]) -> None:
+    """Short replies without labels: all have ended before a probe of one after the other has told them apart."""
+    phases = [
+        Phase(14, [Source("chat_hot", 32)]),
+        Phase(14, [Source(kind, running) for kind, running in sources]),
+    ]
+    told = {"step_s": demo_pair_step_s, "reply_tokens": 75.0, "max_num_seqs": 32}
+    reached = np.mean([simulate(phases, seed=seed, **told).throughput(1, settle_s=5) for seed in range(4)])  # type: ignore[arg-type]
+    undrafted = np.mean(
+        [
+            simulate(phases[1:], seed=seed, start=uniform(0), is_steered=False, **told).throughput(0)  # type: ignore[arg-type]
+            for seed in range(4)
+        ]
+    )
+    assert reached >= 1.12 * undrafted

@@ -11,7 +11,7 @@ import pytest
 
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.evidence.meter import Evidence, Group
+from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from specpilot.policy.bands import BAND_EDGES, BANDS
 from specpilot.policy.store import StoreMemory
@@ -74,7 +74,7 @@ def gateways_page() -> str:
 
 def engines_page() -> str:
     exporter = MetricsExporter("m")
-    exporter.add(Evidence(tokens={Group("chat", 7): 5}, probes={"chat": 1}))  # type: ignore[arg-type]
+    exporter.add(Evidence(tokens={("chat", 7): 5}, probes={"chat": 1}))  # type: ignore[arg-type]
     exporter.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
     return exporter.text()
 

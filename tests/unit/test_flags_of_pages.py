@@ -24,6 +24,7 @@ SETTINGS = {
     "bench sweep": "specpilot.bench.sweep.command:SweepSettings",
     "bench rate": "specpilot.bench.sweep.rate_command:RateSettings",
     "bench agreement": "specpilot.bench.agreement.command:AgreementSettings",
+    "bench ablate": "specpilot.bench.simulation.ablate:AblateSettings",
     "bench simulate": "specpilot.bench.simulation.command:SimulateSettings",
     "bench demo": "specpilot.bench.control.demo:DemoSettings",
 }

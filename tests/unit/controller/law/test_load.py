@@ -70,6 +70,15 @@ def test_what_one_kind_gives_up_goes_to_those_that_have_become_more() -> None:
     assert load.work == {("a", 7): pytest.approx(0.3), ("a", 4): pytest.approx(0.6), ("a", 1): pytest.approx(0.1)}
 
 
+def test_while_most_requests_are_cold_what_the_others_are_does_not_count() -> None:
+    load = Load()
+    few_found = look({"a": 16}, {("a", 5): 150.0, ("a", 7): 10.0})
+    load.take(replace(few_found, cold={("a", 5): 100.0}), 0.5, TUNING)
+    assert load.work == {("a", 5): 1.0}
+    load.take(replace(few_found, cold={("a", 5): 70.0}), 0.5, TUNING)
+    assert load.work["a", 7] > 0
+
+
 @pytest.mark.parametrize(("requests", "times"), [(8, 1.8), (16, 1.3), (64, 1.1)])
 def test_chance_alone_leaves_the_mean_in_place(requests: int, times: float) -> None:
     """Requests that last three looks, each of a kind with a chance of a quarter; beside the mean alone."""

@@ -17,7 +17,7 @@ from specpilot.engine_adapter.agent import calibration
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.acceptance import Priors
-from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.meter import Group, Meter, Outcome, StepShape
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
 from specpilot.policy import engine_metrics as names
 
@@ -157,7 +157,7 @@ def test_of_what_is_counted_meanwhile_only_the_steps_are_exported(scheduler: Any
         while not stopped.is_set():
             table = scheduler.control.table(0.0)
             seen.add((table.source, table.k("default", 0, 1), table.k(calibration.CLASS, 0, 1)))
-            outcome = Outcome(plain={("default", 0): 1}, tokens={("default", 0): 1})  # type: ignore[dict-item]
+            outcome = Outcome(plain={Group("default", 0): 1}, tokens={Group("default", 0): 1})
             scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
             stopped.wait(0.001)
 

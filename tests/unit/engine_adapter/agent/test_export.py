@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.agent.tuning import UNCHANGED_EXPORTS
-from specpilot.engine_adapter.evidence.meter import Evidence, Group
+from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
 
@@ -53,7 +53,7 @@ def test_an_idle_engines_page_is_written_now_and_then(exporter: MetricsExporter,
     first = age(1.0)
     assert all(age(2.0 + at) == first for at in range(UNCHANGED_EXPORTS))
     assert age(99.0) != first
-    exporter.add(Evidence(tokens={Group("chat", 7): 5}))  # type: ignore[arg-type]
+    exporter.add(Evidence(tokens={("chat", 7): 5}))  # type: ignore[arg-type]
     assert names.DECODE_TOKENS in age(99.0)
 
 
@@ -83,7 +83,7 @@ def test_threads_may_add_and_write_at_once(exporter: MetricsExporter, tmp_path: 
     def work(name: str) -> None:
         try:
             for at in range(200):
-                exporter.add(Evidence(tokens={Group(f"{name}{at}", 7): 5}))  # type: ignore[arg-type]
+                exporter.add(Evidence(tokens={(f"{name}{at}", 7): 5}))  # type: ignore[arg-type]
                 exporter.write()
         except BaseException as error:  # noqa: BLE001 - told below
             failed.append(error)

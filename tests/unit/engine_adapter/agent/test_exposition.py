@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
-from specpilot.engine_adapter.evidence.meter import Evidence, Group
+from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
 
@@ -34,7 +34,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 def exporter() -> MetricsExporter:
     found = MetricsExporter("m")
-    found.add(Evidence(tokens={Group("chat", 7): 5}))  # type: ignore[arg-type]
+    found.add(Evidence(tokens={("chat", 7): 5}))  # type: ignore[arg-type]
     found.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
     found.write()
     return found

@@ -16,9 +16,9 @@ from specpilot.engine_adapter.evidence.meter import (
     rounded,
 )
 
-NAMES = st.builds(Group, st.sampled_from(["code", "chat"]), st.integers(0, 2))
+NAMES = st.builds(Group, st.sampled_from(["code", "chat"]), st.integers(0, 2), st.booleans())
 DRAFTS = st.builds(
-    lambda group, k, share, probe, refused: Draft(*group, k, round(share * k), probe, refused),
+    lambda group, k, share, probe, refused: Draft(*group[:2], k, round(share * k), probe, refused),
     NAMES,
     st.integers(1, 7),
     st.floats(0, 1),
@@ -35,16 +35,20 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     meter = Meter()
     trials: Counter[tuple[int, int]] = Counter()
     accepts: Counter[tuple[int, int]] = Counter()
-    plain: Counter[Group] = Counter()
-    delivered: Counter[Group] = Counter()
+    plain: Counter[tuple[str, int]] = Counter()
+    cold: Counter[tuple[str, int]] = Counter()
+    delivered: Counter[tuple[str, int]] = Counter()
     for drafts, undrafted, refused in steps:
         tokens = Counter(undrafted) + Counter(
             {Group(draft.traffic_class, draft.band): draft.accepted + 1 for draft in drafts}
         )
         outcome = Outcome(drafts, Counter(undrafted), refused, tokens)
         meter.commit(StepShape(len(drafts), 0, 7), 0.01, 5, outcome)
-        plain.update(undrafted)
-        delivered.update(tokens)
+        for (name, band, is_cold), count in undrafted.items():
+            plain[name, band] += count
+            cold[name, band] += count if is_cold else 0
+        for (name, band, _), count in tokens.items():
+            delivered[name, band] += count
         trials.update((band, 1) for band in refused)
         for draft in drafts:
             words = ["accepted"] * draft.accepted + ["rejected"] * (draft.k > draft.accepted)
@@ -55,6 +59,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     evidence = meter.take()
     every = [draft for drafts, _, _ in steps for draft in drafts]
     assert {group: evidence.drafts[*group, 0] for group in plain} == plain
+    assert evidence.cold == +cold
     assert evidence.trials == trials
     assert evidence.accepts == +accepts
     assert sum(evidence.drafts.values()) == len(every) + plain.total()

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from specpilot.engine_adapter.plan.tuning import (
     POSITION_STEP,
     PROBE_AFTER,
     PROMPT_SHARE,
+    SEQUENTIAL_PROBE,
+    TOKEN_STEP,
     VERIFYING_STEP,
 )
 from specpilot.policy.bands import BANDS, band_of
@@ -219,7 +222,7 @@ def probes(states: list[DraftState]) -> list[int]:
     return [one.k for one in states if one.k > one.due]
 
 
-def test_who_was_not_verified_for_some_steps_verifies_a_token_where_others_are_drafted_for() -> None:
+def test_who_was_not_verified_for_some_steps_is_probed_as_deep_as_others_are_drafted_for() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
     lying(states, 0.95, 0.05)
     k, found = table(1.0, default=UP), []
@@ -227,44 +230,40 @@ def test_who_was_not_verified_for_some_steps_verifies_a_token_where_others_are_d
         planner.plan(states, k)
         found.append(states[1].k)
         if states[1].k:
-            states[1].note(1, 0, is_probe=True, is_refused=False)
-    assert [step for step, depth in enumerate(found) if depth] == [
-        found.index(1) + PROBE_AFTER * number for number in range(sum(found))
-    ]
-    assert sum(found) >= 2
-    assert {depth for depth in found if depth} == {1}
+            states[1].note(states[1].k, 0, is_probe=True, is_refused=False)
+    probed = [step for step, depth in enumerate(found) if depth]
+    assert probed == [probed[0] + PROBE_AFTER * number for number in range(len(probed))]
+    assert len(probed) >= 2
+    assert set(found) == {0, 7}
 
 
-def test_while_probes_are_accepted_whole_the_next_is_twice_as_deep_and_at_once() -> None:
+def test_while_probes_are_accepted_whole_the_next_follows_at_once_up_to_the_highest_band() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
-    lying(states, 0.95, 0.0)
-    nothing_helps = table(1.0, default=[0] * 7 + [7])
+    lying(states, 0.95, 0.1)  # band 1: K is 0 there and in all above
     found = []
-    for _ in range(PROBE_AFTER + 8):
-        planner.plan(states, nothing_helps)
+    in_force = table(1.0, default=[7] + [0] * 7, json=7)
+    for _ in range(2 * PROBE_AFTER):
+        planner.plan(states, in_force)
         one = states[1]
         found.append(one.k)
         if one.k:
             one.note(one.k, one.k, is_probe=True, is_refused=False)
-            lying(states, 0.95, 0.0)
-    begin = found.index(1)
-    assert found[begin : begin + 8] == [1, 2, 4, 7, 0, 0, 0, 0]  # K_max was accepted too: nothing more to learn
+    begin = found.index(7)
+    followed = found[begin:].index(0)
+    assert followed >= 2
+    assert found[begin + followed : begin + followed + PROBE_AFTER - 1] == [0] * (PROBE_AFTER - 1)
+    assert states[1].acceptance.band == BANDS - 1
 
 
 def test_no_probe_is_deeper_than_the_largest_k_of_its_classs_rows() -> None:
     """A class bounded to K 2 has no row above it, whatever K_max is."""
     planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
-    lying(states, 0.95, 0.0)
-    found = []
+    found = set()
     for _ in range(PROBE_AFTER + 8):
-        planner.plan(states, table(1.0, default=[0] * 7 + [2]))
-        one = states[1]
-        found.append(one.k)
-        if one.k:
-            one.note(one.k, one.k, is_probe=True, is_refused=False)
-            lying(states, 0.95, 0.0)
-    begin = found.index(1)
-    assert found[begin : begin + 4] == [1, 2, 0, 0]
+        lying(states, 0.95, 0.0)
+        planner.plan(states, table(1.0, default=[0] * 7 + [2], json=7))
+        found.add(states[1].k)
+    assert found == {0, 2}
 
 
 def test_an_accepted_probe_of_a_request_that_became_predictable_ends_in_its_own_k() -> None:
@@ -283,42 +282,44 @@ def test_a_probe_that_is_rejected_or_refused_is_not_followed() -> None:
     for accepted, is_refused in ((0, False), (1, True)):
         (one,) = decoding("chat")
         one.note(1, accepted, is_probe=True, is_refused=is_refused)
-        assert (one.needs_follow_up, one.probe_k) == (False, 1)
+        assert not one.needs_follow_up
 
 
-def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_time_is_earned() -> None:
+def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_time_is_earned_twice() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat", "chat")
     lying(states, 0.0, 0.0, 0.0)
-    ratio, found = 0.1, []
-    for step in range(1, 101):
-        backlog = min(backlogs(states))
+    ratio, found, spent, together = 0.1, [], 0.0, 0
+    for step in range(1, 201):
+        before = backlogs(states)
         plan = planner.plan(states, table(ratio, default=UP))
         if plan.width:
-            found.append((step, backlog))
-            for one in states:
+            found.append(step)
+            spent += DRAFTING_STEP
+            for one, backlog in zip(states, before, strict=True):
                 if one.k:
-                    one.note(1, 0, is_probe=True, is_refused=False)
-    spent = sum(DRAFTING_STEP + (backlog + 3) * POSITION_STEP for _, backlog in found)
-    assert spent <= ratio * 100
-    step, backlog = found[0]
-    assert ratio * (step - 1) < DRAFTING_STEP + (backlog + 2) * POSITION_STEP  # not a step earlier
+                    together += 1
+                    spent += (backlog + 1 + 2 * SEQUENTIAL_PROBE) * POSITION_STEP + SEQUENTIAL_PROBE * TOKEN_STEP
+                    one.note(one.k, 0, is_probe=True, is_refused=False)
+    assert spent <= ratio * 200
+    assert found[0] == pytest.approx(2 * DRAFTING_STEP / ratio, abs=1)
     assert len(found) >= 5
+    assert together == 3 * len(found)  # they share what the step takes longer
 
 
 def test_where_nothing_drafts_a_request_is_probed_as_its_prompt_is_read_for_less() -> None:
     """The drafter runs over the prompt in any case, and what it is to catch up with is nothing."""
     planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
-    run_dark(planner, states, 100)  # too much to read for the others to join it
+    run_dark(planner, states, 300)  # too much to read for the others to join it
     lying(states, 0.0, 0.0)
     ratio = 0.1
-    steps = int((VERIFYING_STEP + 3 * POSITION_STEP) / (ratio * PROMPT_SHARE)) + 1
+    steps = int(2 * VERIFYING_STEP / ratio) + 1
     assert all(planner.plan(states, table(ratio, default=UP)).width == 0 for _ in range(steps - 1))
     new = state("new", "chat")
     new.positions = 40
     lying([new], 0.0)
     plan = planner.plan([*states, new], table(ratio, default=UP))
-    assert (plan.width, plan.left_out, plan.catch_up) == (1, ("0", "1"), ())
-    assert [one.k for one in (*states, new)] == [0, 0, 1]
+    assert (plan.width, plan.left_out, plan.catch_up) == (SEQUENTIAL_PROBE, ("0", "1"), ())
+    assert [one.k for one in (*states, new)] == [0, 0, SEQUENTIAL_PROBE]
 
 
 def test_requests_that_arrive_all_the_time_leave_some_probes_to_those_that_run() -> None:
@@ -331,18 +332,19 @@ def test_requests_that_arrive_all_the_time_leave_some_probes_to_those_that_run()
         new.positions = 40 if step % 10 == 0 else 1
         lying([new], 0.0)
         planner.plan([*running, new], table(ratio, default=UP))
-        taken["prompts"] += new.k
+        taken["prompts"] += new.k > 0
         for one in running:
             if one.k:
                 taken["running"] += 1
-                one.note(1, 0, is_probe=True, is_refused=False)
-    assert 10 <= taken["running"] < taken["prompts"]
-    assert taken["prompts"] >= 0.9 * PROMPT_SHARE * 4000 * ratio / (VERIFYING_STEP + 3 * POSITION_STEP)
+                one.note(one.k, 0, is_probe=True, is_refused=False)
+    assert taken["running"] >= 10
+    own = (1 + 2 * SEQUENTIAL_PROBE) * POSITION_STEP + SEQUENTIAL_PROBE * TOKEN_STEP
+    assert taken["prompts"] >= 0.5 * PROMPT_SHARE * 4000 * ratio / (VERIFYING_STEP + own)
 
 
 def test_probes_take_their_share_of_the_time_and_whom_they_cost_least_first() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("json", *["chat"] * 7)
-    ratio, steps, taken = 0.02, 2000, 0
+    ratio, steps, taken = 0.02, 2000, 0.0
     lying(states, 0.95, *[0.05] * 7)
     for one in states:
         one.verifies_at = 0  # its first draft was made
@@ -353,9 +355,9 @@ def test_probes_take_their_share_of_the_time_and_whom_they_cost_least_first() ->
         for one in states[1:]:
             if one.k:
                 probed.add(one.request_id)
-                taken += before[one.request_id] + 1 + 2 * plan.width
-                one.note(1, 0, is_probe=True, is_refused=False)
-    assert 0.8 * ratio * steps < taken * POSITION_STEP <= ratio * steps
+                taken += (before[one.request_id] + 1 + 2 * plan.width) * POSITION_STEP + one.k * TOKEN_STEP
+                one.note(one.k, 0, is_probe=True, is_refused=False)
+    assert 0.8 * ratio * steps < taken <= ratio * steps
     assert probed
 
 
@@ -365,7 +367,7 @@ def test_a_first_draft_is_outside_of_the_budget_where_something_is_drafted() -> 
     states[2].backlog = FIRST_DRAFT_ROWS + 1
     in_force = table(1e-9, default=UP)
     planner.plan(states, in_force)
-    assert [one.k for one in states] == [7, 1, 0]  # who has many rows waits for its turn in the budget
+    assert [one.k for one in states] == [7, 7, 0]  # who has many rows waits for its turn in the budget
     for _ in range(100):
         planner.plan(states, in_force)
         assert [one.k for one in states] == [7, 0, 0]  # once each
@@ -383,8 +385,8 @@ def test_first_drafts_take_a_step_of_time_at_most_in_one_step() -> None:
     at_once = []
     while any(one.verifies_at is None for one in states):
         planner.plan(states, table(1e-9, default=UP))
-        at_once.append(sum(one.k for one in states[1:]))
-    assert max(at_once) * (1 + 2 * 7) * POSITION_STEP <= 1.0
+        at_once.append(sum(one.k > 0 for one in states[1:]))
+    assert max(at_once) * ((1 + 2 * 7) * POSITION_STEP + 7 * TOKEN_STEP) <= 1.0
     assert sum(at_once) == 100
 
 
@@ -427,7 +429,7 @@ def test_probes_go_no_deeper_than_a_ceiling_and_at_0_there_are_none() -> None:
             found.add(one.k)
             if one.k:
                 one.note(one.k, one.k, is_probe=one.k > one.due, is_refused=False)
-    assert deep == [{7}, {0, 1, 2, 3}, {0}]
+    assert deep == [{7}, {3}, {0}]
 
 
 def test_probes_do_not_pile_up_where_there_is_nothing_to_probe() -> None:
@@ -439,8 +441,9 @@ def test_probes_do_not_pile_up_where_there_is_nothing_to_probe() -> None:
     found = 0
     for _ in range(4 * PROBE_AFTER):
         planner.plan(states, table(0.001, default=UP))
-        found += states[1].k
-    assert 1 <= found <= (DRAFTING_STEP / POSITION_STEP + 67) // (1 + 2 * 7)
+        found += states[1].k > 0
+    each = (1 + 2 * 7) * POSITION_STEP + 7 * TOKEN_STEP
+    assert 1 <= found <= (DRAFTING_STEP + 64 * POSITION_STEP + each) // each
 
 
 @given(
@@ -528,11 +531,10 @@ def test_drafts_are_no_wider_than_fits_beside_the_step_and_the_next_keeps_room_f
 
 
 def test_probes_go_no_deeper_than_fits() -> None:
-    """Where there is no room for half as deep as the next is to be, the last one was as deep as may be."""
     probed = table(1.0, default=[0] * (BANDS - 1) + [7])
-    for positions, waiting, width in ((1, 0, 4), (58, 0, 3), (63, 0, 0), (1, 40, 0)):
+    for positions, waiting, width in ((1, 0, 4), (58, 0, 3), (63, 0, 1), (1, 40, 0)):
         planner, states = Planner(K_MAX, ROWS, room=TokenBudget(64, 64, is_parallel=True)), decoding("chat", "chat")
-        states[0].needs_follow_up, states[0].probe_k, states[1].positions = True, 4, positions
+        states[0].needs_follow_up, states[1].positions = True, positions
         states[0].verifies_at = states[1].verifies_at = 0
         plan = planner.plan(states, probed, waiting=waiting)
         assert (plan.width, planner.next_width) == (width, 0)

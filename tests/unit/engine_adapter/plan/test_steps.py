@@ -98,8 +98,8 @@ def drafts(evidence: Evidence) -> dict[tuple[str, int], int]:
 def tokens(evidence: Evidence) -> dict[str, int]:
     """By class, whatever the band."""
     found: Counter[str] = Counter()
-    for group, count in evidence.tokens.items():
-        found[group.traffic_class] += count
+    for (name, _), count in evidence.tokens.items():
+        found[name] += count
     return dict(found)
 
 
@@ -558,6 +558,40 @@ def test_requests_of_which_nothing_was_verified_begin_where_their_kind_does_by_n
     states = engine.steps.states
     assert states["chat_b"].acceptance.accepts < before / 1.5
     assert states["code_c"].acceptance.accepts == before  # of another kind
+
+
+def test_a_request_is_cold_until_a_draft_of_it_was_verified() -> None:
+    engine = Engine(table(default=0))
+    engine.prefill("a", "b")
+    for name in "aab":
+        engine.end(engine.begin(a=1, b=1), a=1, b=1)
+        engine.table = table(default=3 if name == "b" else 0)
+    assert sum(engine.meter.take().cold.values()) == 6
+    engine.begin(a=1, b=1)
+    engine.steps._under_way.clear()
+    engine.table = table(default=0)
+    output = engine.begin(drafted={"a": 3}, a=4, b=1)
+    engine.steps.verified("a", 3, 1, 0)
+    engine.end(output, a=2, b=1)
+    for _ in range(2):
+        engine.end(engine.begin(a=1, b=1), a=1, b=1)
+    assert sum(engine.meter.take().cold.values()) == 3  # b's
+
+
+def test_an_idle_engine_earns_time_for_probes_as_a_busy_one_does() -> None:
+    def steps_to_probe(idle_s: float) -> int:
+        engine = Engine(table(0.01, default=[0] * (BANDS - 1) + [7]))
+        for number in range(20):
+            engine.end(engine.begin(0.1 * number, a=1), 0.1 * number + 0.1, a=1, goes_on=number < 19)
+        at = 2.0 + idle_s
+        engine.begin(at, finished=["a"], b=9)
+        for step in range(1, 1000):
+            engine.end(engine.begin(at + 0.1 * step, b=1), at + 0.1 * step, b=1)
+            if engine.steps.states["b"].k:
+                return step
+        return 1000
+
+    assert steps_to_probe(0.0) - steps_to_probe(10.0) == pytest.approx(100, abs=2)
 
 
 def test_a_spell_at_k_0_with_probes_is_planned_once_in_each_of_them() -> None:

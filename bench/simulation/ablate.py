@@ -1,0 +1,124 @@
+"""`specpilot bench ablate`: what each idea of the control law is worth. SIMULATION.
+
+The real control law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
+(`controller.tuning.ABLATIONS`), over the same traces with the same seeds. Told is how many tokens per second are left
+without the idea: below 1, it pays. An idea that is worth nothing on any trace has no place in the law.
+"""
+
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specpilot.bench.chosen import chosen
+from specpilot.bench.simulation.traces import Trace, traces
+from specpilot.controller.estimation.t_interval import Interval, interval
+from specpilot.controller.tuning import ABLATIONS, without
+from specpilot.policy.settings import ProgramSettings, load
+
+PROGRAM = "specpilot bench ablate"
+_WHOLE = ""
+_TAIL = 0.025
+
+
+class AblateSettings(ProgramSettings):
+    """Simulate the control law with one idea after the other switched off."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ABLATE_")
+
+    ideas: str = Field(default=",".join(ABLATIONS), description="which are switched off, one at a time, by commas")
+    traces: str = Field(default=",".join(traces()), description="what is played, comma separated")
+    seeds: int = Field(default=5, ge=2, le=100, description="plays of each, whose requests differ")
+    processes: int = Field(default=2, ge=1, le=256, description="plays at a time")
+    out: Path = Field(default=Path(".specpilot/bench-ablate"), description="folder for the table, ablations.md")
+
+
+class _Play(NamedTuple):
+    """One trace under the law without an idea (`_WHOLE`: with all)."""
+
+    trace: str
+    idea: str
+    seed: int
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run it."""
+    settings = load(AblateSettings, PROGRAM, arguments)
+    ideas = chosen(PROGRAM, "--ideas", settings.ideas, tuple(ABLATIONS))
+    names = chosen(PROGRAM, "--traces", settings.traces, tuple(traces()))
+    plays = [_Play(name, idea, seed) for seed in range(settings.seeds) for name in names for idea in (_WHOLE, *ideas)]
+    rates = dict(_played(plays, settings.processes))
+    found = {idea: {name: _left(rates, name, idea, settings.seeds) for name in names} for idea in ideas}
+    text = table({name: traces()[name] for name in names}, found, settings.seeds)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    path = settings.out / "ablations.md"
+    path.write_text(text)
+    _say(f"{text}\ntable: {path}")
+    _say(json.dumps({idea: {name: item.ratios() for name, item in row.items()} for idea, row in found.items()}))
+
+
+def table(played: Mapping[str, Trace], left: Mapping[str, Mapping[str, Interval]], seeds: int) -> str:
+    """Return, as Markdown, what is left of the rate without each idea on each trace; `left` are logarithms."""
+    lines = [
+        "# What each idea of the control law is worth: SIMULATION\n",
+        f"Tokens per second without the idea over those with all, {seeds} seeds, 95 % interval: below 1 it pays.\n",
+        *(f"- {name}: {trace.about}" for name, trace in played.items()),
+        "",
+        _row(["without", *played, "all, equally"]),
+        _row(["---"] * (len(played) + 2)),
+    ]
+    for idea, row in left.items():
+        mean = math.exp(sum(item.mean for item in row.values()) / len(row))
+        lines.append(_row([idea, *(_told(row[name]) for name in played), f"{mean:.3f}"]))
+    return "\n".join(lines) + "\n"
+
+
+def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, list[float]]]:
+    """Yield the logarithms of each play's rates, by second of virtual time averaged over each phase."""
+    began, context = time.monotonic(), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context) as pool:
+        running: dict[Future[list[float]], _Play] = {pool.submit(_rates, play): play for play in plays}
+        for count, done in enumerate(as_completed(running), start=1):
+            play = running[done]
+            _say(
+                f"{count} of {len(plays)} plays in {time.monotonic() - began:.0f} s: {play.trace}, seed {play.seed}, "
+                f"{f'without {play.idea}' if play.idea else 'the whole law'}"
+            )
+            yield play, done.result()
+
+
+def _rates(play: _Play) -> list[float]:
+    trace = traces()[play.trace]
+    run = trace.play(without([play.idea] if play.idea else []), play.seed)
+    return [math.log(run.throughput(index)) for index in range(len(trace.phases))]
+
+
+def _left(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: int) -> Interval:
+    """Return the logarithm of what is left without `idea`, averaged over the time of a trace, over its seeds."""
+    seconds = [phase.seconds for phase in traces()[name].phases]
+    logs = []
+    for seed in range(seeds):
+        pairs = zip(rates[_Play(name, idea, seed)], rates[_Play(name, _WHOLE, seed)], seconds, strict=True)
+        logs.append(sum((own - whole) * length for own, whole, length in pairs) / sum(seconds))
+    return interval(logs, _TAIL)
+
+
+def _told(left: Interval) -> str:
+    return f"{math.exp(left.mean):.3f} ± {math.exp(left.mean) * math.sinh(left.high - left.mean):.3f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

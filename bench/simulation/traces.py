@@ -1,0 +1,149 @@
+"""Traces for the control law in virtual time: mixed, changing and disturbed traffic, on unlike machines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specpilot.bench.simulation.engine import MODEL
+from specpilot.bench.simulation.gpu_plants import plants
+from specpilot.bench.simulation.graph_plant import GRAPHS, graph_step_s
+from specpilot.bench.simulation.loop import Run, simulate
+from specpilot.bench.simulation.step_times import demo_pair_step_s
+from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
+from specpilot.controller.tuning import Tuning
+from specpilot.policy.types import ClassPolicy, Policy
+
+_WANDER = 0.08
+_PAUSED = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Phases, and on which machine they are played: what `simulate` takes beside them."""
+
+    about: str
+    phases: Sequence[Phase]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def play(self, tuning: Tuning, seed: int) -> Run:
+        """Play it under a law of these constants."""
+        return simulate(self.phases, tuning=tuning, seed=seed, **self.options)
+
+
+def traces() -> dict[str, Trace]:
+    """Return the traces by name."""
+    demo = {"step_s": demo_pair_step_s, "wander": _WANDER}
+    plant = plants()["b200-30b-a3b-fp8"]
+    gpu = {"step_s": plant.step_s, "catch_up_s": plant.catch_up_s, "max_num_seqs": 128}
+    gpu |= {"noise": 0.01, "reply_tokens": 400.0}
+    graphs = {"step_s": graph_step_s, "graphs": GRAPHS, "max_num_seqs": 256, "noise": 0.005, "reply_tokens": 600.0}
+    classes = {name: ClassPolicy() for name in ("json", "code", "chat")}
+    return {
+        "mixed": Trace("15 loads of 15 to 20 s, classes mixed in most", _mixed(), demo),
+        "short": Trace("30 loads of 6 s", _short(), demo),
+        "labelled": Trace(
+            "5 loads of classes that differ in nothing but how they draft",
+            _labelled(),
+            {**demo, "policy": Policy(MODEL, hold_out_ratio=0.0, classes=classes)},
+        ),
+        "pauses": Trace("steps take 6 times as long for a second, again and again", _pauses(), demo),
+        "pace": Trace("a machine that grows slower and faster by half, in the midst of loads", _paces(), demo),
+        "gpu": Trace("10 loads of up to 72 requests, a GPU's step times", _mixed(3)[:10], gpu),
+        "graphs": Trace("CUDA graphs: padded steps, and cliffs", _cliffs(), graphs),
+        "uncalibrated": Trace("step times are learned from traffic alone", _new(), {**demo, "is_calibrated": False}),
+        "uncalibrated-graphs": Trace(
+            "the same with CUDA graphs, from K = 7",
+            [Phase(40, [Source(0.5, 66)])],
+            {**graphs, "is_calibrated": False, "static_k": 7},
+        ),
+    }
+
+
+def _mixed(scale: int = 1) -> list[Phase]:
+    def of(seconds: int, *counts: tuple[str, int], prompt_tokens: int = 16, slowdown: float = 1.0) -> Phase:
+        sources = [Source(kind, count * scale, prompt_tokens=prompt_tokens) for kind, count in counts]
+        return Phase(seconds, sources, slowdown=slowdown)
+
+    turning = [Source("json", 4 * scale, turns_to="code"), Source("code", 4 * scale, turns_to="json")]
+    given_work = Phase(15, [Source("json", 6), Source("chat", 6)], queue=12 * scale)
+    return [
+        of(20, ("json", 4), ("code", 12)),
+        of(15, ("json", 8), ("code", 8)),
+        of(15, *((kind, 3) for kind in ACCEPTANCE)),
+        of(15, ("chat_hot", 16)),
+        of(20, ("json", 2), ("chat_hot", 22)),
+        of(15, ("json", 8)),
+        Phase(15, turning),
+        given_work,
+        of(15, ("json", 4), ("code", 6), prompt_tokens=400),
+        of(15, ("json", 1)),
+        of(15, ("json_hot", 6), ("code", 10)),
+        of(15, ("json", 16), ("chat", 8), slowdown=1.4),
+        of(15, ("json", 8), ("code", 8), slowdown=1.2),
+        of(15, ("code", 3)),
+        of(15, ("json", 3), ("code", 9)),
+    ]
+
+
+def _short() -> list[Phase]:
+    random, kinds = np.random.default_rng(7), list(ACCEPTANCE)
+    return [
+        Phase(6, [Source(str(kind), int(random.integers(1, 9))) for kind in random.choice(kinds, 3, replace=False)])
+        for _ in range(30)
+    ]
+
+
+def _labelled() -> list[Phase]:
+    def of(seconds: int, *counts: tuple[str, int], queue: int | None = None) -> Phase:
+        return Phase(seconds, [Source(kind, count, kind) for kind, count in counts], queue)
+
+    return [
+        of(20, ("json", 8), ("code", 8)),
+        of(15, ("chat", 12), ("json", 3)),
+        of(15, ("json", 6), ("chat", 6), queue=12),
+        of(20, ("code", 24)),
+        of(20, ("json", 16)),
+    ]
+
+
+def _pauses() -> list[Phase]:
+    sources = [Source("json", 4), Source("code", 12)]
+    return [
+        *[Phase(6, sources), Phase(1, sources, slowdown=_PAUSED)] * 8,
+        Phase(10, [Source("json", 8), Source("chat", 8)]),
+    ]
+
+
+def _paces() -> list[Phase]:
+    loads = [
+        [Source("json", 4), Source("code", 12)],
+        [Source("chat_hot", 16)],
+        [Source("json", 8)],
+        [Source("json", 3), Source("code", 9)],
+        [Source(kind, 3) for kind in ACCEPTANCE],
+    ]
+    paces = [(1.0, 1.6), (0.8, 1.3), (1.0, 1.5), (0.7, 1.0), (1.0, 1.6)]
+    return [
+        Phase(seconds, sources, slowdown=pace)
+        for sources, pair in zip(loads, paces, strict=True)
+        for seconds, pace in zip((8, 12), pair, strict=True)
+    ]
+
+
+def _cliffs() -> list[Phase]:
+    steady = [(0.3, 2), (0.95, 64), (0.8, 37), (0.95, 66)]
+    return [
+        *(Phase(15, [Source(acceptance, running)]) for acceptance, running in steady),
+        Phase(15, [Source("json", 20), Source("code", 20)]),
+        Phase(15, [Source("chat", 40), Source("json", 10)]),
+    ]
+
+
+def _new() -> list[Phase]:
+    return [
+        Phase(20, [Source("json", 8), Source("code", 8)]),
+        Phase(15, [Source("json", 20)]),
+        Phase(15, [Source("code_hot", 24)]),
+    ]
