@@ -43,6 +43,11 @@ def traces() -> dict[str, Trace]:
     return {
         "mixed": Trace("15 loads of 15 to 20 s, classes mixed in most", _mixed(), demo),
         "short": Trace("30 loads of 6 s", _short(), demo),
+        "short-replies": Trace(
+            "predictable requests after others, each over before many probes",
+            _cold(),
+            {**demo, "reply_tokens": 75.0, "max_num_seqs": 32},
+        ),
         "labelled": Trace(
             "5 loads of classes that differ in nothing but how they draft",
             _labelled(),
@@ -106,6 +111,18 @@ def _labelled() -> list[Phase]:
         of(20, ("code", 24)),
         of(20, ("json", 16)),
     ]
+
+
+def _cold() -> list[Phase]:
+    loads = [
+        [("chat_hot", 32)],
+        [("json", 8), ("code", 8)],
+        [("code", 32)],
+        [("json", 2), ("chat_hot", 4)],
+        [("code", 8)],
+        [("json", 16), ("code", 16)],
+    ]
+    return [Phase(14, [Source(kind, count) for kind, count in counts]) for counts in loads]
 
 
 def _pauses() -> list[Phase]:

@@ -16,10 +16,10 @@ engines than the one before tell nothing of this: engines of a pool may differ i
 Running decodes, prefill and context are those of the newest look's steps.
 
 Of a request without a verified draft only the band is known in which its kind begins. Where that is so of most decodes
-(`cold_ratio`), what the others' bands make up says nothing of the whole: then work is what the cold requests do,
-and the rows of all other bands are as for traffic that is not there (`Choice.prepared`). One of them that is found to
-draft well is so drafted for, and as the engine then drafts for all others once, the next look tells what the traffic
-is.
+of a class (`cold_ratio`), what the others' bands make up says nothing of the whole: then its work is in the bands of
+the cold requests, and the rows of its other bands are as for traffic that is not there (`Choice.prepared`). One of them
+that is found to draft well is so drafted for, and as the engine then drafts for all others once, the next look tells
+what the traffic is.
 
 Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
 as it is; where requests arrive by themselves, it varies like chance (variance and mean are about the same), also where
@@ -106,11 +106,9 @@ class Load:
             fewer |= {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
             self.shortfall |= dict.fromkeys(fewer, 0.0)
             self.running = _faded(self.running, drafts, keep, fewer)
-            work = evidence.decode_tokens
-            if sum(evidence.cold.values()) > tuning.cold_ratio * sum(drafts.values()):
-                work = evidence.cold
-                fewer |= self.work.keys() - work.keys()
-            self.work = _faded(self.work, work, keep, fewer)
+            work, cold = _of_cold(evidence, tuning.cold_ratio)
+            few = {key for key in self.work if key[0] in cold and key not in work}
+            self.work = _faded(self.work, work, keep, fewer | few)
             self.arrivals.take(evidence.running, elapsed_s, tuning.arrivals_time_s)
         sums = [item for item in evidence.cells.values() if item.decodes > 0]
         if not sums:
@@ -137,6 +135,19 @@ class Load:
         """Whether the number of running requests of each class stays as it is; `False` while unknown."""
         ratio = self.arrivals.ratio()
         return ratio is not None and ratio < tuning.arrivals_ratio
+
+
+def _of_cold(evidence: Evidence, cold_ratio: float) -> tuple[dict[tuple[str, int], float], set[str]]:
+    """Return tokens by (class, band), and the classes whose decodes are mostly cold: their bands are those of these."""
+    tokens, names = dict(evidence.decode_tokens), set()
+    for name in {name for name, _ in evidence.cold}:
+        cold = {key: count for key, count in evidence.cold.items() if key[0] == name}
+        decodes = sum(count for (owner, _), count in evidence.drafts_of.items() if owner == name)
+        if sum(cold.values()) > cold_ratio * decodes:
+            whole = sum(tokens.pop(key) for key in list(tokens) if key[0] == name)
+            tokens |= {key: whole * count / sum(cold.values()) for key, count in cold.items()}
+            names.add(name)
+    return tokens, names
 
 
 def _unlikely(seen: float, share: float) -> float:

@@ -70,13 +70,15 @@ def test_what_one_kind_gives_up_goes_to_those_that_have_become_more() -> None:
     assert load.work == {("a", 7): pytest.approx(0.3), ("a", 4): pytest.approx(0.6), ("a", 1): pytest.approx(0.1)}
 
 
-def test_while_most_requests_are_cold_what_the_others_are_does_not_count() -> None:
+def test_while_most_requests_of_a_class_are_cold_what_its_others_are_does_not_count() -> None:
     load = Load()
-    few_found = look({"a": 16}, {("a", 5): 150.0, ("a", 7): 10.0})
+    few_found = look({"a": 16, "b": 4}, {("a", 5): 140.0, ("a", 7): 20.0, ("b", 7): 40.0})
     load.take(replace(few_found, cold={("a", 5): 100.0}), 0.5, TUNING)
-    assert load.work == {("a", 5): 1.0}
+    assert load.work == {("a", 5): pytest.approx(0.8), ("b", 7): pytest.approx(0.2)}
     load.take(replace(few_found, cold={("a", 5): 70.0}), 0.5, TUNING)
     assert load.work["a", 7] > 0
+    load.take(replace(few_found, cold={("a", 5): 100.0}), 0.5, TUNING)
+    assert load.work == {("a", 5): pytest.approx(0.8), ("b", 7): pytest.approx(0.2)}
 
 
 @pytest.mark.parametrize(("requests", "times"), [(8, 1.8), (16, 1.3), (64, 1.1)])
