@@ -58,9 +58,9 @@ in which the engine is idle. First drafts are outside of it in steps that draft 
 Any other probe costs the positions that it gives the drafter to read and to lay out, the tokens that it has verified,
 and, as the first one in a step that would not draft, what such a step and the one that verifies take longer. Such a
 step begins when there is twice that, so that it tells about several requests. Who costs least goes first: requests that
-have just begun, and those that were probed before. Follow-ups go ahead of the budget and are charged to it. Where
-nothing drafts, prompts get `PROMPT_SHARE` of it, so that requests which arrive all the time leave something for those
-whose text turns later on.
+have just begun, and those that were probed before. Follow-ups go ahead of the budget and are charged to it, up to a
+debt as large as the budget may grow. Where nothing drafts, prompts get `PROMPT_SHARE` of it, so that requests which
+arrive all the time leave something for those whose text turns later on.
 """
 
 import math
@@ -252,8 +252,9 @@ class Planner:
 
     def _steps_to_probe(self, probed: Sequence[DraftState], ratio: float) -> int:
         """Return for how many steps more none of `probed` is due, or the budget does not suffice for any."""
-        due = min((state.verifies_at or 0) + PROBE_AFTER for state in probed) - self._step - 1
-        together = math.ceil((min(_TOGETHER * DRAFTING_STEP, self._most) - self._budget) / ratio) - 1
+        due = min(self._due_at(state) for state in probed) - self._step - 1
+        together = min(_TOGETHER * DRAFTING_STEP, self._most) - self._budget
+        together = math.ceil(min(together / ratio, float(self._rows_per_step))) - 1
         gained = ratio - POSITION_STEP  # a step also adds a position to the backlog, after the next one was planned
         missing = DRAFTING_STEP + _cost(min(map(_backlog, probed)) - 1, 1, 1) - self._budget
         afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
@@ -305,10 +306,12 @@ class Planner:
         No probe is deeper than `room`, 1 at least.
         """
         idle = [state for state in states if state.k == 0 and self._deepest_probe(state, table)]
-        room = min(room, width or self._alone)
+        room = min(room, width if self.next_width else self._alone)
         if width:
             self._draft_first(idle, table, width, room)
         for state in [state for state in idle if state.k == 0 and state.needs_follow_up]:
+            if self._budget < -self._most:
+                break
             state.needs_follow_up = False
             self._budget -= DRAFTING_STEP if width == 0 else 0.0
             state.k = min(room, self._deepest_probe(state, table))
@@ -345,12 +348,21 @@ class Planner:
                 state.k = k
 
     @staticmethod
+    def may_probe(state: DraftState, table: KTable) -> bool:
+        """Whether a request is ever probed under this schedule."""
+        return table.probe_ratio > 0.0 and Planner._deepest_probe(state, table) > 0
+
+    @staticmethod
     def _deepest_probe(state: DraftState, table: KTable) -> int:
         """Return how deep a probe of a request may go, 0 if it is not to be probed."""
         return min(table.deepest_probe(state.traffic_class), state.ceiling)
 
     def _is_due(self, state: DraftState) -> bool:
-        return state.verifies_at is None or self._step - state.verifies_at >= PROBE_AFTER
+        return self._step >= self._due_at(state)
+
+    @staticmethod
+    def _due_at(state: DraftState) -> int:
+        return 0 if state.verifies_at is None else state.verifies_at + PROBE_AFTER
 
     def _draft(self, everyone: Sequence[DraftState]) -> StepPlan:
         """Plan a step that drafts."""

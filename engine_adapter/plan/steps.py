@@ -3,7 +3,6 @@
 Pure: the time is an argument, and of vLLM's objects only attributes are read.
 """
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ CEILING_ARGUMENT = "k_max"
 
 
 _SHORTEST_S = 1e-4
+_STEP_SHARE = 0.05
 _FEWEST_DELIVERED = 2
 """Tokens that a request delivers beside its next draft: this step's, and the bonus token of the draft's step."""
 
@@ -85,7 +85,7 @@ class Steps:
         self._drafts: dict[str, Draft] = {}  # verified in the first of them, by request
         self._ended_at: float | None = None
         self._idle_since: float | None = None
-        self._step_s = math.inf  # of the latest
+        self._step_s = 0.0  # a step's duration, averaged over some dozens
         self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last step was planned
 
     def begin(
@@ -122,7 +122,7 @@ class Steps:
                 if drafted:
                     due[request_id] = (state.due, state.band)
                 else:
-                    plain[request_id] = _group(state)
+                    plain[request_id] = self._group(state)
                 if state.allowed == drafted:
                     refused.add(request_id)
                     if not drafted:
@@ -143,7 +143,7 @@ class Steps:
             self._context = context
             self._under_way.append(_UnderWay(output, now, context, step))
             self.decoding = decoding
-            if plan.width == 0 and not prefill and _can_recur(step, decoding, plan):
+            if plan.width == 0 and not prefill and self._can_recur(step, decoding, plan):
                 self._repeated, self._repeated_plan = step, plan
                 self._repeats_left = self._planner.identical_steps_ahead(decoding, table)
         return plan
@@ -210,7 +210,7 @@ class Steps:
         # In vLLM's asynchronous loop a step may be under way that delivers nothing: its time begins here too.
         self._ended_at = now if goes_on or self._under_way else None
         self._idle_since = now if self._ended_at is None else None
-        self._step_s = max(now - since, _SHORTEST_S)
+        self._step_s += (max(now - since, _SHORTEST_S) - self._step_s) * (_STEP_SHARE if self._step_s else 1.0)
         items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
         is_whole = len(items) == len(step.plain) and not step.due
         if not is_whole or step.plain is not self._plain:
@@ -324,22 +324,24 @@ class Steps:
             for state in self.states.values():
                 state.label = self._label(state)
 
+    def _can_recur(self, step: _Step, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
+        """Whether the next step will be as `step`, which drafts nothing, if the same requests come with a token each.
+
+        So it is when nothing was verified, nobody catches up, nobody's band has changed, and K is 0 by the schedule.
+        """
+        is_usual = not step.due and not step.refused and not plan.catch_up
+        return is_usual and all(
+            state.due == 0 and step.plain.get(state.request_id) == self._group(state) for state in decoding
+        )
+
+    def _group(self, state: DraftState) -> Group:
+        """What a decode without a draft counts for; who is never probed is not cold, as there is nothing to be told."""
+        is_cold = state.acceptance.drafts == 0 and self._planner.may_probe(state, self.table)
+        return Group(state.label, state.band, is_cold)
+
     def _label(self, state: DraftState) -> str:
         """The class that the request's evidence counts for: its own if the schedule knows it."""
         return state.traffic_class if state.traffic_class in self.table.rows else DEFAULT_CLASS
-
-
-def _group(state: DraftState) -> Group:
-    return Group(state.label, state.band, is_cold=state.acceptance.drafts == 0)
-
-
-def _can_recur(step: _Step, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
-    """Whether the next step will be as `step`, which drafts nothing, if the same requests come with a token each.
-
-    So it is when nothing was verified, nobody catches up, nobody's band has changed, and K is 0 by the schedule.
-    """
-    is_usual = not step.due and not step.refused and not plan.catch_up
-    return is_usual and all(state.due == 0 and step.plain.get(state.request_id) == _group(state) for state in decoding)
 
 
 def _outcome(step: _Step, drafts: Mapping[str, Draft], items: Sequence[Any]) -> Outcome:

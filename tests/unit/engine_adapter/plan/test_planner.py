@@ -1,3 +1,5 @@
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -396,6 +398,47 @@ def test_a_probe_at_k_0_reads_no_more_rows_than_a_step_takes() -> None:
     plans = [planner.plan(states, table(1.0, default=UP)) for _ in range(64)]
     assert max(plan.read for plan in plans) <= 100
     assert any(plan.width for plan in plans)
+
+
+def test_follow_ups_wait_while_the_debt_is_as_large_as_the_budget_may_grow() -> None:
+    """Requests come and go, each drafted for once outside of the budget, and most of these drafts are accepted."""
+    planner, (always,) = Planner(K_MAX, ROWS), decoding("json")
+    lying([always], 0.95)
+    in_force, others = table(0.005, default=[0] * 7 + [2]), [state(str(number), "chat") for number in range(31)]
+    random, ages = Random(1), [0] * 31
+    lying(others, *[0.5] * 31)
+    least = 0.0
+    for _ in range(5000):
+        planner.plan([always, *others], in_force)
+        least = min(least, planner._budget)
+        for at, one in enumerate(others):
+            ages[at] += 1
+            if one.k:
+                accepted = next((step for step in range(one.k) if random.random() > 0.7), one.k)
+                one.note(one.k, accepted, is_probe=one.k > one.due, is_refused=False)
+            if ages[at] > 75:
+                others[at], ages[at] = state("new", "chat"), 0
+                lying([one], 0.5)
+    assert -2 * planner._most < least < 0
+
+
+def test_a_ratio_as_small_as_may_be_and_requests_that_were_never_verified() -> None:
+    planner, states = Planner(K_MAX, ROWS), decoding("chat", "chat")
+    lying(states, 0.0, 0.0)
+    planner.plan(states, table(5e-324, default=UP))
+    assert planner.identical_steps_ahead(states, table(5e-324, default=UP)) > 0
+    planner._budget = planner._most
+    assert planner.identical_steps_ahead(states, table(0.01, default=UP)) == 0  # one of them is due at once
+
+
+def test_a_drafter_that_runs_in_every_step_probes_as_deep_as_any_where_nothing_else_drafts() -> None:
+    planner, states = Planner(K_MAX, ROWS, least_width=1), decoding("chat", "chat")
+    found = set()
+    for _ in range(2 * PROBE_AFTER):
+        lying(states, 0.0, 0.0)
+        planner.plan(states, table(0.5, default=UP))
+        found |= {one.k for one in states}
+    assert found == {0, SEQUENTIAL_PROBE}
 
 
 def test_a_class_with_one_row_for_all_bands_is_pinned_and_a_ratio_of_0_switches_probes_off() -> None:
