@@ -1,13 +1,15 @@
-"""Groups registered engines into pools and says what the law must know of each."""
+"""Groups registered engines into pools, says what the law must know of each, and makes schedules of its answers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.experiments.canary import turn
-from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.k_table import Ranges
+from specpilot.policy.bands import classes_in
 from specpilot.policy.canary import Arm, Experiment
-from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
+from specpilot.policy.types import CLASS_LIMIT, EngineRecord, Mode, Policy, Schedule
 
 FORGET_S = 600.0
 """Longer than a rolling restart of all engines, so that what was learned of a pool outlives it."""
@@ -95,3 +97,20 @@ def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> P
 def next_version(context: PoolContext) -> int:
     """Return a version that Redis and every engine of the pool take for newer, even if Redis lost its data."""
     return max(context.engines_version, context.in_force.version if context.in_force else 0) + 1
+
+
+def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version: int, at: float) -> Schedule:
+    """Return the schedule that has these `rows`, with the probes and the trial of `result`; `at` is Unix seconds."""
+    own = classes_in(rows)
+    others = [name for name in context.policy.class_names if name not in own]
+    return Schedule(
+        model=context.model,
+        pool=context.pool,
+        version=version,
+        issued_at=at,
+        valid_for_s=VALID_FOR_S,
+        probe_ratio=result.probe_ratio,
+        classes=rows,
+        trial=result.trial,
+        like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # rows that a freeze holds may be of other classes
+    )

@@ -17,12 +17,11 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import VALID_FOR_S, PoolKey, next_version
+from specpilot.controller.pools import PoolKey, next_version, schedule_of
 from specpilot.policy.audit import AuditEntry
-from specpilot.policy.bands import classes_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.store import Store
-from specpilot.policy.types import CLASS_LIMIT, Decision, Lease, Schedule
+from specpilot.policy.types import Decision, Lease, Schedule
 
 RENEW_S = 5.0
 """Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""
@@ -122,23 +121,6 @@ class Publisher:
 
     def _schedule(self, context: PoolContext, rows: Ranges, result: TickResult) -> Schedule:
         return schedule_of(context, rows, result, next_version(context), self.clock.now())
-
-
-def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version: int, at: float) -> Schedule:
-    """Return the schedule that has these `rows`, with the probes and the trial of `result`; `at` is Unix seconds."""
-    own = classes_in(rows)
-    others = [name for name in context.policy.class_names if name not in own]
-    return Schedule(
-        model=context.model,
-        pool=context.pool,
-        version=version,
-        issued_at=at,
-        valid_for_s=VALID_FOR_S,
-        probe_ratio=result.probe_ratio,
-        classes=rows,
-        trial=result.trial,
-        like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # rows that a freeze holds may be of other classes
-    )
 
 
 def _applied(schedule: Schedule) -> tuple[object, ...]:

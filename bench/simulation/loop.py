@@ -12,7 +12,7 @@ from specpilot.bench.simulation.traffic import Phase
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.publication import schedule_of
+from specpilot.controller.pools import schedule_of
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule
