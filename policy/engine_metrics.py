@@ -17,7 +17,7 @@ ACCEPTS = PREFIX + "accepts_total"  # band, position
 DRAFTS = PREFIX + "drafts_total"  # traffic_class, band, k: one per decode of a request per step, K = 0 included
 PROBES = PREFIX + "probes_total"  # traffic_class
 DECODE_TOKENS = PREFIX + "decode_tokens_total"  # traffic_class, band: tokens delivered by decodes
-COLD_DECODES = PREFIX + "cold_decodes_total"  # traffic_class, band: at K = 0, no draft verified yet
+COLD_DECODES = PREFIX + "cold_decodes_total"  # traffic_class, band: at K = 0, to be probed, no draft verified yet
 
 STEPS = PREFIX + "steps_total"  # decodes, verified, slots, prefill; the same labels on each of the sums
 STEP_SECONDS = PREFIX + "step_seconds_total"

@@ -24,7 +24,7 @@ from specpilot.engine_adapter.evidence.tuning import CELLS_PER_OCTAVE, COUNTED_T
 
 
 class Group(NamedTuple):
-    """Requests of one class in one band; `is_cold`: of which no draft was verified yet."""
+    """Requests of one class in one band; `is_cold`: that are probed, and no draft of which was verified yet."""
 
     traffic_class: str
     band: int

@@ -23,7 +23,9 @@ CEILING_ARGUMENT = "k_max"
 
 
 _SHORTEST_S = 1e-4
+"""The least that a step is taken to last, so that idleness is never divided by nothing."""
 _STEP_SHARE = 0.05
+"""What each step adds to the mean duration: a memory of 20."""
 _FEWEST_DELIVERED = 2
 """Tokens that a request delivers beside its next draft: this step's, and the bonus token of the draft's step."""
 
@@ -85,7 +87,7 @@ class Steps:
         self._drafts: dict[str, Draft] = {}  # verified in the first of them, by request
         self._ended_at: float | None = None
         self._idle_since: float | None = None
-        self._step_s = 0.0  # a step's duration, averaged over some dozens
+        self._step_s = 0.0  # the mean duration of a step
         self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last step was planned
 
     def begin(

@@ -41,7 +41,7 @@ def test_without_labels_it_beats_the_best_single_k_of_each_phase(step_s: StepTim
     over_oracle = np.mean([item[0] for item in runs], axis=0)
     over_both = np.mean([item[1] for item in runs], axis=0)
     assert float(np.exp(np.log(over_oracle).mean())) >= 1.03, over_oracle
-    assert over_both.min() >= 0.95, over_both
+    assert over_both.min() >= 0.96, over_both
 
 
 def test_labels_add_next_to_nothing() -> None:
@@ -57,7 +57,7 @@ def test_given_work_is_not_sacrificed_to_what_runs_now() -> None:
     """Requests drawn from a queue: who is done sooner makes room for any, not for its like."""
     phase = Phase(40, [Source("json", 8), Source("code", 8)], queue=16)
     reached = np.mean([simulate([phase], seed=seed).throughput(0, SETTLE_S) for seed in range(2)])
-    assert reached >= 1.01 * max(of_single_k(phase, k) for k in (0, STATIC_K))
+    assert reached >= 1.02 * max(of_single_k(phase, k) for k in (0, STATIC_K))
 
 
 def test_a_new_phase_is_followed_within_seconds() -> None:
