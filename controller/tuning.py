@@ -19,10 +19,7 @@ class Tuning:
         memory_trials: trials of a (band, position) after which older ones have lost 63 % of their weight. Noise against
             following a changed drafter head; 2,000 in the replay.
         prior_trials: weight of the band's own mean in each of its positions; 20 in the replay.
-        mix_time_s: time constant of the shares of classes and bands, where few requests run. Noise against following
-            traffic.
-        mix_requests: request-seconds after which the shares follow where many run: n requests have the time constant
-            `mix_requests` / n.
+        mix_time_s: time constant of the shares of classes and bands. Noise against following traffic.
         cold_ratio: share of decodes of requests without a verified draft beyond which the bands of the others are
             left out of the mix. Less waits longer for a band to be worth its drafter's steps, more lets the few that
             were found decide for all.
@@ -39,15 +36,14 @@ class Tuning:
             one is done.
         cell_memory_steps: steps after which a cell of like steps follows new measurements.
         cell_saturation_steps: steps at which a cell has half of its full weight in the fit of the cost.
-        cell_half_life_s: seconds of traffic in which the weight of a cell that is not visited halves.
-        cell_floor_ratio: weight that an old cell keeps, so that the shape of the cost is not forgotten.
         cells_limit: cells that are remembered of a pool; bounds time and memory of a fit.
         cell_span_s: seconds of traffic that the newest steps of a cell are of, before they join those of before.
         pace_spread_ratio: how far the machine's pace varies: the standard deviation of its logarithm. With
-            `pace_time_s` it follows 5 % in half a second; less follows later, more follows the noise of single looks.
+            `pace_time_s` it follows 5 % in one second; less follows later, more takes what the form misses for it.
         pace_time_s: seconds of traffic over which it does.
         shape_spread_ratio: how far the form of the cost misses steps: the standard deviation of the logarithm.
         pace_parts: parts of cells by which the pace is found, those visited last; the time grows with its cube.
+        left_half_life_s: seconds of steps after which a look counts half for what is left at K = 0 to be caught up.
         pause_jump: logarithm of a look's error beyond which it is set aside until the next one agrees.
         freeze_cost: learn the cost from the first 30 s of traffic and keep it (an ablation).
         trial_steps: steps of a depth that make its cost known; an engine measures 20 of each before traffic.
@@ -81,7 +77,6 @@ class Tuning:
     memory_trials: float = 2000.0
     prior_trials: float = 20.0
     mix_time_s: float = 3.0
-    mix_requests: float = 24.0
     cold_ratio: float = 0.5
     gone_s: float = 2.0
     gone_nats: float = 5.0
@@ -90,13 +85,12 @@ class Tuning:
     cell_memory_steps: float = 400.0
     cell_span_s: float = 4.0
     cell_saturation_steps: float = 20.0
-    cell_half_life_s: float = 60.0
-    cell_floor_ratio: float = 0.05
     cells_limit: int = 400
-    pace_spread_ratio: float = 0.9
+    pace_spread_ratio: float = 0.6
     pace_time_s: float = 300.0
     shape_spread_ratio: float = 0.05
     pace_parts: int = 150
+    left_half_life_s: float = 60.0
     pause_jump: float = 0.4
     freeze_cost: bool = False
     trial_steps: float = 15.0
@@ -138,10 +132,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "guard": {"guard": False},
     "cost-learning": {"freeze_cost": True},
     "pace": {"pace_spread_ratio": 1e-4, "shape_spread_ratio": 1e-4},
-    "fading": {"cell_half_life_s": math.inf},
     "trials": {"trial_rest_s": math.inf, "trial_steps": 0.0},
     "evening": {"even_ratio": 0.0},
-    "mix-by-requests": {"mix_requests": math.inf},
     "cold-start": {"cold_ratio": math.inf},
     "ended-traffic": {"gone_s": math.inf, "gone_nats": math.inf},
     "rows-ready": {"urgent_gain_ratio": math.inf},

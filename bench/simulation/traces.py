@@ -54,7 +54,9 @@ def traces() -> dict[str, Trace]:
             {**demo, "policy": Policy(MODEL, hold_out_ratio=0.0, classes=classes)},
         ),
         "pauses": Trace("steps take 6 times as long for a second, again and again", _pauses(), demo),
-        "pace": Trace("a machine that grows slower and faster by half, in the midst of loads", _paces(), demo),
+        "pace": Trace(
+            "a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo
+        ),
         "gpu": Trace("10 loads of up to 72 requests, a GPU's step times", _mixed(3)[:10], gpu),
         "graphs": Trace("CUDA graphs: padded steps, and cliffs", _cliffs(), graphs),
         "uncalibrated": Trace("step times are learned from traffic alone", _new(), {**demo, "is_calibrated": False}),
@@ -136,17 +138,12 @@ def _pauses() -> list[Phase]:
 def _paces() -> list[Phase]:
     loads = [
         [Source("json", 4), Source("code", 12)],
-        [Source("chat_hot", 16)],
-        [Source("json", 8)],
-        [Source("json", 3), Source("code", 9)],
-        [Source(kind, 3) for kind in ACCEPTANCE],
+        [Source("chat", 16)],
+        [Source("json", 8), Source("chat", 8)],
+        [Source("code", 3)],
     ]
-    paces = [(1.0, 1.6), (0.8, 1.3), (1.0, 1.5), (0.7, 1.0), (1.0, 1.6)]
-    return [
-        Phase(seconds, sources, slowdown=pace)
-        for sources, pair in zip(loads, paces, strict=True)
-        for seconds, pace in zip((8, 12), pair, strict=True)
-    ]
+    episodes = [(9, 1.0), (6, 1.8), (7, 1.0), (4, 1.4), (10, 1.0), (5, 2.5), (8, 1.0), (6, 1.8)]
+    return [Phase(seconds, sources, slowdown=pace) for sources in loads for seconds, pace in episodes]
 
 
 def _cliffs() -> list[Phase]:

@@ -3,9 +3,6 @@
 The machine's pace is not the same at all times (`pace`). The newest steps, of `cell_span_s` at most, are of one time.
 Those of before are told as at the time of the first of them: what joins them later is taken back to the pace of that
 time. So the two show how the pace has changed between, however the cost of such steps is explained.
-
-One look may move the newest steps' mean by at most a factor of two, so that a pause of some seconds in one step does
-not count in full.
 """
 
 import math
@@ -17,7 +14,6 @@ from numpy.typing import NDArray
 from specpilot.controller.tuning import Tuning
 
 Vector = NDArray[np.float64]
-_LARGEST_MOVE = math.log(2.0)
 
 
 @dataclass(slots=True)
@@ -36,7 +32,7 @@ class Measured:
     def take(self, newer: "Measured", kept: float) -> None:
         """Take in `newer` steps; `kept` of those of before count on."""
         share = newer.steps / (kept + newer.steps)
-        self.took += share * min(max(newer.took - self.took, -_LARGEST_MOVE), _LARGEST_MOVE)
+        self.took += share * (newer.took - self.took)
         self.mean = self.mean + share * (newer.mean - self.mean)
         self.steps, self.at, self.pace = kept + newer.steps, newer.at, newer.pace
 

@@ -1,8 +1,8 @@
 """What is remembered of the steps that one pool's engines measured, and the cost that follows from it (`step_cost`).
 
 The memory is a table of means, one for each cell of like steps that the engines count, those that caught up apart. In
-the fit a cell's weight saturates with its steps and halves every `cell_half_life_s` of traffic after its last visit,
-down to a floor. Where cells are more than `cells_limit`, those that were not visited for longest go.
+the fit a cell's weight saturates with its steps. Where cells are more than `cells_limit`, those that were not visited
+for longest go.
 
 s, the factor on all of T, is the machine's pace (`pace`). T is fitted to what the cells took with the paces of their
 times taken out. The paces are then found anew by what T leaves unexplained, of the cells that were visited last, each
@@ -107,12 +107,10 @@ class PoolCost:
         memories = sorted(self._cells.values(), key=lambda memory: -memory.seen_s)
         cells = [memory.at_pace_1() for memory in memories]
         steps = np.array([cell.steps for cell in cells])
-        age = np.array([self._traffic_s - memory.seen_s for memory in memories])
-        fading = np.maximum(0.5 ** (age / tuning.cell_half_life_s), tuning.cell_floor_ratio)
         fit = fit_cells(
             np.array([cell.mean for cell in cells]),
             np.exp([cell.took for cell in cells]),
-            steps / (steps + tuning.cell_saturation_steps) * fading,
+            steps / (steps + tuning.cell_saturation_steps),
             self._graphs,
         )
         parts = [part for memory in memories for part in memory.parts][: tuning.pace_parts]
@@ -164,7 +162,7 @@ class PoolCost:
         fit = self.fit()
         if is_history or fit is None or evidence.drafted_ratio < _LEAST_DRAFTED:
             return
-        kept = 0.5 ** (evidence.step_seconds / self._tuning.cell_half_life_s)
+        kept = 0.5 ** (evidence.step_seconds / self._tuning.left_half_life_s)
         caught_up = evidence.catch_ups.values()
         spent = sum(sums.steps * fit.read_s + sums.read * fit.per_read_s for sums in caught_up)
         self._left_rows = self._left_rows * kept + evidence.undrafted * evidence.drafted_ratio

@@ -28,7 +28,7 @@ taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged
 in proportion to Q (`pool_cost`), at most with what drafting for it takes.
 
 Search: with the width of the drafter bounded by W and all costs taken as linear, every row is solved alone, for every
-W; the best of these tables and of the one in force is then improved row by row, in `_ROUNDS` rounds at most. It is
+W; the best of these tables and of the one in force is then improved row by row, once. It is
 exact where T is linear and one width serves all rows. Where the engine has CUDA graphs, the tables of one K for all
 compete too; and K does not fall from one band to the next. Otherwise, where padding makes every saved token count, the
 search row by row may lower K for requests that draft well.
@@ -52,7 +52,6 @@ Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _EQUAL = 1e-12
 _GAIN = 1e-9
-_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +185,7 @@ class Choice:
         better = top > score + _GAIN * np.abs(score)
         found = np.where(better[:, None], starts[widest, np.arange(len(n))], found)
         score = np.where(better, top, score)
-        for _ in range(_ROUNDS):
-            if not self._improve(n, found, score):
-                break
+        self._improve(n, found, score)
         return found if self._setting.cost.graphs is None else self._rising(n, [found, np.clip(in_force, low, high)])
 
     def even(self, n: Vector, k: Ints, slack: float) -> Ints:
@@ -238,10 +235,10 @@ class Choice:
                 down[:, own] = np.minimum.accumulate(k[:, own][:, ::-1], axis=1)[:, ::-1]
         return up, down
 
-    def _improve(self, n: Vector, found: Ints, score: Vector) -> bool:
-        """Give each row in turn its best K, the others given, in `found` and `score`; return whether any changed."""
+    def _improve(self, n: Vector, found: Ints, score: Vector) -> None:
+        """Give each row in turn its best K, the others given, in `found` and `score`."""
         low, high = self._setting.low, self._setting.high
-        sums, is_moved = self._sums(found), False
+        sums = self._sums(found)
         for row in self._served:
             if low[row] == high[row]:
                 continue
@@ -257,8 +254,6 @@ class Choice:
                 found[moved, row] = low[row] + best[moved]
                 score[moved] = top[moved]
                 sums = others + parts[found[:, row]]
-                is_moved = True
-        return is_moved
 
     def _sums(self, k: Ints) -> Vector:
         """Return what the rows of `k` [..., n, rows] add up to: [..., n, groups, sums]."""

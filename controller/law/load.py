@@ -1,8 +1,7 @@
 """The present load: who runs, how many decodes at a time, with which prefill and context, and how it arrives.
 
 Work is what stays when K changes: the share of the tokens that each class makes up in each band. It is averaged over
-time, whatever the interval of the scrapes: with the time constant `mix_time_s` where few requests run, and a shorter
-one the more there are (`mix_requests`), as each look then tells more. Who was not seen for `gone_s` is gone at once: a
+time, whatever the interval of the scrapes (`mix_time_s`). Who was not seen for `gone_s` is gone at once: a
 trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0, and others
 would draft for little because it seems to be paid for already. Who has become fewer than chance explains is counted as
 the newest look found it, not by the mean. For n requests, of which a share s is of a stream that makes up q,
@@ -92,7 +91,7 @@ class Load:
         if drafts and evidence.decode_tokens:
             per_engine = sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps)
             requests = max(1.0, per_engine, sum(evidence.running.values()))
-            keep = math.exp(-elapsed_s / min(tuning.mix_time_s, tuning.mix_requests / requests))
+            keep = math.exp(-elapsed_s / tuning.mix_time_s)
             seen = {key: drafts.get(key, 0.0) / sum(drafts.values()) for key in self.work}
             told = requests if of_same_engines else 0.0
             self.shortfall = {

@@ -81,7 +81,7 @@ def test_while_most_requests_of_a_class_are_cold_what_its_others_are_does_not_co
     assert load.work == {("a", 5): pytest.approx(0.8), ("b", 7): pytest.approx(0.2)}
 
 
-@pytest.mark.parametrize(("requests", "times"), [(8, 1.8), (16, 1.3), (64, 1.1)])
+@pytest.mark.parametrize(("requests", "times"), [(8, 1.8), (16, 1.5), (64, 1.5)])
 def test_chance_alone_leaves_the_mean_in_place(requests: int, times: float) -> None:
     """Requests that last three looks, each of a kind with a chance of a quarter; beside the mean alone."""
 
@@ -110,29 +110,20 @@ def test_looks_at_other_engines_tell_nothing_of_a_change() -> None:
         load.take(look({"a": 16}, {("a", 7): 8.0, ("a", 0): 152.0}), 0.5, TUNING, of_same_engines=of_same_engines)
         return load.work["a", 7]
 
-    keep = np.exp(-0.5 / 1.5)
+    keep = np.exp(-0.5 / 3.0)
     assert taken(of_same_engines=True) == pytest.approx(0.05)
     assert taken(of_same_engines=False) == pytest.approx(keep * 0.5 + (1 - keep) * 0.05)
-
-
-@pytest.mark.parametrize(("requests", "time_s"), [(1, 3.0), (8, 3.0), (32, 0.75)])
-def test_the_more_requests_run_the_faster_the_mix_follows(requests: int, time_s: float) -> None:
-    load, steps = Load(), 10.0
-    for share in (0.5, 0.45):
-        tokens = {("a", 7): share * steps * requests, ("a", 0): (1 - share) * steps * requests}
-        load.take(look({"a": requests}, tokens), 0.5, TUNING)
-    assert load.work["a", 0] == pytest.approx(0.5 + 0.05 * (1 - np.exp(-0.5 / time_s)))
 
 
 def test_the_requests_of_all_engines_of_a_pool_count() -> None:
     """A look of four engines with 8 requests each is as sure as one of an engine with 32."""
     load, steps = Load(), 10.0
     cells = {Cell(8, 8, 0, 0): CellSums(4 * steps, 0.4, 320.0, 320.0)}
-    for shares in ((160.0, 160.0), (144.0, 176.0)):
+    for shares in ((160.0, 160.0), (64.0, 256.0)):
         tokens = {("a", 7): shares[0], ("a", 0): shares[1]}
         drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
         load.take(Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running={"a": 32}), 0.5, TUNING)
-    assert load.work["a", 0] == pytest.approx(0.5 + 0.05 * (1 - np.exp(-0.5 / 0.75)))
+    assert load.work["a", 7] == pytest.approx(0.2)
 
 
 def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
