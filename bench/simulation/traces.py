@@ -54,9 +54,7 @@ def traces() -> dict[str, Trace]:
             {**demo, "policy": Policy(MODEL, hold_out_ratio=0.0, classes=classes)},
         ),
         "pauses": Trace("steps take 6 times as long for a second, again and again", _pauses(), demo),
-        "pace": Trace(
-            "a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo
-        ),
+        "pace": Trace("a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo),
         "gpu": Trace("10 loads of up to 72 requests, a GPU's step times", _mixed(3)[:10], gpu),
         "graphs": Trace("CUDA graphs: padded steps, and cliffs", _cliffs(), graphs),
         "uncalibrated": Trace("step times are learned from traffic alone", _new(), {**demo, "is_calibrated": False}),
