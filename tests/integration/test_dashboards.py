@@ -109,7 +109,7 @@ async def served(store: RedisStore, redis_url: str) -> AsyncIterator[list[str]]:
         web.get("/held-out", shown),
     ]
     async with HttpEngine(store, routes=pages) as engine, aiohttp.ClientSession() as session:
-        engine.sources = [Source(kind, 6, prompt_tokens=64) for kind in ("json", 0.03)]
+        engine.sources = [Source(kind, running, prompt_tokens=64) for kind, running in (("json", 6), (0.03, 18))]
         gateway = await GatewayThread(redis_url=redis_url, engine_capacity=1, queue_limit=1, show_engine=True).start()
 
         async def traffic() -> None:
