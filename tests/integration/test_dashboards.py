@@ -44,8 +44,8 @@ QUERIES = [
     *((panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel.get("targets", ())),
     *((item["name"], item["expr"]) for item in BOARD["annotations"]["list"]),
 ]
-ABSENT = re.compile(r'DCGM_|reason="static_better"|cold_decodes')
-"""What is not there: GPUs, a law that loses, and, where new requests are drafted for at once, cold ones."""
+ABSENT = re.compile(r'DCGM_|reason="static_better"')
+"""What is not there: GPUs, and a law that loses."""
 
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (Debian: prometheus)")
 
@@ -109,7 +109,7 @@ async def served(store: RedisStore, redis_url: str) -> AsyncIterator[list[str]]:
         web.get("/held-out", shown),
     ]
     async with HttpEngine(store, routes=pages) as engine, aiohttp.ClientSession() as session:
-        engine.sources = [Source(kind, running, prompt_tokens=64) for kind, running in (("json", 6), (0.03, 18))]
+        engine.sources = [Source(kind, 6, prompt_tokens=64) for kind in ("json", "code_hot")]
         gateway = await GatewayThread(redis_url=redis_url, engine_capacity=1, queue_limit=1, show_engine=True).start()
 
         async def traffic() -> None:
