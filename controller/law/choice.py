@@ -28,10 +28,10 @@ taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged
 in proportion to Q (`pool_cost`), at most with what drafting for it takes.
 
 Search: with the width of the drafter bounded by W and all costs taken as linear, every row is solved alone, for every
-W; the best of these tables and of the one in force is then improved row by row, once. It is
-exact where T is linear and one width serves all rows. Where the engine has CUDA graphs, the tables of one K for all
-compete too; and K does not fall from one band to the next. Otherwise, where padding makes every saved token count, the
-search row by row may lower K for requests that draft well.
+W; the best of these tables and of the one in force is then improved row by row, once. It is exact where T is linear and
+one width serves all rows. Where the engine has CUDA graphs, the tables of one K for all compete too; and K does not
+fall from one band to the next. Otherwise, where padding makes every saved token count, the search row by row may lower
+K for requests that draft well.
 
 SLO: a bound on a class's mean inter-token latency is held for each of its streams, the low bands too: T / AL_i with
 prefill. A table in which every bound holds beats every one in which some bound breaks; when none holds, the one with
