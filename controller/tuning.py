@@ -29,11 +29,8 @@ class Tuning:
             mean: the logarithm of the likelihood ratio. Less follows a change of few requests sooner, more follows
             chance less: with 3 the share of a kind among 8 requests varies twice as much as with the mean alone, with 5
             by half as much again, and 16 requests of which half end are seen in one look with either.
-        arrivals_time_s: time constant of the variance of running requests, by which given work and given concurrency
-            are told apart.
-        arrivals_ratio: variance over mean of the classes' running requests, summed over the classes, below which their
-            concurrency counts as given; 1 for requests that arrive independently, 0 for clients that send the next when
-            one is done.
+        answer_ratio: how far the number of running requests of a class and band answers to its K (`law.choice`): 1
+            where they come from a queue, 0 where each client sends the next when one is done.
         cell_memory_steps: steps after which a cell of like steps follows new measurements.
         cell_saturation_steps: steps at which a cell has half of its full weight in the fit of the cost.
         cells_limit: cells that are remembered of a pool; bounds time and memory of a fit.
@@ -80,8 +77,7 @@ class Tuning:
     cold_ratio: float = 0.5
     gone_s: float = 2.0
     gone_nats: float = 5.0
-    arrivals_time_s: float = 30.0
-    arrivals_ratio: float = 0.25
+    answer_ratio: float = 0.5
     cell_memory_steps: float = 400.0
     cell_span_s: float = 4.0
     cell_saturation_steps: float = 20.0
@@ -129,6 +125,7 @@ class Tuning:
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "bands": {"bands": False},
+    "concurrency": {"answer_ratio": 1.0},
     "guard": {"guard": False},
     "cost-learning": {"freeze_cost": True},
     "pace": {"pace_spread_ratio": 1e-4, "shape_spread_ratio": 1e-4},

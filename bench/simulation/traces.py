@@ -49,7 +49,7 @@ def traces() -> dict[str, Trace]:
             {**demo, "reply_tokens": 75.0, "max_num_seqs": 32},
         ),
         "labelled": Trace(
-            "5 loads of classes that differ in nothing but how they draft",
+            "6 loads of classes that differ in nothing but how they draft",
             _labelled(),
             {**demo, "policy": Policy(MODEL, hold_out_ratio=0.0, classes=classes)},
         ),
@@ -105,6 +105,7 @@ def _labelled() -> list[Phase]:
         return Phase(seconds, [Source(kind, count, kind) for kind, count in counts], queue)
 
     return [
+        of(20, ("json", 4), ("code", 12)),
         of(20, ("json", 8), ("code", 8)),
         of(15, ("chat", 12), ("json", 3)),
         of(15, ("json", 6), ("chat", 6), queue=12),

@@ -1,10 +1,11 @@
-"""The present load: who runs, how many decodes at a time, with which prefill and context, and how it arrives.
+"""The present load: who runs, how many decodes at a time, with which prefill and context.
 
-Work is what stays when K changes: the share of the tokens that each class makes up in each band. It is averaged over
-time, whatever the interval of the scrapes (`mix_time_s`). Who was not seen for `gone_s` is gone at once: a
-trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0, and others
-would draft for little because it seems to be paid for already. Who has become fewer than chance explains is counted as
-the newest look found it, not by the mean. For n requests, of which a share s is of a stream that makes up q,
+The mix is what stays when K changes: of given concurrency the share of the decodes that each class makes up in each
+band, of given work that of the tokens; the law takes the middle (`choice`), w = decodes^(1 - beta) tokens^beta. It is
+averaged over time, whatever the interval of the scrapes (`mix_time_s`). Who was not seen for `gone_s` is gone at once:
+a trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0, and
+others would draft for little because it seems to be paid for already. Who has become fewer than chance explains is
+counted as the newest look found it, not by the mean. For n requests, of which a share s is of a stream that makes up q,
 
     n KL(s || q) = n [ s ln(s / q) + (1 - s) ln((1 - s) / (1 - q)) ]
 
@@ -15,16 +16,10 @@ engines than the one before tell nothing of this: engines of a pool may differ i
 Running decodes, prefill and context are those of the newest look's steps.
 
 Of a request without a verified draft only the band is known in which its kind begins. Where that is so of most decodes
-of a class (`cold_ratio`), what the others' bands make up says nothing of the whole: then its work is in the bands of
+of a class (`cold_ratio`), what the others' bands make up says nothing of the whole: then its part is in the bands of
 the cold requests, and the rows of its other bands are as for traffic that is not there (`Choice.prepared`). One of them
 that is found to draft well is so drafted for, and as the engine then drafts for all others once, the next look tells
 what the traffic is.
-
-Arrivals: where each client sends its next request when one is done, the number of running requests of each class stays
-as it is; where requests arrive by themselves, it varies like chance (variance and mean are about the same), also where
-a queue keeps the total constant. So concurrency counts as given while the variance is below `arrivals_ratio` of the
-mean, over the classes together and `arrivals_time_s`; else, and until it is known, work does. With a single class the
-two are the same.
 """
 
 import math
@@ -39,49 +34,23 @@ from specpilot.controller.tuning import Tuning
 
 Vector = NDArray[np.float64]
 _PRESENT = 1e-3
-_FEWEST_LOOKS = 10
-
-
-@dataclass(slots=True)
-class _Arrivals:
-    """Mean and variance of the running requests of each class of a pool, fading."""
-
-    looks: int = 0
-    mean: dict[str, float] = field(default_factory=dict)
-    variance: dict[str, float] = field(default_factory=dict)
-
-    def take(self, running: Mapping[str, float], elapsed_s: float, time_s: float) -> None:
-        self.looks += 1
-        share = max(1.0 - float(np.exp(-elapsed_s / time_s)), 1.0 / self.looks)
-        for name in {*self.mean, *running}:
-            value = running.get(name, 0.0)
-            mean = self.mean.get(name, value if self.looks == 1 else 0.0)
-            difference = value - mean
-            self.mean[name] = mean + share * difference
-            self.variance[name] = (1 - share) * (self.variance.get(name, 0.0) + share * difference**2)
-
-    def ratio(self) -> float | None:
-        """Variance over mean, of all classes together; `None` while unknown."""
-        whole = sum(self.mean.values())
-        return sum(self.variance.values()) / whole if self.looks >= _FEWEST_LOOKS and whole > 0 else None
 
 
 @dataclass(slots=True)
 class Load:
-    """Who ran lately. `work` and `running` are shares of tokens and of decodes by (class, band), each together 1.
+    """Who ran lately. `mix` and `running`, the shares of decodes, are by (class, band), each together 1.
 
     `points` are running decodes of decode steps, `weights` their shares of the steps; `prefill` (share of the steps,
     tokens in one) pairs; `context_tokens` the mean length of a running sequence. `unseen_s` are the seconds of traffic
     since the last that was seen of a (class, band), `shortfall` how unlikely its share was lately, in nats.
     """
 
-    work: dict[tuple[str, int], float] = field(default_factory=dict)
+    mix: dict[tuple[str, int], float] = field(default_factory=dict)
     running: dict[tuple[str, int], float] = field(default_factory=dict)
     points: Vector = field(default_factory=lambda: np.ones(1))
     weights: Vector = field(default_factory=lambda: np.ones(1))
     prefill: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
     context_tokens: float = 0.0
-    arrivals: _Arrivals = field(default_factory=_Arrivals)
     unseen_s: dict[tuple[str, int], float] = field(default_factory=dict)
     shortfall: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -92,7 +61,7 @@ class Load:
             per_engine = sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps)
             requests = max(1.0, per_engine, sum(evidence.running.values()))
             keep = math.exp(-elapsed_s / tuning.mix_time_s)
-            seen = {key: drafts.get(key, 0.0) / sum(drafts.values()) for key in self.work}
+            seen = {key: drafts.get(key, 0.0) / sum(drafts.values()) for key in self.mix}
             told = requests if of_same_engines else 0.0
             self.shortfall = {
                 key: max(0.0, keep * self.shortfall.get(key, 0.0) + told * _unlikely(share, self.running.get(key, 0.0)))
@@ -105,10 +74,9 @@ class Load:
             fewer |= {key for key, unseen_s in self.unseen_s.items() if unseen_s >= tuning.gone_s}
             self.shortfall |= dict.fromkeys(fewer, 0.0)
             self.running = _faded(self.running, drafts, keep, fewer)
-            work, cold = _of_cold(evidence, tuning.cold_ratio)
-            few = {key for key in self.work if key[0] in cold and key not in work}
-            self.work = _faded(self.work, work, keep, fewer | few)
-            self.arrivals.take(evidence.running, elapsed_s, tuning.arrivals_time_s)
+            mix, cold = _mix(evidence, tuning)
+            few = {key for key in self.mix if key[0] in cold and key not in mix}
+            self.mix = _faded(self.mix, mix, keep, fewer | few)
         sums = [item for item in evidence.cells.values() if item.decodes > 0]
         if not sums:
             return
@@ -130,23 +98,18 @@ class Load:
         """Mean running decodes of a step that decodes."""
         return float((self.points * self.weights).sum())
 
-    def is_concurrency_given(self, tuning: Tuning) -> bool:
-        """Whether the number of running requests of each class stays as it is; `False` while unknown."""
-        ratio = self.arrivals.ratio()
-        return ratio is not None and ratio < tuning.arrivals_ratio
 
-
-def _of_cold(evidence: Evidence, cold_ratio: float) -> tuple[dict[tuple[str, int], float], set[str]]:
-    """Return tokens by (class, band), and the classes whose decodes are mostly cold: their bands are those of these."""
-    tokens, names = dict(evidence.decode_tokens), set()
+def _mix(evidence: Evidence, tuning: Tuning) -> tuple[dict[tuple[str, int], float], set[str]]:
+    """Return the mix by (class, band), and the classes most of whose decodes are cold: their part is in these bands."""
+    decodes, beta, names = evidence.drafts_of, tuning.answer_ratio, set()
+    mix = {key: decodes.get(key, tokens) ** (1 - beta) * tokens**beta for key, tokens in evidence.decode_tokens.items()}
     for name in {name for name, _ in evidence.cold}:
         cold = {key: count for key, count in evidence.cold.items() if key[0] == name}
-        decodes = sum(count for (owner, _), count in evidence.drafts_of.items() if owner == name)
-        if sum(cold.values()) > cold_ratio * decodes:
-            whole = sum(tokens.pop(key) for key in list(tokens) if key[0] == name)
-            tokens |= {key: whole * count / sum(cold.values()) for key, count in cold.items()}
+        if sum(cold.values()) > tuning.cold_ratio * sum(count for key, count in decodes.items() if key[0] == name):
+            whole = sum(mix.pop(key) for key in list(mix) if key[0] == name)
+            mix |= {key: whole * count / sum(cold.values()) for key, count in cold.items()}
             names.add(name)
-    return tokens, names
+    return mix, names
 
 
 def _unlikely(seen: float, share: float) -> float:

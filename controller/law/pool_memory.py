@@ -130,7 +130,7 @@ class PoolMemory:
     @property
     def is_idle(self) -> bool:
         """Whether nothing ran in the last looks: a look that is only old is no sign of that (`is_stale`)."""
-        if self.busy_at is None or self.seen_at is None or not self.load.work:
+        if self.busy_at is None or self.seen_at is None or not self.load.mix:
             return True
         return self.seen_at - self.busy_at > self.tuning.idle_s
 

@@ -20,7 +20,7 @@ from specpilot.policy.types import DEFAULT_CLASS, Objective
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_SLO_WORK = 0.01
+_SLO_PART = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +53,35 @@ class Rows:
     def setting(self, context: PoolContext, load: Load, lengths: Vector, cost: StepCost, tuning: Tuning) -> Setting:
         """Return what a choice for the present `load` depends on. The load is not empty."""
         places = {name: index for index, name in enumerate(self.names)}
-        policy = context.policy
-        by_class = policy.objective is Objective.LATENCY or load.is_concurrency_given(tuning)
+        policy, is_latency = context.policy, context.policy.objective is Objective.LATENCY
         known = set(policy.class_names)
-        named: dict[tuple[str, int], float] = {}
+        mix: dict[tuple[str, int], float] = {}
         running: dict[str, float] = {}
-        for (name, band), work in load.work.items():
+        for (name, band), part in load.mix.items():
             owner = name if name in known else DEFAULT_CLASS
-            named[owner, band] = named.get((owner, band), 0.0) + work
+            mix[owner, band] = mix.get((owner, band), 0.0) + part
             running[owner] = running.get(owner, 0.0) + load.running.get((name, band), 0.0)
-        weights = {policy.of_class(name).weight for name in running}
-        by_class |= len(weights) > 1  # where every share is given, no weight could matter
-        classes = sorted(running)
-        whole = sum(running.values())
-        groups = [Group(weight=min(weights))]
-        if by_class and whole > 0:
-            groups = [Group(running[name] / whole, policy.of_class(name).weight) for name in classes]
-        works = {name: sum(work for (owner, _), work in named.items() if owner == name) for name in classes}
+        weight_of = {name: policy.of_class(name).weight for name in sorted(running)}
+        group_of = {name: name if is_latency else weight for name, weight in weight_of.items()}
+        keys = list(dict.fromkeys(group_of.values()))
+        groups = [
+            Group(
+                sum(share for name, share in running.items() if group_of[name] == key),
+                next(weight for name, weight in weight_of.items() if group_of[name] == key),
+            )
+            for key in keys
+        ]
+        parts = {name: sum(part for (owner, _), part in mix.items() if owner == name) for name in running}
         streams = []
-        for (name, band), work in named.items():
+        for (name, band), part in mix.items():
             slo_ms = policy.of_class(name).itl_slo_ms
-            own = work / works[name] if by_class else work
             streams.append(
                 Stream(
                     row=row_of(places, name, band),
                     band=min(band, BANDS - 1),
-                    group=classes.index(name) if by_class else 0,
-                    work=own,
-                    itl_slo_s=slo_ms / 1000 if slo_ms is not None and work / works[name] >= _SLO_WORK else None,
+                    group=keys.index(group_of[name]),
+                    part=part,
+                    itl_slo_s=slo_ms / 1000 if slo_ms is not None and part / parts[name] >= _SLO_PART else None,
                 )
             )
         return Setting(
@@ -91,6 +92,7 @@ class Rows:
             high=self.high,
             bands=self.bands,
             cost=cost,
+            answer_ratio=tuning.answer_ratio,
             objective=policy.objective,
             prefill=load.prefill,
             context_tokens=load.context_tokens,
@@ -98,12 +100,12 @@ class Rows:
 
 
 def _merged(streams: list[Stream]) -> list[Stream]:
-    """Return streams that differ in nothing but their work as one."""
+    """Return streams that differ in nothing but their part of the mix as one."""
     found: dict[tuple[int, int, int, float | None], float] = {}
     for item in streams:
         key = (item.row, item.band, item.group, item.itl_slo_s)
-        found[key] = found.get(key, 0.0) + item.work
-    return [Stream(row, band, group, work, slo) for (row, band, group, slo), work in found.items()]
+        found[key] = found.get(key, 0.0) + item.part
+    return [Stream(row, band, group, part, slo) for (row, band, group, slo), part in found.items()]
 
 
 def requirements(context: PoolContext, name: str) -> tuple[int, int, float, float | None]:

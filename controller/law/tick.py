@@ -242,7 +242,7 @@ class Tick:
 
     def _is_allowed(self, depth: int) -> bool:
         """Whether a class that runs may have `depth`: bounds and pins of the absent ones do not matter."""
-        present = {name if name in self._policy.class_names else DEFAULT_CLASS for name, _ in self._pool.load.work}
+        present = {name if name in self._policy.class_names else DEFAULT_CLASS for name, _ in self._pool.load.mix}
         return any(low <= depth <= high for low, high in map(self._context.bounds, present))
 
     def _uniform(self, depth: int) -> KTable:
@@ -311,7 +311,6 @@ class Tick:
             "decodes": pool.load.decodes,
             "drafts": sum(evidence.drafts.values()),
             "steps": evidence.steps,
-            "is_concurrency_given": pool.load.is_concurrency_given(self._tuning),
             "cost_surprise_ratio": pool.cost.surprise_ratio,
             "classes": classes,
             "bands": {str(band): found for band, found in enumerate(bands) if found},

@@ -92,7 +92,7 @@ def test_an_engine_that_joins_late_brings_only_its_step_times() -> None:
     joined, law = Engine("late", np.random.default_rng(9)), ControlLaw()
     joined.run(20.0, JSON, None)
     law.observe([joined.observe(0.0)])
-    assert law._pool((MODEL, POOL)).load.work == {}
+    assert law._pool((MODEL, POOL)).load.mix == {}
     assert law._pool((MODEL, POOL)).cost.fit() is not None
 
 

@@ -53,6 +53,20 @@ def test_labels_add_next_to_nothing() -> None:
     assert without / with_labels >= 0.97
 
 
+@pytest.mark.parametrize("is_labelled", [True, False])
+def test_clients_that_wait_for_their_replies_are_not_taken_for_a_queue(*, is_labelled: bool) -> None:
+    """Eight clients stay eight, however soon they are served: their share of the tokens at K = 0 says too little."""
+    labels = {kind: kind if is_labelled else "default" for kind in ("json", "code")}
+    policy = Policy(MODEL, hold_out_ratio=0.0, classes={label: ClassPolicy() for label in labels.values()})
+    phases = [
+        Phase(20, [Source(kind, count, labels[kind]) for kind, count in counts.items()])
+        for counts in ({"json": 4, "code": 12}, {"json": 8, "code": 8})
+    ]
+    runs = [simulate(phases, step_s=demo_pair_step_s, policy=policy, seed=seed) for seed in range(2)]
+    reached = np.mean([run.throughput(1, SETTLE_S) for run in runs])
+    assert reached >= 1.2 * best_single_k(phases[1], step_s=demo_pair_step_s)[0]
+
+
 def test_given_work_is_not_sacrificed_to_what_runs_now() -> None:
     """Requests drawn from a queue: who is done sooner makes room for any, not for its like."""
     phase = Phase(40, [Source("json", 8), Source("code", 8)], queue=16)

@@ -24,15 +24,15 @@ def linear(
     return StepCost(base, 0.0, drafter, slot, 0.0, 0.0, 0.0, 0.0, heights, left_s=left)
 
 
-def setting(work: dict[int, float], cost: StepCost | None = None, groups: list[Group] | None = None) -> Setting:
-    streams = [Stream(row, band, row if groups else 0, share, None) for row, (band, share) in enumerate(work.items())]
+def setting(parts: dict[int, float], cost: StepCost | None = None, groups: list[Group] | None = None) -> Setting:
+    streams = [Stream(row, band, row if groups else 0, share, None) for row, (band, share) in enumerate(parts.items())]
     return Setting(
         streams=streams,
         groups=groups or [Group()],
         lengths=ModelAcceptance().lengths(K_MAX),
-        low=np.zeros(len(work), dtype=np.int64),
-        high=np.full(len(work), K_MAX),
-        bands=np.array(list(work)),
+        low=np.zeros(len(parts), dtype=np.int64),
+        high=np.full(len(parts), K_MAX),
+        bands=np.array(list(parts)),
         cost=cost or linear(),
     )
 
@@ -57,8 +57,8 @@ def test_it_is_close_to_the_best_of_all_tables(
     shares: list[float], base: float, token: float, slot: float, drafter: float
 ) -> None:
     whole = sum(shares)
-    work = {band: share / whole for band, share in zip((1, 4, 7), shares, strict=True)}
-    choice = Choice(setting(work, linear(base + 1e-5, token + 1e-6, slot, drafter)))
+    parts = {band: share / whole for band, share in zip((1, 4, 7), shares, strict=True)}
+    choice = Choice(setting(parts, linear(base + 1e-5, token + 1e-6, slot, drafter)))
     n = np.array([1.0, 2.0, 8.0, 32.0])
     found = choice.evaluate(n, choice.best(n, np.zeros((4, 3), dtype=np.int64))).score
     assert (found >= 0.97 * best_score(choice, n, 3)).all()
@@ -70,7 +70,7 @@ def test_a_band_is_solved_alone_where_work_is_given_and_t_is_linear() -> None:
     lengths = ModelAcceptance().lengths(K_MAX)
     k = np.arange(K_MAX + 1)
     for shares in ((0.8, 0.2), (0.2, 0.8)):
-        choice = Choice(setting({2: shares[0], 7: shares[1]}, cost))
+        choice = Choice(replace(setting({2: shares[0], 7: shares[1]}, cost), answer_ratio=1.0))
         found = choice.best(np.array([n]), np.zeros((1, 2), dtype=np.int64))[0]
         width = found.max()
         for row, band in enumerate((2, 7)):
@@ -80,12 +80,14 @@ def test_a_band_is_solved_alone_where_work_is_given_and_t_is_linear() -> None:
 
 def test_slots_are_those_of_the_steps_width_for_those_drafted_for_only() -> None:
     """Against steps that are drawn one by one."""
-    work = {1: 0.3, 4: 0.4, 7: 0.3}
-    choice = Choice(setting(work, linear(base=0.0, token=0.0, slot=1.0, drafter=0.0)))
+    parts = {1: 0.3, 4: 0.4, 7: 0.3}
+    choice = Choice(setting(parts, linear(base=0.0, token=0.0, slot=1.0, drafter=0.0)))
     k, n = np.array([0, 1, 3]), 5
     lengths = ModelAcceptance().lengths(K_MAX)
-    effort = np.array([share / lengths[band, depth] for (band, share), depth in zip(work.items(), k, strict=True)])
-    drawn = k[np.random.default_rng(1).choice(3, (200_000, n), p=effort / effort.sum())]
+    decodes = np.array(
+        [part / lengths[band, depth] ** 0.5 for (band, part), depth in zip(parts.items(), k, strict=True)]
+    )
+    drawn = k[np.random.default_rng(1).choice(3, (200_000, n), p=decodes / decodes.sum())]
     slots = ((drawn > 0).sum(axis=1) * drawn.max(axis=1)).mean()
     assert float(choice.evaluate(np.array([float(n)]), k[None]).step_s[0]) == pytest.approx(slots, rel=0.02)
 
@@ -111,7 +113,7 @@ def test_a_bound_on_latency_holds_for_the_low_band() -> None:
     assert bounded.evaluate(n, wide).score[0] < 0
 
 
-def test_weights_and_given_concurrency_favour_what_they_name() -> None:
+def test_a_weight_favours_what_it_is_for() -> None:
     n, start = np.array([32.0]), np.zeros((1, 2), dtype=np.int64)
     cost = linear(base=1e-3, slot=2e-4)
     plain = [Group(0.5, 1.0), Group(0.5, 1.0)]

@@ -19,14 +19,14 @@ def look(running: dict[str, float], tokens: dict[tuple[str, int], float], prefil
     return Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running=running)
 
 
-def test_work_is_the_share_of_tokens_and_follows_traffic() -> None:
+def test_the_mix_follows_traffic() -> None:
     load = Load()
     load.take(look({"a": 4}, {("a", 3): 30.0, ("a", 7): 70.0}), 1.0, TUNING)
-    assert load.work == {("a", 3): pytest.approx(0.3), ("a", 7): pytest.approx(0.7)}
+    assert load.mix == {("a", 3): pytest.approx(0.3), ("a", 7): pytest.approx(0.7)}
     for _ in range(30):
         load.take(look({"a": 4}, {("a", 0): 1.0}), 1.0, TUNING)
-    assert load.work[("a", 0)] > 0.99
-    assert sum(load.work.values()) == pytest.approx(1.0)
+    assert load.mix[("a", 0)] > 0.99
+    assert sum(load.mix.values()) == pytest.approx(1.0)
 
 
 def test_who_is_gone_leaves_no_trace_and_who_pauses_stays() -> None:
@@ -35,9 +35,9 @@ def test_who_is_gone_leaves_no_trace_and_who_pauses_stays() -> None:
     for _ in range(10):
         load.take(look({"a": 1, "b": 7}, both), 0.5, TUNING)
     load.take(look({"b": 8}, one), 0.9 * TUNING.gone_s, TUNING)
-    assert load.work["a", 7] == pytest.approx(0.025 * np.exp(-0.9 * TUNING.gone_s / TUNING.mix_time_s), rel=0.01)
+    assert load.mix["a", 7] == pytest.approx(0.025 * np.exp(-0.9 * TUNING.gone_s / TUNING.mix_time_s), rel=0.01)
     load.take(look({"b": 8}, one), 0.2 * TUNING.gone_s, TUNING)
-    assert load.work == load.running == {("b", 0): 1.0}
+    assert load.mix == load.running == {("b", 0): 1.0}
 
 
 def test_who_cannot_be_absent_by_chance_is_gone_at_once() -> None:
@@ -46,7 +46,7 @@ def test_who_cannot_be_absent_by_chance_is_gone_at_once() -> None:
     for _ in range(10):
         load.take(look({"a": 32}, {("a", 7): 160.0, ("a", 0): 160.0}), 0.5, TUNING)
     load.take(look({"a": 32}, {("a", 0): 320.0}), 0.5, TUNING)
-    assert load.work == load.running == {("a", 0): 1.0}
+    assert load.mix == load.running == {("a", 0): 1.0}
 
 
 def test_who_has_become_fewer_than_chance_explains_is_counted_as_last_seen() -> None:
@@ -57,9 +57,11 @@ def test_who_has_become_fewer_than_chance_explains_is_counted_as_last_seen() -> 
     shares = []
     for _ in range(3):
         load.take(look({"a": 4}, {("a", 7): 0.4, ("a", 0): 39.6}), 0.5, TUNING)
-        shares.append(load.work["a", 7])
+        shares.append(load.mix["a", 7])
     assert shares[0] == pytest.approx(0.01 + 0.49 * np.exp(-0.5 / 3.0), rel=0.01)  # one look may be chance
-    assert load.work == load.running == {("a", 0): pytest.approx(0.99), ("a", 7): pytest.approx(0.01)}
+    last_seen = {("a", 0): pytest.approx(0.99), ("a", 7): pytest.approx(0.01)}
+    assert load.running == last_seen
+    assert load.mix == last_seen
 
 
 def test_what_one_kind_gives_up_goes_to_those_that_have_become_more() -> None:
@@ -67,18 +69,18 @@ def test_what_one_kind_gives_up_goes_to_those_that_have_become_more() -> None:
     for _ in range(10):
         load.take(look({"a": 16}, {("a", 7): 144.0, ("a", 1): 16.0}), 0.5, TUNING)
     load.take(look({"a": 16}, {("a", 7): 48.0, ("a", 4): 96.0, ("a", 1): 16.0}), 0.5, TUNING)
-    assert load.work == {("a", 7): pytest.approx(0.3), ("a", 4): pytest.approx(0.6), ("a", 1): pytest.approx(0.1)}
+    assert load.mix == {("a", 7): pytest.approx(0.3), ("a", 4): pytest.approx(0.6), ("a", 1): pytest.approx(0.1)}
 
 
 def test_while_most_requests_of_a_class_are_cold_what_its_others_are_does_not_count() -> None:
     load = Load()
     few_found = look({"a": 16, "b": 4}, {("a", 5): 140.0, ("a", 7): 20.0, ("b", 7): 40.0})
     load.take(replace(few_found, cold={("a", 5): 100.0}), 0.5, TUNING)
-    assert load.work == {("a", 5): pytest.approx(0.8), ("b", 7): pytest.approx(0.2)}
+    assert load.mix == {("a", 5): pytest.approx(0.8), ("b", 7): pytest.approx(0.2)}
     load.take(replace(few_found, cold={("a", 5): 70.0}), 0.5, TUNING)
-    assert load.work["a", 7] > 0
+    assert load.mix["a", 7] > 0
     load.take(replace(few_found, cold={("a", 5): 100.0}), 0.5, TUNING)
-    assert load.work == {("a", 5): pytest.approx(0.8), ("b", 7): pytest.approx(0.2)}
+    assert load.mix == {("a", 5): pytest.approx(0.8), ("b", 7): pytest.approx(0.2)}
 
 
 @pytest.mark.parametrize(("requests", "times"), [(8, 1.8), (16, 1.5), (64, 1.5)])
@@ -93,7 +95,7 @@ def test_chance_alone_leaves_the_mean_in_place(requests: int, times: float) -> N
             drawn = float(of_kind.sum())
             tokens = {("a", 7): 10 * drawn + 1e-9, ("a", 0): 10 * (requests - drawn) + 1e-9}
             load.take(look({"a": requests}, tokens), 0.5, tuning)
-            shares.append(load.work.get(("a", 7), 0.0))
+            shares.append(load.mix.get(("a", 7), 0.0))
         assert np.mean(shares[20:]) == pytest.approx(0.25, abs=0.03)
         return float(np.std(shares[20:]))
 
@@ -108,7 +110,7 @@ def test_looks_at_other_engines_tell_nothing_of_a_change() -> None:
         for _ in range(10):
             load.take(look({"a": 16}, {("a", 7): 80.0, ("a", 0): 80.0}), 0.5, TUNING)
         load.take(look({"a": 16}, {("a", 7): 8.0, ("a", 0): 152.0}), 0.5, TUNING, of_same_engines=of_same_engines)
-        return load.work["a", 7]
+        return load.mix["a", 7]
 
     keep = np.exp(-0.5 / 3.0)
     assert taken(of_same_engines=True) == pytest.approx(0.05)
@@ -123,7 +125,7 @@ def test_the_requests_of_all_engines_of_a_pool_count() -> None:
         tokens = {("a", 7): shares[0], ("a", 0): shares[1]}
         drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
         load.take(Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running={"a": 32}), 0.5, TUNING)
-    assert load.work["a", 7] == pytest.approx(0.2)
+    assert load.mix["a", 7] == pytest.approx(0.2)
 
 
 def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
@@ -142,17 +144,16 @@ def test_context_is_known_where_every_step_prefills() -> None:
         assert load.context_tokens == pytest.approx(context)
 
 
-@pytest.mark.parametrize(("kind", "is_given"), [("clients", True), ("queue", False), ("arrivals", False)])
-def test_given_concurrency_is_told_from_given_work(kind: str, is_given: bool) -> None:
-    rng, load = np.random.default_rng(1), Load()
-    for _ in range(60):
-        first = {"clients": 8, "queue": int(rng.binomial(16, 0.5)), "arrivals": int(rng.poisson(8))}[kind]
-        second = 16 - first if kind == "queue" else (8 if kind == "clients" else int(rng.poisson(8)))
-        load.take(look({"a": first, "b": second}, {("a", 3): 1.0, ("b", 7): 1.0}), 1.0, TUNING)
-    assert load.is_concurrency_given(TUNING) is is_given
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_a_change_of_k_leaves_the_mix_where_traffic_answers_to_it_as_far_as_is_taken(beta: float) -> None:
+    """AL rises from 1 to 6 for one kind of two; who runs follows by AL^-beta."""
 
+    def taken(length: float) -> Load:
+        load, part = Load(), length**-beta
+        decodes = {("a", 7, 0): 100 * part, ("a", 0, 0): 100.0}
+        tokens = {("a", 7): 100 * part * length, ("a", 0): 100.0}
+        load.take(Evidence(drafts=decodes, decode_tokens=tokens), 0.5, replace(TUNING, answer_ratio=beta))
+        return load
 
-def test_it_is_not_given_before_it_is_known() -> None:
-    load = Load()
-    load.take(look({"a": 8}, {("a", 3): 1.0}), 1.0, TUNING)
-    assert not load.is_concurrency_given(TUNING)
+    assert taken(6.0).mix == {key: pytest.approx(share) for key, share in taken(1.0).mix.items()}
+    assert taken(6.0).running["a", 7] == pytest.approx(6**-beta / (6**-beta + 1))

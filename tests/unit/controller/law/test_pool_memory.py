@@ -35,7 +35,7 @@ def test_looks_at_one_engine_after_another_take_the_time_that_passes_between_the
         drafts = {(name, band, 0): count for (name, band), count in tokens.items()}
         seen = Evidence(drafts=drafts, decode_tokens=tokens, cells=cells, running={"a": 4})
         pool.take(seen, {f"engine-{look % 4}": 4}, 2.0, 0.5 * look)
-        assert ("a", 7) in pool.load.work
+        assert ("a", 7) in pool.load.mix
     assert pool.cost._traffic_s == pytest.approx(2.0 + 11 * 0.5)
 
 
