@@ -200,6 +200,7 @@ class Planner:
         self._alone = min(k_max, PARALLEL_PROBE if room.is_parallel else SEQUENTIAL_PROBE)
         self._budget = 0.0  # steps' worth of time that probes may take now
         self._for_prompts = 0.0  # and how much of it those of prompts may, where nothing drafts
+        self._charged: dict[str, float] = {}  # what probes of the step being planned were charged, by request
         self._most = DRAFTING_STEP + _cost(rows_per_step, k_max, k_max)
         self._step = 0
 
@@ -218,6 +219,8 @@ class Planner:
         prefilling in the next step. `waiting` more requests decode and had no token in this one.
         """
         self._earn(table.probe_ratio, 1)
+        if self._charged:
+            self._charged.clear()
         everyone = (*states, *prefilling)
         deepest = self._room.deepest(len(everyone) + waiting)
         width = self._look_up(states, table if can_draft else None, len(states) + waiting, deepest)
@@ -251,14 +254,20 @@ class Planner:
         return max(0, room)
 
     def _steps_to_probe(self, probed: Sequence[DraftState], ratio: float) -> int:
-        """Return for how many steps more none of `probed` is due, or the budget does not suffice for any."""
+        """Return for how many steps more none of `probed` is due, or the budget does not suffice for any.
+
+        Follow-ups wait for no more than the debt to be smaller than it may grow.
+        """
+        indebted = self._rows_per_step
+        if any(state.needs_follow_up for state in probed):
+            indebted = max(0, math.ceil(min((-self._most - self._budget) / ratio, float(self._rows_per_step))) - 1)
         due = min(self._due_at(state) for state in probed) - self._step - 1
         together = min(_TOGETHER * DRAFTING_STEP, self._most) - self._budget
         together = math.ceil(min(together / ratio, float(self._rows_per_step))) - 1
         gained = ratio - POSITION_STEP  # a step also adds a position to the backlog, after the next one was planned
         missing = DRAFTING_STEP + _cost(min(map(_backlog, probed)) - 1, 1, 1) - self._budget
         afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
-        return max(due, together, afforded if gained > 0 or missing <= 0 else self._rows_per_step)
+        return min(indebted, max(due, together, afforded if gained > 0 or missing <= 0 else self._rows_per_step))
 
     def skip_steps(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
         """Account for `count` such steps, at most `identical_steps_ahead`."""
@@ -312,11 +321,12 @@ class Planner:
         for state in [state for state in idle if state.k == 0 and state.needs_follow_up]:
             if self._budget < -self._most:
                 break
-            state.needs_follow_up = False
             self._budget -= DRAFTING_STEP if width == 0 else 0.0
             state.k = min(room, self._deepest_probe(state, table))
             width = max(width, state.k)
-            self._budget -= _cost(state.backlog, width, state.k)
+            cost = _cost(state.backlog, width, state.k)
+            self._charged[state.request_id] = cost
+            self._budget -= cost
         due = [state for state in idle if state.k == 0 and self._is_due(state)]
         reads_prompts = width == 0 and any(state.positions > 1 for state in due)
         longer = 0.0 if width else VERIFYING_STEP if reads_prompts else DRAFTING_STEP
@@ -332,6 +342,7 @@ class Planner:
                     continue
                 self._for_prompts -= cost
             self._budget -= cost
+            self._charged[state.request_id] = cost - longer
             longer = 0.0
             state.k = k
             width = max(width, k)
@@ -378,13 +389,15 @@ class Planner:
                 read += state.backlog
                 state.backlog = 0
                 has_enough |= state.k > 0
-            else:
+            else:  # it waits; a probe is then not charged yet
                 state.k = 0
+                self._budget += self._charged.get(state.request_id, 0.0)
         width = self._least_width
         for state in everyone:
             if state.k:
                 width = max(width, state.k)
                 state.verifies_at = self._step
+                state.needs_follow_up = False
         left = [] if joins_all else [state for state in everyone if state.k == 0 and state.positions == 1]
         if left:
             read += self._leave(left, room, caught_up)

@@ -392,6 +392,26 @@ def test_first_drafts_take_a_step_of_time_at_most_in_one_step() -> None:
     assert sum(at_once) == 100
 
 
+@pytest.mark.parametrize("needs_follow_up", [True, False])
+def test_a_probe_that_waits_for_others_to_catch_up_is_made_later_and_charged_once(*, needs_follow_up: bool) -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=20), decoding("json", "chat")
+    in_force = table(0.1, default=[0] * 7 + [2], json=7)
+    lying(states, 0.95, 0.1)
+    states[1].verifies_at = 0
+    planner.rest(0.1, 5.0)
+    run_dark(planner, states, PROBE_AFTER)
+    states[0].backlog, states[1].backlog = 15, 18
+    states[1].needs_follow_up = needs_follow_up
+    before = planner._budget
+    planner.plan(states, in_force)
+    assert [one.k for one in states] == [7, 0]
+    assert planner._budget == pytest.approx(before + 0.1)
+    planner.plan(states, in_force)
+    assert [one.k for one in states] == [7, 2]
+    assert planner._budget == pytest.approx(before + 0.2 - (19 + 1 + 2 * 7) * POSITION_STEP - 2 * TOKEN_STEP)
+    assert not states[1].needs_follow_up
+
+
 def test_a_probe_at_k_0_reads_no_more_rows_than_a_step_takes() -> None:
     planner, states = Planner(K_MAX, ROWS, rows_per_step=100), decoding(*["chat"] * 8)
     lying(states, *[0.0] * 8)

@@ -367,6 +367,7 @@ SPELLS = st.one_of(
     st.sampled_from([0, 0, 1, K_MAX]),
 )
 @example([("decode", 23), ("end", 1), ("decode", 10)], 0.03, 12, 1000, 0)
+@example([*[("decode", 1)] * 2, ("decode", 11), ("decode", 40), ("join", 1), ("decode", 26)], 0.03, 12, 1000, 0)
 def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
     spells: list[tuple[str, int]], probe_ratio: float, rows: int, longest: int, least_width: int
 ) -> None:
