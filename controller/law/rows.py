@@ -61,16 +61,14 @@ class Rows:
             owner = name if name in known else DEFAULT_CLASS
             mix[owner, band] = mix.get((owner, band), 0.0) + part
             running[owner] = running.get(owner, 0.0) + load.running.get((name, band), 0.0)
-        weight_of = {name: policy.of_class(name).weight for name in sorted(running)}
-        group_of = {name: name if is_latency else weight for name, weight in weight_of.items()}
-        keys = list(dict.fromkeys(group_of.values()))
-        groups = [
-            Group(
-                sum(share for name, share in running.items() if group_of[name] == key),
-                next(weight for name, weight in weight_of.items() if group_of[name] == key),
-            )
-            for key in keys
-        ]
+        group_of: dict[str, str | float] = {}
+        groups: dict[str | float, Group] = {}
+        for name in sorted(running):
+            weight = policy.of_class(name).weight
+            key = group_of[name] = name if is_latency else weight
+            others = groups[key].share if key in groups else 0.0
+            groups[key] = Group(others + running[name], weight)
+        places_of = {key: index for index, key in enumerate(groups)}
         parts = {name: sum(part for (owner, _), part in mix.items() if owner == name) for name in running}
         streams = []
         for (name, band), part in mix.items():
@@ -79,14 +77,14 @@ class Rows:
                 Stream(
                     row=row_of(places, name, band),
                     band=min(band, BANDS - 1),
-                    group=keys.index(group_of[name]),
+                    group=places_of[group_of[name]],
                     part=part,
                     itl_slo_s=slo_ms / 1000 if slo_ms is not None and part / parts[name] >= _SLO_PART else None,
                 )
             )
         return Setting(
             streams=_merged(streams),
-            groups=groups,
+            groups=list(groups.values()),
             lengths=lengths,
             low=self.low,
             high=self.high,
