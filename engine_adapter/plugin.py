@@ -1,10 +1,10 @@
 """vLLM's general plugin: what every process of an engine loads.
 
 vLLM loads it wherever the package is installed, also for engines that do not use the adapter. So what it installs lets
-engines with other schedulers be, but for the repair; and on a version of vLLM that was not tested it leaves vLLM as it
+engines with other schedulers be, but for the repairs; and on a version of vLLM that was not tested it leaves vLLM as it
 is: an engine with the adapter's scheduler refuses to start there by itself.
 
-Installs the wrappers of vLLM's runner and drafters, a repair that CPUs need and the question for CUDA graphs, and adds
+Installs the wrappers of vLLM's runner and drafters, the repairs that CPUs need and the question for CUDA graphs, and adds
 to `EngineCore` the methods that the API server calls.
 """
 

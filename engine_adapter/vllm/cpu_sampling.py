@@ -1,4 +1,10 @@
-"""Repairs of vLLM on CPUs without Triton, where plain functions stand in for its kernels.
+"""Repairs of vLLM on CPUs.
+
+*A seed, a temperature above 0, and a prompt that is prefilled in parts* (0.29 to 0.32): what a step samples for a
+prompt that goes on is dropped, and the request's generator set back by an offset. Generators of CPUs have none, so the
+engine ends: one long prompt with a seed does it, or a few short ones that come together.
+
+Without Triton plain functions stand in for its kernels, and two things more are wrong:
 
 *Temperatures above 0* (0.29 to 0.32): `rejection_sampler.expand_batch_to_tokens` hands its float output to a function
 for integers through a converted copy that is never copied back. The logits of drafted positions are then divided by
@@ -11,8 +17,12 @@ stand-in takes other arguments besides: they stay broken.)
 GPUs are not affected. Remove each repair when no tested version of vLLM needs it.
 """
 
+from collections.abc import Callable
+from functools import cache, wraps
 from types import FunctionType, ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -36,6 +46,26 @@ def reach_kernels(launchers: ModuleType, stand_ins: ModuleType) -> None:
             launcher.kernel = getattr(stand_ins, kernel.__name__)
 
 
+def sampling_with_seeds_of_whole_prompts(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `sample_tokens` of a model runner, without the generators of requests whose prompt goes on.
+
+    Their sample is dropped, so it may come from anywhere; a generator that was not used need not be set back.
+    """
+
+    @wraps(sample_tokens)
+    def sample_tokens_seeded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = self.input_batch
+        going_on = np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs]).tolist()
+        unused = {index: batch.generators.pop(index) for index in going_on if index in batch.generators}
+        try:
+            return sample_tokens(self, *args, **kwargs)
+        finally:
+            batch.generators.update(unused)
+
+    return sample_tokens_seeded
+
+
+@cache
 def install() -> None:
     """Put the repairs in place in this process, if vLLM runs on a CPU; harmless when called again."""
     from vllm.platforms import current_platform  # noqa: PLC0415 - vLLM imports the plugin while it starts
@@ -44,7 +74,9 @@ def install() -> None:
         from vllm.triton_utils import HAS_TRITON  # noqa: PLC0415
         from vllm.utils import cpu_triton_utils  # noqa: PLC0415
         from vllm.v1.sample import rejection_sampler  # noqa: PLC0415
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415
 
+        GPUModelRunner.sample_tokens = sampling_with_seeds_of_whole_prompts(GPUModelRunner.sample_tokens)
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
         if not HAS_TRITON:
             reach_kernels(rejection_sampler, cpu_triton_utils)

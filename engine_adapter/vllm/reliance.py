@@ -260,12 +260,13 @@ RELIANCE: tuple[Item, ...] = (
     Method("v1/executor/abstract.py", "Executor", "collective_rpc", ("method",), Use.CALL),
     Attributes("v1/worker/worker_base.py", "WorkerBase", ("model_runner",)),
     Attributes("forward_context.py", "BatchDescriptor", ("num_tokens", "num_reqs", "uniform")),
-    # cpu_sampling.py: the repair of sampling on CPUs
+    # cpu_sampling.py: the repairs of sampling on CPUs
     Method(
         "v1/sample/rejection_sampler.py", None, "expand_batch_to_tokens",
         ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"), Use.OVERRIDE,
         ("v1/sample/rejection_sampler.py", None, "apply_sampling_constraints"),
     ),
+    Attributes(_RUNNER, "GPUModelRunner", ("discard_request_mask",)),
     Names("triton_utils/__init__.py", ("HAS_TRITON",)),
     Names("utils/cpu_triton_utils.py"),
     Method("platforms/interface.py", "Platform", "is_cpu", (), Use.CALL),

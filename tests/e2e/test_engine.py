@@ -166,6 +166,22 @@ def test_a_running_request_speculates_as_soon_as_k_rises_again(engine: Engine) -
     assert counters(engine.url, names.BACKLOG_TOKENS)[()] == 0
 
 
+def test_prompts_that_are_prefilled_in_parts_keep_their_seeds(engine: Engine) -> None:
+    set_k(engine, 0)
+    words = "Read this, and then go on. " * 220  # two such prompts are more than a step takes
+    asked = [[{"role": "user", "content": f"{number}. {words}"}] for number in range(4)]
+
+    def reply(number: int) -> str:
+        answer = chat(engine, asked[number], temperature=1.0, seed=number, max_tokens=24)
+        assert answer["usage"]["prompt_tokens"] > 1024
+        return str(answer["choices"][0]["message"]["content"])
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        together = list(pool.map(reply, range(len(asked))))
+    assert together == [reply(number) for number in range(len(asked))]
+    assert len(set(together)) == len(asked)
+
+
 def test_structured_output_stays_valid_while_k_changes(engine: Engine) -> None:
     schema = {
         "type": "object",
