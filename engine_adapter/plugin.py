@@ -4,8 +4,8 @@ vLLM loads it wherever the package is installed, also for engines that do not us
 engines with other schedulers be, but for the repairs; and on a version of vLLM that was not tested it leaves vLLM as it
 is: an engine with the adapter's scheduler refuses to start there by itself.
 
-Installs the wrappers of vLLM's runner and drafters, the repairs that CPUs need and the question for CUDA graphs, and adds
-to `EngineCore` the methods that the API server calls.
+Installs the wrappers of vLLM's runner and drafters, the repairs that CPUs need and the question for CUDA graphs, and
+adds to `EngineCore` the methods that the API server calls.
 """
 
 from pydantic import ValidationError
