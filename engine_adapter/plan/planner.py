@@ -99,8 +99,9 @@ class DraftState:
     """What the adapter keeps about one request: its class and band, whether it decodes yet, its backlog, its next K.
 
     `k` is how many tokens of its next draft are verified, `due` how many the schedule says within its `ceiling`: fewer
-    when it is a probe, more while it waits to catch up. The ceiling is the one that it `stated`, or what is left to it.
-    `band` is the one in which that was chosen; its own may have changed since.
+    when it is a probe, more while it waits to catch up. The ceiling is the one that it `stated`, or what is left to it:
+    to its end, or until it is `least` tokens long, before which it may not stop (0: no matter). `band` is the one in
+    which `k` was chosen; its own may have changed since.
 
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
@@ -120,6 +121,7 @@ class DraftState:
         "k",
         "kind",
         "label",
+        "least",
         "needs_follow_up",
         "positions",
         "request_id",
@@ -128,10 +130,13 @@ class DraftState:
         "verifies_at",
     )  # fmt: skip
 
-    def __init__(self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE, ceiling: int = K_LIMIT) -> None:
+    def __init__(
+        self, request_id: str, kind: Kind, begin: float = START_ACCEPTANCE, ceiling: int = K_LIMIT, least: int = 0
+    ) -> None:
         self.request_id = request_id
         self.kind = kind
         self.ceiling = self.stated = ceiling
+        self.least = least
         self.traffic_class = self.label = kind.traffic_class
         self.acceptance = Acceptance(begin)
         self.verifies_at: int | None = None

@@ -27,7 +27,7 @@ _SHORTEST_S = 1e-4
 _STEP_SHARE = 0.05
 """What each step adds to the mean duration: a memory of 20."""
 _FEWEST_DELIVERED = 2
-"""Tokens that a request delivers beside its next draft: this step's, and the bonus token of the draft's step."""
+"""Tokens that a request delivers beside its next draft: this step's, and the one after the draft."""
 
 
 class _UnderWay(NamedTuple):
@@ -118,9 +118,9 @@ class Steps:
             longest = max(longest, request.num_computed_tokens)
             context += request.num_computed_tokens
             state = self._state_of(request_id, request)
+            drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
             if state.decoding:
                 verified += scheduled
-                drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
                 if drafted:
                     due[request_id] = (state.due, state.band)
                 else:
@@ -133,8 +133,7 @@ class Steps:
                 prefill += scheduled
             state.allowed, state.positions = None, scheduled
             state.decoding = not request.is_prefill_chunk
-            left = request.max_tokens - request.num_output_tokens - _FEWEST_DELIVERED
-            state.ceiling = max(0, min(state.stated, self._planner.k_max, left))
+            state.ceiling = max(0, min(state.stated, self._planner.k_max, _left(state, request, drafted)))
             (decoding if state.decoding else prefilling).append(state)
         can_draft = longest <= self._longest_to_draft
         waiting = self._waiting(output.num_scheduled_tokens, running)
@@ -313,9 +312,9 @@ class Steps:
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)
         if state is None:
-            traffic_class, temperature, ceiling = _asked(request)
+            traffic_class, temperature, ceiling, least = _asked(request)
             kind = kind_of(traffic_class, temperature, is_structured=request.use_structured_output)
-            state = self.states[request_id] = DraftState(request_id, kind, self.priors.of(kind), ceiling)
+            state = self.states[request_id] = DraftState(request_id, kind, self.priors.of(kind), ceiling, least)
             state.label = self._label(state)
         return state
 
@@ -329,11 +328,13 @@ class Steps:
     def _can_recur(self, step: _Step, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
         """Whether the next step will be as `step`, which drafts nothing, if the same requests come with a token each.
 
-        So it is when nothing was verified, nobody catches up, nobody's band has changed, and K is 0 by the schedule.
+        So it is when nothing was verified, nobody catches up, nobody's band has changed, and K is 0 by the schedule,
+        also for who becomes long enough to stop.
         """
         is_usual = not step.due and not step.refused and not plan.catch_up
         return is_usual and all(
-            state.due == 0 and step.plain.get(state.request_id) == self._group(state) for state in decoding
+            state.due == 0 and not state.least and step.plain.get(state.request_id) == self._group(state)
+            for state in decoding
         )
 
     def _group(self, state: DraftState) -> Group:
@@ -367,18 +368,34 @@ def _outcome(step: _Step, drafts: Mapping[str, Draft], items: Sequence[Any]) -> 
     return outcome
 
 
-def _asked(request: Any) -> tuple[str, float, int]:
-    """What a request states: its class (`default` when there is none or nonsense), temperature, ceiling on K.
+def _left(state: DraftState, request: Any, drafted: int) -> int:
+    """Return how many tokens the next draft of a request may have, of whose last one this step verifies `drafted`.
 
-    What is no whole number from 0 on is no ceiling.
+    It delivers no more than its `max_tokens`. And until it has its least number of tokens no draft reaches that number,
+    whatever is accepted before it: vLLM bars the stop tokens of a whole step by how long the request was before it,
+    and asynchronously takes all drafts under way for accepted.
+    """
+    left: int = request.max_tokens - request.num_output_tokens - _FEWEST_DELIVERED
+    if state.least > request.num_output_tokens + 1:
+        longest: int = request.num_output_tokens + max(request.num_output_placeholders, 1 + drafted)
+        return min(left, state.least - longest - _FEWEST_DELIVERED)
+    state.least = 0
+    return left
+
+
+def _asked(request: Any) -> tuple[str, float, int, int]:
+    """Return what a request states: class (`default` for none or nonsense), temperature, ceiling on K, least tokens.
+
+    What is no whole number from 0 on is no ceiling. The least number of tokens counts where something could end the
+    request before.
     """
     parameters = request.sampling_params
     if parameters is None:
-        return DEFAULT_CLASS, 0.0, K_LIMIT
+        return DEFAULT_CLASS, 0.0, K_LIMIT, 0
     arguments = parameters.extra_args or {}
     name, ceiling = arguments.get(CLASS_ARGUMENT), arguments.get(CEILING_ARGUMENT)
     if not isinstance(name, str) or not is_class_name(name):
         name = DEFAULT_CLASS
     if type(ceiling) is not int or ceiling < 0:
         ceiling = K_LIMIT
-    return name, parameters.temperature, ceiling
+    return name, parameters.temperature, ceiling, parameters.min_tokens if parameters.all_stop_token_ids else 0

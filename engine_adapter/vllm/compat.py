@@ -101,6 +101,8 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         faults.append(
             f"--graph-k names K = {deepest} and K_max is {vllm_config.num_speculative_tokens}: leave out what is more"
         )
+    if vllm_config.model_config.enable_prompt_embeds:
+        faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")
     if vllm_config.use_v2_model_runner:
         faults.append("model runner V2 is not steered: set VLLM_USE_V2_MODEL_RUNNER=0")
     if is_async_scheduler != bool(vllm_config.scheduler_config.async_scheduling):

@@ -8,8 +8,8 @@ Of vLLM's model runner, which all of its runners derive from:
 
 - `execute_model` begins a step: rows of requests that ended are dropped, a plain step is run as without speculation;
 - `_prepare_inputs`: a step that verifies nothing is laid out as without speculation;
-- `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept; where a step
-  has no drafts, thinking budgets are told so;
+- `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept; what vLLM's
+  sampling gets wrong is put right (`sampling`);
 - `_input_fits_in_drafter`: in a step of width 0 nothing does;
 - `_check_and_update_cudagraph_mode`, `capture_model`, `_warmup_and_capture`, `_determine_batch_execution_and_padding`:
   CUDA graphs are made and found for the query lengths that K takes (`graphs`).
@@ -19,20 +19,26 @@ Of its drafters:
 - `load_model`: a steered drafter gets its backlog;
 - `propose`: it lays out as many positions as the step is wide, for those alone who are not left out.
 
+Of its sampling parameters, steered or not:
+
+- `_validate_spec_decode`: what an engine that speculates cannot serve is refused (`sampling`).
+
 A wrapper names the parameters that it reads as vLLM does, so it does not matter which of them vLLM passes by keyword.
 """
 
+from contextlib import nullcontext
 from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
 import torch
+from vllm.sampling_params import SamplingParams
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import draft_width, drafting
+from specpilot.engine_adapter.vllm import draft_width, drafting, sampling
 from specpilot.engine_adapter.vllm.backlog import Backlog
 from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
 from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
@@ -43,7 +49,6 @@ from specpilot.engine_adapter.vllm.undrafted import (
     forget_useless,
     is_plain,
     is_undrafted,
-    one_row_each,
     reads_ahead,
     see_to_backlog,
 )
@@ -55,6 +60,7 @@ def install() -> None:
     _wrap_drafters()
     _wrap_runners()
     _wrap_graphs()
+    _wrap_parameters()
 
 
 def _wrap_drafters() -> None:
@@ -137,9 +143,9 @@ def _wrap_runners() -> None:
     def sample_then_keep(
         self: Any, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
     ) -> Any:
-        with one_row_each(self, spec_decode_metadata):
-            output = sample(self, logits, spec_decode_metadata)
         own = of_runner(self)
+        with sampling.one_row_each(self, spec_decode_metadata) if own is not None else nullcontext():
+            output = sample(self, logits, spec_decode_metadata)
         if own is not None and own.state is not None:
             see_to_backlog(own, self, spec_decode_metadata, output.sampled_token_ids)
         return output
@@ -203,3 +209,14 @@ def _wrap_graphs() -> None:
     GPUModelRunner._warmup_and_capture = capture_of_length
     GPUModelRunner._determine_batch_execution_and_padding = determine_of_length
     GPUModelRunner.capture_model = capture_and_say
+
+
+def _wrap_parameters() -> None:
+    validate = SamplingParams._validate_spec_decode
+
+    @wraps(validate)
+    def validate_spec_decode(self: Any, speculative_config: Any) -> None:
+        validate(self, speculative_config)
+        sampling.refuse_unserved(self, speculative_config)
+
+    SamplingParams._validate_spec_decode = validate_spec_decode

@@ -73,12 +73,20 @@ RELIANCE: tuple[Item, ...] = (
             "use_structured_output", "max_tokens", "num_output_tokens", "num_output_placeholders",
         ),
     ),
-    Attributes("sampling_params.py", "SamplingParams", ("extra_args", "temperature")),
-    # undrafted.py: how thinking budgets find a request's logits
+    Attributes(
+        "sampling_params.py", "SamplingParams", ("extra_args", "temperature", "min_tokens", "all_stop_token_ids")
+    ),
+    # sampling.py: how thinking budgets find a request's logits, what is refused
     Reads(
         "v1/sample/thinking_budget_state.py", "ThinkingBudgetStateHolder", "_apply_forcing_to_logits",
         ("in_spec_mode",),
     ),
+    Method(
+        "sampling_params.py", "SamplingParams", "_validate_spec_decode", ("speculative_config",), Use.WRAP,
+        ("sampling_params.py", "SamplingParams", "verify"),
+    ),
+    Attributes("sampling_params.py", "SamplingParams", ("logprob_token_ids",)),
+    Names("exceptions.py", ("VLLMValidationError",)),
     Attributes("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),
     Method("v1/core/kv_cache_manager.py", "KVCacheManager", "get_block_ids", ("request_id",), Use.CALL),
     Method("v1/core/kv_cache_manager.py", "KVCacheManager", "evict_blocks", ("block_ids",), Use.CALL),

@@ -85,7 +85,9 @@ class _SpecPilotScheduler:
         """Let vLLM schedule a step.
 
         A request that joins with one token left to prefill gets placeholders from vLLM, so that all have as many
-        positions: K_max of them. It gets as many as the others verify drafts of, and none where these differ.
+        positions and the step finds its CUDA graph: K_max of them. It gets as many as the others verify drafts of, and
+        none where these differ or there are no graphs. (On a CPU such a placeholder might even be accepted: vLLM's
+        stand-in for the kernel that rejects it reads the probability of token -1.)
 
         Of what the drafter's buffers hold vLLM keeps K_max - 1 slots for each request where the drafter drafts in
         parallel, whatever is drafted. Here it keeps them for the width that the schedule gives by now. What is drafted
@@ -100,8 +102,11 @@ class _SpecPilotScheduler:
             self.num_spec_tokens, self.vllm_config = k_max, config
 
     def _joining_k(self) -> int:
-        """Return the K that all who decode have in the step to be scheduled; 0 where they differ, or nobody does."""
-        if self._width == 0:
+        """Return the K that all who decode have in the step to be scheduled; 0 where they differ, or nobody does.
+
+        0 without CUDA graphs, too.
+        """
+        if self._width == 0 or self.graphs is None:
             return 0
         found = {state.k for state in self.steps.decoding}
         return found.pop() if len(found) == 1 else 0

@@ -147,6 +147,8 @@ def _defined(where: ast.ClassDef | ast.Module) -> Iterator[str]:
             yield node.name
             if node.name in ("__init__", "__post_init__"):
                 yield from _set_on_self(node)
+        elif isinstance(node, ast.ClassDef):
+            yield node.name
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
         elif isinstance(node, ast.Assign):

@@ -16,15 +16,14 @@ so only the last holds for them. Which CUDA graphs the target's pass finds is se
 misses, here and where vLLM cannot draft, goes to its `backlog`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from specpilot.engine_adapter.vllm.drafting import Drafting, of_runner, plan_of
+from specpilot.engine_adapter.vllm.drafting import Drafting, plan_of
 from specpilot.engine_adapter.vllm.rows import Rows
 
 
@@ -102,25 +101,6 @@ def as_without_speculation(
         return method(runner, *args, **kwargs)
     finally:
         runner.speculative_config = config
-
-
-@contextmanager
-def one_row_each(runner: Any, metadata: SpecDecodeMetadata | None) -> Iterator[None]:
-    """Let vLLM's thinking budgets know that each request has a row of logits, where a step has no drafts (`metadata`).
-
-    An engine that speculates finds a request's rows by the drafts of those before it, and where there are none it takes
-    the first row for everybody's: the end of one request's thinking would be forced upon another.
-    """
-    is_steered = metadata is None and of_runner(runner) is not None
-    budgets = runner.input_batch.thinking_budget_state_holder if is_steered else None
-    if budgets is None:
-        yield
-        return
-    is_speculating, budgets.in_spec_mode = budgets.in_spec_mode, False
-    try:
-        yield
-    finally:
-        budgets.in_spec_mode = is_speculating
 
 
 def rejected(metadata: SpecDecodeMetadata, sampled: torch.Tensor) -> torch.Tensor:

@@ -182,6 +182,13 @@ def test_prompts_that_are_prefilled_in_parts_keep_their_seeds(engine: Engine) ->
     assert len(set(together)) == len(asked)
 
 
+def test_log_probabilities_of_named_tokens_are_refused_beside_drafts(engine: Engine) -> None:
+    body = {"model": "demo", "prompt": "Tell me", "max_tokens": 8, "logprobs": 1, "logprob_token_ids": [5]}
+    status, answer, _ = call(f"{engine.url}/v1/completions", "POST", body)
+    assert status == 400
+    assert "logprob_token_ids" in answer["error"]["message"]
+
+
 def test_structured_output_stays_valid_while_k_changes(engine: Engine) -> None:
     schema = {
         "type": "object",

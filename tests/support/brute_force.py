@@ -179,9 +179,9 @@ class BruteForce:
     def _watch_beginnings(self) -> None:
         init = DraftState.__init__
 
-        def begin(state: Any, request_id: str, kind: Any, at: float, ceiling: int) -> None:
+        def begin(state: Any, request_id: str, kind: Any, at: float, *more: int) -> None:
             self._begins.setdefault(request_id, at)
-            init(state, request_id, kind, at, ceiling)
+            init(state, request_id, kind, at, *more)
 
         begin_anew = Steps._begin_anew
 

@@ -8,8 +8,9 @@ past the stop beside it.
 
 The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
-strings, sampling, aborts, requests that reach the length limit, a class that the schedule does not know, and prompts of
-one token, which vLLM pads with placeholders for drafts where they join running decodes.
+strings, least numbers of tokens, sampling with seeds, aborts, requests that reach the length limit, a class that the
+schedule does not know, and prompts of one token, which vLLM pads with placeholders for drafts where they join running
+decodes. It does so for CUDA graphs, and is told that there are some.
 
 No LoRA: on a CPU, vLLM 0.32's changes the replies of the requests beside it, with speculation and without.
 
@@ -38,6 +39,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from specpilot.engine_adapter.vllm import backlog
 from specpilot.policy.bands import BANDS, row_name
+from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import KRange, Schedule
 from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
@@ -47,6 +49,8 @@ COUNT = 72
 LENGTH = 512
 BLOCKS = 40
 """KV blocks of 128 tokens: about half of what the running requests want."""
+OFTEN = list(range(300, 500))
+"""Tokens that are seldom far away."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "maximum": 99}},
@@ -77,6 +81,7 @@ def main(kind: str, head: str) -> None:
     assert core.async_scheduling == (kind == "async")
     control = getattr(core.scheduler, "control", None)
     watched = None if control is None else BruteForce(core.scheduler)
+    core.scheduler.graphs = Graphs("FULL_AND_PIECEWISE")
     replies = _serve(llm, control)
     # A step without requests lets the workers drop what they keep for ended ones.
     pool = core.scheduler.kv_cache_manager.block_pool
@@ -172,7 +177,9 @@ def _sampling(number: int, traffic_class: str, prompt_tokens: int) -> SamplingPa
         case 2:
             options["stop"] = [" the", "return", "e"] if number % 24 == 2 else [" a ", "self"]
         case 4:
-            options |= {"temperature": 0.8, "n": 2}  # a seed with chunked prefill ends vLLM on CPUs
+            options |= {"temperature": 0.8, "n": 2, "seed": number}
+        case 1 | 7:
+            options |= {"min_tokens": 5 + number % 20, "stop_token_ids": OFTEN}
         case 8 | 10:
             options["max_tokens"] = 200
         case 11:

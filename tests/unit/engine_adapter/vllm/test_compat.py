@@ -25,8 +25,10 @@ def config(
     runner_v2: int = 0,
     ahead: int = 0,
     connector: str | None = None,
+    embeds: int = 0,
 ) -> Any:
     return SimpleNamespace(
+        model_config=SimpleNamespace(enable_prompt_embeds=bool(embeds)),
         speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
         parallel_config=SimpleNamespace(
             data_parallel_size=data,
@@ -65,6 +67,7 @@ METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_
         (config(context=(2, 1)), ("context parallelism", "tensor parallelism")),
         (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
         (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
+        (config(embeds=1), ("prompt of embeddings", "--enable-prompt-embeds")),
         (config(runner_v2=1), ("model runner V2", "VLLM_USE_V2_MODEL_RUNNER=0")),
         (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
     ],
@@ -82,10 +85,12 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
 
 
 def test_every_reason_is_said_at_once() -> None:
-    broken = config("mtp", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading")
+    broken = config(
+        "mtp", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading", embeds=1
+    )
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
-    assert str(refused.value).count(";") == 7
+    assert str(refused.value).count(";") == 8
 
 
 class PlansDrafts:

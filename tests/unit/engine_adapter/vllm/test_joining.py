@@ -2,14 +2,19 @@
 
 import pytest
 
+from specpilot.policy.graphs import Graphs
 from tests.support.adapter_scheduler import K_MAX, add, offer, scheduler, step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
 
 
+GRAPHS = Graphs("FULL_AND_PIECEWISE")
+
+
 @pytest.mark.parametrize("k", [0, 3, K_MAX])
 def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scheduler(monkeypatch)
+    engine.graphs = GRAPHS
     offer(engine, 1, k)
     add(engine, "first", [*range(1, 9)])
     assert step(engine) == {"first": 8}
@@ -22,6 +27,7 @@ def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch
 
 def test_where_the_others_differ_nobody_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scheduler(monkeypatch)
+    engine.graphs = GRAPHS
     add(engine, "first", [*range(1, 9)])
     add(engine, "second", [*range(1, 9)])
     step(engine)
@@ -31,3 +37,12 @@ def test_where_the_others_differ_nobody_is_padded(monkeypatch: pytest.MonkeyPatc
         engine.requests[state.request_id].spec_token_ids = [6] * state.k
     add(engine, "third", [1])
     assert engine.schedule().num_scheduled_tokens == {"first": 3, "second": 6, "third": 1}
+
+
+def test_without_cuda_graphs_nobody_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scheduler(monkeypatch)
+    offer(engine, 1, 3)
+    add(engine, "first", [*range(1, 9)])
+    step(engine)
+    add(engine, "second", [1])
+    assert step(engine) == {"first": 4, "second": 1}
