@@ -104,7 +104,7 @@ class Steps:
         self._settle()
         self._repeats_left = 0
         self._rest(output, table, now)
-        self._forget(output)
+        self._forget(output, requests)
         self._use(table)
         self._begin_anew()
         plain: dict[str, Group] = {}
@@ -277,14 +277,16 @@ class Steps:
             self._planner.rest(table.probe_ratio, (now - self._idle_since) / self._step_s)
             self._idle_since = None
 
-    def _forget(self, output: Any) -> None:
-        """Forget the requests that have ended, and of a session that is given more input what it was."""
+    def _forget(self, output: Any, requests: Mapping[str, Any]) -> None:
+        """Forget the requests that have ended, and of a session that is given more input what it was and asked for."""
         for request_id in output.finished_req_ids:
             self.states.pop(request_id, None)
         for request in output.scheduled_new_reqs:
             state = self.states.get(request.req_id)
             if state is not None:
                 state.restart()
+                _, _, state.stated = _asked(requests[request.req_id])
+                state.least = least_tokens(requests[request.req_id])
 
     def _note_idleness(self, output: Any) -> None:
         """Let no step's time begin before the next one is scheduled, if nothing is to be done now.
@@ -312,9 +314,10 @@ class Steps:
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)
         if state is None:
-            traffic_class, temperature, ceiling, least = _asked(request)
+            traffic_class, temperature, ceiling = _asked(request)
             kind = kind_of(traffic_class, temperature, is_structured=request.use_structured_output)
-            state = self.states[request_id] = DraftState(request_id, kind, self.priors.of(kind), ceiling, least)
+            begin, least = self.priors.of(kind), least_tokens(request)
+            state = self.states[request_id] = DraftState(request_id, kind, begin, ceiling, least)
             state.label = self._label(state)
         return state
 
@@ -383,19 +386,25 @@ def _left(state: DraftState, request: Any, drafted: int) -> int:
     return left
 
 
-def _asked(request: Any) -> tuple[str, float, int, int]:
-    """Return what a request states: class (`default` for none or nonsense), temperature, ceiling on K, least tokens.
+def least_tokens(request: Any) -> int:
+    """Return the number of tokens before which a request may not stop though something could end it; 0: none."""
+    parameters = request.sampling_params
+    is_bound = parameters is not None and bool(parameters.all_stop_token_ids)
+    return int(parameters.min_tokens) if is_bound else 0
 
-    What is no whole number from 0 on is no ceiling. The least number of tokens counts where something could end the
-    request before.
+
+def _asked(request: Any) -> tuple[str, float, int]:
+    """Return what a request states: its class (`default` when there is none or nonsense), temperature, ceiling on K.
+
+    What is no whole number from 0 on is no ceiling.
     """
     parameters = request.sampling_params
     if parameters is None:
-        return DEFAULT_CLASS, 0.0, K_LIMIT, 0
+        return DEFAULT_CLASS, 0.0, K_LIMIT
     arguments = parameters.extra_args or {}
     name, ceiling = arguments.get(CLASS_ARGUMENT), arguments.get(CEILING_ARGUMENT)
     if not isinstance(name, str) or not is_class_name(name):
         name = DEFAULT_CLASS
     if type(ceiling) is not int or ceiling < 0:
         ceiling = K_LIMIT
-    return name, parameters.temperature, ceiling, parameters.min_tokens if parameters.all_stop_token_ids else 0
+    return name, parameters.temperature, ceiling

@@ -19,9 +19,9 @@ Of its drafters:
 - `load_model`: a steered drafter gets its backlog;
 - `propose`: it lays out as many positions as the step is wide, for those alone who are not left out.
 
-Of its sampling parameters, steered or not:
+Of what takes requests in (`InputProcessor`):
 
-- `_validate_spec_decode`: what an engine that speculates cannot serve is refused (`sampling`).
+- `_validate_params`: what a steered engine cannot serve is refused (`sampling`).
 
 A wrapper names the parameters that it reads as vLLM does, so it does not matter which of them vLLM passes by keyword.
 """
@@ -32,7 +32,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -212,11 +212,11 @@ def _wrap_graphs() -> None:
 
 
 def _wrap_parameters() -> None:
-    validate = SamplingParams._validate_spec_decode
+    validate = InputProcessor._validate_params
 
     @wraps(validate)
-    def validate_spec_decode(self: Any, speculative_config: Any) -> None:
-        validate(self, speculative_config)
-        sampling.refuse_unserved(self, speculative_config)
+    def validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        sampling.refuse_unserved(params, self.vllm_config)
+        return validate(self, params, *args, **kwargs)
 
-    SamplingParams._validate_spec_decode = validate_spec_decode
+    InputProcessor._validate_params = validate_params

@@ -82,9 +82,10 @@ RELIANCE: tuple[Item, ...] = (
         ("in_spec_mode",),
     ),
     Method(
-        "sampling_params.py", "SamplingParams", "_validate_spec_decode", ("speculative_config",), Use.WRAP,
-        ("sampling_params.py", "SamplingParams", "verify"),
+        "v1/engine/input_processor.py", "InputProcessor", "_validate_params", ("params",), Use.WRAP,
+        ("v1/engine/input_processor.py", "InputProcessor", "process_inputs"),
     ),
+    Attributes("v1/engine/input_processor.py", "InputProcessor", ("vllm_config",)),
     Attributes("sampling_params.py", "SamplingParams", ("logprob_token_ids",)),
     Names("exceptions.py", ("VLLMValidationError",)),
     Attributes("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),

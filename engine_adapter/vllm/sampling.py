@@ -2,7 +2,7 @@
 
 - Thinking budgets: an engine that speculates finds a request's rows of logits by the drafts of those before it. Where a
   step has none it takes the first row for everybody's: the end of one request's thinking would be forced upon another.
-- `logprob_token_ids`: one request with it, in a step that verifies drafts, ends the engine if another wants
+- `logprob_token_ids`: a request with it, in a step that verifies drafts, ends the engine if it or another wants
   log-probabilities. Such a request is refused, as `min_p` and `logit_bias` are by vLLM.
 """
 
@@ -12,6 +12,8 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from specpilot.engine_adapter.vllm.compat import is_steered
 
 
 @contextmanager
@@ -31,9 +33,10 @@ def one_row_each(runner: Any, metadata: SpecDecodeMetadata | None) -> Iterator[N
         budgets.in_spec_mode = is_speculating
 
 
-def refuse_unserved(params: Any, speculative_config: Any) -> None:
-    """Raise `VLLMValidationError` for sampling `params` that an engine which speculates cannot serve."""
-    if speculative_config is not None and params.logprob_token_ids:
+def refuse_unserved(params: Any, vllm_config: Any) -> None:
+    """Raise `VLLMValidationError` for the `params` of a request that a steered engine cannot serve beside drafts."""
+    is_asked = getattr(params, "logprob_token_ids", None) is not None
+    if is_asked and vllm_config.speculative_config is not None and is_steered(vllm_config):
         raise VLLMValidationError(
             "The logprob_token_ids sampling parameter is not supported with speculative decoding: ask for logprobs.",
             parameter="logprob_token_ids",

@@ -27,7 +27,7 @@ from specpilot.engine_adapter.agent.agent import start_agent
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.plan.planner import PLAN, DraftState, Planner
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
-from specpilot.engine_adapter.plan.steps import Steps
+from specpilot.engine_adapter.plan.steps import Steps, least_tokens
 from specpilot.engine_adapter.plan.tuning import ROWS_PER_STEP
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import compat, graph_record
@@ -104,12 +104,17 @@ class _SpecPilotScheduler:
     def _joining_k(self) -> int:
         """Return the K that all who decode have in the step to be scheduled; 0 where they differ, or nobody does.
 
-        0 without CUDA graphs, too.
+        0 without CUDA graphs, too, and while somebody waits who may not stop yet: asynchronously vLLM would take the
+        placeholders for tokens that count (`steps.least_tokens`).
         """
         if self._width == 0 or self.graphs is None:
             return 0
         found = {state.k for state in self.steps.decoding}
-        return found.pop() if len(found) == 1 else 0
+        if len(found) != 1:
+            return 0
+        requests, running = self.requests, self.running  # type: ignore[attr-defined]
+        is_short = len(requests) > len(running) and any(map(_is_short, requests.values()))
+        return 0 if is_short else found.pop()
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
@@ -222,3 +227,9 @@ def _served_name(vllm_config: Any) -> str:
     """The first name under which vLLM serves the model, as on its metrics."""
     name = vllm_config.model_config.served_model_name
     return str(name[0] if isinstance(name, list) else name)
+
+
+def _is_short(request: Any) -> bool:
+    """Whether a request may not stop after its next token."""
+    length: int = request.num_output_tokens
+    return least_tokens(request) > length + 1

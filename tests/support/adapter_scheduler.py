@@ -66,8 +66,8 @@ def offer(engine: Any, version: int, k: int) -> None:
     engine.control.offer(Schedule(engine.control.model, "default", version, 0.0, 3600.0, 0.0, rows), time.monotonic())
 
 
-def add(engine: Any, name: str, prompt: list[int], max_tokens: int = 100, priority: int = 0) -> None:
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+def add(engine: Any, name: str, prompt: list[int], max_tokens: int = 100, priority: int = 0, **parameters: Any) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **parameters)
     engine.add_request(Request(name, prompt, sampling, None, priority=priority))
 
 

@@ -180,6 +180,8 @@ def _sampling(number: int, traffic_class: str, prompt_tokens: int) -> SamplingPa
             options |= {"temperature": 0.8, "n": 2, "seed": number}
         case 1 | 7:
             options |= {"min_tokens": 5 + number % 20, "stop_token_ids": OFTEN}
+        case 6 if number % 24 == 6:
+            options |= {"min_tokens": 2 + number % 5, "stop_token_ids": OFTEN}
         case 8 | 10:
             options["max_tokens"] = 200
         case 11:

@@ -698,6 +698,22 @@ def test_a_request_that_is_long_enough_to_stop_is_drafted_for_at_once() -> None:
     assert found == [3, 2, 1, 0, 0, 5, 5, 5, 5]
 
 
+def test_a_session_that_goes_on_has_the_least_number_of_tokens_and_the_ceiling_of_its_new_turn() -> None:
+    engine = Engine(table(default=5))
+    engine.requests["a"] = request = named("a")
+    request.num_output_tokens = 20
+    engine.end(engine.begin(a=9), a=1)
+    engine.end(engine.begin(a=1), a=1)
+    request.num_output_tokens = 0
+    request.sampling_params = named("a").sampling_params
+    request.sampling_params.min_tokens, request.sampling_params.extra_args = 5, {"k_max": 3}
+    engine.begin(continued=["a"], a=9)
+    assert engine.steps.states["a"].k == 2
+    request.sampling_params.min_tokens = 50
+    engine.begin(continued=["a"], a=9)
+    assert engine.steps.states["a"].k == 3
+
+
 def test_a_prompt_for_one_token_is_not_drafted_for() -> None:
     engine = Engine(table(default=5))
     engine.requests |= {"a": named("a"), "b": named("b")}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 from specpilot.policy.graphs import Graphs
 from tests.support.adapter_scheduler import K_MAX, add, offer, scheduler, step
 
@@ -46,3 +47,18 @@ def test_without_cuda_graphs_nobody_is_padded(monkeypatch: pytest.MonkeyPatch) -
     step(engine)
     add(engine, "second", [1])
     assert step(engine) == {"first": 4, "second": 1}
+
+
+@pytest.mark.parametrize("kind", [SpecPilotScheduler, SpecPilotAsyncScheduler])
+@pytest.mark.parametrize(("least", "positions"), [(3, 1), (2, 1), (1, 4), (0, 4)])
+def test_while_somebody_waits_who_may_not_stop_yet_nobody_is_padded(
+    kind: type, least: int, positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asynchronously vLLM would count the placeholders as tokens, and let a request stop before its `min_tokens`."""
+    engine = scheduler(monkeypatch, kind)
+    engine.graphs = GRAPHS
+    offer(engine, 1, 3)
+    add(engine, "first", [*range(1, 9)])
+    step(engine)
+    add(engine, "second", [1], min_tokens=least, stop_token_ids=[7])
+    assert step(engine) == {"first": 4, "second": positions}

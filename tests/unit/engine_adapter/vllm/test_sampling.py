@@ -2,29 +2,40 @@
 
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
     import torch
-    from vllm import SamplingParams
+    from vllm import PoolingParams, SamplingParams
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
     from specpilot.engine_adapter.vllm import sampling
+    from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
 
 
-@pytest.mark.parametrize("speculates", [False, True])
-def test_log_probabilities_of_named_tokens_are_refused_where_drafts_are_verified(speculates: bool) -> None:
-    config = SimpleNamespace() if speculates else None
-    sampling.refuse_unserved(SamplingParams(logprobs=2), config)
-    params = SamplingParams(logprobs=1, logprob_token_ids=[5])
-    if not speculates:
-        sampling.refuse_unserved(params, config)
-        return
+def engine(*, speculates: bool = True, scheduler_cls: Any = SpecPilotScheduler) -> Any:
+    speculative = SimpleNamespace(method="eagle3") if speculates else None
+    return SimpleNamespace(
+        speculative_config=speculative, scheduler_config=SimpleNamespace(scheduler_cls=scheduler_cls)
+    )
+
+
+@pytest.mark.parametrize("ids", [[5], []])
+def test_log_probabilities_of_named_tokens_are_refused_where_the_adapter_has_drafts_verified(ids: list[int]) -> None:
+    params = SamplingParams(logprobs=1, logprob_token_ids=ids)
     with pytest.raises(VLLMValidationError, match="logprob_token_ids"):
-        sampling.refuse_unserved(params, config)
+        sampling.refuse_unserved(params, engine())
+    sampling.refuse_unserved(params, engine(speculates=False))
+    sampling.refuse_unserved(params, engine(scheduler_cls=None))
+
+
+def test_other_log_probabilities_and_what_samples_nothing_are_let_in() -> None:
+    sampling.refuse_unserved(SamplingParams(logprobs=2), engine())
+    sampling.refuse_unserved(PoolingParams(), engine())
 
 
 class _Budgets:
