@@ -267,7 +267,12 @@ class Engine:
         later = acceptance if source.turns_to is None else self._acceptance(source.turns_to)
         said = int(self.rng.uniform(0, length)) if is_first else 0
         is_hot = isinstance(source.kind, str) and source.kind.endswith(_HOT)
-        asked = SimpleNamespace(extra_args={CLASS_ARGUMENT: source.label}, temperature=1.0 if is_hot else 0.0)
+        asked = SimpleNamespace(
+            extra_args={CLASS_ARGUMENT: source.label},
+            temperature=1.0 if is_hot else 0.0,
+            min_tokens=0,
+            all_stop_token_ids=(),
+        )
         self._begun += 1
         name = str(self._begun)
         self._requests[name] = _Request(
