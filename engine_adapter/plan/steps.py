@@ -332,7 +332,7 @@ class Steps:
         """Whether the next step will be as `step`, which drafts nothing, if the same requests come with a token each.
 
         So it is when nothing was verified, nobody catches up, nobody's band has changed, and K is 0 by the schedule,
-        also for who becomes long enough to stop.
+        not because a request is too short to stop.
         """
         is_usual = not step.due and not step.refused and not plan.catch_up
         return is_usual and all(
