@@ -275,8 +275,8 @@ def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
         own = start_own([*arguments, "--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)], output)
     try:
         gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
-        wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S)
-        wait_for(PROGRAM, f"{gateway}/ready", START_WITHIN_S)
+        wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S, own)
+        wait_for(PROGRAM, f"{gateway}/ready", START_WITHIN_S, own)
         yield _Stage(System(gateway, admin, None, [engine]), redis_url, folder, port)
     finally:
         stop_own(own)

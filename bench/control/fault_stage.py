@@ -170,7 +170,7 @@ def engines_alone(program: str, out: Path, port: int, count: int = 2) -> Iterato
     try:
         for number in range(count):
             stage.await_engine(number)
-        wait_for(program, f"{stage.gateway_url}/ready", 60.0)
+        wait_for(program, f"{stage.gateway_url}/ready", 60.0, own)
         yield stage
     finally:
         redis.send_signal(signal.SIGCONT)

@@ -243,7 +243,7 @@ def _controller(stage: Stage) -> dict[str, float]:
     settings, port = stage.settings, stage.settings.port + 1
     interval = ("--interval-s", str(settings.interval_s))
     process = stage.run("controller", "--port", str(port), "--trust-this-machine", *interval)
-    wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", START_WITHIN_S)
+    wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", START_WITHIN_S, process)
     count = "specpilot_controller_tick_seconds_count"
 
     def ticked(ticks: float) -> dict[str, float]:
@@ -283,7 +283,7 @@ def _gateway(stage: Stage) -> dict[str, float]:
     """Return what one gateway costs with every engine, idle and loaded."""
     settings, port = stage.settings, stage.settings.port + 2
     process = stage.run("gateway", "--port", str(port), "--no-access-log")
-    wait_for(PROGRAM, f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
+    wait_for(PROGRAM, f"http://127.0.0.1:{port}/ready", START_WITHIN_S, process)
     time.sleep(5.0)
     redis, cpu_s, began = stage.info(), cpu_s_of(process.pid), time.monotonic()
     time.sleep(settings.seconds)

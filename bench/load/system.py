@@ -162,10 +162,15 @@ def stop_own(process: subprocess.Popen[bytes]) -> None:
         process.wait(60.0)
 
 
-def wait_for(program: str, url: str, within_s: float) -> None:
-    """Return once a GET of `url` succeeds; end `program` with one line when it does not in time."""
+def wait_for(program: str, url: str, within_s: float, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Return once a GET of `url` succeeds; end `program` with one line when it does not in time.
+
+    It ends at once when the `process` that is to answer has ended: what answers there then is another's.
+    """
     deadline = time.monotonic() + within_s
     while True:
+        if process is not None and process.poll() is not None:
+            fail(program, f"what was to answer at {url} has ended with status {process.returncode}")
         try:
             with urlopen(url, timeout=2.0):  # noqa: S310 - a program that we started
                 return

@@ -1,8 +1,12 @@
 """What the engines' pages of metrics say together."""
 
+import subprocess
+import sys
+import time
+
 import pytest
 
-from specpilot.bench.load.system import reading
+from specpilot.bench.load.system import reading, wait_for
 
 
 def page(k: float, running: int, drafts: dict[tuple[int, int], int]) -> str:
@@ -38,3 +42,12 @@ def test_k_is_the_mean_over_bands_and_engines_and_no_whole_number() -> None:
 
 def test_of_a_class_that_does_not_run_no_k_is_told() -> None:
     assert reading([page(4.0, 0, {(2, 1): 1})], 0.0).active_k == {}
+
+
+def test_a_program_that_has_ended_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    began = time.monotonic()
+    with pytest.raises(SystemExit):
+        wait_for("bench", "http://127.0.0.1:1/health", 300.0, process)
+    assert time.monotonic() - began < 60.0
+    assert "has ended with status 3" in capsys.readouterr().err
