@@ -5,6 +5,7 @@ import pytest
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
+from specpilot.controller.tuning import without
 from specpilot.policy.types import ClassPolicy, Objective, Policy
 
 CHANGED_S, ENDS_S = 40, 100
@@ -39,6 +40,23 @@ def test_an_slo_holds_for_low_bands_although_it_costs_throughput(seed: int) -> N
     run = played(Policy(MODEL, hold_out_ratio=0.0, classes={"chat": chat, "json": ClassPolicy()}), seed)
     assert chat_itl_s(run, CHANGED_S - 10, CHANGED_S) > 1.05 * 0.017
     assert chat_itl_s(run, CHANGED_S + 10, ENDS_S) < 1.02 * 0.017
+
+
+def test_an_slo_holds_while_the_machine_is_slow() -> None:
+    """Steps of every kind take longer, as beside another process: what is known of them holds by the pace alone."""
+    sources, slow_s, settles_s = [Source(0.3, 8, "chat"), Source(0.9, 8, "json")], 20, 3
+    phases = [Phase(CHANGED_S, sources), Phase(slow_s, sources, slowdown=1.3)]
+    bound = Policy(MODEL, hold_out_ratio=0.0, classes={"chat": ClassPolicy(itl_slo_ms=20.0), "json": ClassPolicy()})
+    found = {
+        idea: chat_itl_s(
+            simulate(phases, policy=bound, step_s=step_s, tuning=without(idea)),
+            CHANGED_S + settles_s,
+            CHANGED_S + slow_s,
+        )
+        for idea in ((), ("pace",))
+    }
+    assert found[()] < 1.03 * 0.020
+    assert found[("pace",)] > 1.1 * 0.020
 
 
 @pytest.mark.parametrize("seed", range(2))
