@@ -15,6 +15,7 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.policy.bands import row_parts
+from specpilot.policy.freeze import Hold
 from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode, Policy, Schedule
 
 _UNKNOWN = {
@@ -123,7 +124,7 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
 def _decided_with(view: LawView, context: PoolContext, rows: Ranges) -> TickResult:
     """Return what the law decides, and predicts, with `rows` in force."""
     schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, 0.0, rows)
-    return copy.deepcopy(view.law).decide(replace(context, in_force=schedule, is_held=True), view.now, view.at)
+    return copy.deepcopy(view.law).decide(replace(context, in_force=schedule, hold=Hold.CURRENT), view.now, view.at)
 
 
 def _throughput(result: TickResult) -> float | None:

@@ -20,7 +20,7 @@ def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
     if freeze is None:
         return context
     mode = Mode.ADVISE if context.policy.mode is Mode.ACT else context.policy.mode
-    return replace(context, policy=replace(context.policy, mode=mode), is_held=True)
+    return replace(context, policy=replace(context.policy, mode=mode), hold=freeze.hold)
 
 
 def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Freeze]:
@@ -41,8 +41,9 @@ def undecided(context: PoolContext) -> TickResult:
 def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> TickResult:
     """Return `result` with what a freeze publishes; K never exceeds what every engine of the pool can do.
 
-    The current K is the one in force, but not one that only had its turn, by the hold-out or a canary. With nothing in
-    force yet there is nothing to hold: the static K is published, but in mode `advise` engines stay on their own.
+    The current K is the one in force when the freeze began, but not one that only had its turn, by the hold-out or a
+    canary. With nothing in force yet there is nothing to hold: the static K is published, but in mode `advise` engines
+    stay on their own.
     """
     if freeze is None:
         return result

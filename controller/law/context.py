@@ -7,6 +7,7 @@ from typing import Any
 from specpilot.controller.law.k_table import Ranges, k_at
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
+from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule, Trial
@@ -20,8 +21,8 @@ class PoolContext:
 
     `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
     turn it is, and `arm` tells which one that is; `None` without a canary. `remaining_arm` is the arm whose policy
-    stays when a canary has ended. `is_held`: an operator froze the pool, so that in mode `advise` the engines have what
-    is in force and not the static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known.
+    stays when a canary has ended. `hold` is what an operator froze the pool at, `None` without a freeze: in mode `advise`
+    the engines then have what is in force and not their static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known.
     `engines_version` is the latest version that any of them applied, 0 for none: Redis may have lost what they hold.
     """
 
@@ -34,7 +35,7 @@ class PoolContext:
     in_force: Schedule | None
     arm: Arm | None = None
     remaining_arm: Arm = Arm.PRESENT
-    is_held: bool = False
+    hold: Hold | None = None
     graphs: Graphs | None = None
     engines_version: int = 0
 
@@ -71,8 +72,8 @@ class TickResult:
     throughput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
     `evidence` holds every number that was looked at, ready for JSON. `log_gain` is what adaptive K gained over the
     static K in a window of the hold-out, if one could be compared by this tick. `standing` is told of a pool that is
-    held: the rows and the share of probes that the law means to be in force but for turns, which are those of the
-    hold-out and of a canary; `None` where it knows of none.
+    frozen at its current K: the rows and the share of probes that were in force when that began, or would have been but
+    for a turn of the hold-out or of a canary; `None` where there were none.
     """
 
     reason: Reason

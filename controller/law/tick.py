@@ -34,6 +34,7 @@ from specpilot.controller.law.rows import Rows, requirements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.bands import row_parts
 from specpilot.policy.canary import Arm
+from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.types import DEFAULT_CLASS, Mode, Schedule, Trial
 
@@ -66,10 +67,10 @@ class Tick:
     def result(self) -> TickResult:
         """Return what to do and why."""
         context, pool, mode = self._context, self._pool, self._policy.mode
-        standing, pool.standing = pool.standing, None
+        pool.standing = (pool.standing or self._in_force_rows()) if context.hold is Hold.CURRENT else None
         static = KTable.uniform((DEFAULT_CLASS,), self._n, context.fallback_k)
         if context.k_max == 0:
-            is_told = mode is not Mode.ADVISE or context.is_held
+            is_told = mode is not Mode.ADVISE or context.hold is not None
             return self._answer(Reason.NO_DRAFTER, static, static.to_ranges() if is_told else None, None)
         held_out = self._bounded_static().to_ranges()
         is_held_out = mode is Mode.ACT and context.in_force is not None and context.in_force.classes == held_out
@@ -83,12 +84,7 @@ class Tick:
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
-            answer = self._answer(reason, chosen, self._withdrawal(static), gain)
-            if not context.is_held:
-                return answer
-            if context.in_force is not None and standing is not None and context.in_force.classes != standing[0]:
-                pool.standing = standing  # until it is in force
-            return replace(answer, standing=standing or self._standing_in_force())
+            return self._answer(reason, chosen, self._withdrawal(static), gain)
         static_reason = self._static_reason(reason, decided, chosen, is_held_out=is_held_out)
         publish = chosen.to_ranges() if static_reason is None else held_out
         own = held_out if self._is_stepped_back(chosen) else chosen.to_ranges()
@@ -102,8 +98,8 @@ class Tick:
             pool.trial = None
         return self._answer(Reason.TRIAL if trial else reason, chosen, publish, gain, trial)
 
-    def _standing_in_force(self) -> tuple[Ranges, float] | None:
-        """Return what the schedule in force says, while a canary runs that of the present policy."""
+    def _in_force_rows(self) -> tuple[Ranges, float] | None:
+        """Return the rows in force and their share of probes; after a canary those of the arm that stays."""
         in_force = self._context.in_force
         return None if in_force is None else (in_force.classes, in_force.probe_ratio)
 
@@ -118,7 +114,7 @@ class Tick:
         One that Redis lost they hold as well.
         """
         context, rows = self._context, static.to_ranges()
-        if context.is_held:
+        if context.hold is not None:
             return None
         if context.in_force is None:
             return rows if context.engines_version else None
@@ -126,16 +122,20 @@ class Tick:
 
     def _before(self, *, is_held_out: bool) -> KTable:
         """Return the table that the law goes on from."""
-        own, names = self._pool.chosen, self._rows.names
-        is_known = own is not None and own.names == names and np.array_equal(own.n, self._n)
-        if own is not None and is_known and (is_held_out or self._followed is None):
+        own = self._pool.chosen
+        if own is not None and not (own.names == self._rows.names and np.array_equal(own.n, self._n)):
+            own = None
+        if own is not None and (is_held_out or self._followed is None):
             return own
-        return self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
+        found = self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
+        if own is not None and not own.same_as(found):  # it was not published: there is no change to dwell on
+            self._pool.changed_at = -math.inf
+        return found
 
     @property
     def _followed(self) -> Schedule | None:
         """The schedule in force, if engines follow one; in mode `advise` only a freeze has them do so."""
-        is_told = self._policy.mode is Mode.ACT or self._context.is_held
+        is_told = self._policy.mode is Mode.ACT or self._context.hold is not None
         return self._context.in_force if is_told else None
 
     def _in_force(self) -> KTable:
@@ -253,12 +253,14 @@ class Tick:
 
     def _measure_hold_out(self, *, is_held_out: bool) -> None:
         pool, context, policy = self._pool, self._context, self._policy
-        if context.arm is not None:  # a canary's policies take turns: neither of them begins the count anew
+        if context.arm is Arm.CANARY:
             pool.hold_out.pause()
             return
         required = tuple(requirements(context, name) for name in policy.class_names)
         pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, self._weights, required))
-        if policy.hold_out_ratio <= 0:
+        if context.arm is not None:  # a canary's policies take turns: neither of them begins the count anew
+            pool.hold_out.pause()
+        elif policy.hold_out_ratio <= 0:
             pool.hold_out.reset()
         elif policy.mode is not Mode.ACT:
             pool.hold_out.pause()
@@ -353,6 +355,7 @@ class Tick:
             evidence=_rounded(self._evidence),
             trial=trial,
             log_gain=self._log_gain,
+            standing=self._pool.standing if self._context.hold is Hold.CURRENT else None,
         )
 
     def _probe_ratio(self, rows: Ranges | None) -> float:

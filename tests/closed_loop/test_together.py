@@ -11,7 +11,7 @@ from specpilot.controller.law.context import TickResult
 from specpilot.controller.loop import RESUME_TRIES
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Canary, Experiment, Lost, Outcome
-from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.errors import InvalidDocumentError, StoreFullError, StoreUnavailableError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.types import ClassPolicy, Decision, Mode, Policy
 from tests.support.loop_rig import Rig, k_of, registered
@@ -148,6 +148,109 @@ async def test_a_freeze_in_a_window_of_the_hold_out_holds_the_laws_k_even_if_it_
         await rig.tick()
     await rig.tick(30)
     assert k_of(rig.store.published[MODEL, POOL].classes) == K_MAX
+
+
+async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it_is_published_late(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(MODEL, static_k=1, k_max=2, hold_out_ratio=0.0)
+    rig.store.put_policy(policy, 0, 0.0)
+    await rig.tick(20)
+    canary = Canary(replace(policy, k_max=K_MAX), window_s=5.0)
+    rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
+    for _ in range(100):
+        await rig.tick()
+        if k_of(rig.store.published[MODEL, POOL].classes) > 2:
+            break
+    assert rig.store.log[-1].evidence["canary"]["arm"] == "canary"
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+
+    def failing(*_: object) -> None:
+        raise StoreUnavailableError("Redis does not answer: timed out")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.store, "publish_schedule", failing)
+        await rig.tick(2)
+    await rig.tick(10)
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 2
+
+
+async def test_a_freeze_of_the_static_k_that_is_replaced_by_one_of_the_current_k_stays_at_the_static_k(
+    rig: Rig,
+) -> None:
+    policy = Policy(MODEL, static_k=1, hold_out_ratio=0.0)
+    rig.store.put_policy(policy, 0, 0.0)
+    await rig.tick(40)
+    rig.store.put_policy(replace(policy, hold_out_ratio=0.3), None, 0.0)
+    for _ in range(100):
+        await rig.tick()
+        if rig.store.log[-1].reason == "hold_out":
+            break
+    assert rig.store.log[-1].reason == "hold_out"
+    for hold in (Hold.STATIC, Hold.CURRENT):
+        rig.store.frozen[MODEL] = Freeze(MODEL, hold, 0.0)
+        await rig.tick(5)
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 1
+
+
+async def test_a_freeze_outlives_an_engine_that_cannot_speculate(rig: Rig) -> None:
+    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.0), 0, 0.0)
+    await rig.tick(40)
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+    await rig.tick(2)
+    held = rig.store.published[MODEL, POOL]
+    [record] = rig.store.records.values()
+    rig.store.heartbeat(replace(record, k_max=0), 1e9)
+    await rig.tick(3)
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 0
+    rig.store.heartbeat(record, 1e9)
+    await rig.tick(3)
+    assert rig.store.published[MODEL, POOL].classes == held.classes
+
+
+async def test_a_controller_that_starts_within_a_canary_keeps_the_static_k_in_the_present_policys_turns(
+    rig: Rig,
+) -> None:
+    policy = Policy(model=MODEL, hold_out_ratio=0.01, static_k=2)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(20)
+    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["hold_out"]["compared"])
+    await rig.tick(2)
+    assert rig.store.log[-1].reason == "static_better"
+    canary = Canary(replace(policy, minimum_gain_ratio=0.02), window_s=10.0)
+    rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
+    await rig.tick(3)
+    rig.leadership.release()
+    begun = len(rig.store.log)
+    await Rig.new("another", beside=rig).tick(60)
+    reasons: dict[str, set[str]] = {"present": set(), "canary": set()}
+    for item in rig.store.log[begun:]:
+        reasons[item.evidence["canary"]["arm"]].add(item.reason)
+    assert "static_better" in reasons["present"]
+    assert reasons["present"] <= {"static_better", "stale"}
+    assert "static_better" not in reasons["canary"]
+
+
+async def test_a_change_that_was_not_published_does_not_dwell(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(MODEL, static_k=1, k_max=5, hold_out_ratio=0.0, dwell_s=60.0)
+    rig.store.put_policy(policy, 0, 0.0)
+    await rig.tick(80)
+    rig.store.put_policy(replace(policy, k_max=None), None, 0.0)
+
+    def failing(*_: object) -> None:
+        raise StoreFullError
+
+    pool = rig.loop.view().law._pools[MODEL, POOL]
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.store, "publish_schedule", failing)
+        for _ in range(120):
+            await rig.tick()
+            if k_of(pool.chosen.to_ranges()) == K_MAX:
+                break
+    assert k_of(rig.store.published[MODEL, POOL].classes) == 5
+    await rig.tick(2)
+    assert k_of(rig.store.published[MODEL, POOL].classes) == K_MAX
+    assert 0 < rig.store.log[-2].predicted_gain_ratio < 0.1
 
 
 async def test_blocks_in_which_the_model_was_frozen_do_not_count(rig: Rig) -> None:

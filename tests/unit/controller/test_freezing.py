@@ -150,7 +150,7 @@ def test_other_modes_stay(mode: Mode) -> None:
     [context] = rig.loop.view().pools
     quiet = Policy(MODEL, mode=mode, classes={"code": ClassPolicy()})
     context = type(context)(MODEL, POOL, quiet, 7, 3, 8, None)
-    assert as_frozen(context, Freeze(MODEL, Hold.CURRENT, 0.0)) == replace(context, is_held=True)
+    assert as_frozen(context, Freeze(MODEL, Hold.CURRENT, 0.0)) == replace(context, hold=Hold.CURRENT)
 
 
 def test_with_nothing_in_force_the_static_k_is_held_and_never_more_than_the_engines_can() -> None:
