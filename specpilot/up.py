@@ -41,7 +41,7 @@ from specpilot.policy.types import ClassPolicy, Mode, Policy
 from specpilot.readiness import READY, STOPPING, notify
 from specpilot.status_line import StatusLine
 from specpilot.supervisor import Part, PartFailedError, Supervisor
-from specpilot.up_settings import PROGRAM, UpSettings, check, policy_given, read
+from specpilot.up_settings import PROGRAM, UpSettings, check, check_ports, policy_given, read
 
 DEMO_CLASSES = ("chat", "code", "json")
 AUTHOR = "specpilot up"
@@ -72,6 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, on_signal)
     try:
         claim = _claim(settings.state_dir)
+        check_ports(settings)  # who runs in this folder has them
         supervisor = Supervisor(
             settings.state_dir / "logs",
             say,

@@ -106,7 +106,6 @@ def check(settings: UpSettings) -> None:
     if settings.k is not None and settings.k > settings.k_max:
         fail(PROGRAM, f"--k: is {settings.k}; it must be at most --k-max, {settings.k_max}")
     policy_given(settings)
-    _check_ports(settings)
     if settings.redis_url is None:
         try:
             embedded_redis.executable()
@@ -119,7 +118,7 @@ def check(settings: UpSettings) -> None:
         fail(PROGRAM, f"--redis-url: {error}; check the address, or leave it out for the embedded server")
 
 
-def _check_ports(settings: UpSettings) -> None:
+def check_ports(settings: UpSettings) -> None:
     """End the program when a port is no port, is given to two parts, or cannot be listened on."""
     admin, engine = settings.admin_port, settings.engine_port
     ports = [("--port", settings.host, settings.port)]

@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command == "list":
         keys = client.read("/admin/keys")["keys"]
         if not keys:
-            sys.stderr.write("no client key yet: the gateway serves without one\n")
+            sys.stderr.write(
+                "no client key: a gateway that starts now serves without one; one that has seen a key refuses all\n"
+            )
         for item in keys:
             may = ", ".join(f"{field} {item[field]}" for field in _MAY if item[field] is not None) or "no limits"
             sys.stdout.write(f"{item['key_id']}  {may}  {expiry(item)}\n")

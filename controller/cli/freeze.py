@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"{name} is not frozen any more\n")
     else:
         sys.stdout.write(f"{name} is frozen: {_line(answer)}\n")
+        running = sorted({engine["model"] for engine in client.read("/admin/engines")["engines"]})
+        if settings.model and settings.model not in running:
+            known = f"those of {', '.join(running)} do" if running else "none does"
+            sys.stderr.write(f"no engine of {settings.model} runs, {known}: check the name\n")
 
 
 def _body(settings: FreezeSettings) -> bytes:

@@ -157,11 +157,9 @@ class Look(NamedTuple):
     busy_s: float
 
     @property
-    def counted_ratio(self) -> float:
-        """The share of the decodes that were in steps of `cells`: steps that caught up are left out, as in `busy_s`."""
-        drafts = sum(self.evidence.drafts.values())
-        decodes = sum(cell.decodes for cell in self.evidence.cells.values())
-        return decodes / drafts if drafts else 0.0
+    def counted_decodes(self) -> float:
+        """The decodes that were in steps of `cells`: steps that caught up are left out, as in `busy_s`."""
+        return sum(cell.decodes for cell in self.evidence.cells.values())
 
 
 NO_EVIDENCE = Evidence()

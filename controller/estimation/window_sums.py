@@ -37,7 +37,7 @@ class WindowSums:
         evidence = look.evidence
         self.steps += evidence.steps
         self.busy_s += look.busy_s
-        self.counted += sum(evidence.drafts.values()) * look.counted_ratio
+        self.counted += look.counted_decodes
         for sums, counts in ((self.tokens, evidence.decode_tokens), (self.decodes, evidence.drafts_of)):
             for (name, _), count in counts.items():
                 sums[name] = sums.get(name, 0.0) + count

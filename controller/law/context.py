@@ -21,8 +21,9 @@ class PoolContext:
 
     `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
     turn it is, and `arm` tells which one that is; `None` without a canary. `remaining_arm` is the arm whose policy
-    stays when a canary has ended. `hold` is what an operator froze the pool at, `None` without a freeze: in mode `advise`
-    the engines then have what is in force and not their static K. `graphs` are the CUDA graphs of its engines; `None` for none, or not known.
+    stays when a canary has ended. `hold` is what an operator froze the pool at, `None` without a freeze: in mode
+    `advise` engines then have what is in force and not their static K. `graphs` are the CUDA graphs of its engines;
+    `None` for none, or not known.
     `engines_version` is the latest version that any of them applied, 0 for none: Redis may have lost what they hold.
     """
 
@@ -68,8 +69,10 @@ class TickResult:
     """What one tick decided for one pool.
 
     `proposed` are the rows that the law would have, `publish` those that the engines shall have, `None` when nothing is
-    to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is the predicted
-    throughput of the best table over that of the one in force, minus 1, at the present load; `None` when unknown.
+    to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is what the best
+    table is predicted to gain at the present load, as a ratio minus 1, over the one that the law goes on from, in what
+    the policy maximises; in mode `advise` and where an SLO breaks, in throughput over what engines have. `None` when
+    unknown.
     `evidence` holds every number that was looked at, ready for JSON. `log_gain` is what adaptive K gained over the
     static K in a window of the hold-out, if one could be compared by this tick. `standing` is told of a pool that is
     frozen at its current K: the rows and the share of probes that were in force when that began, or would have been but

@@ -63,7 +63,7 @@ class KTable:
         """Whether both say the same, by name."""
         return self.names == other.names and np.array_equal(self.n, other.n) and np.array_equal(self.k, other.k)
 
-    def rows_at(self, decodes: Vector) -> NDArray[np.int64]:
+    def indices_at(self, decodes: Vector) -> NDArray[np.int64]:
         """Return the index into `n` that holds at each of `decodes`, means and so maybe no whole numbers."""
         found: NDArray[np.int64] = np.clip(
             np.searchsorted(self.n, np.round(decodes), side="right") - 1, 0, len(self.n) - 1

@@ -40,8 +40,8 @@ class PoolMemory:
     `seen_at` is the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with drafts,
     `stalled_since` the first of a row of scrapes in which requests ran but no counter moved. `running` are the decodes
     that run in each engine. `chosen` is what the law chose last: in force, advised, or held back by the hold-out.
-    `tried_at` tells when a depth was last tried at an octave of running decodes. `standing` are rows, and their share of
-    probes: those that a window of the hold-out keeps out of force, and while the current K is frozen those to be held.
+    `tried_at` tells when a depth was last tried at an octave of running decodes. `standing` are rows, and their share
+    of probes: those that a window of the hold-out keeps out of force, and while the current K is frozen those to hold.
 
     While a canary runs, each arm goes on from its own schedule; what was learned of cost and acceptance is common.
     """

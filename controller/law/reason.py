@@ -11,7 +11,7 @@
 | `static_better`      | the hold-out says that the law loses                         | the static K                  |
 | `gain`               | a table gains the minimum, and may come into force now       | the best table                |
 | `bounds`             | what was in force breaks the bounds                          | the same, moved inside        |
-| `trial`              | the cost of a depth is unknown                               | one engine tries that depth   |
+| `trial`              | the cost of a depth is unknown, or known of other loads only | one engine tries that depth   |
 | `dwell`              | a table gains the minimum, but the last change is too recent | what was in force             |
 | `optimal`            | no table gains the minimum                                   | what was in force             |
 
@@ -61,7 +61,7 @@ MEANING: dict[Reason, str] = {
     Reason.GAIN: "changed: the predicted gain reached the minimum at the present load, or 10 % at another",
     Reason.DWELL: "held: a better schedule is known, but the last change is too recent",
     Reason.OPTIMAL: "held: no schedule is known that gains the policy's minimum",
-    Reason.TRIAL: "one engine tries a depth whose cost nobody knows; the others hold",
+    Reason.TRIAL: "one engine tries a depth whose cost is not known at this load; the others hold",
     Reason.FROZEN: "an operator froze the model: K stays until the freeze is lifted or its time is over",
     Reason.CANARY_PROMOTED: "the canary's policy became the model's policy",
     Reason.CANARY_ROLLED_BACK: "the canary ended and the present policy stays",

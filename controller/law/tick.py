@@ -14,7 +14,6 @@ classes that run, where no SLO is predicted to break, and not twice in `trial_re
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +56,7 @@ class Tick:
         self._at = at
         self._rows = Rows.of(context, tuning)
         pool.cost.use(context.graphs)
+        self._look = pool.look()
         steep = cliffs(context.graphs, context.k_max) if context.graphs is not None else ()
         self._n = grid(max(1, context.max_num_seqs), steep)
         self._weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
@@ -72,10 +72,12 @@ class Tick:
         if context.k_max == 0:
             is_told = mode is not Mode.ADVISE or context.hold is not None
             return self._answer(Reason.NO_DRAFTER, static, static.to_ranges() if is_told else None, None)
-        held_out = self._bounded_static().to_ranges()
-        is_held_out = mode is Mode.ACT and context.in_force is not None and context.in_force.classes == held_out
-        self._measure_hold_out(is_held_out=is_held_out)
-        before = self._before(is_held_out=is_held_out)
+        static_rows = self._bounded_static().to_ranges()
+        is_static_in_force = (
+            mode is Mode.ACT and context.in_force is not None and context.in_force.classes == static_rows
+        )
+        self._measure_hold_out(is_static_in_force=is_static_in_force)
+        before = self._before(is_static_in_force=is_static_in_force)
         inside = before.clipped(self._rows.low, self._rows.high)
         chosen, decided, gain = self._decide(inside)
         is_moved = not inside.same_as(before) and decided is not Reason.GAIN
@@ -85,9 +87,12 @@ class Tick:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
             return self._answer(reason, chosen, self._withdrawal(static), gain)
-        static_reason = self._static_reason(reason, decided, chosen, is_held_out=is_held_out)
-        publish = chosen.to_ranges() if static_reason is None else held_out
-        own = held_out if self._is_stepped_back(chosen) else chosen.to_ranges()
+        breaks_slo = self._breaks_slo(self._uniform(context.fallback_k), chosen)
+        static_reason = self._static_reason(
+            reason, decided, is_static_in_force=is_static_in_force, breaks_slo=breaks_slo
+        )
+        publish = chosen.to_ranges() if static_reason is None else static_rows
+        own = static_rows if self._is_stepped_back and not breaks_slo else chosen.to_ranges()
         if own != publish:
             pool.standing = own, self._probe_ratio(own)
         if static_reason is not None:
@@ -103,10 +108,11 @@ class Tick:
         in_force = self._context.in_force
         return None if in_force is None else (in_force.classes, in_force.probe_ratio)
 
-    def _is_stepped_back(self, chosen: KTable) -> bool:
-        """Whether the static K is in force but for the windows in which the law runs."""
+    @property
+    def _is_stepped_back(self) -> bool:
+        """Whether the static K is to be in force but for the windows in which the law runs."""
         is_judged = self._context.arm is not Arm.CANARY and self._policy.hold_out_ratio > 0
-        return is_judged and self._pool.hold_out.is_stepped_back and not self._is_slo_broken_by_static(chosen)
+        return is_judged and self._pool.hold_out.is_stepped_back
 
     def _withdrawal(self, static: KTable) -> Ranges | None:
         """Return what ends a schedule of before `advise`, which the engines would hold; `None` where there is none.
@@ -120,12 +126,12 @@ class Tick:
             return rows if context.engines_version else None
         return None if context.in_force.classes == rows else rows
 
-    def _before(self, *, is_held_out: bool) -> KTable:
+    def _before(self, *, is_static_in_force: bool) -> KTable:
         """Return the table that the law goes on from."""
         own = self._pool.chosen
         if own is not None and not (own.names == self._rows.names and np.array_equal(own.n, self._n)):
             own = None
-        if own is not None and (is_held_out or self._followed is None):
+        if own is not None and (is_static_in_force or self._followed is None):
             return own
         found = self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
         if own is not None and not own.same_as(found):  # it was not published: there is no change to dwell on
@@ -153,7 +159,7 @@ class Tick:
         return KTable.uniform(self._policy.class_names, self._n, k).clipped(low, high)
 
     def _decide(self, before: KTable) -> tuple[KTable, Reason, float | None]:
-        """Return the law's table, the reason, and the predicted gain in weighted throughput over what is in force.
+        """Return the law's table, the reason, and the predicted gain (`TickResult.gain_ratio`).
 
         `before` is the table to go on from. Where the cost is known, rows without traffic are set at once: they serve
         no request.
@@ -172,14 +178,15 @@ class Tick:
         choice = self._choice = Choice(setting)
         before = before.with_k(choice.prepared(self._n, before.k, self._tuning.urgent_gain_ratio))
         best = before.with_k(choice.even(self._n, choice.best(self._n, before.k), self._tuning.even_ratio))
-        present = before.rows_at(pool.load.points)
+        present = before.indices_at(pool.load.points)
         now_gain = float((self._gains(best, before, pool.load.points) * pool.load.weights).sum())
-        if now_gain < 0:  # what evening gave up at the present load
+        if now_gain < 0:  # what evening, or K that has to rise with the band, gave up at the present load
             best, now_gain = _with_rows(best, before, present), 0.0
         static = self._uniform(self._context.fallback_k)
-        self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
-        throughput = self._evidence["throughput"]
-        gain = throughput["predicted_best"] / throughput["predicted_in_force"] - 1
+        predicted = self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
+        gain = predicted["best"] / predicted["in_force"] - 1
+        if self._policy.mode is Mode.ACT and (self._yield(before, pool.load.points).score > 0).all():
+            gain = now_gain  # what decides; no SLO does
         worth = now_gain >= max(self._policy.minimum_gain_ratio if self._tuning.guard else 0.0, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
         if not worth:  # the present load keeps its K; other loads may change theirs
@@ -209,7 +216,7 @@ class Tick:
     def _yield(self, table: KTable, decodes: Vector) -> Yield:
         """Return what `table` is predicted to yield at `decodes`, which may be no whole numbers."""
         assert self._choice is not None
-        return self._choice.evaluate(decodes, table.k[table.rows_at(decodes)])
+        return self._choice.evaluate(decodes, table.k[table.indices_at(decodes)])
 
     def _trial(self, chosen: KTable) -> Trial | None:
         """Return what one engine tries, and note it; `None` for nothing."""
@@ -251,7 +258,7 @@ class Tick:
     def _trial_of(self, trial: RunningTrial) -> Trial:
         return Trial(trial.engine_id, self._tuning.trial_limit_s, self._uniform(trial.depth).to_ranges())
 
-    def _measure_hold_out(self, *, is_held_out: bool) -> None:
+    def _measure_hold_out(self, *, is_static_in_force: bool) -> None:
         pool, context, policy = self._pool, self._context, self._policy
         if context.arm is Arm.CANARY:
             pool.hold_out.pause()
@@ -265,36 +272,35 @@ class Tick:
         elif policy.mode is not Mode.ACT:
             pool.hold_out.pause()
         elif context.in_force is not None and context.in_force.trial is None:
-            look = pool.look()
-            seen_at = self._at if look is None else self._at - self._now + look.at
-            self._log_gain = pool.hold_out.take(look, seen_at, self._at, is_static=is_held_out)
+            seen_at = self._at if self._look is None else self._at - self._now + self._look.at
+            self._log_gain = pool.hold_out.take(self._look, seen_at, self._at, is_static=is_static_in_force)
 
-    def _static_reason(self, reason: Reason, decided: Reason, chosen: KTable, *, is_held_out: bool) -> Reason | None:
+    def _static_reason(
+        self, reason: Reason, decided: Reason, *, is_static_in_force: bool, breaks_slo: bool
+    ) -> Reason | None:
         """Return why the engines get the static K, `None` if they do not.
 
         Without fresh evidence a pool that stepped back stays as it is.
         """
         is_stepped_back = self._pool.hold_out.is_stepped_back
         if decided in (Reason.STALE, Reason.IDLE, Reason.COST_UNKNOWN):
-            return reason if is_stepped_back and is_held_out else None
-        if not self._is_static_due() or self._is_slo_broken_by_static(chosen):
+            return reason if is_stepped_back and is_static_in_force else None
+        if breaks_slo or not self._is_static_due():
             return None
         return Reason.STATIC_BETTER if is_stepped_back else Reason.HOLD_OUT
 
     def _is_static_due(self) -> bool:
         if self._context.arm is not None:  # no window is drawn; the present policy's turns go on as the pool did
-            is_present = self._context.arm is Arm.PRESENT and self._policy.hold_out_ratio > 0
-            return is_present and self._pool.hold_out.is_stepped_back
+            return self._is_stepped_back
         name = (self._context.model, self._context.pool)
         return self._pool.hold_out.is_static_due(*name, self._at, self._policy.hold_out_ratio)
 
-    def _is_slo_broken_by_static(self, chosen: KTable) -> bool:
-        """Whether the static K is predicted to break an SLO that `chosen` keeps, at the present load."""
+    def _breaks_slo(self, static: KTable, chosen: KTable) -> bool:
+        """Whether `static` is predicted to break an SLO that `chosen` keeps, at the present load."""
         if self._choice is None:
             return False
         points = self._pool.load.points
-        static = self._yield(self._uniform(self._context.fallback_k), points).score
-        return bool(((static <= 0) & (self._yield(chosen, points).score > 0)).any())
+        return bool(((self._yield(static, points).score <= 0) & (self._yield(chosen, points).score > 0)).any())
 
     def _describe(self) -> None:
         pool, evidence = self._pool, self._pool.evidence
@@ -318,24 +324,29 @@ class Tick:
             "bands": {str(band): found for band, found in enumerate(bands) if found},
         }
 
-    def _describe_throughput(self, tables: Mapping[str, KTable]) -> None:
-        load, evidence, look = self._pool.load, self._pool.evidence, self._pool.look()
+    def _describe_throughput(self, tables: Mapping[str, KTable]) -> dict[str, float]:
+        """Put into the evidence, and return, the predicted throughput of each of `tables` at the present load."""
+        load, evidence, look = self._pool.load, self._pool.evidence, self._look
         found = {name: self._yield(table, load.points) for name, table in tables.items()}
         times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
-        self._evidence["throughput"] = {
-            f"predicted_{name}": float((load.weights * item.throughput * item.step_s).sum()) / times[name]
-            for name, item in found.items()
-        }
+        # The time at each number of decodes is that of now for all: by the steps' shares alone a table that makes
+        # steps with few decodes longer would have more time there, and look worse than it is.
+        time_of = load.weights * found["in_force"].step_s / times["in_force"]
+        predicted = {name: float((time_of * item.throughput).sum()) for name, item in found.items()}
         scores = None
         if look is not None:
             sums = WindowSums()
             sums.take(look)
             scores = sums.log_scores(1.0, self._weights)
-        self._evidence["throughput"]["measured"] = math.exp(scores.throughput) if scores else None
+        self._evidence["throughput"] = {
+            **{f"predicted_{name}": throughput for name, throughput in predicted.items()},
+            "measured": math.exp(scores.throughput) if scores else None,
+        }
         self._evidence["step_s"] = {
             "predicted": times["in_force"],
             "measured": look.busy_s / evidence.steps if look and evidence.steps else None,
         }
+        return predicted
 
     def _answer(
         self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None

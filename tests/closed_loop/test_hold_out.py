@@ -119,3 +119,17 @@ def test_a_law_that_gains_does_not_step_back() -> None:
         run = simulate([Phase(300, [Source("json", 4), Source("code", 8)])], policy=OFTEN, seed=seed)
         assert Reason.STATIC_BETTER not in run.reasons
         assert all(math.isfinite(second.throughput) for second in run.seconds)
+
+
+def test_the_predicted_gain_is_what_the_reason_goes_by() -> None:
+    """Under a load that changes, and with windows of the static K in between."""
+    loads = [[("json", 4), ("code", 12)], [("json", 3)], [("chat", 16)], [("json", 8), ("code", 8)]]
+    phases = [Phase(20, [Source(kind, count) for kind, count in load]) for load in loads]
+    run = simulate(phases, policy=OFTEN)
+    gains: dict[Reason, list[float]] = {}
+    for second in run.seconds:
+        if second.result.gain_ratio is not None:
+            gains.setdefault(second.result.reason, []).append(second.result.gain_ratio)
+    assert min(map(min, gains.values())) >= 0
+    assert max(gains[Reason.OPTIMAL]) < 0.015
+    assert max(gains.get(Reason.DWELL, [0.0])) < 0.1

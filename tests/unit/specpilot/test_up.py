@@ -18,7 +18,7 @@ from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.settings import load
 from specpilot.policy.types import Policy
 from specpilot.supervisor import Part
-from specpilot.up_settings import DEMO_TARGET, UpSettings, check, policy_given, read
+from specpilot.up_settings import DEMO_TARGET, UpSettings, check, check_ports, policy_given, read
 from tests.support.stack import free_port
 
 
@@ -172,7 +172,7 @@ def test_a_port_that_two_parts_would_take_is_refused_with_their_flags(
 ) -> None:
     monkeypatch.setattr(up_settings, "check_port", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
-        check(settings_of(*flags))
+        check_ports(settings_of(*flags))
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith(f"specpilot up: {first}: ")
@@ -183,8 +183,8 @@ def test_a_port_that_two_parts_would_take_is_refused_with_their_flags(
 def test_two_of_one_state_dir_would_write_one_file_and_the_second_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up, "check", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(up_settings, "check_port", lambda *_: "is taken by the first")
     claim = up._claim(tmp_path)
     with pytest.raises(SystemExit) as ended:
         up.main(["--state-dir", str(tmp_path)])

@@ -47,7 +47,7 @@ def test_above_the_last_range_its_k_holds() -> None:
 
 
 def test_rows_serve_means_of_decodes() -> None:
-    assert table([0]).rows_at(np.array([0.2, 1.4, 15.6, 17.0, 99.0])).tolist() == [0, 0, 15, 15, len(grid(40)) - 1]
+    assert table([0]).indices_at(np.array([0.2, 1.4, 15.6, 17.0, 99.0])).tolist() == [0, 0, 15, 15, len(grid(40)) - 1]
 
 
 def test_a_row_begins_where_a_graph_ends() -> None:
