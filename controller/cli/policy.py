@@ -163,7 +163,12 @@ class _Commands:
 
     def _put(self, document: dict[str, Any], **also: str) -> Any:
         path = _path(str(document["model"]))
-        return self._write(path, "PUT", json.dumps(document).encode(), self._condition(path), **also)
+        answer = self._write(path, "PUT", json.dumps(document).encode(), self._condition(path), **also)
+        engines = self._client.read("/admin/engines")["engines"]
+        reached = [item["k_max"] for item in engines if item["model"] == document["model"] and item["k_max"]]
+        if reached:
+            sys.stderr.write(text.out_of_reach(document, min(reached)))
+        return answer
 
     def _edit(self, model: str) -> None:
         found = self._client.find(_path(model))

@@ -61,6 +61,18 @@ def dry_run(answer: Mapping[str, Any]) -> str:
     return head + changes(answer["changes"]) + forecast(answer["forecast"])
 
 
+def out_of_reach(policy: Mapping[str, Any], k_max: int) -> str:
+    """Return a line for each K of a policy, as it was given, that engines of this `k_max` cannot reach."""
+    rows = {"": policy, **{f"classes.{name}.": item for name, item in policy.get("classes", {}).items()}}
+    found = [
+        (prefix + field, item[field])
+        for prefix, item in rows.items()
+        for field in ("static_k", "pin", "k_min", "k_max")
+        if isinstance(item.get(field), int) and item[field] > k_max
+    ]
+    return "".join(f"{field}: {k} is more than the engines' K_max, so {k_max} holds\n" for field, k in found)
+
+
 def audit_line(entry: Mapping[str, Any]) -> str:
     """Return one entry of the audit as a line."""
     entry = printable(entry)

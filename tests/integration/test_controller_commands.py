@@ -13,6 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from specpilot.controller.cli import admin_token, client_key, models
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import EngineRecord
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.stack import until
 
@@ -49,6 +51,22 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     assert controller.command("policy", "delete", "cli").stdout == "deleted the policy of cli\n"
     assert controller.command("policy", "delete", "cli").returncode == 1
     assert json.loads(controller.command("policy", "rollback", "cli", "2").stdout)["version"] == 5
+
+
+def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Path) -> None:
+    store = RedisStore(controller.redis.url)
+    for engine_id, k_max in (("one", 7), ("plain", 0)):
+        url = f"http://127.0.0.1:9/{engine_id}"
+        store.heartbeat(EngineRecord(engine_id, url, "reach", "p", k_max, 3, 8, "eagle3", "0", "0", 1.0, 1.0, 0), 60.0)
+    store.close()
+    file = tmp_path / "policy.json"
+    file.write_text('{"model": "reach", "static_k": 12, "k_max": 7, "classes": {"code": {"pin": 20}, "chat": {}}}')
+    told = "static_k: 12 is more than the engines' K_max, so 7 holds\nclasses.code.pin: 20 is more"
+    for also in ("--dry-run",), ():
+        put = controller.command("policy", "put", str(file), *also)
+        assert (put.returncode, put.stderr.startswith(told), len(put.stderr.splitlines())) == (0, True, 2)
+    assert controller.command("freeze", "reach").stderr == ""
+    assert controller.command("freeze", "reach", "--lift").returncode == 0
 
 
 def test_nobody_forges_a_line_or_moves_the_terminal(controller: Controller) -> None:
