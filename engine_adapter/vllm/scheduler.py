@@ -76,10 +76,19 @@ class _SpecPilotScheduler:
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
+        self._bound: set[str] = set()  # requests with a least number of tokens, also some that are gone
         self.steps = Steps(
             planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
         )
         self._agent = start_agent(self, settings, SystemClock(), compat.vllm_version())
+
+    def add_request(self, request: Any) -> None:
+        """Let vLLM take a request in, or the next turn of one."""
+        super().add_request(request)  # type: ignore[misc]
+        if self.graphs is not None and least_tokens(request) > 1:
+            if len(self._bound) > len(self.requests):  # type: ignore[attr-defined]
+                self._bound.intersection_update(self.requests)  # type: ignore[attr-defined]
+            self._bound.add(request.request_id)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Let vLLM schedule a step.
@@ -113,7 +122,10 @@ class _SpecPilotScheduler:
         if len(found) != 1:
             return 0
         requests, running = self.requests, self.running  # type: ignore[attr-defined]
-        is_short = len(requests) > len(running) and any(map(_is_short, requests.values()))
+        # Not over all who wait: they may be thousands, and this is done in each step.
+        is_short = len(requests) > len(running) and any(
+            _is_short(requests[name]) for name in self._bound if name in requests
+        )
         return 0 if is_short else found.pop()
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:

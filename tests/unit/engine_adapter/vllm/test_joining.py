@@ -62,3 +62,13 @@ def test_while_somebody_waits_who_may_not_stop_yet_nobody_is_padded(
     step(engine)
     add(engine, "second", [1], min_tokens=least, stop_token_ids=[7])
     assert step(engine) == {"first": 4, "second": positions}
+
+
+def test_who_may_not_stop_yet_is_forgotten_once_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scheduler(monkeypatch)
+    engine.graphs = GRAPHS
+    for turn in range(20):
+        add(engine, str(turn), [*range(1, 9)], min_tokens=3, stop_token_ids=[7])
+        engine.finish_requests(str(turn), type(engine.requests[str(turn)].status).FINISHED_ABORTED)
+    assert not engine.requests
+    assert len(engine._bound) <= 2
