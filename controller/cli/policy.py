@@ -163,11 +163,13 @@ class _Commands:
 
     def _put(self, document: dict[str, Any], **also: str) -> Any:
         path = _path(str(document["model"]))
-        answer = self._write(path, "PUT", json.dumps(document).encode(), self._condition(path), **also)
         engines = self._client.read("/admin/engines")["engines"]
-        reached = [item["k_max"] for item in engines if item["model"] == document["model"] and item["k_max"]]
-        if reached:
-            sys.stderr.write(text.out_of_reach(document, min(reached)))
+        answer = self._write(path, "PUT", json.dumps(document).encode(), self._condition(path), **also)
+        limits: dict[str, int] = {}
+        for engine in engines:
+            if engine["model"] == document["model"] and engine["k_max"]:
+                limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
+        sys.stderr.write(text.out_of_reach(document, limits))
         return answer
 
     def _edit(self, model: str) -> None:

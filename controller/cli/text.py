@@ -61,16 +61,19 @@ def dry_run(answer: Mapping[str, Any]) -> str:
     return head + changes(answer["changes"]) + forecast(answer["forecast"])
 
 
-def out_of_reach(policy: Mapping[str, Any], k_max: int) -> str:
-    """Return a line for each K of a policy, as it was given, that engines of this `k_max` cannot reach."""
+def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> str:
+    """Return a line for each K of a policy, as it was given, and pool whose engines cannot reach it.
+
+    `limits` is the K_max of each pool.
+    """
     rows = {"": policy, **{f"classes.{name}.": item for name, item in policy.get("classes", {}).items()}}
-    found = [
-        (prefix + field, item[field])
+    return "".join(
+        f"{prefix}{field}: {item[field]} is more than the engines of pool {pool} can do, so {k_max} holds there\n"
         for prefix, item in rows.items()
         for field in ("static_k", "pin", "k_min", "k_max")
+        for pool, k_max in sorted(limits.items())
         if isinstance(item.get(field), int) and item[field] > k_max
-    ]
-    return "".join(f"{field}: {k} is more than the engines' K_max, so {k_max} holds\n" for field, k in found)
+    )
 
 
 def audit_line(entry: Mapping[str, Any]) -> str:

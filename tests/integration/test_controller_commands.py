@@ -55,13 +55,13 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
 
 def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Path) -> None:
     store = RedisStore(controller.redis.url)
-    for engine_id, k_max in (("one", 7), ("plain", 0)):
+    for engine_id, pool, k_max in (("one", "p", 7), ("two", "q", 20), ("plain", "p", 0)):
         url = f"http://127.0.0.1:9/{engine_id}"
-        store.heartbeat(EngineRecord(engine_id, url, "reach", "p", k_max, 3, 8, "eagle3", "0", "0", 1.0, 1.0, 0), 60.0)
+        store.heartbeat(EngineRecord(engine_id, url, "reach", pool, k_max, 3, 8, "eagle3", "0", "0", 1.0, 1.0, 0), 60.0)
     store.close()
     file = tmp_path / "policy.json"
     file.write_text('{"model": "reach", "static_k": 12, "k_max": 7, "classes": {"code": {"pin": 20}, "chat": {}}}')
-    told = "static_k: 12 is more than the engines' K_max, so 7 holds\nclasses.code.pin: 20 is more"
+    told = "static_k: 12 is more than the engines of pool p can do, so 7 holds there\nclasses.code.pin: 20 is more"
     for also in ("--dry-run",), ():
         put = controller.command("policy", "put", str(file), *also)
         assert (put.returncode, put.stderr.startswith(told), len(put.stderr.splitlines())) == (0, True, 2)
