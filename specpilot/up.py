@@ -72,7 +72,6 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, on_signal)
     try:
         claim = _claim(settings.state_dir)
-        check_ports(settings)  # who runs in this folder has them
         supervisor = Supervisor(
             settings.state_dir / "logs",
             say,
@@ -83,6 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     except OSError as error:
         said = f"cannot make {error.filename}: {error.strerror}; name a folder that can be written"
         fail(PROGRAM, f"--state-dir: {said}")
+    check_ports(settings)  # after the claim: who runs in this folder has them
     embedded_url: str | None = None
     try:
         if settings.redis_url is None:
