@@ -77,7 +77,10 @@ class Tick:
             mode is Mode.ACT and context.in_force is not None and context.in_force.classes == static_rows
         )
         self._measure_hold_out(is_static_in_force=is_static_in_force)
-        before = self._before(is_static_in_force=is_static_in_force)
+        own = self._own()
+        before = own if own is not None and (is_static_in_force or self._followed is None) else self._in_place()
+        if own is not None and not own.same_as(before):  # it was not published: there is no change to dwell on
+            pool.changed_at = -math.inf
         inside = before.clipped(self._rows.low, self._rows.high)
         chosen, decided, gain = self._decide(inside)
         is_moved = not inside.same_as(before) and decided is not Reason.GAIN
@@ -92,9 +95,9 @@ class Tick:
             reason, decided, is_static_in_force=is_static_in_force, breaks_slo=breaks_slo
         )
         publish = chosen.to_ranges() if static_reason is None else static_rows
-        own = static_rows if self._is_stepped_back and not breaks_slo else chosen.to_ranges()
-        if own != publish:
-            pool.standing = own, self._probe_ratio(own)
+        usual = static_rows if self._is_stepped_back and not breaks_slo else chosen.to_ranges()
+        if usual != publish:
+            pool.standing = usual, self._probe_ratio(usual)
         if static_reason is not None:
             pool.trial = None
             return self._answer(static_reason, chosen, publish, gain)
@@ -126,17 +129,15 @@ class Tick:
             return rows if context.engines_version else None
         return None if context.in_force.classes == rows else rows
 
-    def _before(self, *, is_static_in_force: bool) -> KTable:
-        """Return the table that the law goes on from."""
+    def _own(self) -> KTable | None:
+        """Return what the law chose last; `None` where it chose nothing, or for other rows."""
         own = self._pool.chosen
-        if own is not None and not (own.names == self._rows.names and np.array_equal(own.n, self._n)):
-            own = None
-        if own is not None and (is_static_in_force or self._followed is None):
-            return own
-        found = self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
-        if own is not None and not own.same_as(found):  # it was not published: there is no change to dwell on
-            self._pool.changed_at = -math.inf
-        return found
+        is_alike = own is not None and own.names == self._rows.names and np.array_equal(own.n, self._n)
+        return own if is_alike else None
+
+    def _in_place(self) -> KTable:
+        """Return what engines follow, and the static K where they follow nothing."""
+        return self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
 
     @property
     def _followed(self) -> Schedule | None:

@@ -11,7 +11,7 @@ from specpilot.controller.law.context import TickResult
 from specpilot.controller.loop import RESUME_TRIES
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Canary, Experiment, Lost, Outcome
-from specpilot.policy.errors import InvalidDocumentError, StoreFullError, StoreUnavailableError
+from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.types import ClassPolicy, Decision, Mode, Policy
 from tests.support.loop_rig import Rig, k_of, registered
@@ -20,6 +20,19 @@ from tests.support.loop_rig import Rig, k_of, registered
 @pytest.fixture
 def rig() -> Rig:
     return Rig.new()
+
+
+async def in_a_window_of_the_hold_out(rig: Rig) -> None:
+    """Let the law settle above a static K of 1, until that has its turn."""
+    policy = Policy(MODEL, static_k=1, hold_out_ratio=0.0)
+    rig.store.put_policy(policy, 0, 0.0)
+    await rig.tick(40)
+    rig.store.put_policy(replace(policy, hold_out_ratio=0.3), None, 0.0)
+    for _ in range(100):
+        await rig.tick()
+        if rig.store.log[-1].reason == "hold_out":
+            break
+    assert rig.store.log[-1].reason == "hold_out"
 
 
 async def test_a_pool_that_stepped_back_keeps_the_static_k_in_the_present_policys_turns_of_a_canary(rig: Rig) -> None:
@@ -126,33 +139,17 @@ async def test_a_freeze_holds_also_where_the_policy_cannot_be_read(rig: Rig) -> 
     assert again[-1] == "frozen"
 
 
-async def test_a_freeze_in_a_window_of_the_hold_out_holds_the_laws_k_even_if_it_is_published_late(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = Policy(MODEL, static_k=1, hold_out_ratio=0.0)
-    rig.store.put_policy(policy, 0, 0.0)
-    await rig.tick(40)
-    rig.store.put_policy(replace(policy, hold_out_ratio=0.3), None, 0.0)
-    for _ in range(100):
-        await rig.tick()
-        if rig.store.log[-1].reason == "hold_out":
-            break
-    assert rig.store.log[-1].reason == "hold_out"
+async def test_a_freeze_in_a_window_of_the_hold_out_holds_the_laws_k_even_if_it_is_published_late(rig: Rig) -> None:
+    await in_a_window_of_the_hold_out(rig)
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
-
-    def failing(*_: object) -> None:
-        raise StoreUnavailableError("Redis does not answer: timed out")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rig.store, "publish_schedule", failing)
-        await rig.tick()
+    rig.store.is_full = True
+    await rig.tick()
+    rig.store.is_full = False
     await rig.tick(30)
     assert k_of(rig.store.published[MODEL, POOL].classes) == K_MAX
 
 
-async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it_is_published_late(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it_is_published_late(rig: Rig) -> None:
     policy = Policy(MODEL, static_k=1, k_max=2, hold_out_ratio=0.0)
     rig.store.put_policy(policy, 0, 0.0)
     await rig.tick(20)
@@ -164,13 +161,9 @@ async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it
             break
     assert rig.store.log[-1].evidence["canary"]["arm"] == "canary"
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
-
-    def failing(*_: object) -> None:
-        raise StoreUnavailableError("Redis does not answer: timed out")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rig.store, "publish_schedule", failing)
-        await rig.tick(2)
+    rig.store.is_full = True
+    await rig.tick(2)
+    rig.store.is_full = False
     await rig.tick(10)
     assert k_of(rig.store.published[MODEL, POOL].classes) == 2
 
@@ -178,15 +171,7 @@ async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it
 async def test_a_freeze_of_the_static_k_that_is_replaced_by_one_of_the_current_k_stays_at_the_static_k(
     rig: Rig,
 ) -> None:
-    policy = Policy(MODEL, static_k=1, hold_out_ratio=0.0)
-    rig.store.put_policy(policy, 0, 0.0)
-    await rig.tick(40)
-    rig.store.put_policy(replace(policy, hold_out_ratio=0.3), None, 0.0)
-    for _ in range(100):
-        await rig.tick()
-        if rig.store.log[-1].reason == "hold_out":
-            break
-    assert rig.store.log[-1].reason == "hold_out"
+    await in_a_window_of_the_hold_out(rig)
     for hold in (Hold.STATIC, Hold.CURRENT):
         rig.store.frozen[MODEL] = Freeze(MODEL, hold, 0.0)
         await rig.tick(5)
@@ -231,22 +216,18 @@ async def test_a_controller_that_starts_within_a_canary_keeps_the_static_k_in_th
     assert "static_better" not in reasons["canary"]
 
 
-async def test_a_change_that_was_not_published_does_not_dwell(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_that_was_not_published_does_not_dwell(rig: Rig) -> None:
     policy = Policy(MODEL, static_k=1, k_max=5, hold_out_ratio=0.0, dwell_s=60.0)
     rig.store.put_policy(policy, 0, 0.0)
     await rig.tick(80)
     rig.store.put_policy(replace(policy, k_max=None), None, 0.0)
-
-    def failing(*_: object) -> None:
-        raise StoreFullError
-
     pool = rig.loop.view().law._pools[MODEL, POOL]
-    with monkeypatch.context() as patched:
-        patched.setattr(rig.store, "publish_schedule", failing)
-        for _ in range(120):
-            await rig.tick()
-            if k_of(pool.chosen.to_ranges()) == K_MAX:
-                break
+    rig.store.is_full = True
+    for _ in range(120):
+        await rig.tick()
+        if k_of(pool.chosen.to_ranges()) == K_MAX:
+            break
+    rig.store.is_full = False
     assert k_of(rig.store.published[MODEL, POOL].classes) == 5
     await rig.tick(2)
     assert k_of(rig.store.published[MODEL, POOL].classes) == K_MAX
