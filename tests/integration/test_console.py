@@ -307,6 +307,42 @@ def test_a_second_operator_is_told_what_changed_and_keeps_both_changes(
     assert browser.complaints() == []
 
 
+def test_a_late_answer_does_not_undo_what_was_opened_and_edited_since(browser: Browser, controller: Controller) -> None:
+    for name, k_max in (("late", 6), ("later", 5)):
+        assert controller.call(f"/admin/policies/{name}", "PUT", {"k_max": k_max})[0] == 201
+    show(browser, controller, "policies")
+    browser.press("later")
+    browser.sees("Policy of later, version 1")
+    browser.run("""
+        const real = fetch;
+        window.held = [];
+        window.fetch = async (url, ...rest) => {
+          const answer = await real(url, ...rest);
+          if (window.held && url.pathname === "/admin/policies") {
+            await new Promise((done) => window.held.push(done));
+          }
+          return answer;
+        };
+    """)
+    browser.press("late")
+    browser.until("return window.held.length === 1")
+    assert browser.run("return document.querySelector('.most').inert")  # what is edited now would be lost
+    assert browser.value("k max") == "5"
+    browser.run("window.first = window.held; window.held = null;")
+    browser.press("later")
+    browser.until("return document.querySelector('[aria-pressed=true]')?.textContent === 'later'")
+    browser.sees("This is what holds now.")
+    browser.fill("static k", "2")
+    browser.run("window.first.forEach((done) => done())")
+    browser.sees("Would be version 2.")
+    browser.press("Write it")
+    browser.press("Do it")
+    browser.sees("Policy of later, version 2")
+    assert controller.call("/admin/policies/later")[1]["policy"]["static_k"] == 2
+    assert controller.call("/admin/policies/late")[1]["version"] == 1
+    assert browser.complaints() == []
+
+
 def test_what_is_frozen_is_shown_on_every_page_and_lifted(
     browser: Browser, controller: Controller, engine: None
 ) -> None:

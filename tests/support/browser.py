@@ -18,18 +18,18 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 DRIVER = shutil.which("chromedriver")
 _FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
-# Behind a dialog nobody reaches anything.
+# Behind a dialog nobody reaches anything, nor in what is inert.
 _PRESS = """
 const reach = document.querySelector("dialog[open]") ?? document;
 const one = [...reach.querySelectorAll("button, a, summary")].find((item) =>
-  item.textContent.trim() === arguments[0] && item.checkVisibility() && !item.disabled);
+  item.textContent.trim() === arguments[0] && item.checkVisibility() && !item.disabled && !item.closest("[inert]"));
 if (one) one.click();
 return Boolean(one);
 """
 _PRESS_LABELLED = """
 const reach = document.querySelector("dialog[open]") ?? document;
 const one = [...reach.querySelectorAll("button")].find((item) =>
-  item.ariaLabel === arguments[0] && item.checkVisibility() && !item.disabled);
+  item.ariaLabel === arguments[0] && item.checkVisibility() && !item.disabled && !item.closest("[inert]"));
 if (one) one.click();
 return Boolean(one);
 """
@@ -38,7 +38,7 @@ const wanted = arguments[0];
 const isWanted = (item) => item.ariaLabel === wanted || item.labels?.[0]?.childNodes[0].textContent.trim() === wanted;
 const reach = document.querySelector("dialog[open]") ?? document;
 const one = [...reach.querySelectorAll("input, select, textarea")].find((item) =>
-  item.checkVisibility() && isWanted(item));
+  item.checkVisibility() && !item.disabled && !item.closest("[inert]") && isWanted(item));
 if (!one) return false;
 one.focus();
 if (one.type === "checkbox") one.checked = arguments[1] !== "";

@@ -22,17 +22,20 @@ function stated(value) {
 const read = (input) => input.value.trim() === "" ? null : Number(input.value);
 
 export function policies(page) {
-  let model = sessionStorage.getItem("policy") ?? "", version = null, base = {}, draft = {}, timer = 0, isOver = false;
+  let model = sessionStorage.getItem("policy") ?? "", version = null, base = {}, draft = {}, timer = 0;
+  // What was asked for last, and what was edited last: an answer to what came before would undo it, so it is not shown.
+  let opened = 0, asked = 0;
   const list = h("div", {}), form = h("div", {}), answer = h("div", { role: "status" }), history = h("div", {}), compared = h("div", {});
   const json = h("textarea", { rows: 16, spellcheck: "false", "aria-label": "The policy as JSON" });
   const canary = h("button", { type: "button", onclick: () => tryOut().catch(fail) }, "Try as canary");
   const save = h("button", { type: "button", class: "primary", onclick: () => write().catch(fail) }, "Write it");
   const remove = h("button", { type: "button", onclick: () => drop().catch(fail) }, "Delete it");
   const title = h("h2", {}, "Policy");
+  const editor = h("section", { class: "most" }, title, form, h("div", { class: "row" }, save, canary, remove),
+    h("details", {}, h("summary", {}, "As JSON"), json));
   page.replaceChildren(
     section("Models", "", list),
-    h("section", { class: "most" }, title, form, h("div", { class: "row" }, save, canary, remove),
-      h("details", {}, h("summary", {}, "As JSON"), json)),
+    editor,
     section("What it would do", "third", answer),
     section("History", "half", history),
     section("What changed", "half", compared));
@@ -53,6 +56,7 @@ export function policies(page) {
   });
 
   function cannotRead(why) {
+    asked += 1;
     clearTimeout(timer);
     save.disabled = canary.disabled = true;
     show(answer, h("p", { class: "bad" }, why));
@@ -61,7 +65,7 @@ export function policies(page) {
   function fail(error) {
     const isTheirs = error.code === "version_conflict";
     show(answer, refusal(error), isTheirs && h("div", { class: "row" },
-      h("button", { type: "button", class: "primary", onclick: () => open(model, true).catch(fail) }, "Keep my changes on top of it"),
+      h("button", { type: "button", class: "primary", onclick: () => open(model, { keeps: true }).catch(fail) }, "Keep my changes on top of it"),
       h("button", { type: "button", onclick: () => open(model).catch(fail) }, "Drop my changes")));
   }
 
@@ -111,6 +115,7 @@ export function policies(page) {
   }
 
   function later() {
+    asked += 1;
     clearTimeout(timer);
     timer = setTimeout(() => tell().catch(fail), DRY_RUN_AFTER_MS);
   }
@@ -118,10 +123,10 @@ export function policies(page) {
   const put = (also) => call(`policies/${path(model)}`, { method: "PUT", body: draft, etag: version, ...also });
 
   async function tell() {
-    const asked = model;
+    const mine = asked;
     save.disabled = canary.disabled = true;
-    const said = await put({ dry: true });
-    if (isOver || asked !== model) return;
+    const said = await put({ dry: true }).catch((error) => { if (mine === asked) throw error; });
+    if (mine !== asked) return;
     save.disabled = canary.disabled = said.changes.length === 0;
     show(answer, h("p", { class: "empty" }, said.changes.length ? `Would be version ${said.version}.` : version === null ? "The defaults hold." : "This is what holds now."), dryRun(said));
   }
@@ -130,8 +135,7 @@ export function policies(page) {
     const said = await put({ dry: true });
     const comment = await confirm(`Write version ${said.version} of ${model}?`, diff(said.changes));
     if (comment === null) return;
-    await put({ comment });
-    await open(model);
+    await open(model, { after: () => put({ comment }) });
   }
 
   async function tryOut() {
@@ -148,8 +152,7 @@ export function policies(page) {
     const place = `policies/${path(model)}`, said = await call(place, { method: "DELETE", etag: version, dry: true });
     const comment = await confirm(`Delete the policy of ${model}? The defaults hold then.`, diff(said.changes));
     if (comment === null) return;
-    await call(place, { method: "DELETE", etag: version, comment });
-    await open(model);
+    await open(model, { after: () => call(place, { method: "DELETE", etag: version, comment }) });
   }
 
   async function rollBack(to) {
@@ -157,8 +160,7 @@ export function policies(page) {
     const said = await call(place, { method: "POST", body, etag, dry: true });
     const comment = await confirm(`Write version ${to} of ${model} again?`, dryRun(said));
     if (comment === null) return;
-    await call(place, { method: "POST", body, etag, comment });
-    await open(model);
+    await open(model, { after: () => call(place, { method: "POST", body, etag, comment }) });
   }
 
   async function compare(from, to) {
@@ -167,7 +169,8 @@ export function policies(page) {
   }
 
   async function showHistory() {
-    const { versions } = await call(`policies/${path(model)}/versions?limit=300`);
+    const mine = opened, { versions } = await call(`policies/${path(model)}/versions?limit=300`);
+    if (mine !== opened) return;
     const rows = versions.map((item, at) => [String(item.version), { cell: moment(item.updated_at), class: "whole" }, item.cause, { cell: item.author || "unknown", class: "wrap" },
       { cell: item.comment, class: "wrap" },
       h("span", {}, h("button", { type: "button", "aria-label": `diff of version ${item.version}`, onclick: () => compare(item.version === 1 ? 0 : item.version - 1, item.version).catch(fail) }, "Diff"), " ",
@@ -176,19 +179,28 @@ export function policies(page) {
     compared.replaceChildren(empty("Choose a version's diff."));
   }
 
-  // Shows the policy of `name` as it is stored; with `keeps` what was changed here is put on top of it.
-  async function open(name, keeps = false) {
-    model = name;
-    sessionStorage.setItem("policy", name);
-    const { policies: all, default_mode: mode } = await call("policies");
-    const found = all.find((item) => item.policy.model === name);
-    version = found ? found.version : null;
-    const stored = found ? stated(found.policy) : { model: name, mode };
-    draft = keeps ? merged(base, draft, stored) : structuredClone(stored);
-    base = structuredClone(stored);
-    title.textContent = `Policy of ${name}${version === null ? ": none yet, the defaults hold" : `, version ${version}`}`;
-    remove.disabled = version === null;
-    changed();
+  // Shows the policy of `name` as it is stored once `after` is done; with `keeps` what was changed here is put on top of
+  // it. Nothing can be edited meanwhile, as it would be lost.
+  async function open(name, { keeps = false, after = null } = {}) {
+    const mine = ++opened;
+    editor.inert = true;
+    try {
+      await after?.();
+      const { policies: all, default_mode: mode } = await call("policies");
+      if (mine !== opened) return;
+      model = name;
+      sessionStorage.setItem("policy", name);
+      const found = all.find((item) => item.policy.model === name);
+      version = found ? found.version : null;
+      const stored = found ? stated(found.policy) : { model: name, mode };
+      draft = keeps ? merged(base, draft, stored) : structuredClone(stored);
+      base = structuredClone(stored);
+      title.textContent = `Policy of ${name}${version === null ? ": none yet, the defaults hold" : `, version ${version}`}`;
+      remove.disabled = version === null;
+      changed();
+    } finally {
+      if (mine === opened) editor.inert = false;
+    }
     await Promise.all([showHistory(), drawList()]);
   }
 
@@ -207,6 +219,6 @@ export function policies(page) {
       if (model || names.length) await open(names.includes(model) || !names.length ? model : names[0]);
     },
     everyS: null,
-    leave: () => { isOver = true; clearTimeout(timer); },
+    leave: () => { opened += 1; asked += 1; clearTimeout(timer); },
   };
 }
