@@ -16,6 +16,7 @@ from specpilot.policy.errors import Fault, InvalidDocumentError
 
 T = TypeVar("T")
 _UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
+_PLAIN = dict.fromkeys(_UNKNOWN_FIELD, "is not a known field") | {"missing": "is missing; it must be given"}
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
@@ -97,9 +98,7 @@ def faults_of(error: ValidationError) -> tuple[Fault, ...]:
     return tuple(
         Fault(
             field=".".join(str(part) for part in item["loc"]),
-            problem="is not a known field"
-            if item["type"] in _UNKNOWN_FIELD
-            else item["msg"].removeprefix("Value error, "),
+            problem=_PLAIN.get(item["type"], item["msg"].removeprefix("Value error, ")),
         )
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     )

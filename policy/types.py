@@ -245,9 +245,9 @@ class ClassPolicy:
     """What an operator wants for one traffic class of one model.
 
     `weight` scales the class's tokens in the objective, and its share of the places that fall free while requests wait
-    in a gateway. There a higher `priority` goes first, always. `pin` fixes K. `k_min` and `k_max` bound it; `None`
-    leaves the model's bound. `itl_slo_ms` is the largest mean inter-token latency, in milliseconds, that the
-    law may predict for the class.
+    in a gateway. There a higher `priority` goes first, always. `k_min` and `k_max` bound K; `None` leaves the model's
+    bound. `pin` fixes K, also outside the model's bounds. `itl_slo_ms` is the largest mean inter-token latency, in
+    milliseconds, that the law may predict for the class.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -270,6 +270,10 @@ class ClassPolicy:
                 faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
         if self.k_min is not None and self.k_max is not None and self.k_min > self.k_max:
             faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
+        if self.pin is not None and not (self.k_min or 0) <= self.pin <= (
+            K_LIMIT if self.k_max is None else self.k_max
+        ):
+            faults.append(f"pin {self.pin} is outside the class's own k_min and k_max; remove the pin or the bound")
         if self.itl_slo_ms is not None and not 0 < self.itl_slo_ms < math.inf:
             faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0 and finite")
         _raise(faults)

@@ -4,6 +4,8 @@ A sub-command's module is imported only when it is asked for, so that the gatewa
 neither of them loads vLLM.
 """
 
+import os
+import signal
 import sys
 from importlib import import_module, metadata
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -41,7 +43,15 @@ def main() -> None:
     if name not in COMMANDS:
         sys.stderr.write(f"specpilot: there is no command {name!r}\n{_usage()}")
         sys.exit(2)
-    import_module(COMMANDS[name][0]).main(rest)
+    try:
+        try:
+            import_module(COMMANDS[name][0]).main(rest)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read the output has left, as `| head` does. Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def _hot_path() -> str:

@@ -1,5 +1,7 @@
 """`specpilot --version` says which of the two distributions runs; the embedded Redis is an extra."""
 
+import os
+import signal
 import subprocess
 import sys
 from importlib import util
@@ -35,6 +37,16 @@ def test_the_version_loads_no_part() -> None:
     code += "print([name for name in sys.modules if name in ('fastapi', 'uvicorn', 'numpy', 'redis')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.endswith("\n[]\n")
+
+
+@pytest.mark.parametrize("arguments", [["presets"], ["presets", "--help"]])
+def test_a_reader_that_leaves_ends_a_command_without_a_traceback(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "specpilot.cli", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_without_the_extra_the_embedded_server_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
