@@ -1,6 +1,7 @@
-"""One live line about the running system: requests, output tokens per second, and for each class K and acceptance.
+"""One live line about the running system: requests and failures, output tokens per second, K and acceptance by class.
 
-K is the mean over the drafts since the line before, with its range where requests of a class had unlike K.
+What was refused counts as failed, what the client left does not. K is the mean over the drafts since the line before,
+with its range where requests of a class had unlike K.
 
 On a terminal the line is rewritten in place once a second; elsewhere it is printed every `PRINT_EVERY_S` seconds.
 """
@@ -17,7 +18,10 @@ from specpilot.policy.clock import Clock
 
 PRINT_EVERY_S = 10.0
 Sample = dict[tuple[str, str, str], float]
-"""(metric, traffic class, K) -> value summed over engines and other labels; empty where a metric has no such label."""
+"""(metric, traffic class, K or status) -> value summed over engines and other labels; empty where a metric has none."""
+
+_REQUESTS = "specpilot_gateway_requests_total"
+_FIRST_FAILURE, _CLIENT_LEFT = 400, 499
 
 
 class StatusLine:
@@ -55,24 +59,20 @@ class StatusLine:
                 if not family.name.startswith("specpilot_"):
                     continue
                 for item in family.samples:
-                    key = (item.name, item.labels.get(names.LABEL_CLASS, ""), item.labels.get(names.LABEL_K, ""))
-                    sample[key] += item.value
+                    third = item.labels.get(names.LABEL_K) or item.labels.get("status", "")
+                    sample[item.name, item.labels.get(names.LABEL_CLASS, ""), third] += item.value
         return sample
 
 
 def worded(before: Sample, now: Sample, seconds: float) -> str:
     """Return the line for the `seconds` between two samples. Acceptance length is tokens per draft."""
+    risen_by = {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
 
     def rise(name: str, traffic_class: str | None = None) -> float:
-        return sum(
-            max(0.0, value - before.get(key, 0.0))
-            for key, value in now.items()
-            if key[0] == name and traffic_class in (None, key[1])
-        )
+        return sum(risen for key, risen in risen_by.items() if key[0] == name and traffic_class in (None, key[1]))
 
     def k_of(traffic_class: str) -> str:
-        keys = {key: int(key[2]) for key in now if key[:2] == (names.DRAFTS, traffic_class)}
-        risen = {k: now[key] - before.get(key, 0.0) for key, k in keys.items() if now[key] > before.get(key, 0.0)}
+        risen = {int(key[2]): by for key, by in risen_by.items() if key[:2] == (names.DRAFTS, traffic_class) and by}
         if len(risen) == 1:
             return str(*risen)
         mean = sum(k * count for k, count in risen.items()) / sum(risen.values())
@@ -84,7 +84,13 @@ def worded(before: Sample, now: Sample, seconds: float) -> str:
         for name in classes
         if rise(names.DRAFTS, name)
     )
-    requests = rise("specpilot_gateway_requests_total") / seconds
+    failed = sum(risen for key, risen in risen_by.items() if key[0] == _REQUESTS and _is_failure(key[2])) / seconds
+    requests = f"{rise(_REQUESTS) / seconds:5.1f} req/s" + (f" ({failed:.1f} failed)" if failed else "")
     running = sum(value for key, value in now.items() if key[0] == names.RUNNING_DECODES)
     otps = rise(names.DECODE_TOKENS) / seconds
-    return f"{requests:5.1f} req/s  {running:3.0f} running  {otps:6.0f} tok/s  {by_class or 'idle'}"
+    return f"{requests}  {running:3.0f} running  {otps:6.0f} tok/s  {by_class or 'idle'}"
+
+
+def _is_failure(status: str) -> bool:
+    """Whether a request of this `status` was refused or failed; who left first is neither."""
+    return int(status) >= _FIRST_FAILURE and int(status) != _CLIENT_LEFT

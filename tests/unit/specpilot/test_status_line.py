@@ -34,3 +34,12 @@ def test_a_quiet_system_is_idle_and_a_restarted_engine_is_no_negative_rate() -> 
     line = worded(before, sample(DRAFTS__code__5=10), seconds=1.0)
     assert "0 tok/s" in line
     assert line.endswith("idle")
+
+
+def test_refused_and_failed_requests_are_told_and_who_left_is_none() -> None:
+    requests = "specpilot_gateway_requests_total"
+    before = {(requests, "default", "200"): 5.0, (requests, "default", "401"): 2.0}
+    quiet = before | {(requests, "default", "200"): 9.0, (requests, "chat", "499"): 1.0}
+    assert "  2.5 req/s    0 running" in worded(before, quiet, seconds=2.0)
+    refused = quiet | {(requests, "default", "401"): 6.0, (requests, "chat", "502"): 1.0}
+    assert "  5.0 req/s (2.5 failed)" in worded(before, refused, seconds=2.0)
