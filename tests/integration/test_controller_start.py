@@ -25,7 +25,7 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), ("--redis-url", "required")),
+        ((), ("--redis-url", "is missing")),
         (("--redis-url", "redis://me:secret@127.0.0.1:1"), ("--redis-url", "***@127.0.0.1:1", "start Redis")),
         (("--redis-url", "http://x"), ("--redis-url", "redis://")),
         (("--interval-s", "0"), ("--interval-s",)),
