@@ -5,6 +5,7 @@ neither of them loads vLLM.
 """
 
 import os
+import select
 import signal
 import sys
 from importlib import import_module, metadata
@@ -47,11 +48,21 @@ def main() -> None:
         try:
             import_module(COMMANDS[name][0]).main(rest)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except BrokenPipeError:
-        # Who read the output has left, as `| head` does. Python would complain once more when it flushes at its end.
+        if not _reader_left():
+            raise
+        # As `| head` does: no fault. Python flushes once more at its end, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _reader_left() -> bool:
+    """Whether standard output is what broke, and not a connection of the command's own."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _hot_path() -> str:

