@@ -270,10 +270,10 @@ class ClassPolicy:
                 faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
         if self.k_min is not None and self.k_max is not None and self.k_min > self.k_max:
             faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
-        if self.pin is not None and not (self.k_min or 0) <= self.pin <= (
-            K_LIMIT if self.k_max is None else self.k_max
-        ):
-            faults.append(f"pin {self.pin} is outside the class's own k_min and k_max; remove the pin or the bound")
+        if self.pin is not None and self.k_min is not None and self.pin < self.k_min:
+            faults.append(f"pin {self.pin} is below the class's own k_min {self.k_min}; remove one of the two")
+        if self.pin is not None and self.k_max is not None and self.pin > self.k_max:
+            faults.append(f"pin {self.pin} is above the class's own k_max {self.k_max}; remove one of the two")
         if self.itl_slo_ms is not None and not 0 < self.itl_slo_ms < math.inf:
             faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0 and finite")
         _raise(faults)

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         query["validate_only"] = "true"
     path = "/admin/freezes" + ("/" + quote(settings.model) if settings.model else "")
     path += "?" + urlencode(query) if query else ""
-    engines = client.read("/admin/engines")["engines"]
+    warning = _unless_it_runs(client, settings.model) if settings.model and not settings.lift else ""
     answer = client.ask(path, "DELETE")[0] if settings.lift else client.ask(path, "PUT", _body(settings))[0]
     if answer is not None and answer.get("dry_run"):
         sys.stdout.write(text.dry_run(answer))
@@ -57,10 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"{name} is not frozen any more\n")
     else:
         sys.stdout.write(f"{name} is frozen: {_line(answer)}\n")
-    running = sorted({engine["model"] for engine in engines})
-    if settings.model and not settings.lift and settings.model not in running:
-        known = f"those of {', '.join(running)} do" if running else "none does"
-        sys.stderr.write(f"no engine of {text.printable(settings.model)} runs, {known}: check the name\n")
+    sys.stderr.write(warning)
+
+
+def _unless_it_runs(client: AdminClient, model: str) -> str:
+    """Return a line that warns of a `model` that no engine serves; it is empty where one does."""
+    running = sorted({engine["model"] for engine in client.read("/admin/engines")["engines"]})
+    known = f"those of {', '.join(running)} do" if running else "none does"
+    return "" if model in running else f"no engine of {text.printable(model)} runs, {known}: check the name\n"
 
 
 def _body(settings: FreezeSettings) -> bytes:
