@@ -42,8 +42,8 @@ class AdapterSettings(BaseSettings):
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
 
-    graph_k: Annotated[tuple[int, ...], NoDecode] = Field(
-        default=(), description="K that get FULL CUDA graphs beside 0 and K_max, by commas"
+    graph_k: Annotated[tuple[int, ...] | None, NoDecode] = Field(
+        default=None, description="K that get FULL CUDA graphs of their own, by commas; default: by attention backend"
     )
 
     @field_validator("graph_k", mode="before")

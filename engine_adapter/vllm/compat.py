@@ -96,7 +96,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         ),
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
-    deepest = max(AdapterSettings().graph_k, default=0)
+    deepest = max(AdapterSettings().graph_k or (), default=0)
     if deepest and deepest > vllm_config.num_speculative_tokens:
         faults.append(
             f"--graph-k names K = {deepest} and K_max is {vllm_config.num_speculative_tokens}: leave out what is more"

@@ -13,6 +13,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.worker.worker_base import WorkerBase
 
 from specpilot.engine_adapter.vllm.drafting import of_runner
+from specpilot.engine_adapter.vllm.graphs import StepDispatcher
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.graphs import Graphs
 
@@ -54,7 +55,11 @@ def of_graphs(runner: Any) -> Graphs | None:
     """Return the graphs of a model runner whose drafter is steered."""
     if of_runner(runner) is None or runner.cudagraph_dispatcher.cudagraph_mode == CUDAGraphMode.NONE:
         return None
-    mode, keys = runner.cudagraph_dispatcher.cudagraph_mode, runner.cudagraph_dispatcher.cudagraph_keys
+    dispatcher = runner.cudagraph_dispatcher
+    mode, keys = dispatcher.cudagraph_mode, dispatcher.cudagraph_keys
+    has_pieces = mode.has_piecewise_cudagraphs()
+    if isinstance(dispatcher, StepDispatcher) and dispatcher.replays_any_mix:
+        mode = CUDAGraphMode.FULL
     uniform: dict[int, set[int]] = {}
     for key in keys[CUDAGraphMode.FULL]:
         if key.uniform:
@@ -64,7 +69,7 @@ def of_graphs(runner: Any) -> Graphs | None:
         mode=mode.name,
         mixed=_sizes(key.num_tokens for key in keys.get(mode.mixed_mode(), ()) if not key.uniform),
         uniform={length: _sizes(sizes) for length, sizes in sorted(uniform.items())},
-        drafter=_sizes(key.num_tokens for key in drafted) if runner.drafter.parallel_drafting else (),
+        drafter=_sizes(key.num_tokens for key in drafted) if runner.drafter.parallel_drafting and has_pieces else (),
     )
 
 

@@ -1,21 +1,31 @@
-"""CUDA graphs for the steps that K makes: FULL graphs for several query lengths, of sizes that these steps need.
+"""CUDA graphs for every step that K makes: which graphs are captured, and which one a step replays.
 
-A step of the target in which each request has the same number of positions q (its *query length*: 1 + K) can be
-replayed as one FULL graph; any other step as PIECEWISE graphs with attention between them, or without a graph. A step
-is padded to the nearest size that was captured. vLLM on model runner V1 captures FULL graphs for q = 1 + K_max alone,
-and rounds every size to multiples of it, so that at K = 0 one request would be run as 1 + K_max rows without one.
+vLLM runs a step of the target as one FULL graph, as PIECEWISE graphs with attention between them, or without a graph,
+and pads it to the nearest captured size. A PIECEWISE step costs the host two to three times as much as a FULL one. On
+model runner V1, vLLM captures FULL graphs for steps in which every request has 1 + K_max tokens, and for no others.
 
-`LengthDispatcher` takes the place of the runner's `CudagraphDispatcher`. It is one for q = 1 and for all mixed steps,
-with the sizes that were configured, and holds one of vLLM's own for each further query length, with these sizes rounded
-up to multiples of that length, the largest multiple that fits, and the size of a step of all requests that may run. The
-FULL keys of all stand in its one list, from which vLLM profiles the memory and captures. Keys of two lengths never
-meet: a key has tokens and requests, and so the length.
+The *query length* q of a request is its number of tokens in the step: 1 + K for a decode, the chunk's for a prompt.
+`StepDispatcher` takes the place of the runner's `CudagraphDispatcher` and looks in this order:
 
-What vLLM keeps for itself: which modes the attention backend can do (`resolve_cudagraph_mode_and_sizes`); capturing;
-the drafter's graphs, which are PIECEWISE. Where a mode has no FULL graphs of its own for uniform steps (`PIECEWISE`,
-`FULL`, `NONE`), query lengths make no difference, and the configured sizes are all that is put back.
+1. uniform graphs: a step whose requests all have the same q, if that q has FULL graphs. q = 1 (K = 0) always has some.
+2. graphs for any mix: every other step, prompts included. An attention backend that supports FULL graphs for any batch
+   (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton) replays one graph by the number of tokens alone.
+3. PIECEWISE graphs, where the backend does not support 2.
 
-Hybrid models keep vLLM's dispatcher: their recurrent layers count on a layout with K_max drafts in each uniform step.
+A step of q = 1 never replays a graph for any mix: FlashAttention 3 writes less scheduler metadata for such a step than
+a mixed graph reads, and Triton's attention selects another kernel for it. Where the backend supports 2, no further q
+needs graphs of its own. Where it does not (FlashAttention 2 and 4, FlashInfer), each q of `UNIFORM_K` gets some.
+
+Keys of each set are made by one of vLLM's own dispatchers, on a copy of the configuration with the sizes of that set.
+The keys of all sets stand in the one list from which vLLM profiles memory and captures. Keys of two sets never meet: a
+key holds tokens, requests and whether it is uniform.
+
+vLLM keeps: which modes the attention backend supports (`resolve_cudagraph_mode_and_sizes`), capturing, and the drafter's
+graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs; that is why the target
+keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, so that a drafter
+has no graphs: `compat.graph_notes` says so. With `PIECEWISE` and `NONE` the configured sizes are all that changes.
+
+Hybrid models keep vLLM's dispatcher: their recurrent layers expect K_max drafts in each uniform step.
 """
 
 import logging
@@ -28,11 +38,27 @@ from typing import Any
 
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm.compat import is_steered
 
+ANY_MIX = 0
+"""Stands for "any query lengths" where graphs are listed by query length."""
+UNIFORM_K = (0, 1, 2, 3, 5, 7)
+"""K that get FULL graphs of their own, beside K_max, where the backend supports none for any mix.
+
+Each takes 54 to 262 MiB and about a second of the start for an 8B model (H200). K = 4 and 6 are left out: padding a
+request by one token costs 10 to 15 microseconds, a lost FULL graph 5 milliseconds.
+"""
+_GROWTH = 4
+"""The next number of requests that a uniform graph is captured for is larger by a quarter at most.
+
+So a step of few requests is padded by 10 % in the mean, at 18 graphs for up to 64 requests.
+"""
+MEMORY_RATIO = 0.1
+"""Share of the accelerator's memory that graphs may take before those for K other than 0 and K_max are left out."""
 _MIB = 1 << 20
 
 logger = logging.getLogger("vllm.specpilot")
@@ -40,41 +66,50 @@ logger = logging.getLogger("vllm.specpilot")
 
 @dataclass(slots=True)
 class Taken:
-    """What capturing FULL graphs of one query length took."""
+    """What capturing FULL graphs of one set took."""
 
     graphs: int = 0
     seconds: float = 0.0
     memory_bytes: int = 0
 
 
-class LengthDispatcher(CudagraphDispatcher):
-    """Finds the graph of a step, whatever the query length of its requests.
+class StepDispatcher(CudagraphDispatcher):
+    """Finds the graph of a step (module docstring).
 
-    `lengths` are the query lengths that get FULL graphs; 1 always does. `step_length` is that of the step to be
-    dispatched, and counts where the caller says that it is uniform. `taken`: what capturing took, by query length.
+    `uniform_lengths` are the query lengths with FULL graphs of their own; 1 is always one of them. `any_mix`: whether
+    the attention backend supports FULL graphs for any mix of query lengths. `step_length` is the query length of the
+    step to be dispatched; it counts where the caller says that the step is uniform. `capturing` is the mode of the
+    graph that is being captured, `None` outside of a capture. `taken`: what capturing took, by query length.
     """
 
-    def __init__(self, vllm_config: Any, lengths: Iterable[int]) -> None:
+    def __init__(self, vllm_config: Any, uniform_lengths: Iterable[int], *, any_mix: bool) -> None:
         super().__init__(vllm_config)
         compilation = vllm_config.compilation_config
-        largest = compilation.max_cudagraph_capture_size
         sizes = {*compilation.cudagraph_capture_sizes, *_full_batch(vllm_config, 1)}
-        self._configured = sorted(sizes), largest
-        self._wanted = sorted({*lengths} - {1})
-        self._of_length: dict[int, CudagraphDispatcher] = {}
+        self._configured = sorted(sizes), compilation.max_cudagraph_capture_size
+        self._wanted = sorted({1, *uniform_lengths})
+        self._any_mix = any_mix
+        self._uniform: dict[int, CudagraphDispatcher] = {}
+        self._has_mixed = False
         self.uniform_decode_query_len = 1
         self.step_length = 1
+        self.capturing: Any = None
         self.taken: dict[int, Taken] = {}
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Query lengths that have FULL graphs of their own."""
-        return (1, *self._of_length) if self.cudagraph_mode.separate_routine() else ()
+        return tuple(self._uniform)
 
-    def sizes(self, length: int) -> list[int]:
-        """Return the sizes, in tokens, of the FULL graphs for this query length."""
-        keys = self.cudagraph_keys[CUDAGraphMode.FULL]
-        return sorted({key.num_tokens for key in keys if key.uniform and key.num_tokens == length * key.num_reqs})
+    @property
+    def replays_any_mix(self) -> bool:
+        """Whether a step with any mix of query lengths replays one FULL graph."""
+        return self._has_mixed
+
+    def keep_fewest(self, k_max: int) -> bool:
+        """Capture no more uniform graphs than those for K = 0 and K_max; return whether that are fewer than before."""
+        before, self._wanted = self._wanted, sorted({1, 1 + k_max} & {*self._wanted})
+        return self._wanted != before
 
     def initialize_cudagraph_keys(self, cudagraph_mode: Any, uniform_decode_query_len: int = 1) -> None:
         """Make the keys of all graphs; by now vLLM has rounded the sizes for `uniform_decode_query_len`."""
@@ -82,14 +117,29 @@ class LengthDispatcher(CudagraphDispatcher):
         compilation = self.compilation_config
         compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = self._configured
         super().initialize_cudagraph_keys(cudagraph_mode, 1)
-        self._of_length = {}
-        self.taken = {}
-        if cudagraph_mode.decode_mode() != CUDAGraphMode.FULL or not cudagraph_mode.separate_routine():
+        self._uniform, self._has_mixed, self.taken = {}, cudagraph_mode == CUDAGraphMode.FULL, {}
+        if cudagraph_mode.decode_mode() != CUDAGraphMode.FULL:
             return
         for length in self._wanted:
             if length <= (compilation.max_cudagraph_capture_size or 0):
-                self._of_length[length] = own = _of_length(self.vllm_config, length)
-                self.cudagraph_keys[CUDAGraphMode.FULL] |= own.cudagraph_keys[CUDAGraphMode.FULL]
+                sizes = self._configured[0] if length == 1 else _uniform_sizes(self.vllm_config, length)
+                self._uniform[length] = self._add(sizes, CUDAGraphMode.FULL_DECODE_ONLY, length)
+        if self._any_mix and cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE:
+            # A step of one token is a step of q = 1. vLLM's `dispatch` looks for FULL keys before PIECEWISE ones.
+            self._add([size for size in self._configured[0] if size > 1], CUDAGraphMode.FULL, 1)
+            self._has_mixed = True
+
+    def _add(self, sizes: list[int], mode: Any, length: int) -> CudagraphDispatcher:
+        """Return a dispatcher of vLLM's for these `sizes`, after its FULL keys are added to the list of all."""
+        own = copy(self.vllm_config)
+        own.compilation_config = compilation = copy(self.compilation_config)
+        compilation.compile_sizes = None  # those sizes are of PIECEWISE steps
+        compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = sizes, sizes[-1]
+        dispatcher = CudagraphDispatcher(own)
+        dispatcher.uniform_decode_query_len = length
+        dispatcher.initialize_cudagraph_keys(mode, length)
+        self.cudagraph_keys[CUDAGraphMode.FULL] |= dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
+        return dispatcher
 
     def dispatch(  # noqa: PLR0913, PLR0917 - vLLM's signature
         self,
@@ -101,24 +151,39 @@ class LengthDispatcher(CudagraphDispatcher):
         invalid_modes: Any = None,
     ) -> tuple[Any, Any]:
         """Return mode and key of the graph for a step of `num_tokens`, as vLLM's dispatcher does."""
-        if uniform_decode and self.step_length > 1:
-            uniform_decode = False
-            own = self._of_length.get(self.step_length)
-            may_be_full = CUDAGraphMode.FULL in (valid_modes or {CUDAGraphMode.FULL})
-            if own is not None and may_be_full and CUDAGraphMode.FULL not in (invalid_modes or ()):
+        own = self._uniform.get(self.step_length) if uniform_decode else None
+        if own is not None and self.capturing != CUDAGraphMode.PIECEWISE:
+            allowed = (valid_modes or CUDAGraphMode.valid_runtime_modes()) - (invalid_modes or frozenset())
+            if CUDAGraphMode.FULL in allowed:
                 found: tuple[Any, Any] = own.dispatch(num_tokens, True, has_lora, num_active_loras)
                 if found[0] == CUDAGraphMode.FULL:
                     return found
-        mode, key = super().dispatch(num_tokens, uniform_decode, has_lora, num_active_loras, valid_modes, invalid_modes)
+        if self.capturing == CUDAGraphMode.PIECEWISE or (uniform_decode and self.step_length == 1):
+            invalid_modes = {CUDAGraphMode.FULL, *(invalid_modes or ())}
+        mode, key = super().dispatch(num_tokens, False, has_lora, num_active_loras, valid_modes, invalid_modes)
         return mode, key
 
 
-def replace_dispatcher(runner: Any) -> None:
-    """Give a model runner whose drafter is steered a `LengthDispatcher`, before its keys are made."""
+def replace_dispatcher(runner: Any, attention_backends: Any, kv_cache_groups: Any) -> None:
+    """Give a model runner whose drafter is steered a `StepDispatcher`, before its keys are made.
+
+    `attention_backends`, `kv_cache_groups`: as vLLM passes them to `_check_and_update_cudagraph_mode`.
+    """
     config = runner.vllm_config
-    if isinstance(runner.cudagraph_dispatcher, LengthDispatcher) or not is_graphed(config):
+    if isinstance(runner.cudagraph_dispatcher, StepDispatcher) or not is_graphed(config):
         return
-    runner.cudagraph_dispatcher = LengthDispatcher(config, query_lengths(config.num_speculative_tokens))
+    any_mix = supports_any_mix(config, attention_backends, kv_cache_groups)
+    lengths = query_lengths(config.num_speculative_tokens, any_mix=any_mix)
+    runner.cudagraph_dispatcher = StepDispatcher(config, lengths, any_mix=any_mix)
+
+
+def supports_any_mix(vllm_config: Any, attention_backends: Any, kv_cache_groups: Any) -> bool:
+    """Whether all attention backends of an engine can replay one FULL graph for any mix of query lengths."""
+    return all(
+        backend.get_builder_cls().get_cudagraph_support(vllm_config, group.kv_cache_spec) == AttentionCGSupport.ALWAYS
+        for backends, group in zip(attention_backends, kv_cache_groups, strict=False)
+        for backend in backends
+    )
 
 
 def is_graphed(vllm_config: Any) -> bool:
@@ -131,46 +196,81 @@ def is_graphed(vllm_config: Any) -> bool:
     )
 
 
-def query_lengths(k_max: int) -> tuple[int, ...]:
-    """Return the query lengths that get FULL graphs: of K = 0, of K_max, and of each K that the operator names."""
-    return tuple(sorted({1, 1 + k_max, *(1 + k for k in AdapterSettings().graph_k if k <= k_max)}))
+def query_lengths(k_max: int, *, any_mix: bool) -> tuple[int, ...]:
+    """Return the query lengths that get FULL graphs of their own.
+
+    Beside q = 1 these are the operator's (`graph_k`). Where no graph serves any mix, K_max is one of them always, and
+    `UNIFORM_K` takes the place of an operator's list that is not given.
+    """
+    chosen = AdapterSettings().graph_k
+    if any_mix:
+        depths = {0, *(chosen or ())}
+    else:
+        depths = {0, k_max, *(UNIFORM_K if chosen is None else chosen)}
+    return tuple(sorted(1 + k for k in depths if k <= k_max))
 
 
 @contextmanager
-def captured(runner: Any, key: Any) -> Iterator[None]:
-    """Let the runner capture the graph of `key` for its query length, and note what it takes of a FULL one."""
-    if not key.uniform:
+def captured(runner: Any, key: Any, mode: Any) -> Iterator[None]:
+    """Let the runner capture the graph of `key` and `mode`, and note what a FULL one takes."""
+    dispatcher = runner.cudagraph_dispatcher
+    if not isinstance(dispatcher, StepDispatcher):
         yield
         return
-    length, began, free = key.num_tokens // key.num_reqs, time.monotonic(), _free_bytes()
-    with of_length(runner, length):
-        yield
-    if isinstance(runner.cudagraph_dispatcher, LengthDispatcher):
-        taken = runner.cudagraph_dispatcher.taken.setdefault(length, Taken())
+    length = key.num_tokens // key.num_reqs if key.uniform else ANY_MIX
+    began, free, dispatcher.capturing = time.monotonic(), _free_bytes(), mode
+    try:
+        with of_length(runner, length):
+            yield
+    finally:
+        dispatcher.capturing = None
+    if mode == CUDAGraphMode.FULL:
+        taken = dispatcher.taken.setdefault(length, Taken())
         taken.graphs += 1
         taken.seconds += time.monotonic() - began
         taken.memory_bytes += free - _free_bytes()
 
 
+def is_too_much(runner: Any, estimate_bytes: int) -> bool:
+    """Whether graphs of this size are to be made fewer; they are by the time that this returns true."""
+    dispatcher = runner.cudagraph_dispatcher
+    if not isinstance(dispatcher, StepDispatcher) or not torch.accelerator.is_available():
+        return False
+    total = int(torch.accelerator.get_memory_info()[1])
+    if estimate_bytes <= MEMORY_RATIO * total or not dispatcher.keep_fewest(runner.vllm_config.num_speculative_tokens):
+        return False
+    logger.warning(
+        "SpecPilot: CUDA graphs would take %.0f MiB, more than %.0f %% of the memory: FULL graphs for K = 0 and K_max "
+        "alone are captured; name further K with --graph-k, or lower --max-cudagraph-capture-size",
+        estimate_bytes / _MIB, 100 * MEMORY_RATIO,
+    )  # fmt: skip
+    return True
+
+
 def say_captured(runner: Any) -> None:
-    """Log what the FULL graphs of each K took, after all were captured."""
-    if isinstance(runner.cudagraph_dispatcher, LengthDispatcher):
-        for length, taken in sorted(runner.cudagraph_dispatcher.taken.items()):
-            logger.info(
-                "SpecPilot: %d FULL graphs for K = %d: %.1f s, %.0f MiB",
-                taken.graphs, length - 1, taken.seconds, taken.memory_bytes / _MIB,
-            )  # fmt: skip
+    """Log which steps have FULL graphs, what these took, and from where on steps have none, after the capture."""
+    dispatcher = runner.cudagraph_dispatcher
+    if not isinstance(dispatcher, StepDispatcher):
+        return
+    largest = dispatcher.compilation_config.max_cudagraph_capture_size
+    for length, taken in sorted(dispatcher.taken.items()):
+        logger.info(
+            "SpecPilot: %d FULL graphs for %s, up to %d tokens a step: %.1f s, %.0f MiB",
+            taken.graphs, "any mix of K and prompts" if length == ANY_MIX else f"K = {length - 1}", largest,
+            taken.seconds, taken.memory_bytes / _MIB,
+        )  # fmt: skip
 
 
 @contextmanager
 def of_length(runner: Any, length: int) -> Iterator[None]:
-    """Let the runner take a step or a dummy run of query length `length` for a uniform one, if it has such graphs."""
+    """Let the runner call a step or a dummy run uniform if `length` is its query length and has graphs of its own."""
     dispatcher = runner.cudagraph_dispatcher
-    if not isinstance(dispatcher, LengthDispatcher) or length not in dispatcher.lengths:
+    if not isinstance(dispatcher, StepDispatcher):
         yield
         return
     before = runner.uniform_decode_query_len, dispatcher.step_length
-    runner.uniform_decode_query_len = dispatcher.step_length = length
+    # No step has the query length 0. The runner's own, 1 + K_max, may have no graphs.
+    runner.uniform_decode_query_len = dispatcher.step_length = length if length in dispatcher.lengths else 0
     try:
         yield
     finally:
@@ -181,20 +281,15 @@ def _free_bytes() -> int:
     return int(torch.accelerator.get_memory_info()[0]) if torch.accelerator.is_available() else 0
 
 
-def _of_length(vllm_config: Any, length: int) -> CudagraphDispatcher:
-    """Return vLLM's own dispatcher of FULL graphs for one query length, which is within the largest size."""
-    own = copy(vllm_config)
-    own.compilation_config = sizes = copy(vllm_config.compilation_config)
-    sizes.compile_sizes = None  # what is compiled apart is of mixed steps
-    largest = sizes.max_cudagraph_capture_size
-    multiples = {-(-size // length) * length for size in sizes.cudagraph_capture_sizes} | {largest // length * length}
-    multiples |= _full_batch(vllm_config, length)
-    sizes.cudagraph_capture_sizes = sorted(size for size in multiples if size <= largest)
-    sizes.max_cudagraph_capture_size = sizes.cudagraph_capture_sizes[-1]
-    dispatcher = CudagraphDispatcher(own)
-    dispatcher.uniform_decode_query_len = length
-    dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, length)
-    return dispatcher
+def _uniform_sizes(vllm_config: Any, length: int) -> list[int]:
+    """Return the sizes, in tokens, of the uniform graphs for a query length, which is within the largest size."""
+    largest = vllm_config.compilation_config.max_cudagraph_capture_size
+    most = min(largest // length, vllm_config.scheduler_config.max_num_seqs)
+    counts, count = {most}, 1
+    while count < most:
+        counts.add(count)
+        count += max(1, count // _GROWTH)
+    return sorted(count * length for count in counts)
 
 
 def _full_batch(vllm_config: Any, length: int) -> set[int]:

@@ -11,8 +11,8 @@ Of vLLM's model runner, which all of its runners derive from:
 - `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept; what vLLM's
   sampling gets wrong is put right (`sampling`);
 - `_input_fits_in_drafter`: in a step of width 0 nothing does;
-- `_check_and_update_cudagraph_mode`, `capture_model`, `_warmup_and_capture`, `_determine_batch_execution_and_padding`:
-  CUDA graphs are made and found for the query lengths that K takes (`graphs`).
+- `_check_and_update_cudagraph_mode`, `profile_cudagraph_memory`, `capture_model`, `_warmup_and_capture`,
+  `_determine_batch_execution_and_padding`: CUDA graphs are made and found for the steps that K makes (`graphs`).
 
 Of its drafters:
 
@@ -42,7 +42,7 @@ from specpilot.engine_adapter.vllm import draft_width, drafting, sampling
 from specpilot.engine_adapter.vllm.backlog import Backlog
 from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
 from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
-from specpilot.engine_adapter.vllm.graphs import captured, of_length, replace_dispatcher, say_captured
+from specpilot.engine_adapter.vllm.graphs import captured, is_too_much, of_length, replace_dispatcher, say_captured
 from specpilot.engine_adapter.vllm.subset import chosen, spread
 from specpilot.engine_adapter.vllm.undrafted import (
     as_without_speculation,
@@ -166,23 +166,28 @@ def _wrap_runners() -> None:
 def _wrap_graphs() -> None:
     check, capture = GPUModelRunner._check_and_update_cudagraph_mode, GPUModelRunner._warmup_and_capture
     determine = GPUModelRunner._determine_batch_execution_and_padding
-    capture_model = GPUModelRunner.capture_model
+    profile, capture_model = GPUModelRunner.profile_cudagraph_memory, GPUModelRunner.capture_model
 
     @wraps(check)
-    def make_keys_by_length(self: Any, attention_backends: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_keys_by_step(self: Any, attention_backends: Any, kv_cache_groups: Any, *args: Any, **kwargs: Any) -> Any:
         config = self.vllm_config
         if config.speculative_config is not None and is_steered(config):
             is_async = bool(config.scheduler_config.async_scheduling)
             fault = attention_fault(attention_backends, is_async=is_async)
             if fault is not None:
                 raise UnsupportedEngineError(fault)
-        replace_dispatcher(self)
-        return check(self, attention_backends, *args, **kwargs)
+        replace_dispatcher(self, attention_backends, kv_cache_groups)
+        return check(self, attention_backends, kv_cache_groups, *args, **kwargs)
+
+    @wraps(profile)
+    def profile_within_bounds(self: Any) -> int:
+        estimate = profile(self)
+        return profile(self) if is_too_much(self, estimate) else estimate
 
     @wraps(capture)
-    def capture_of_length(self: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
-        with captured(self, desc):
-            return capture(self, desc, *args, **kwargs)
+    def capture_of_length(self: Any, desc: Any, cudagraph_runtime_mode: Any, *args: Any, **kwargs: Any) -> Any:
+        with captured(self, desc, cudagraph_runtime_mode):
+            return capture(self, desc, cudagraph_runtime_mode, *args, **kwargs)
 
     @wraps(capture_model)
     def capture_and_say(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +210,8 @@ def _wrap_graphs() -> None:
                 self, num_tokens, num_reqs, num_scheduled_tokens_np, max_num_scheduled_tokens, *args, **kwargs
             )
 
-    GPUModelRunner._check_and_update_cudagraph_mode = make_keys_by_length
+    GPUModelRunner._check_and_update_cudagraph_mode = make_keys_by_step
+    GPUModelRunner.profile_cudagraph_memory = profile_within_bounds
     GPUModelRunner._warmup_and_capture = capture_of_length
     GPUModelRunner._determine_batch_execution_and_padding = determine_of_length
     GPUModelRunner.capture_model = capture_and_say

@@ -235,6 +235,8 @@ RELIANCE: tuple[Item, ...] = (
         (_RUNNER, "GPUModelRunner", "execute_model"),
     ),
     Method(_RUNNER, "GPUModelRunner", "capture_model", (), Use.WRAP),
+    Method(_RUNNER, "GPUModelRunner", "profile_cudagraph_memory", (), Use.WRAP),
+    Attributes("v1/attention/backend.py", "AttentionCGSupport", ("ALWAYS",)),
     Reads(
         _RUNNER, "GPUModelRunner", "_determine_batch_execution_and_padding",
         ("uniform_decode_query_len", "cudagraph_dispatcher"),

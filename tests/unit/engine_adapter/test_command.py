@@ -199,9 +199,9 @@ def test_a_redis_that_does_not_answer_is_named_and_the_engine_starts_all_the_sam
     assert "secret" not in line
 
 
-@pytest.mark.parametrize(("value", "expected"), [("3", (3,)), ("1, 3", (1, 3)), ("", ())])
+@pytest.mark.parametrize(("value", "expected"), [("3", (3,)), ("1, 3", (1, 3)), ("", None)])
 def test_the_k_that_get_graphs_are_a_list_by_commas(
-    value: str, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    value: str, expected: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert settings_of(monkeypatch, "--graph-k", value).graph_k == expected
     assert settings_of(monkeypatch, SPECPILOT_ENGINE_GRAPH_K=value).graph_k == expected

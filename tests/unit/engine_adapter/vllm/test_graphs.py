@@ -23,7 +23,8 @@ with warnings.catch_warnings():
     from specpilot.policy.graphs import Graphs
 
 K_MAX = 7
-SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]  # vLLM's own on an H100
+LONG_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16)]
+SIZES = [size for size in LONG_SIZES if size <= 512]  # vLLM's own on an H100
 FULL, PIECEWISE, NONE = "FULL", "PIECEWISE", "NONE"
 
 
@@ -33,7 +34,7 @@ def _wrapped() -> None:
 
 
 class _Backend:
-    """An attention backend with graphs for steps of one query length, as FlashAttention 2 and MLA have."""
+    """An attention backend with FULL graphs for uniform steps alone, like FlashAttention 2 and MLA."""
 
     @classmethod
     def get_builder_cls(cls) -> type:
@@ -44,16 +45,27 @@ class _Backend:
         return AttentionCGSupport.UNIFORM_BATCH
 
 
-def runner(
+class _AnyMixBackend(_Backend):
+    """An attention backend with FULL graphs for any batch, like FlashAttention 3 and Triton's."""
+
+    @staticmethod
+    def get_cudagraph_support(*_: object) -> AttentionCGSupport:
+        return AttentionCGSupport.ALWAYS
+
+
+def runner(  # noqa: PLR0913 - what a test varies
     scheduler: object = SpecPilotAsyncScheduler,
     mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
     *,
     max_num_seqs: int = 256,
     is_hybrid: bool = False,
+    backend: type = _Backend,
+    largest: int = SIZES[-1],
 ) -> Any:
     """vLLM's runner as far as it finds graphs; its configuration is a stub, its dispatcher and methods are real."""
     compilation = CompilationConfig(
-        mode=3, cudagraph_mode=mode, cudagraph_capture_sizes=[*SIZES], max_cudagraph_capture_size=SIZES[-1]
+        mode=3, cudagraph_mode=mode,
+        cudagraph_capture_sizes=[size for size in LONG_SIZES if size <= largest], max_cudagraph_capture_size=largest,
     )
     compilation.set_splitting_ops_for_v1(all2all_backend="", data_parallel_size=1)
     config = SimpleNamespace(
@@ -80,12 +92,12 @@ def runner(
         kv_cache_config=None,
         max_num_reqs=max_num_seqs,
     )
-    GPUModelRunner._check_and_update_cudagraph_mode(made, [{_Backend}], [SimpleNamespace(kv_cache_spec=None)])
+    GPUModelRunner._check_and_update_cudagraph_mode(made, [{backend}], [SimpleNamespace(kv_cache_spec=None)])
     return made
 
 
-def found(made: Any, positions: list[int]) -> tuple[str, int]:
-    """Mode and padded tokens of a step whose requests have so many positions each."""
+def key_of(made: Any, positions: list[int]) -> tuple[Any, Any]:
+    """Mode and key of the graph of a step whose requests have so many positions each."""
     mode, key, *_ = GPUModelRunner._determine_batch_execution_and_padding(
         made,
         num_tokens=sum(positions),
@@ -93,38 +105,83 @@ def found(made: Any, positions: list[int]) -> tuple[str, int]:
         num_scheduled_tokens_np=np.array(positions),
         max_num_scheduled_tokens=max(positions),
     )
+    return mode, key
+
+
+def found(made: Any, positions: list[int]) -> tuple[str, int]:
+    """Mode and padded tokens of a step whose requests have so many positions each."""
+    mode, key = key_of(made, positions)
+    assert not key.uniform or key.num_tokens == key.num_reqs * positions[0]
     return mode.name, key.num_tokens
 
 
-TABLE = [  # running requests, K, then vLLM's own, then with K of 0 and K_max, then with K = 3 too
+TABLE = [  # running requests, K, then vLLM's own, then the adapter's without and with graphs for any mix
     (1, 0, (PIECEWISE, 8), (FULL, 1), (FULL, 1)),
-    (1, 1, (PIECEWISE, 8), (PIECEWISE, 2), (PIECEWISE, 2)),
-    (1, 3, (PIECEWISE, 8), (PIECEWISE, 4), (FULL, 4)),
+    (1, 1, (PIECEWISE, 8), (FULL, 2), (FULL, 2)),
+    (1, 4, (PIECEWISE, 8), (PIECEWISE, 8), (FULL, 8)),
     (1, 7, (FULL, 8), (FULL, 8), (FULL, 8)),
     (3, 0, (PIECEWISE, 8), (FULL, 4), (FULL, 4)),
-    (3, 3, (PIECEWISE, 16), (PIECEWISE, 16), (FULL, 16)),
-    (9, 7, (FULL, 72), (FULL, 72), (FULL, 72)),
+    (3, 3, (PIECEWISE, 16), (FULL, 12), (FULL, 16)),
+    (9, 7, (FULL, 72), (FULL, 80), (FULL, 72)),
     (33, 0, (PIECEWISE, 40), (FULL, 40), (FULL, 40)),
-    (64, 6, (PIECEWISE, 448), (PIECEWISE, 448), (PIECEWISE, 448)),
+    (64, 6, (PIECEWISE, 448), (PIECEWISE, 448), (FULL, 448)),
     (64, 7, (FULL, 512), (FULL, 512), (FULL, 512)),
     (65, 7, (NONE, 520), (NONE, 520), (NONE, 520)),
-    (65, 6, (PIECEWISE, 464), (PIECEWISE, 464), (PIECEWISE, 464)),
-    (170, 2, (PIECEWISE, 512), (PIECEWISE, 512), (PIECEWISE, 512)),
-    (128, 3, (PIECEWISE, 512), (PIECEWISE, 512), (FULL, 512)),
+    (65, 6, (PIECEWISE, 464), (PIECEWISE, 464), (FULL, 464)),
+    (170, 2, (PIECEWISE, 512), (FULL, 510), (FULL, 512)),
+    (128, 3, (PIECEWISE, 512), (FULL, 512), (FULL, 512)),
     (129, 3, (NONE, 516), (NONE, 516), (NONE, 516)),
     (250, 0, (PIECEWISE, 256), (FULL, 256), (FULL, 256)),
 ]
 
 
-@pytest.mark.parametrize(("running", "k", "stock", "ours", "with_k_3"), TABLE)
-def test_a_step_of_one_k_finds_its_graph(
-    running: int, k: int, stock: object, ours: object, with_k_3: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("running", "k", "stock", "uniform", "any_mix"), TABLE)
+def test_a_step_of_one_k_finds_its_graph(running: int, k: int, stock: object, uniform: object, any_mix: object) -> None:
     step = [1 + k] * running
     assert found(runner(scheduler=object), step) == stock
-    assert found(runner(), step) == ours
+    assert found(runner(), step) == uniform
+    assert found(runner(backend=_AnyMixBackend), step) == any_mix
+
+
+def test_any_mix_of_k_and_prompts_replays_a_full_graph_up_to_the_largest_size() -> None:
+    """Every number of requests up to `max_num_seqs`, with K at random, half of the time beside a prompt's chunk."""
+    made, rng = runner(backend=_AnyMixBackend, max_num_seqs=128, largest=1024), np.random.default_rng(0)
+    for count in range(1, 129):
+        for most in range(K_MAX + 1):
+            positions = [int(length) for length in rng.integers(1, 2 + most, size=count)]
+            room = 1024 - sum(positions)
+            if room > 0 and rng.random() < 0.5:  # noqa: PLR2004
+                positions.append(int(rng.integers(1, room + 1)))
+            if len(positions) > 128:  # noqa: PLR2004
+                continue
+            mode, padded = found(made, positions)
+            assert mode == FULL, positions
+            assert sum(positions) <= padded <= min(size for size in (*LONG_SIZES, 128) if size >= sum(positions))
+
+
+@pytest.mark.parametrize("mode", [CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL])
+def test_a_step_of_single_tokens_replays_a_uniform_graph_and_any_other_step_none(mode: CUDAGraphMode) -> None:
+    made = runner(backend=_AnyMixBackend, mode=mode, max_num_seqs=128, largest=1024)
+    for count in range(1, 129):
+        for positions in ([1] * count, [1] * (count - 1) + [2], [3] * count):
+            *_, key = key_of(made, positions)
+            assert key.uniform == (max(positions) == 1), positions
+            assert key.num_reqs >= len(positions)
+
+
+def test_k_that_an_operator_names_get_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3")
-    assert found(runner(), step) == with_k_3
+    for backend, lengths in ((_Backend, (1, 4, 8)), (_AnyMixBackend, (1, 4))):
+        assert runner(backend=backend).cudagraph_dispatcher.lengths == lengths
+    monkeypatch.delenv("SPECPILOT_ENGINE_GRAPH_K")
+    for backend, lengths in ((_Backend, (1, 2, 3, 4, 6, 8)), (_AnyMixBackend, (1,))):
+        assert runner(backend=backend).cudagraph_dispatcher.lengths == lengths
+
+
+def test_a_backend_that_supports_less_for_one_group_of_layers_decides_for_all() -> None:
+    groups = [SimpleNamespace(kv_cache_spec=None)] * 2
+    assert graphs.supports_any_mix(None, [{_AnyMixBackend}, {_AnyMixBackend}], groups)
+    assert not graphs.supports_any_mix(None, [{_AnyMixBackend}, {_AnyMixBackend, _Backend}], groups)
 
 
 @pytest.mark.parametrize("running", [97, 100])
@@ -157,18 +214,38 @@ def test_a_steered_engine_does_not_start_on_attention_that_reads_other_lengths_i
 
 @pytest.mark.parametrize(
     ("positions", "expected"),
-    [([1, 8], (PIECEWISE, 16)), ([1, 2], (PIECEWISE, 4)), ([8, 1, 1], (PIECEWISE, 16)), ([300], (PIECEWISE, 304))],
+    [([1, 8], 16), ([1, 2], 4), ([8, 1, 1], 16), ([300], 304)],
 )
-def test_a_mixed_step_is_padded_no_further_than_it_needs(positions: list[int], expected: object) -> None:
-    assert found(runner(), positions) == expected
+def test_a_mixed_step_is_padded_no_further_than_it_needs(positions: list[int], expected: int) -> None:
+    assert found(runner(), positions) == (PIECEWISE, expected)
+    assert found(runner(backend=_AnyMixBackend), positions) == (FULL, expected)
 
 
-def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+ANY_MIX_GRAPHS = ["50 FULL graphs for any mix of K and prompts", "35 FULL graphs for K = 0"]
+UNIFORM_GRAPHS = [
+    "35 FULL graphs for K = 0", "23 FULL graphs for K = 2", "22 FULL graphs for K = 3", "19 FULL graphs for K = 7",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "listed", "said"),
+    [
+        (_Backend, CUDAGraphMode.FULL_AND_PIECEWISE, "2,3", UNIFORM_GRAPHS),
+        (_AnyMixBackend, CUDAGraphMode.FULL_AND_PIECEWISE, "", ANY_MIX_GRAPHS),
+        (_AnyMixBackend, CUDAGraphMode.FULL, "", ["51" + ANY_MIX_GRAPHS[0][2:], ANY_MIX_GRAPHS[1]]),
+    ],
+)
+def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(  # noqa: PLR0913, PLR0917
+    backend: type,
+    mode: CUDAGraphMode,
+    listed: str,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Capturing asks for the same key that a step of that shape will; `_dummy_run` is reduced to what it asks."""
-    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "2,3")
-    made = runner()
+    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", listed)
+    made = runner(backend=backend, mode=mode)
     seen = []
 
     def dummy_run(tokens: int, *, uniform_decode: bool, cudagraph_runtime_mode: Any, **_: Any) -> None:
@@ -194,14 +271,7 @@ def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(
     assert made.uniform_decode_query_len == 1 + K_MAX
     with caplog.at_level("INFO", logger="vllm.specpilot"):
         graphs.say_captured(made)
-    assert [line.split(":")[1].strip() for line in caplog.messages] == [
-        "35 FULL graphs for K = 0", "50 FULL graphs for K = 2", "49 FULL graphs for K = 3", "48 FULL graphs for K = 7",
-    ]  # fmt: skip
-
-
-def test_the_largest_batch_that_fits_has_a_full_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "2")
-    assert found(runner(), [3] * 170) == (FULL, 510)
+    assert [line.split(":")[1].split(",")[0].strip() for line in caplog.messages] == said
 
 
 def test_the_query_length_is_put_back_after_a_step() -> None:
@@ -254,20 +324,36 @@ class _Drafter:
         SpecDecodeBaseProposer.initialize_cudagraph_keys(self, made.cudagraph_dispatcher.cudagraph_mode)
 
 
-@pytest.mark.parametrize("is_parallel", [True, False])
-def test_the_record_tells_the_graphs(is_parallel: bool) -> None:
-    made = runner(max_num_seqs=24)
+RECORDS = [
+    (_Backend, CUDAGraphMode.FULL_AND_PIECEWISE, True, "FULL_AND_PIECEWISE", tuple(SIZES), (2, 3, 4, 6, 8)),
+    (_Backend, CUDAGraphMode.FULL_AND_PIECEWISE, False, "FULL_AND_PIECEWISE", tuple(SIZES), (2, 3, 4, 6, 8)),
+    (_AnyMixBackend, CUDAGraphMode.FULL_AND_PIECEWISE, True, "FULL", tuple(SIZES[1:]), ()),
+    (_AnyMixBackend, CUDAGraphMode.FULL, True, "FULL", tuple(SIZES), ()),
+]
+
+
+@pytest.mark.parametrize(("backend", "configured", "is_parallel", "mode", "mixed", "lengths"), RECORDS)
+def test_the_record_tells_the_graphs(  # noqa: PLR0913, PLR0917
+    backend: type,
+    configured: CUDAGraphMode,
+    is_parallel: bool,
+    mode: str,
+    mixed: tuple[int, ...],
+    lengths: tuple[int, ...],
+) -> None:
+    made = runner(max_num_seqs=24, backend=backend, mode=configured)
     made.drafter = _Drafter(made, is_parallel=is_parallel)
     assert graph_record.of_worker(SimpleNamespace(model_runner=made)) is None  # its drafter is not steered
     drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
     told = graph_record.of_worker(SimpleNamespace(model_runner=made))
     config = SimpleNamespace()
     setattr(config, graph_record.GRAPHS, told)
+    counts = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 24)
     assert graph_record.of_config(config) == Graphs(
-        "FULL_AND_PIECEWISE",
-        tuple(SIZES),
-        {1: (1, 2, 4, 8, 16, 24), 8: tuple(range(8, 193, 8))},
-        tuple(SIZES) if is_parallel else (),
+        mode,
+        mixed,
+        {1: (1, 2, 4, 8, 16, 24), **{length: tuple(length * count for count in counts) for length in lengths}},
+        tuple(SIZES) if is_parallel and configured != CUDAGraphMode.FULL else (),
     )
     assert graph_record.of_config(SimpleNamespace()) is None
 
@@ -282,4 +368,4 @@ def test_an_engine_without_graphs_tells_none() -> None:
 def test_hybrid_models_and_other_schedulers_keep_vllms_dispatcher() -> None:
     assert type(runner(is_hybrid=True).cudagraph_dispatcher) is CudagraphDispatcher
     assert type(runner(scheduler=object).cudagraph_dispatcher) is CudagraphDispatcher
-    assert isinstance(runner().cudagraph_dispatcher, graphs.LengthDispatcher)
+    assert isinstance(runner().cudagraph_dispatcher, graphs.StepDispatcher)
