@@ -12,9 +12,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-from specpilot.engine_adapter import head_config, plugin_names, presets
+from specpilot.engine_adapter import graph_flags, head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
@@ -66,6 +67,9 @@ def main(arguments: Sequence[str]) -> None:
         *("--middleware", CLASS_HEADER),
         *passed,
     ]
+    if speculative and _has_cuda():
+        k_max = speculative.get("num_speculative_tokens")
+        command += graph_flags.capture_size(passed, k_max if isinstance(k_max, int) else DEFAULT_K_MAX)
     if speculative and "--per-request-spec-decode-metrics" not in " ".join(passed):
         command += ["--per-request-spec-decode-metrics", "summary"]
     os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
@@ -92,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--static-k", type=int, help="K while there is no schedule (K_max)")
     parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
     parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
-    parser.add_argument("--graph-k", help="K that get FULL CUDA graphs beside 0 and K_max, by commas (none)")
+    parser.add_argument("--graph-k", help="K that get FULL CUDA graphs of their own, by commas (by attention backend)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
     parser.add_argument(
         "--trust-this-machine", action="store_true", help="without a token, serve /speculation to programs here"
@@ -266,6 +270,12 @@ def _is_async(passed: Sequence[str]) -> bool:
         return False
     if "--async-scheduling" in passed:
         return True
+    return _has_cuda()
+
+
+@cache
+def _has_cuda() -> bool:
+    """Whether torch sees a CUDA device here."""
     import torch  # noqa: PLC0415 - seconds to import, and needed only here
 
     return bool(torch.cuda.is_available())

@@ -26,6 +26,10 @@ the drafter nothing. The plan says who catches up:
   for each that waits its turn, and goes through the drafter in two passes;
 - who comes with several positions in the step (a prompt, verified drafts): what waits goes first.
 
+*Held prompts.* In a step that drafts nothing, a short prompt leaves all its positions as rows (`held`), and no pass of
+the drafter runs for it alone. Held prompts catch up together: when there are `HELD_TOGETHER` of them, or the first has
+waited for `HELD_STEPS` steps. A request that is drafted for before that catches up by itself.
+
 *Ceiling.* A request may state the most that its K may be, and its limit on tokens is another: of a draft that is longer
 than what it may still deliver the rest would be verified for nothing. The schedule's K is cut to both before anything
 else is planned, so the width, the slots and what counts as a probe follow from it, and a probe goes no deeper either.
@@ -74,6 +78,9 @@ from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import (
     DRAFTING_STEP,
     FIRST_DRAFT_ROWS,
+    HELD_PROMPT,
+    HELD_STEPS,
+    HELD_TOGETHER,
     PARALLEL_PROBE,
     POSITION_STEP,
     PROBE_AFTER,
@@ -106,6 +113,8 @@ class DraftState:
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
     `allowed` is how many tokens of its next draft its grammar allows, `None` when it cut nothing off.
+    `prefills`: the positions that it has in the step are a prompt's. `held_until` is the step by which its prompt goes
+    through the drafter, `None` if that holds no prompt back.
     `verifies_at` is the step for which a draft of it was last planned. `needs_follow_up`: that was a probe, was
     accepted whole, and the request may belong in a higher band than it is in.
     """
@@ -118,12 +127,14 @@ class DraftState:
         "ceiling",
         "decoding",
         "due",
+        "held_until",
         "k",
         "kind",
         "label",
         "least",
         "needs_follow_up",
         "positions",
+        "prefills",
         "request_id",
         "stated",
         "traffic_class",
@@ -149,8 +160,10 @@ class DraftState:
         Its acceptance so far still holds.
         """
         self.decoding = False
+        self.prefills = False
         self.positions = 1
         self.backlog = 0
+        self.held_until: int | None = None
         self.k = self.due = 0
         self.band = self.acceptance.band
         self.allowed: int | None = None
@@ -166,9 +179,10 @@ class StepPlan:
     """The outcome for one step: `width` of its drafts, how many `slots` they take, who first catches up.
 
     `left_out` are the requests that the drafter's batch is without in a step that drafts; each of them has one
-    position in the step. In a step that drafts nothing nobody is named. `read` is how many positions the drafter reads
-    without drafting from them: the backlog of `catch_up`, and what requests come with, but for the last, in a step that
-    drafts nothing.
+    position in the step. In a step that drafts nothing nobody is named. `held` are the requests with several positions
+    in such a step of which every position waits as a row. `read` is how many positions the drafter reads without
+    drafting from them: the backlog of `catch_up`, and in a step that drafts nothing all but the last position of each
+    request that is not `held`.
     """
 
     width: int
@@ -176,6 +190,7 @@ class StepPlan:
     catch_up: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     read: int = 0
+    held: tuple[str, ...] = ()
 
 
 class Planner:
@@ -252,6 +267,7 @@ class Planner:
             return 0
         backlogs = [state.backlog for state in states]
         room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
+        room = min([room, *(state.held_until - self._step - 1 for state in states if state.held_until is not None)])
         if table.probe_ratio > 0.0:
             probed = [state for state in states if self._deepest_probe(state, table)]
             if probed:
@@ -333,7 +349,7 @@ class Planner:
             self._charged[state.request_id] = cost
             self._budget -= cost
         due = [state for state in idle if state.k == 0 and self._is_due(state)]
-        reads_prompts = width == 0 and any(state.positions > 1 for state in due)
+        reads_prompts = width == 0 and any(state.positions > 1 and not _may_be_held(state) for state in due)
         longer = 0.0 if width else VERIFYING_STEP if reads_prompts else DRAFTING_STEP
         if self._budget < min(_TOGETHER * longer, self._most):
             return width
@@ -391,8 +407,7 @@ class Planner:
             room -= state.backlog
             if room >= 0 or state.positions > 1 or joins_all or not has_enough:
                 caught_up.append(state.request_id)
-                read += state.backlog
-                state.backlog = 0
+                read += _catch_up(state)
                 has_enough |= state.k > 0
             else:  # it waits; a probe is then not charged yet
                 state.k = 0
@@ -413,33 +428,49 @@ class Planner:
         """Plan a step that drafts nothing: everyone leaves a position. The hot path at K = 0."""
         read = sum([state.positions for state in everyone]) - len(everyone)
         caught_up: list[str] = []
+        held: list[str] = []
         if read:
+            room = self._rows // 2 - sum([state.backlog for state in everyone])
             for state in everyone:
-                if state.backlog and state.positions > 1:
-                    read += state.backlog
+                if _may_be_held(state) and state.positions <= room:
+                    room -= state.positions
+                    read -= state.positions - 1
+                    state.backlog = state.positions - 1
+                    state.held_until = self._step + HELD_STEPS
+                    held.append(state.request_id)
+                elif state.backlog and state.positions > 1:
+                    read += _catch_up(state)
                     caught_up.append(state.request_id)
-                    state.backlog = 0
         read += self._leave(everyone, self._rows_per_step, caught_up)
-        return StepPlan(0, 0, tuple(caught_up), read=read)
+        return StepPlan(0, 0, tuple(caught_up), read=read, held=tuple(held))
 
     def _leave(self, left: Sequence[DraftState], room: int, caught_up: list[str]) -> int:
         """Let each of `left` leave a row; return how many rows catch up because of that, `room` of them at best.
 
-        Who does so is appended to `caught_up`.
+        The requests that do so are appended to `caught_up`.
         """
+        read = self._catch_up_held(left, caught_up)
         backlogs = [state.backlog for state in left]
-        excess, read = sum(backlogs) + len(left) - self._rows, 0
+        excess = sum(backlogs) + len(left) - self._rows
         if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:
             for state in sorted(left, key=_backlog, reverse=True):
-                if state.backlog and (excess > 0 or room >= state.backlog or not caught_up):
+                is_new = state.positions > 1 and state.backlog == state.positions - 1  # its rows come with this step
+                if state.backlog and not is_new and (excess > 0 or room >= state.backlog or not caught_up):
                     excess -= state.backlog
                     room -= state.backlog
-                    read += state.backlog
+                    read += _catch_up(state)
                     caught_up.append(state.request_id)
-                    state.backlog = 0
         for state in left:
             state.backlog += 1
         return read
+
+    def _catch_up_held(self, left: Sequence[DraftState], caught_up: list[str]) -> int:
+        """Let the prompts of `left` that were held before this step catch up, if it is time; return how many rows."""
+        held = [state for state in left if state.held_until is not None and state.positions == 1]
+        if not held or (len(held) < HELD_TOGETHER and self._step < min([state.held_until or 0 for state in held])):
+            return 0
+        caught_up.extend([state.request_id for state in held])
+        return sum([_catch_up(state) for state in held])
 
 
 def _cost(backlog: int, width: int, k: int) -> float:
@@ -453,3 +484,14 @@ def _cost(backlog: int, width: int, k: int) -> float:
 
 def _backlog(state: DraftState) -> int:
     return state.backlog
+
+
+def _may_be_held(state: DraftState) -> bool:
+    """Whether the positions that a request has in the step may all wait as rows: those of a short prompt, from 2 on."""
+    return state.prefills and 1 < state.positions <= HELD_PROMPT and not state.backlog
+
+
+def _catch_up(state: DraftState) -> int:
+    """Let all rows of a request go through the drafter; return how many they are."""
+    rows, state.backlog, state.held_until = state.backlog, 0, None
+    return rows

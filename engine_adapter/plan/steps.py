@@ -131,7 +131,7 @@ class Steps:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
                 prefill += scheduled
-            state.allowed, state.positions = None, scheduled
+            state.allowed, state.positions, state.prefills = None, scheduled, not state.decoding
             state.decoding = not request.is_prefill_chunk
             state.ceiling = max(0, min(state.stated, self._planner.k_max, _left(state, request, drafted)))
             (decoding if state.decoding else prefilling).append(state)

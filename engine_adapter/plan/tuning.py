@@ -39,3 +39,14 @@ VERIFYING_STEP = 0.8
 PROMPT_SHARE = 0.75
 """The part of the probes' budget that prompts may take in steps that draft nothing. A prompt's probe costs less and
 tells about all requests of its kind; but text that turns while it is written is only found by the others."""
+
+HELD_PROMPT = 48
+"""Tokens of a prompt, at most, that wait as rows where nothing is drafted, instead of a pass of the drafter for them
+alone. That pass takes 2 ms of a GPU's step of 5 ms (an 8B model on an H200), of which the tokens are next to nothing.
+With those of `HELD_STEPS` the rows still allow a first draft (`FIRST_DRAFT_ROWS`)."""
+
+HELD_TOGETHER = 8
+"""Prompts that go through the drafter in one pass. More costs less and leaves drafts of these requests to later."""
+
+HELD_STEPS = 16
+"""Steps after which they do so in any case, so that blocks of the prefix cache lack their draft KV for no longer."""

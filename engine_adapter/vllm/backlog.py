@@ -8,9 +8,10 @@ slots, no sampling. Who catches up in a step, and whom a step that drafts leaves
 (`engine_adapter.plan.planner`); the others' rows wait on.
 
 *Several positions* of a request, where nothing is drafted after the step (a prompt, verified drafts), go through such a
-pass at once, but for the last one: the token that follows it is only known in the next step, so it is the row that the
-step leaves. The same holds where vLLM cannot draft because a request is beyond the drafter's length limit. What lies
-past the limit is left out: it will never be drafted from.
+pass at once, except the last one: the token that follows it is only known in the next step, so it is the row that the
+step leaves. Of a short prompt that the plan holds back (`StepPlan.held`), all positions are rows. The same holds where
+vLLM cannot draft because a request is beyond the drafter's length limit. Positions past the limit are left out: nothing
+will ever be drafted from them.
 
 *Rows* take a bounded piece of memory (`compat.backlog_rows`): a row is what the target left for the head to read, for
 EAGLE-3 the hidden states of three layers, 24 KiB for a hidden size of 4,096 in bfloat16. What the head's first layer
@@ -89,16 +90,18 @@ class Backlog:
             self._inputs = runner.input_ids.gpu[:count]
         self.rows.add(requests, states, self._inputs, requests)
 
-    def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None) -> None:
+    def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None, held: Collection[str] = ()) -> None:
         """Keep the last row of each request of a step that drafts nothing; the drafter takes in its other positions.
 
-        `state` is the runner's, as it was before sampling. `rejected` says how many draft tokens of each request were
-        rejected ([requests]), `None` that the step verified none.
+        Of the requests in `held` the other positions are kept too. `state` is the runner's, as it was before sampling.
+        `rejected` says how many draft tokens of each request were rejected ([requests]), `None` that the step verified
+        none.
         """
         metadata = state.spec_decode_common_attn_metadata
         last: Any = slice(metadata.num_reqs)
         if metadata.max_query_len > 1:
-            self._take_in(runner, state)
+            self._take_in(runner, state, held)
+            self._hold(runner, state, held)
             last = _last(metadata)
             if rejected is not None:
                 last -= rejected
@@ -161,15 +164,26 @@ class Backlog:
         blocks = metadata.block_table_tensor[requests, in_sequence // size].long()
         return firsts[..., requests] - before, blocks * size + in_sequence % size
 
-    def _take_in(self, runner: Any, state: Any) -> None:
-        """Run the drafter over all positions of the step but the last of each request, some at a time."""
-        metadata = state.spec_decode_common_attn_metadata
-        starts = metadata.query_start_loc_cpu.tolist()
+    def _hold(self, runner: Any, state: Any, held: Collection[str]) -> None:
+        """Keep a row for each position of the requests in `held`, except the last."""
+        requests, rows = runner.input_batch.req_ids, multiple(runner, state)
+        waiting = [(requests[place], row) for place, own in rows if requests[place] in held for row in own]
+        if waiting:
+            places = indices([row for _, row in waiting], self._drafter.device)
+            states = [layer[places] for layer in _read(state)]
+            self.rows.add([name for name, _ in waiting], states, runner.input_ids.gpu[places], requests)
+
+    def _take_in(self, runner: Any, state: Any, held: Collection[str]) -> None:
+        """Run the drafter over all positions of the step except the last of each request, some at a time.
+
+        Those in `held` are left out.
+        """
+        metadata, requests = state.spec_decode_common_attn_metadata, runner.input_batch.req_ids
         own = Lag([], [])
-        for place in range(metadata.num_reqs):
-            if starts[place + 1] - starts[place] > 1:
+        for place, rows in multiple(runner, state):
+            if requests[place] not in held:
                 own.places.append(place)
-                own.rows.append(range(starts[place], starts[place + 1] - 1))
+                own.rows.append(rows)
         own, ends = within(own, _ends(metadata, 1), self._length)
         for part, part_ends in passes(own, ends, min(self._drafter.max_num_tokens, TAKEN_IN_TOGETHER)):
             on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
@@ -203,6 +217,15 @@ class Backlog:
             slot_mapping=drafter._get_slot_mapping(slots, batch.slot_mapping),
         ):
             drafter.model(**arguments)
+
+
+def multiple(runner: Any, state: Any) -> list[tuple[int, range]]:
+    """Return place in the batch and positions in the step, except the last, of each request that has several."""
+    metadata = state.spec_decode_common_attn_metadata
+    starts = metadata.query_start_loc_cpu.tolist()
+    count = min(metadata.num_reqs, len(runner.input_batch.req_ids))
+    spans = [(place, range(starts[place], starts[place + 1] - 1)) for place in range(count)]
+    return [(place, rows) for place, rows in spans if rows]
 
 
 def _read(state: Any) -> Sequence[torch.Tensor]:

@@ -216,25 +216,41 @@ def notes(vllm_config: Any) -> list[str]:
 
 
 def graph_notes(vllm_config: Any) -> list[str]:
-    """Say from how many running requests on steps at K_max have no CUDA graph, and which capture size would do."""
+    """Say which steps of an engine have no CUDA graph though they could have one, and which flag gives them one."""
     compilation = getattr(vllm_config, "compilation_config", None)
     largest = getattr(compilation, "max_cudagraph_capture_size", None) or 0
     if not largest or not getattr(compilation, "cudagraph_capture_sizes", None):
         return []
+    found = []
+    if getattr(getattr(compilation, "cudagraph_mode", None), "name", "") == "FULL":
+        found.append(
+            "with cudagraph_mode=FULL the drafter has no CUDA graphs; leave it unset (FULL_AND_PIECEWISE): with the "
+            "adapter every step of the target then replays a FULL graph too, where the attention backend supports it"
+        )
     k_max, running = vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
     is_parallel = bool(getattr(vllm_config.speculative_config, "parallel_drafting", False))
     verified = 1 + k_max
     drafted = 2 * k_max if is_parallel else verified
     wanted = running * max(verified, drafted)
-    if wanted <= largest:
-        return []
-    drafter = f", and the drafter's above {largest // drafted}" if drafted > verified else ""
-    note = (
-        f"CUDA graphs end at {largest} tokens: at K = {k_max} the target's steps have none above {largest // verified} "
-        f"running requests{drafter}, and up to {running} may run; set --max-cudagraph-capture-size {wanted}, "
-        "a smaller K_max or a smaller --max-num-seqs"
+    if wanted > largest:
+        drafter = f", and the drafter's above {largest // drafted}" if drafted > verified else ""
+        found.append(
+            f"CUDA graphs end at {largest} tokens: at K = {k_max} the target's steps have none above "
+            f"{largest // verified} running requests{drafter}, and up to {running} may run; set "
+            f"--max-cudagraph-capture-size {wanted}, a smaller K_max or a smaller --max-num-seqs"
+        )
+    return found
+
+
+def mode_note(configured: Any, resolved: Any) -> str | None:
+    """Say that vLLM runs another `cudagraph_mode` than the configured one, and the remedy; `None` if it does not."""
+    if configured is None or configured == resolved:
+        return None
+    return (
+        f"the attention backend does not support cudagraph_mode={configured.name}, so vLLM runs {resolved.name}: leave "
+        "it unset, or choose a backend with FULL graphs for any batch (--attention-backend TRITON_ATTN, or FLASH_ATTN "
+        "where it is FlashAttention 3)"
     )
-    return [note]
 
 
 def is_steered(vllm_config: Any) -> bool:

@@ -20,10 +20,11 @@ Keys of each set are made by one of vLLM's own dispatchers, on a copy of the con
 The keys of all sets stand in the one list from which vLLM profiles memory and captures. Keys of two sets never meet: a
 key holds tokens, requests and whether it is uniform.
 
-vLLM keeps: which modes the attention backend supports (`resolve_cudagraph_mode_and_sizes`), capturing, and the drafter's
-graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs; that is why the target
-keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, so that a drafter
-has no graphs: `compat.graph_notes` says so. With `PIECEWISE` and `NONE` the configured sizes are all that changes.
+vLLM keeps: which modes the attention backend supports (`resolve_cudagraph_mode_and_sizes`), capturing, and the
+drafter's graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs. So the target
+keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, and the drafter has
+no graphs: `compat.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they are put back to the
+configured ones.
 
 Hybrid models keep vLLM's dispatcher: their recurrent layers expect K_max drafts in each uniform step.
 """
@@ -42,7 +43,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm.compat import is_steered
+from specpilot.engine_adapter.vllm.compat import is_steered, mode_note
 
 ANY_MIX = 0
 """Stands for "any query lengths" where graphs are listed by query length."""
@@ -87,6 +88,7 @@ class StepDispatcher(CudagraphDispatcher):
         compilation = vllm_config.compilation_config
         sizes = {*compilation.cudagraph_capture_sizes, *_full_batch(vllm_config, 1)}
         self._configured = sorted(sizes), compilation.max_cudagraph_capture_size
+        self._mode = compilation.cudagraph_mode  # as configured; vLLM resolves it before it makes keys
         self._wanted = sorted({1, *uniform_lengths})
         self._any_mix = any_mix
         self._uniform: dict[int, CudagraphDispatcher] = {}
@@ -114,6 +116,10 @@ class StepDispatcher(CudagraphDispatcher):
     def initialize_cudagraph_keys(self, cudagraph_mode: Any, uniform_decode_query_len: int = 1) -> None:
         """Make the keys of all graphs; by now vLLM has rounded the sizes for `uniform_decode_query_len`."""
         del uniform_decode_query_len
+        note = mode_note(self._mode, cudagraph_mode)
+        if note is not None:
+            logger.warning("SpecPilot: %s", note)
+        self._mode = cudagraph_mode
         compilation = self.compilation_config
         compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = self._configured
         super().initialize_cudagraph_keys(cudagraph_mode, 1)
@@ -203,10 +209,7 @@ def query_lengths(k_max: int, *, any_mix: bool) -> tuple[int, ...]:
     `UNIFORM_K` takes the place of an operator's list that is not given.
     """
     chosen = AdapterSettings().graph_k
-    if any_mix:
-        depths = {0, *(chosen or ())}
-    else:
-        depths = {0, k_max, *(UNIFORM_K if chosen is None else chosen)}
+    depths = {0, *(chosen or ())} if any_mix else {0, k_max, *(UNIFORM_K if chosen is None else chosen)}
     return tuple(sorted(1 + k for k in depths if k <= k_max))
 
 

@@ -42,7 +42,13 @@ from specpilot.engine_adapter.vllm import draft_width, drafting, sampling
 from specpilot.engine_adapter.vllm.backlog import Backlog
 from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
 from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
-from specpilot.engine_adapter.vllm.graphs import captured, is_too_much, of_length, replace_dispatcher, say_captured
+from specpilot.engine_adapter.vllm.graphs import (
+    captured,
+    is_too_much,
+    of_length,
+    replace_dispatcher,
+    say_captured,
+)
 from specpilot.engine_adapter.vllm.subset import chosen, spread
 from specpilot.engine_adapter.vllm.undrafted import (
     as_without_speculation,
@@ -181,8 +187,10 @@ def _wrap_graphs() -> None:
 
     @wraps(profile)
     def profile_within_bounds(self: Any) -> int:
-        estimate = profile(self)
-        return profile(self) if is_too_much(self, estimate) else estimate
+        estimate: int = profile(self)
+        if is_too_much(self, estimate):
+            estimate = profile(self)
+        return estimate
 
     @wraps(capture)
     def capture_of_length(self: Any, desc: Any, cudagraph_runtime_mode: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ import torch
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from specpilot.engine_adapter.vllm.backlog import multiple
 from specpilot.engine_adapter.vllm.drafting import Drafting, plan_of
 from specpilot.engine_adapter.vllm.rows import Rows
 
@@ -46,7 +47,8 @@ def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata
     elif common is not None:
         backlog.catch_up(runner, state, plan.catch_up if plan is not None else ())
         if not runner._input_fits_in_drafter(common):
-            backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled))
+            held = plan.held if plan is not None else ()
+            backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled), held)
         elif plan is not None and plan.left_out:
             backlog.keep_of(plan.left_out, runner, state)
 
@@ -62,6 +64,8 @@ def reads_ahead(drafting: Drafting, runner: Any, state: Any) -> bool:
     takes_in = common is not None and common.max_query_len > 1
     if takes_in and drafting.plan.width > 0:
         takes_in = not runner._input_fits_in_drafter(common)
+    elif takes_in and drafting.plan.held:
+        takes_in = len(multiple(runner, state)) > len(drafting.plan.held)
     return takes_in or bool(drafting.plan.catch_up)
 
 

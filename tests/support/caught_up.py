@@ -4,6 +4,8 @@ Caught up "in parts" means that every few steps of the spell another third of th
 these steps the drafter ran, for them alone. "Left out in turns" means that it ran in every step, at changing width, for
 one half of them and then for the other, as in steps in which some have K = 0 and others not.
 
+"Held" is "whole", except that the prompts wait as rows and go through the drafter some steps later.
+
 "Not copied" is "caught up" without the copy of the target's states that an accelerator's graphs make necessary; only
 for "poison", where it must show.
 
@@ -53,7 +55,11 @@ def main(mode: str, head: str) -> None:  # noqa: C901 - the ways stand side by s
         for state in states:
             state.k = state.due = K if step >= BEGIN + SPELL else 0
         requests = [state.request_id for state in states]
-        if way == "whole" or not BEGIN <= step < BEGIN + SPELL:
+        if way == "held" and step < BEGIN // 2:
+            return StepPlan(
+                0, held=tuple(state.request_id for state in states if state.prefills and state.positions > 1)
+            )
+        if way in ("whole", "held") or not BEGIN <= step < BEGIN + SPELL:
             return StepPlan(max(1, *(state.k for state in states), 0), catch_up=tuple(requests))
         width, part = 0, list[str]()
         if way == "in parts" and step % 5 == 0:
@@ -79,7 +85,7 @@ def main(mode: str, head: str) -> None:  # noqa: C901 - the ways stand side by s
     backlog.Backlog.catch_up = caught_up_or_not  # type: ignore[method-assign]
     every = [item["messages"] for _, item in prompts(REQUESTS)]
     sampling = SamplingParams(temperature=0, max_tokens=BEGIN + SPELL + AFTER, ignore_eos=True)
-    ways = ["warm-up", "whole", "caught up", "in parts", "left out in turns", "hole"]
+    ways = ["warm-up", "whole", "held", "caught up", "in parts", "left out in turns", "hole"]
     for way in [*ways, "not copied"] if mode == "poison" else ways:
         step = 0
         drafts.clear()

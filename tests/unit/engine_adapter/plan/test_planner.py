@@ -10,6 +10,9 @@ from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import (
     DRAFTING_STEP,
     FIRST_DRAFT_ROWS,
+    HELD_PROMPT,
+    HELD_STEPS,
+    HELD_TOGETHER,
     POSITION_STEP,
     PROBE_AFTER,
     PROMPT_SHARE,
@@ -101,6 +104,75 @@ def test_prompts_and_verified_drafts_are_read_at_k_0_but_for_their_last_position
     states[1].positions = 9
     assert planner.plan(states, table(default=0)) == StepPlan(0, read=8)
     assert backlogs(states) == [6, 1]
+
+
+def prompt(name: str, tokens: int) -> DraftState:
+    made = state(name, "chat")
+    made.positions, made.prefills = tokens, True
+    return made
+
+
+def decode(states: list[DraftState]) -> None:
+    """From now on each request has one token a step."""
+    for item in states:
+        item.positions, item.prefills = 1, False
+
+
+def test_a_short_prompt_waits_as_rows_where_nothing_is_drafted_and_a_long_one_does_not() -> None:
+    planner, states = Planner(K_MAX, ROWS), [prompt("short", HELD_PROMPT), prompt("long", HELD_PROMPT + 1)]
+    plan = planner.plan(states, table(default=0))
+    assert plan == StepPlan(0, read=HELD_PROMPT, held=("short",))
+    assert backlogs(states) == [HELD_PROMPT, 1]
+    decode(states)
+    assert planner.plan(states, table(default=2)) == StepPlan(2, 4, ("long", "short"), read=HELD_PROMPT + 1)
+
+
+def test_where_something_is_drafted_a_prompt_goes_through_the_drafter_with_it() -> None:
+    planner, states = Planner(K_MAX, ROWS), [prompt("short", 9), state("other", "code")]
+    assert planner.plan(states, table(default=0, code=2)) == StepPlan(2, 4)
+    assert backlogs(states) == [0, 0]
+
+
+def test_held_prompts_go_through_the_drafter_together_when_they_are_enough() -> None:
+    planner, states = Planner(K_MAX, ROWS), list[DraftState]()
+    caught_up = []
+    for number in range(HELD_TOGETHER + 1):
+        states.append(prompt(str(number), 9))
+        caught_up.append(planner.plan(states, table(default=0)).catch_up)
+        decode(states)
+    assert caught_up[:-1] == [()] * HELD_TOGETHER
+    assert caught_up[-1] == tuple(map(str, range(HELD_TOGETHER)))
+    assert backlogs(states) == [1] * HELD_TOGETHER + [9]
+
+
+def test_a_held_prompt_waits_for_a_bounded_number_of_steps() -> None:
+    planner, states = Planner(K_MAX, ROWS), [prompt("only", 9)]
+    planner.plan(states, table(default=0))
+    decode(states)
+    plans = [planner.plan(states, table(default=0)) for _ in range(HELD_STEPS + 1)]
+    assert [bool(plan.catch_up) for plan in plans] == [False] * (HELD_STEPS - 1) + [True, False]
+    assert plans[HELD_STEPS - 1] == StepPlan(0, 0, ("only",), read=9 + HELD_STEPS - 1)
+
+
+def test_the_steps_until_a_held_prompt_is_due_are_the_most_that_repeat() -> None:
+    planner, states = Planner(K_MAX, ROWS), [prompt("only", 9)]
+    planner.plan(states, table(default=0))
+    decode(states)
+    planner.plan(states, table(default=0))
+    ahead = planner.identical_steps_ahead(states, table(default=0))
+    assert ahead == HELD_STEPS - 2
+    planner.skip_steps(states, table(default=0), ahead)
+    assert planner.plan(states, table(default=0)).catch_up == ("only",)
+
+
+def test_prompts_are_held_only_within_half_of_the_memory_for_rows() -> None:
+    planner, states = Planner(K_MAX, rows=40), [prompt("first", 15), prompt("second", 15)]
+    assert planner.plan(states, table(default=0)) == StepPlan(0, read=14, held=("first",))
+
+
+def test_a_drafter_that_runs_in_every_step_holds_no_prompt() -> None:
+    planner = Planner(K_MAX, rows=0, least_width=1)
+    assert planner.plan([prompt("short", 9)], table(default=0), can_draft=False) == StepPlan(0, read=8)
 
 
 def test_a_prompt_in_chunks_reads_what_the_chunk_before_left_first() -> None:

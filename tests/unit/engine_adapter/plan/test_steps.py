@@ -11,6 +11,7 @@ from specpilot.engine_adapter.evidence.meter import Cell, CellSums, Evidence, Me
 from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.steps import Steps
+from specpilot.engine_adapter.plan.tuning import HELD_STEPS
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import by_load, table
 
@@ -114,18 +115,18 @@ def by_position(counts: Mapping[tuple[int, int], int]) -> dict[int, int]:
 def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
     engine = Engine(table(default=3))
     first = engine.begin(a=5, prefilling=["a"])
-    assert (engine.plan, engine.steps.decoding) == (StepPlan(0, read=4), [])
+    assert (engine.plan, engine.steps.decoding) == (StepPlan(0, held=("a",)), [])
     engine.end(first)
     second = engine.begin(a=5)
-    assert engine.plan == StepPlan(3, 3, ("a",), read=1)
+    assert engine.plan == StepPlan(3, 3, ("a",), read=5)
     engine.end(second, a=1)
     third = engine.begin(drafted={"a": 3}, a=4)
     engine.steps.verified("a", drafted=3, accepted=2, invalid=0)
     engine.end(third, a=3)
     evidence = engine.meter.take()
     assert evidence.cells == {
-        Cell(0, 0, 0, 4): CellSums(1, 0.0, prefill=5, context=5, read=4),
-        Cell(0, 0, 2, 4): CellSums(1, 0.0, prefill=5, slots=3, context=10, read=1),
+        Cell(0, 0, 0, 4): CellSums(1, 0.0, prefill=5, context=5),
+        Cell(0, 0, 2, 4): CellSums(1, 0.0, prefill=5, slots=3, context=10, read=5),
         Cell(1, 4, 2, 0): CellSums(1, 0.0, 1, 4, 3, 0, 14),
     }
     assert drafts(evidence) == {("default", 3): 1}
@@ -239,7 +240,7 @@ def test_who_is_preempted_prefills_anew() -> None:
     engine.end(engine.begin(a=1, b=12), a=1, b=1)
     evidence = engine.meter.take()
     assert (prefill_steps(evidence), tokens(evidence)) == (1, {"default": 3})
-    assert [state.backlog for state in engine.steps.decoding] == [3, 1]
+    assert [state.backlog for state in engine.steps.decoding] == [9 + 2, 12]
 
 
 def test_nobody_is_drafted_for_beside_a_request_that_is_too_long() -> None:
@@ -290,7 +291,7 @@ def test_more_input_to_a_session_is_prefilled() -> None:
     engine.prefill("a")
     for _ in range(3):
         engine.end(engine.begin(a=1), a=1)
-    assert engine.steps.backlog("a") == 4
+    assert engine.steps.backlog("a") == 9 + 3
     engine.meter.take()
     engine.table = table(default=3)
     engine.end(engine.begin(continued=["a"], a=500), a=1)
@@ -457,8 +458,9 @@ def test_a_spell_at_k_0_is_planned_once() -> None:
     planned = planner.planned
     for _ in range(500):
         engine.end(engine.begin(a=1, b=1), a=1, b=1)
-    assert planner.planned == planned + 1
-    assert engine.steps.backlog_tokens == 2 * 501
+    # The first, the one in which the held prompts go through the drafter, and the first after it.
+    assert planner.planned == planned + 3
+    assert engine.steps.backlog_tokens == 2 * (500 - HELD_STEPS + 1)
     assert tokens(engine.meter.take()) == {"default": 1000}
 
 

@@ -266,6 +266,22 @@ def test_a_capture_limit_below_what_may_run_is_said_at_start_with_the_size_that_
     assert all(words in notes[0] for words in said)
 
 
+def test_a_mode_in_which_the_drafter_has_no_graphs_is_said_at_start_with_the_remedy() -> None:
+    found = with_graphs(4096, 64)
+    found.compilation_config.cudagraph_mode = SimpleNamespace(name="FULL")
+    [note] = compat.graph_notes(found)
+    assert "cudagraph_mode=FULL the drafter has no CUDA graphs; leave it unset" in note
+
+
+def test_a_mode_that_the_backend_does_not_support_is_named_with_the_one_that_runs() -> None:
+    full, pieces = SimpleNamespace(name="FULL"), SimpleNamespace(name="FULL_AND_PIECEWISE")
+    assert compat.mode_note(full, full) is None
+    assert compat.mode_note(None, full) is None
+    note = compat.mode_note(full, pieces)
+    assert note is not None
+    assert "does not support cudagraph_mode=FULL, so vLLM runs FULL_AND_PIECEWISE: leave it unset" in note
+
+
 def test_a_graph_for_a_k_beyond_k_max_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3,9")
     found = config()

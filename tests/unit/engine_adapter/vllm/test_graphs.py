@@ -53,7 +53,7 @@ class _AnyMixBackend(_Backend):
         return AttentionCGSupport.ALWAYS
 
 
-def runner(  # noqa: PLR0913 - what a test varies
+def runner(
     scheduler: object = SpecPilotAsyncScheduler,
     mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
     *,
@@ -64,8 +64,10 @@ def runner(  # noqa: PLR0913 - what a test varies
 ) -> Any:
     """vLLM's runner as far as it finds graphs; its configuration is a stub, its dispatcher and methods are real."""
     compilation = CompilationConfig(
-        mode=3, cudagraph_mode=mode,
-        cudagraph_capture_sizes=[size for size in LONG_SIZES if size <= largest], max_cudagraph_capture_size=largest,
+        mode=3,
+        cudagraph_mode=mode,
+        cudagraph_capture_sizes=[size for size in LONG_SIZES if size <= largest],
+        max_cudagraph_capture_size=largest,
     )
     compilation.set_splitting_ops_for_v1(all2all_backend="", data_parallel_size=1)
     config = SimpleNamespace(
@@ -150,9 +152,9 @@ def test_any_mix_of_k_and_prompts_replays_a_full_graph_up_to_the_largest_size() 
         for most in range(K_MAX + 1):
             positions = [int(length) for length in rng.integers(1, 2 + most, size=count)]
             room = 1024 - sum(positions)
-            if room > 0 and rng.random() < 0.5:  # noqa: PLR2004
+            if room > 0 and rng.random() < 0.5:
                 positions.append(int(rng.integers(1, room + 1)))
-            if len(positions) > 128:  # noqa: PLR2004
+            if len(positions) > 128:
                 continue
             mode, padded = found(made, positions)
             assert mode == FULL, positions
@@ -235,7 +237,7 @@ UNIFORM_GRAPHS = [
         (_AnyMixBackend, CUDAGraphMode.FULL, "", ["51" + ANY_MIX_GRAPHS[0][2:], ANY_MIX_GRAPHS[1]]),
     ],
 )
-def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(  # noqa: PLR0913, PLR0917
+def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(
     backend: type,
     mode: CUDAGraphMode,
     listed: str,
@@ -264,8 +266,8 @@ def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(  # noq
 
     made._dummy_run = dummy_run
     wanted = [(mode, key) for mode, keys in made.cudagraph_dispatcher.get_capture_descs() for key in keys]
-    for mode, key in wanted:
-        GPUModelRunner._warmup_and_capture(made, key, mode, num_warmups=0)
+    for wanted_mode, key in wanted:
+        GPUModelRunner._warmup_and_capture(made, key, wanted_mode, num_warmups=0)
     assert seen == wanted
     assert len(set(wanted)) == len(wanted)
     assert made.uniform_decode_query_len == 1 + K_MAX
@@ -314,6 +316,26 @@ def test_other_modes_pad_no_further_either(mode: CUDAGraphMode, one: object, mix
     assert (found(made, [1]), found(made, [1, 8])) == (one, mixed)
 
 
+def test_graphs_that_would_take_too_much_memory_are_made_fewer_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, total = runner(), 10 << 30
+    monkeypatch.setattr(graphs.torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(graphs.torch.accelerator, "get_memory_info", lambda: (total, total))
+    assert not graphs.is_too_much(made, total // 10)
+    assert graphs.is_too_much(made, total // 10 + 1)
+    assert "name further K with --graph-k, or lower --max-cudagraph-capture-size" in caplog.text
+    assert not graphs.is_too_much(made, total)  # what is left has to be
+    made.cudagraph_dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_AND_PIECEWISE, 1 + K_MAX)
+    assert made.cudagraph_dispatcher.lengths == (1, 8)
+
+
+def test_a_mode_that_the_backend_does_not_support_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    runner(mode=CUDAGraphMode.FULL)
+    said = [line for line in caplog.messages if "cudagraph_mode=FULL, so vLLM runs FULL_AND_PIECEWISE" in line]
+    assert len(said) == 1
+
+
 class _Drafter:
     """A drafter as far as its graphs go."""
 
@@ -333,7 +355,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize(("backend", "configured", "is_parallel", "mode", "mixed", "lengths"), RECORDS)
-def test_the_record_tells_the_graphs(  # noqa: PLR0913, PLR0917
+def test_the_record_tells_the_graphs(
     backend: type,
     configured: CUDAGraphMode,
     is_parallel: bool,

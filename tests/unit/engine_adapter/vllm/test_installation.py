@@ -32,7 +32,7 @@ WRAPPED = {
 
 
 def test_all_wrappers_are_looked_at() -> None:
-    assert len(WRAPPED) == 13
+    assert len(WRAPPED) == 14
 
 
 @pytest.mark.parametrize("name", WRAPPED)
