@@ -1,21 +1,24 @@
 """`specpilot bench gpu-check`: is the engine adapter right and fast on this machine's GPU? One report, no network.
 
-Parts run one after another, each in processes of its own, and each leaves a file in `OUT/parts`; the same command goes
-on where it stopped. A call takes 40 minutes at most, or `--within-s`: it begins no part that may not fit. What
-a machine has no use for is skipped, with the reason: on a CPU that is what needs CUDA, so that the command can be tried
-anywhere.
+Parts run in the order of their value, each in processes of its own, and each leaves a file in `OUT/parts`; the same
+command goes on where it stopped. A call takes 40 minutes at most, or `--within-s`: it begins no part that may not fit,
+and parts that time steps end early with what they have. With `--side-by-side N` so many engines start and stand at
+once; what is timed is timed alone. What a machine has no use for is skipped, with the reason: on a CPU that is what
+needs CUDA, so that the command can be tried anywhere.
 
 - `machine`: versions and devices; whether the adapter fits the vLLM that is installed.
-- `unit tests`: those of the adapter in the checkout, on this machine's vLLM and torch.
 - `operations`: the adapter's own operations on tensors, beside the CPU's; torch raises where one waits for the device.
-- `replies without speculation`, `replies, synchronous`, `replies, asynchronous`: at temperature 0 every reply is the
-  same without speculation, at each K and while K changes at random (float32 and Triton attention: in bfloat16 two
-  tokens may be as likely, and the order of additions decides).
-- `catching up, without graphs`, `catching up, with graphs`: after a spell of K = 0 drafts are accepted as if there had
+- `steps, MODE` for each of `--graph-modes`: what a step takes by requests and K, with K mixed in one batch, and around
+  a request that arrives; the host's time in it apart from the device's; which graph each step found, beside what the
+  engine's record tells; memory. Cells are shuffled and repeated, with a probe of the processor's pace beside each.
+- `steps, without speculation` and `steps, P-EAGLE at K_max`: the same on stock vLLM without the adapter.
+- `replies without speculation`, `replies, asynchronous`, `replies, synchronous`: at temperature 0 every reply is the
+  same without speculation, at each K and while K changes at random (float32 and Triton attention), under
+  `VLLM_BATCH_INVARIANT=1` where that runs; elsewhere replies may part only where two tokens are nearly as likely.
+- `catching up, with graphs`, `catching up, without graphs`: after a spell of K = 0 drafts are accepted as if there had
   been none.
 - `waits`: synchronisations and compilations after warm-up, by vLLM's own checks.
-- `steps, ...`: what a step takes by requests and K, for each mode of CUDA graphs, beside an engine without speculation;
-  which graph each step found, beside what the engine's record tells; memory.
+- `unit tests`: those of the adapter in the checkout, on this machine's vLLM and torch.
 - `host time`: what the adapter takes of a step.
 - `adaptive`: a small load that shifts, adaptive K beside two static ones, on a system of its own.
 """
@@ -29,9 +32,10 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.gpu_check import report
+from specpilot.bench.gpu_check import exact_parts, order, report, step_parts
+from specpilot.bench.gpu_check.check import Check, Part
 from specpilot.bench.gpu_check.line import FAILED, Line
-from specpilot.bench.gpu_check.parts import PARTS, Check, Part
+from specpilot.bench.gpu_check.parts import all_parts
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -58,7 +62,20 @@ class GpuCheckSettings(ProgramSettings):
     )
     replies: int | None = Field(default=None, ge=1, description="replies compared at each K (48; on a CPU 6)")
     tokens: int | None = Field(default=None, ge=8, description="tokens of a reply that is compared (96; on a CPU 24)")
-    steps: int | None = Field(default=None, ge=2, description="steps timed in each cell (48; on a CPU 12)")
+    steps: int | None = Field(default=None, ge=2, description="steps timed in each cell (32; on a CPU 12)")
+    rounds: int = Field(default=2, ge=1, description="times that each cell is measured, in a new random order each")
+    graph_modes: str = Field(
+        default="default,FULL,FULL_AND_PIECEWISE,none", description="modes of CUDA graphs to time the adapter in"
+    )
+    capture_size: int | None = Field(default=None, ge=1, description="largest CUDA graph, in tokens (vLLM's own)")
+    profiled_steps: int = Field(default=4, ge=0, description="steps of each cell under the profiler, at the end")
+    batch_invariant: str = Field(
+        default=exact_parts.AUTO,
+        pattern="^(auto|on|off)$",
+        description="compare replies under VLLM_BATCH_INVARIANT=1: where it runs (auto), on or off",
+    )
+    side_by_side: int = Field(default=1, ge=1, description="engines that may stand at once; timed is one alone")
+    timed_s: float | None = Field(default=None, gt=0, description="seconds that one engine's steps are timed at most")
     only: str | None = Field(default=None, description="parts to run, by commas")
     again: bool = Field(default=False, description="run parts anew that have ended already")
     within_s: float = Field(default=WITHIN_S, gt=0, description="seconds that this call may take")
@@ -75,7 +92,12 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, "--k and --running: give numbers like 0,3,7")
     if not asked or max(asked) > settings.k_max or min(asked) < 0:
         fail(PROGRAM, f"--k: {settings.k!r} is not between 0 and --k-max {settings.k_max}")
-    wanted = _wanted(settings.only)
+    modes = [item.strip() for item in settings.graph_modes.split(",") if item.strip()]
+    unknown = [mode for mode in modes if mode not in step_parts.GRAPH_MODES]
+    if unknown or not modes:
+        fail(PROGRAM, f"--graph-modes: {settings.graph_modes!r}: name some of {', '.join(step_parts.GRAPH_MODES)}")
+    parts = all_parts(modes)
+    wanted = _wanted(settings.only, parts)
     for folder in ("parts", "logs"):
         (settings.out / folder).mkdir(parents=True, exist_ok=True)
     check = Check(
@@ -89,25 +111,30 @@ def main(arguments: Sequence[str]) -> None:
         replies=settings.replies,
         tokens=settings.tokens,
         steps=settings.steps,
+        rounds=settings.rounds,
+        profiled_steps=settings.profiled_steps,
+        capture_size=settings.capture_size,
+        batch_invariant=settings.batch_invariant,
+        side_by_side=settings.side_by_side,
+        timed_s=settings.timed_s,
     )
     _refuse_other(settings.out, check)
-    left = []
-    for part in PARTS:
-        if part.name != "machine" and part not in wanted:
-            continue
-        if check.path(part.name).exists() and not (settings.again and part in wanted):
-            continue
-        if time.monotonic() - began + part.at_most_s > settings.within_s:
-            left.append(part.name)
-            continue
-        _run(check, part)
-    _end(check, left, settings.within_s)
+    until = began + settings.within_s
+    due = [part for part in parts if not check.path(part.name).exists() or (settings.again and part in wanted)]
+    machine, others = parts[0], [part for part in due if part in wanted and part is not parts[0]]
+    if machine in due:
+        _run(check, machine, until - time.monotonic())
+    if check.at_once() < check.side_by_side:
+        _say(f"side by side: {check.at_once()} engines, for which the GPU has memory")
+    check.side_by_side = check.at_once()
+    left = order.run(check, others, until, lambda part, left_s: _run(check, part, left_s))
+    _end(check, parts, [part.name for part in left], settings.within_s)
 
 
-def _wanted(only: str | None) -> list[Part]:
+def _wanted(only: str | None, parts: Sequence[Part]) -> list[Part]:
     if only is None:
-        return [*PARTS]
-    names = {part.name: part for part in PARTS}
+        return [*parts]
+    names = {part.name: part for part in parts}
     asked = [item.strip() for item in only.replace(", ", "\0").split(",") if item.strip()]
     chosen = [item.replace("\0", ", ") for item in asked]
     for name in chosen:
@@ -124,10 +151,10 @@ def _refuse_other(out: Path, check: Check) -> None:
     path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
 
 
-def _run(check: Check, part: Part) -> None:
+def _run(check: Check, part: Part, left_s: float) -> None:
     _say(f"{part.name} ...")
     began = time.monotonic()
-    lines, data = check.outcome_of(part)
+    lines, data = check.outcome_of(part, left_s)
     seconds = time.monotonic() - began
     document = {
         "part": part.name,
@@ -139,14 +166,13 @@ def _run(check: Check, part: Part) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
     partial.replace(path)
-    for line in lines:
-        _say(f"  {line.verdict:<8} {line.name}: {line.text}")
+    _say("".join(f"  {line.verdict:<8} {line.name}: {line.text}\n" for line in lines).rstrip("\n"))
 
 
-def _end(check: Check, left: Sequence[str], within_s: float) -> None:
+def _end(check: Check, parts: Sequence[Part], left: Sequence[str], within_s: float) -> None:
     documents = [
         json.loads(check.path(part.name).read_text(encoding="utf-8"))
-        for part in PARTS
+        for part in parts
         if check.path(part.name).exists()
     ]
     report.write(check.out, documents, left, within_s)

