@@ -36,11 +36,15 @@ Outcome = tuple[list[Line], dict[str, Any]]
 
 
 class PartError(Exception):
-    """A part's process failed; the message says how, and `found` is what it had reported by then."""
+    """A part's process failed; the message says how, and `found` is what it had reported by then.
 
-    def __init__(self, message: str, found: Mapping[str, Any] | None = None) -> None:
+    `is_cut`: it took longer than it was given.
+    """
+
+    def __init__(self, message: str, found: Mapping[str, Any] | None = None, *, is_cut: bool = False) -> None:
         super().__init__(message)
         self.found = found
+        self.is_cut = is_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,17 @@ class Check:
         path = self.path(name)
         return dict(json.loads(path.read_text(encoding="utf-8"))["data"]) if path.exists() else {}
 
-    def outcome_of(self, part: Part, limit_s: float | None = None) -> Outcome:
-        """Run a part within `limit_s` (`None`: its own limit); one whose process fails is a line that failed."""
+    def outcome_of(self, part: Part, left_s: float) -> Outcome | None:
+        """Run a part; one whose process fails is a line that failed.
+
+        `None` where the `left_s` seconds that are left of the call did not suffice: another call runs it anew.
+        """
+        limit_s = min(part.at_most_s, left_s)
         try:
-            return part.run(replace(self, limit_s=min(part.at_most_s, limit_s or part.at_most_s)))
+            return part.run(replace(self, limit_s=limit_s))
         except PartError as error:
+            if error.is_cut and limit_s < part.at_most_s:
+                return None
             return [Line(part.name, FAILED, str(error))], {}
 
     @property
@@ -226,7 +236,7 @@ class Check:
         found = next((line for line in reversed(lines) if line.startswith("{") and line.endswith("}")), None)
         document = None if found is None else dict(json.loads(found))
         if status is None:
-            raise PartError(f"did not end within {self.limit_s:g} s; its log is {path}", document)
+            raise PartError(f"did not end within {self.limit_s:g} s; its log is {path}", document, is_cut=True)
         if status != 0 or document is None:
             raise PartError(f"ended with status {status}: {_last_words(lines)}; its log is {path}", document)
         return document

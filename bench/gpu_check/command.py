@@ -122,8 +122,8 @@ def main(arguments: Sequence[str]) -> None:
     until = began + settings.within_s
     due = [part for part in parts if not check.path(part.name).exists() or (settings.again and part in wanted)]
     machine, others = parts[0], [part for part in due if part in wanted and part is not parts[0]]
-    if machine in due:
-        _run(check, machine, until - time.monotonic())
+    if machine in due and not _run(check, machine, until - time.monotonic()):
+        fail(PROGRAM, f"--within-s: {settings.within_s:g} s do not suffice to find out what this machine is")
     if check.at_once() < check.side_by_side:
         _say(f"side by side: {check.at_once()} engines, for which the GPU has memory")
     check.side_by_side = check.at_once()
@@ -151,10 +151,15 @@ def _refuse_other(out: Path, check: Check) -> None:
     path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
 
 
-def _run(check: Check, part: Part, left_s: float) -> None:
+def _run(check: Check, part: Part, left_s: float) -> bool:
+    """Run a part and write its file; return whether the time that is left sufficed."""
     _say(f"{part.name} ...")
     began = time.monotonic()
-    lines, data = check.outcome_of(part, left_s)
+    outcome = check.outcome_of(part, left_s)
+    if outcome is None:
+        _say(f"  left     {part.name}: the time of this call was over")
+        return False
+    lines, data = outcome
     seconds = time.monotonic() - began
     document = {
         "part": part.name,
@@ -167,6 +172,7 @@ def _run(check: Check, part: Part, left_s: float) -> None:
     partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
     partial.replace(path)
     _say("".join(f"  {line.verdict:<8} {line.name}: {line.text}\n" for line in lines).rstrip("\n"))
+    return True
 
 
 def _end(check: Check, parts: Sequence[Part], left: Sequence[str], within_s: float) -> None:

@@ -6,8 +6,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from specpilot.bench.gpu_check.check import Check, Part, end_all
 
-Run = Callable[[Part, float], None]
-"""Runs a part within so many seconds, and keeps what came of it."""
+Run = Callable[[Part, float], bool]
+"""Runs a part within so many seconds and keeps what came of it; `False` where the time did not suffice."""
 
 
 def run(check: Check, parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
@@ -24,16 +24,14 @@ def _in_turn(parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
     left = []
     for part in parts:
         left_s = until - time.monotonic()
-        if part.fits(left_s):
-            run_part(part, left_s)
-        else:
+        if not (part.fits(left_s) and run_part(part, left_s)):
             left.append(part)
     return left
 
 
 def _together(check: Check, parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
     waiting, left = list(parts), list[Part]()
-    running: dict[Future[None], Part] = {}
+    running: dict[Future[bool], Part] = {}
     with ThreadPoolExecutor(check.side_by_side) as pool:
         try:
             while waiting or running:
@@ -49,8 +47,9 @@ def _together(check: Check, parts: Sequence[Part], until: float, run_part: Run) 
                 if running:
                     ended, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in ended:
-                        del running[future]
-                        future.result()
+                        part = running.pop(future)
+                        if not future.result():
+                            left.append(part)
         except BaseException:
             for process in list(check.started):
                 end_all(process)

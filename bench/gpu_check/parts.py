@@ -26,7 +26,7 @@ def all_parts(modes: Sequence[str]) -> list[Part]:
     first, *steps = step_parts.parts(modes)
     return [
         Part("machine", 60, machine),
-        Part("operations", 120, operations),
+        Part("operations", 120, operations, 60, is_alone=True),
         first,
         replies,
         asynchronous,

@@ -68,7 +68,7 @@ def stock_steps(check: Check, *, speculates: bool) -> Outcome:
         return [Line(name_of(what), SKIPPED, NO_ENGINE)], {}
     running = check.by_device(check.running, [1, 8, 32, 64, 128], [1, 4])
     beside = min(BESIDE_ARRIVALS, check.most_running - 1)
-    options = check.options(**({} if check.has_cuda else {"enforce_eager": True}))
+    options = check.options(**_graph_options(check, DEFAULT if check.has_cuda else NO_GRAPHS))
     if speculates:
         options["speculative_config"] = check.head()
     return _timed(check, what, options, stock(running), [_arrival(check, beside, None)] if beside else [])

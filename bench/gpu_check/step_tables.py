@@ -80,7 +80,8 @@ def _detail(part: str, found: Mapping[str, Any]) -> list[str]:
     if found["start_graphs"]:
         page += ["", "| FULL graphs of K | graphs | seconds | MiB |", "|---|---|---|---|"]
         page += [
-            f"| {item['k']} | {item['graphs']} | {item['seconds']:.1f} | {item['mib']:.0f} |"
+            f"| {'any mix' if item['k'] is None else item['k']} | {item['graphs']} | {item['seconds']:.1f} | "
+            f"{item['mib']:.0f} |"
             for item in found["start_graphs"]
         ]
     return page

@@ -28,4 +28,8 @@ class Quiet:
         try:
             yield
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.close()
+
+    def close(self) -> None:
+        """Hold the lock no more."""
+        self._file.close()

@@ -125,4 +125,4 @@ def summaries(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "is_typical": bool(usual),
         }
         rows.append(row)
-    return sorted(rows, key=lambda row: (row["running"], row["kind"] != UNIFORM, row["ks"]))
+    return sorted(rows, key=lambda row: (row["running"], row["kind"] != UNIFORM, row["kind"], row["ks"]))

@@ -221,11 +221,16 @@ def recorded_graphs(runner: Any) -> dict[str, Any] | None:
     return None if graphs is None else to_plain(graphs)
 
 
-def captured_graphs(engine: Engine) -> list[dict[str, float]]:
-    """Return what capturing the FULL graphs of each K took."""
+def captured_graphs(engine: Engine) -> list[dict[str, Any]]:
+    """Return what capturing FULL graphs took, by K; `k` is `None` for graphs that serve any mix of K and prompts."""
     taken = getattr(getattr(engine.runner, "cudagraph_dispatcher", None), "taken", {})
     return [
-        {"k": length - 1, "graphs": item.graphs, "seconds": item.seconds, "mib": item.memory_bytes / (1 << 20)}
+        {
+            "k": length - 1 if length else None,
+            "graphs": item.graphs,
+            "seconds": item.seconds,
+            "mib": item.memory_bytes / (1 << 20),
+        }
         for length, item in sorted(taken.items())
     ]
 

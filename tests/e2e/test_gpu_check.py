@@ -14,10 +14,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PARTS = (
     "operations", "replies without speculation", "replies, synchronous", "replies, asynchronous",
-    "catching up, without graphs", "catching up, with graphs", "waits", "steps, no graphs",
+    "catching up, without graphs", "catching up, with graphs", "waits", "steps, FULL", "steps, none",
+    "steps, without speculation", "steps, P-EAGLE at K_max",
 )  # fmt: skip
 FLAGS = (
-    "--k", "0,7", "--running", "1,2", "--replies", "3", "--tokens", "24", "--steps", "4", "--only", ",".join(PARTS),
+    "--k", "0,7", "--running", "1,2,4", "--replies", "3", "--tokens", "24", "--steps", "4", "--rounds", "1",
+    "--only", ",".join(PARTS),
 )  # fmt: skip
 
 
@@ -29,10 +31,10 @@ def run(out: Path, *more: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_it_runs_on_a_cpu_goes_on_and_reports(tmp_path: Path) -> None:
-    status, counts = run(tmp_path, "--within-s", "200")  # less than a part with an engine may take
+    status, counts = run(tmp_path, "--within-s", "90")  # less than a part with an engine needs
     assert status == 75
     assert set(counts["left"]) == {*PARTS} - {"operations"}
-    status, counts = run(tmp_path)
+    status, counts = run(tmp_path, "--side-by-side", "2")
     report = json.loads((tmp_path / "report.json").read_text())
     lines = {line["name"]: line for part in report["parts"] for line in part["lines"]}
     assert [line for line in lines.values() if line["verdict"] == "failed"] == []
@@ -45,7 +47,7 @@ def test_it_runs_on_a_cpu_goes_on_and_reports(tmp_path: Path) -> None:
         "batches cut to those who are drafted for",
         *(f"replies as without speculation, synchronous, {how}" for how in ("K = 0", "K = 7", "K changing at random")),
         "acceptance after a spell of K = 0, without graphs",
-        "step times, no graphs",
+        *(f"step times, {what}" for what in ("none", "without speculation", "P-EAGLE at K_max")),
     }
     skipped = {name for name, line in lines.items() if line["verdict"] == "skipped"}
     assert skipped == {
@@ -53,9 +55,23 @@ def test_it_runs_on_a_cpu_goes_on_and_reports(tmp_path: Path) -> None:
         "replies as without speculation, asynchronous",
         "acceptance after a spell of K = 0, with graphs",
         "the adapter waits for the device in no step",
+        "steps, FULL",
         "nothing is compiled after warm-up",
     }
-    [steps] = [part["data"] for part in report["parts"] if part["part"] == "steps, no graphs"]
-    assert [(cell["running"], cell["k"]) for cell in steps["cells"]] == [(1, 0), (1, 7), (2, 0), (2, 7)]
-    assert all(cell["step_ms"] > 0 and cell["tokens_per_step"] >= 1 for cell in steps["cells"])
-    assert "## Milliseconds a step: no graphs" in (tmp_path / "report.md").read_text()
+    found = {part["part"]: part["data"] for part in report["parts"]}
+    uniform = [(row["running"], *row["ks"]) for row in found["steps, none"]["cells"] if row["kind"] == "uniform"]
+    assert uniform == [(1, 0), (1, 7), (2, 0), (2, 7), (4, 0), (4, 3), (4, 7)]
+    mixed = [(row["kind"], row["ks"]) for row in found["steps, none"]["cells"] if row["kind"] != "uniform"]
+    assert mixed == [("halves", [0, 6]), ("halves", [1, 5]), ("random", [0, 2, 4, 6])]
+    for what in ("none", "without speculation", "P-EAGLE at K_max"):
+        data = found[f"steps, {what}"]
+        assert all(row["step_ms"] >= row["host_ms"] > 0 and row["tokens_per_step"] >= 1 for row in data["cells"])
+        assert all(row["pace_ms"] > 0 for row in data["cells"])
+        assert {row["busy_ms"] for row in data["cells"]} == {None}  # there is no device
+        assert data["stopped"] is None
+        assert all(item["periods"] == 3 and item["quiet_ms"] > 0 for item in data["arrivals"])
+    page = (tmp_path / "report.md").read_text()
+    assert "| running | without speculation | P-EAGLE at K_max | none, K = 0 | none, K = 7 |" in page.replace(
+        "none, K = 3 | ", ""
+    )
+    assert "## Where the time goes: without speculation (stock vLLM)" in page

@@ -1,6 +1,9 @@
 """The order of the parts, their files, and what the command says at its end; its parts are short ones of the tests."""
 
 import json
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,9 @@ from typing import Any
 import pytest
 
 from specpilot.bench.gpu_check import command, parts
+from specpilot.bench.gpu_check.check import Check, Part, PartError, slug
 from specpilot.bench.gpu_check.line import FAILED, PASSED, SKIPPED, Line
-from specpilot.bench.gpu_check.parts import Check, Part, PartError
+from specpilot.bench.gpu_check.step_parts import GRAPH_MODES
 
 
 class Runs:
@@ -19,14 +23,21 @@ class Runs:
         self.ran: list[str] = []
         self._outcomes = outcomes
 
-    def part(self, name: str, at_most_s: float = 1.0) -> Part:
+    def part(self, name: str, at_most_s: float = 1.0, **more: Any) -> Part:
         def run(check: Check) -> Any:
             self.ran.append(name)
             if self._outcomes.get(name) == "breaks":
                 raise PartError("ended with status 9")
+            if self._outcomes.get(name) == "takes long":
+                raise PartError(f"did not end within {check.limit_s:g} s", is_cut=True)
             return [Line(f"what {name} asks", self._outcomes.get(name, PASSED), "a | b")], {"limit": check.limit_s}
 
-        return Part(name, at_most_s, run)
+        return Part(name, at_most_s, run, **more)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *found: Part) -> None:
+    """Let these be the command's parts."""
+    monkeypatch.setattr(command, "all_parts", lambda _: [*found])
 
 
 def run(out: Path, *arguments: str) -> int:
@@ -39,7 +50,7 @@ def run(out: Path, *arguments: str) -> int:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     runs = Runs(second=SKIPPED)
-    monkeypatch.setattr(command, "PARTS", [runs.part(name) for name in ("machine", "first", "second")])
+    use(monkeypatch, *(runs.part(name) for name in ("machine", "first", "second")))
     return runs
 
 
@@ -66,11 +77,7 @@ def test_a_part_that_may_not_fit_is_left_for_the_next_call(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = Runs()
-    monkeypatch.setattr(
-        command,
-        "PARTS",
-        [runs.part("machine"), runs.part("long", 100.0), runs.part("short"), runs.part("longer", 200.0)],
-    )
+    use(monkeypatch, runs.part("machine"), runs.part("long", 100.0), runs.part("short"), runs.part("longer", 200.0))
     assert run(tmp_path, "--within-s", "50") == command.GO_ON
     assert runs.ran == ["machine", "short"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["left"] == ["long", "longer"]
@@ -82,7 +89,7 @@ def test_a_part_that_may_not_fit_is_left_for_the_next_call(
 
 def test_a_call_takes_forty_minutes_at_most_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs = Runs()
-    monkeypatch.setattr(command, "PARTS", [runs.part("machine"), runs.part("fits", 2390.0), runs.part("long", 2401.0)])
+    use(monkeypatch, runs.part("machine"), runs.part("fits", 2390.0), runs.part("long", 2401.0))
     assert run(tmp_path) == command.GO_ON
     assert runs.ran == ["machine", "fits"]
     page = (tmp_path / "report.md").read_text()
@@ -98,7 +105,7 @@ def test_a_line_that_fails_is_the_exit_status_and_stands_out(
     verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = Runs(first=verdict)
-    monkeypatch.setattr(command, "PARTS", [runs.part(name) for name in ("machine", "first", "second")])
+    use(monkeypatch, *(runs.part(name) for name in ("machine", "first", "second")))
     assert run(tmp_path) == 1
     assert runs.ran == ["machine", "first", "second"]
     assert "**failed**" in (tmp_path / "report.md").read_text()
@@ -117,6 +124,7 @@ def test_a_part_that_was_interrupted_runs_anew(runs: Runs, tmp_path: Path) -> No
         (("--k", "0,9"), "'0,9' is not between 0 and --k-max 7"),
         (("--k", "a"), "give numbers like 0,3,7"),
         (("--only", "nothing"), "no part is called 'nothing'; there are: machine; first; second"),
+        (("--graph-modes", "FULL,NEVER"), "--graph-modes: 'FULL,NEVER': name some of default, FULL, "),
     ],
 )
 def test_what_it_does_not_understand_ends_it(
@@ -134,10 +142,116 @@ def test_a_folder_of_other_settings_is_refused(runs: Runs, tmp_path: Path, capsy
 
 
 def test_the_names_of_real_parts_can_be_asked_for() -> None:
-    for part in parts.PARTS:
-        assert command._wanted(f"machine,{part.name}") == [parts.PARTS[0], part]
-    assert len({parts._slug(part.name) for part in parts.PARTS}) == len(parts.PARTS)
-    assert max(part.at_most_s for part in parts.PARTS) < 600
+    real = parts.all_parts(GRAPH_MODES)
+    for part in real:
+        assert command._wanted(f"machine,{part.name}", real) == [real[0], part]
+    assert len({slug(part.name) for part in real}) == len(real)
+    assert max(part.at_most_s for part in real) < 600
+    assert all(part.needs_s is None or part.needs_s <= part.at_most_s for part in real)
+
+
+def test_what_a_step_costs_and_whether_replies_are_right_come_first() -> None:
+    names = [part.name for part in parts.all_parts(["default", "FULL"])]
+    assert names[:8] == [
+        "machine", "operations", "steps, default", "replies without speculation", "replies, asynchronous",
+        "steps, without speculation", "steps, P-EAGLE at K_max", "steps, FULL",
+    ]  # fmt: skip
+    assert names[-1] == "adaptive"
+    assert {part.after for part in parts.all_parts(["default"])} <= {None, *names}
+
+
+def test_a_part_that_can_be_cut_short_begins_with_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = Runs()
+    use(monkeypatch, runs.part("machine"), runs.part("steps", 480.0, needs_s=50.0), runs.part("whole", 480.0))
+    assert run(tmp_path, "--within-s", "100") == command.GO_ON
+    assert runs.ran == ["machine", "steps"]
+    limit = json.loads((tmp_path / "parts" / "steps.json").read_text())["data"]["limit"]
+    assert 90 < limit <= 100
+
+
+def test_a_part_that_the_call_cut_is_left_and_one_that_its_own_limit_cut_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Runs(steps="takes long", brief="takes long")
+    use(monkeypatch, runs.part("machine"), runs.part("steps", 480.0, needs_s=50.0), runs.part("brief", 60.0))
+    assert run(tmp_path, "--within-s", "100") == command.GO_ON
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["left"] == ["steps"]
+    assert not (tmp_path / "parts" / "steps.json").exists()
+    assert "**failed**" in (tmp_path / "report.md").read_text()
+
+
+def test_parts_side_by_side_keep_their_order_where_one_needs_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    at_once, most, ended = 0, 0, list[str]()
+    lock = threading.Lock()
+
+    def part(name: str, **more: Any) -> Part:
+        def work(_: Check) -> Any:
+            nonlocal at_once, most
+            with lock:
+                at_once += 1
+                most = max(most, at_once)
+            time.sleep(0.05)
+            with lock:
+                at_once -= 1
+                ended.append(name)
+            return [Line(name, PASSED, "")], {}
+
+        return Part(name, 1.0, work, **more)
+
+    needs = part("needs first", after="first")
+    use(monkeypatch, part("machine"), needs, part("alone", is_alone=True), part("first"), part("a"), part("b"))
+    assert run(tmp_path, "--side-by-side", "2") == 0
+    assert most == 2
+    assert ended[0] == "machine"
+    assert ended[-1] == "alone"
+    assert ended.index("first") < ended.index("needs first")
+    assert sorted(ended) == ["a", "alone", "b", "first", "machine", "needs first"]
+
+
+def test_an_error_beside_another_part_ends_what_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def hang(check: Check) -> Any:
+        check.program("time", log="hangs")  # replaced below
+        return [], {}
+
+    def break_down(_: Check) -> Any:
+        time.sleep(0.5)
+        raise KeyError("a fault of the check's own")
+
+    monkeypatch.setattr(Check, "program", _sleep)
+    use(
+        monkeypatch,
+        Part("machine", 1.0, lambda _: ([], {})),
+        Part("hangs", 60.0, hang),
+        Part("breaks", 60.0, break_down),
+    )
+    began = time.monotonic()
+    with pytest.raises(KeyError):
+        command.main(["--out", str(tmp_path), "--side-by-side", "2"])
+    assert time.monotonic() - began < 20
+
+
+def _sleep(check: Check, *_: str, **__: Any) -> dict[str, Any]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    check.started.add(process)
+    process.wait()
+    return {}
+
+
+@pytest.mark.parametrize(("gib", "engines"), [(141, 4), (80, 2), (40, 1), (None, 4)])
+def test_engines_stand_side_by_side_as_far_as_memory_goes(gib: int | None, engines: int, tmp_path: Path) -> None:
+    check = a_check(tmp_path)
+    check.model = check.drafter = tmp_path
+    check.side_by_side = 4
+    (tmp_path / "config.json").write_text(
+        json.dumps({"num_hidden_layers": 18, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64})
+    )
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(10 << 30)
+    known = {} if gib is None else {"device": "a GPU", "device_bytes": gib << 30}
+    check.path("machine").write_text(json.dumps({"data": known}))
+    assert check.at_once() == engines
 
 
 def a_check(out: Path) -> Check:

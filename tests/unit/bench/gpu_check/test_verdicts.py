@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from specpilot.bench.gpu_check import parts, report
+from specpilot.bench.gpu_check import exact_parts, report, step_parts
+from specpilot.bench.gpu_check.check import Check, PartError
 from specpilot.bench.gpu_check.expected_graph import expected
-from specpilot.bench.gpu_check.line import FAILED, PASSED, SKIPPED
-from specpilot.bench.gpu_check.parts import Check
+from specpilot.bench.gpu_check.line import FAILED, MEASURED, PASSED, SKIPPED
 from specpilot.policy.codec import to_plain
 from specpilot.policy.graphs import Graphs
 
@@ -38,8 +38,16 @@ def test_other_modes() -> None:
     assert expected(Graphs("FULL_DECODE_ONLY", (), {1: (1, 2, 4)}), 3, 3) == ("NONE", 12)
 
 
-def cell(running: int, k: int, *graphs: list[Any]) -> dict[str, Any]:
-    return {"running": running, "k": k, "step_ms": 2.0, "tokens_per_s": 100.0, "graphs": [*graphs]}
+def row(running: int, *ks: int, kind: str = "uniform", **more: Any) -> dict[str, Any]:
+    return {
+        "kind": kind, "running": running, "ks": [*ks], "step_ms": 2.0, "step_ms_range": [1.9, 2.1],
+        "tokens_per_s": 100.0, "pace_ms": 0.7, "is_typical": True, "graphs": [], **more,
+    }  # fmt: skip
+
+
+def measurement(running: int, *ks: int, kind: str = "uniform", **more: Any) -> dict[str, Any]:
+    cell = {"kind": kind, "running": running, "ks": [*ks]}
+    return {"cell": cell, "step_ms": 2.0, "pace_ms": 0.7, "tokens_per_s": 100.0, "graphs": [], **more}
 
 
 @pytest.mark.parametrize(
@@ -54,47 +62,89 @@ def cell(running: int, k: int, *graphs: list[Any]) -> dict[str, Any]:
     ],
 )
 def test_steps_that_do_not_find_the_graphs_of_the_record_fail(graphs: list[list[Any]], verdict: str) -> None:
-    line = parts._as_recorded("FULL_AND_PIECEWISE", {"graphs": to_plain(GRAPHS), "cells": [cell(3, 7, *graphs)]})
+    line = step_parts.as_recorded("FULL", {"graphs": to_plain(GRAPHS), "cells": [row(3, 7, graphs=graphs)]})
     assert line.verdict == verdict
-    assert parts._as_recorded("PIECEWISE", {"graphs": None, "cells": []}).verdict == FAILED
 
 
 class Answers(Check):
-    """A check of a machine with a GPU, whose engines say what the test lets them."""
+    """A check of a machine with a GPU, whose engines answer as the test says."""
 
-    answer: dict[str, Any]
+    answer: Any
+    known: dict[str, Any]
 
     def engine(self, *_: Any, **__: Any) -> dict[str, Any]:
-        return self.answer
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return dict(self.answer)
 
     def texts(self, count: int) -> list[str]:
         return ["text"] * count
 
     def data(self, name: str) -> dict[str, Any]:
-        known = {
-            "machine": {"device": "a GPU", "unfit": None},
-            "replies without speculation": {"ids": {"plain": [[1, 2], [3, 4]]}},
-        }
-        return known.get(name, {})
+        return {"machine": {"device": "a GPU", "unfit": None}, "replies without speculation": self.known}.get(name, {})
+
+
+LIKELIEST = [[[[1, -0.1], [9, -3.0]], [[2, -0.3], [7, -0.31]]], [[[3, -0.1], [8, -4.0]], [[4, -0.6], [5, -0.7]]]]
 
 
 @pytest.fixture
 def check(tmp_path: Path) -> Answers:
-    return Answers(tmp_path, tmp_path, tmp_path, tmp_path, 7, [0, 7], [], None, None, None)
+    check = Answers(tmp_path, tmp_path, tmp_path, tmp_path, 7, [0, 7], [], None, None, None)
+    check.known = {"ids": {"plain": [[1, 2], [3, 4]]}, "likeliest": LIKELIEST, "is_invariant": False}
+    return check
 
 
-def test_a_reply_that_differs_fails_its_k_alone(check: Answers) -> None:
+def test_a_reply_that_parts_from_a_likely_token_fails_its_k_alone(check: Answers) -> None:
     check.answer = {"ids": {"0": [[1, 2], [3, 4]], "7": [[1, 2], [3, 5]], "changing": [[1, 2], [3, 4]]}, "start_s": 1.0}
-    lines, _ = parts.exact(check, is_async=True)
+    lines, data = exact_parts.exact(check, is_async=True)
     assert [line.verdict for line in lines] == [PASSED, FAILED, PASSED]
-    assert lines[1].text == "1 of 2 differ"
+    assert lines[1].text == "1 of 2 differ; gap where they part, 0.02 allowed: reply 1 at token 1: 0.1000"
+    assert data["partings"]["7"] == [[1, 1, pytest.approx(0.1)]]
+
+
+def test_a_reply_that_parts_where_two_tokens_are_as_likely_passes_unless_sums_are_invariant(check: Answers) -> None:
+    check.answer = {"ids": {"7": [[1, 7], [3, 4]]}, "start_s": 1.0}
+    [line], _ = exact_parts.exact(check, is_async=True)
+    assert (line.verdict, line.text.split(";")[0]) == (PASSED, "1 of 2 differ")
+    check.known["is_invariant"] = True
+    [line], _ = exact_parts.exact(check, is_async=True)
+    assert (line.verdict, line.text) == (FAILED, "1 of 2 differ")
+
+
+def test_a_token_whose_probability_is_unknown_fails(check: Answers) -> None:
+    check.answer = {"ids": {"7": [[1, 2], [6, 4]]}, "start_s": 1.0}
+    [line], _ = exact_parts.exact(check, is_async=True)
+    assert line.verdict == FAILED
+    assert line.text.endswith("reply 1 at token 0: more than 3.9000")
+
+
+def test_a_vllm_without_batch_invariance_is_compared_by_the_gap(check: Answers) -> None:
+    plain = {"ids": {"plain": [[1]]}, "likeliest": [[[[1, 0.0]]]], "start_s": 1.0}
+    tried = list[bool]()
+
+    def engine(*_: Any, **__: Any) -> dict[str, Any]:
+        variables = _[3]
+        tried.append("VLLM_BATCH_INVARIANT" in variables)
+        if tried[-1]:
+            raise PartError("no such kernel")
+        return plain
+
+    check.__class__ = type("Refusing", (Answers,), {"engine": lambda self, *rest, **more: engine(*rest, **more)})
+    [line], data = exact_parts.reference(check)
+    assert tried == [True, False]
+    assert line.text == "1 replies, not batch-invariant: no such kernel"
+    assert data["is_invariant"] is False
+    check.batch_invariant = "off"
+    tried.clear()
+    exact_parts.reference(check)
+    assert tried == [False]
 
 
 @pytest.mark.parametrize(("accepted", "verdict"), [(90, PASSED), (80, FAILED), (0, FAILED)])
 def test_drafts_that_are_no_longer_accepted_after_a_spell_fail(check: Answers, accepted: int, verdict: str) -> None:
     ways = {"never off": 100, "caught up": accepted, "not caught up": 50}
     check.answer = {way: {"verified": 200, "accepted": count, "ids": [[1]]} for way, count in ways.items()}
-    lines, _ = parts.catching_up(check, has_graphs=True)
+    lines, _ = exact_parts.catching_up(check, has_graphs=True)
     assert [line.verdict for line in lines] == [verdict, PASSED]
 
 
@@ -106,7 +156,7 @@ def test_waiting_and_compiling_fail(
     check: Answers, own: dict[str, int], compilations: list[str], verdicts: list[str]
 ) -> None:
     check.answer = {"steps": 9, "waits": {"/vllm/x.py:1": 2} | own, "own": own, "compilations": compilations}
-    lines, _ = parts.waits(check)
+    lines, _ = exact_parts.waits(check)
     assert [line.verdict for line in lines] == verdicts
     assert "2 of vLLM's own" in lines[0].text
 
@@ -119,10 +169,10 @@ class OnACpu(Answers):
 def test_what_needs_cuda_is_skipped_without_it_and_says_so(tmp_path: Path) -> None:
     check = OnACpu(tmp_path, tmp_path, tmp_path, tmp_path, 7, [0, 7], [], None, None, None)
     outcomes = [
-        parts.exact(check, is_async=True),
-        parts.catching_up(check, has_graphs=True),
-        parts.waits(check),
-        parts.step_times(check, "PIECEWISE", speculates=True),
+        exact_parts.exact(check, is_async=True),
+        exact_parts.catching_up(check, has_graphs=True),
+        exact_parts.waits(check),
+        step_parts.adapter_steps(check, "PIECEWISE"),
     ]
     lines = [line for found, _ in outcomes for line in found]
     assert len(lines) == 5
@@ -130,27 +180,104 @@ def test_what_needs_cuda_is_skipped_without_it_and_says_so(tmp_path: Path) -> No
     assert all(line.text.startswith("no CUDA device") for line in lines)
 
 
-def test_step_times_stand_beside_those_without_speculation() -> None:
-    def document(part: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
-        taken = [{"k": 0, "graphs": 35, "seconds": 2.5, "mib": 120.4}]
-        data = {"cells": cells, "start_graphs": taken if "without" not in part else []}
-        return {"part": part, "seconds": 60.0, "lines": [], "data": data}
+ARRIVAL = {
+    "running": 31, "k": 0, "every": 12, "prompt_tokens": 24, "reply_tokens": 4, "pace_ms": 0.7, "quiet_ms": 5.0,
+    "excess_ms": 7.25, "excess_ms_quartiles": [6.5, 8.0], "by_offset_ms": [12.0, 5.2, 5.1, *[5.0] * 9], "periods": 3,
+}  # fmt: skip
 
-    cells = [
-        cell(1, 0) | {"step_ms": 2.5},
-        cell(1, 7) | {"tokens_per_s": 250.0},
-        cell(8, 0),
-        {"running": 8, "k": 7, "step_ms": None},
-    ]
+
+def outcome(*measured: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "measured": [*measured], "arrivals": [], "device": [], "stopped": None, "measuring_s": 9.0,
+        "graph_mode": "FULL", "largest_graph": 512, "attention": ["FLASH_ATTN"], "graphs": None, "start_graphs": [],
+        "memory": None, "start_s": 60.0, **more,
+    }  # fmt: skip
+
+
+def test_step_times_say_what_mixed_k_and_arrivals_cost(check: Answers) -> None:
+    check.answer = outcome(
+        measurement(8, 3, step_ms=5.0),
+        measurement(8, 0, 6, kind="halves", step_ms=5.5),
+        measurement(8, 0, 2, 4, 6, kind="random", step_ms=6.0),
+        arrivals=[ARRIVAL, ARRIVAL | {"excess_ms": 7.5}],
+        device=[
+            {"cell": {"kind": "uniform", "running": 8, "ks": [3]}, "busy_ms": 4.0, "kernels": 700.0, "launches": 90.0}
+        ],
+    )
+    lines, data = step_parts.adapter_steps(check, "FULL")
+    texts = {line.name: line.text for line in lines}
+    assert texts["mixed K over the uniform step of as many tokens, FULL"] == (
+        "8 with K halves of 0, 6: 1.10; 8 with K random of 0, 2, 4, 6: 1.20"
+    )
+    assert texts["an arrival of 24 tokens, 31 running at K = 0, FULL"] == (
+        "7.25 ms more (6.50 to 8.00) beside steps of 5.00 ms; then 7.50 ms more (6.50 to 8.00) beside steps of 5.00 ms"
+    )
+    assert lines[0].verdict == PASSED
+    assert {line.verdict for line in lines[1:]} == {MEASURED}
+    assert (data["cells"][0]["busy_ms"], data["cells"][1]["busy_ms"]) == (4.0, None)
+
+
+def test_what_an_engine_measured_before_it_was_ended_is_kept(check: Answers) -> None:
+    check.answer = PartError("did not end within 9 s", outcome(measurement(8, 3)), is_cut=True)
+    lines, data = step_parts.adapter_steps(check, "FULL")
+    assert [line.verdict for line in lines][:2] == [FAILED, PASSED]
+    assert data["cells"][0]["step_ms"] == 2.0
+    check.answer = PartError("did not start", outcome())
+    with pytest.raises(PartError):
+        step_parts.adapter_steps(check, "FULL")
+
+
+def test_the_mode_of_graphs_goes_to_vllm(check: Answers) -> None:
+    asked = dict[str, Any]()
+
+    def engine(*rest: Any, **job: Any) -> dict[str, Any]:
+        asked.update(rest[1])
+        return outcome(measurement(8, 3))
+
+    check.__class__ = type("Asked", (Answers,), {"engine": lambda self, *rest, **job: engine(*rest, **job)})
+    check.capture_size = 1024
+    for mode, compilation in (
+        ("FULL", {"cudagraph_mode": "FULL", "max_cudagraph_capture_size": 1024}),
+        ("default", {"max_cudagraph_capture_size": 1024}),
+    ):
+        step_parts.adapter_steps(check, mode)
+        assert asked["compilation_config"] == compilation
+        assert asked["scheduler_cls"].endswith("AsyncScheduler")
+    asked.clear()
+    step_parts.stock_steps(check, speculates=True)
+    assert asked["speculative_config"]["num_speculative_tokens"] == 7
+    assert asked["compilation_config"] == {"max_cudagraph_capture_size": 1024}
+    assert "scheduler_cls" not in asked
+
+
+def test_step_times_stand_beside_those_without_speculation() -> None:
+    def document(part: str, *rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"part": part, "seconds": 60.0, "lines": [], "data": outcome(**more) | {"cells": [*rows]}}
+
     page = report.markdown(
         [
-            document("steps, FULL_AND_PIECEWISE, without speculation", [cell(1, None), cell(8, None)]),  # type: ignore[arg-type]
-            document("steps, FULL_AND_PIECEWISE", cells),
+            document("steps, without speculation", row(1), row(8)),
+            document(
+                "steps, FULL",
+                row(1, 0, step_ms=2.5),
+                row(1, 7, tokens_per_s=250.0, graphs=[[1, 8, "FULL", 8, 24], [1, 5, "FULL", 8, 2]]),
+                row(8, 0, host_ms=1.5, waiting_ms=0.4, span_ms=1.75, busy_ms=1.25, kernels=700.0, launches=90.0),
+                row(8, 7, step_ms=None, step_ms_range=None, tokens_per_s=None, is_typical=False),
+                arrivals=[ARRIVAL],
+                start_graphs=[
+                    {"k": None, "graphs": 50, "seconds": 3.0, "mib": 900.0},
+                    {"k": 0, "graphs": 35, "seconds": 2.5, "mib": 120.4},
+                ],
+            ),
         ],
         [],
         2400.0,
     )
-    assert "## Milliseconds a step: FULL_AND_PIECEWISE" in page
-    assert "| 1 | 2.00 | 2.50 (1.00) | 2.00 (2.50) |" in page
-    assert "| 8 | 2.00 | 2.00 (1.00) | - |" in page
-    assert "| 0 | 35 | 2.5 | 120 |" in page
+    assert "| running | without speculation | FULL, K = 0 | FULL, K = 7 |" in page
+    assert "| 1 | 2.00 (1.00) | 2.50 (1.00) | 2.00 (2.50) |" in page
+    assert "| 8 | 2.00 (1.00) | 2.00 (1.00) | - |" in page
+    assert "| 1 | 7 | 2.00 | 1.90 to 2.10 | - | - | - | - | - | - | 0.70 | FULL 8 |" in page
+    assert "| 8 | 0 | 2.00 | 1.90 to 2.10 | 1.50 | 0.40 | 1.75 | 1.25 | 700 | 90 | 0.70 | - |" in page
+    assert "| 8 | 7 | - | - to - | - | - | - | - | - | - | 0.70 (unusual) | - |" in page
+    assert "| 31 | 0 | 5.00 | 7.25 (6.50 to 8.00) | 12.0 5.2 5.1 5.0 5.0 5.0 | 0.70 |" in page
+    assert "| any mix | 50 | 3.0 | 900 |\n| 0 | 35 | 2.5 | 120 |" in page
