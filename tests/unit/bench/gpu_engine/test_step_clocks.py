@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from specpilot.bench.gpu_engine import pace
 from specpilot.bench.gpu_engine.alone import Quiet
@@ -51,6 +52,39 @@ def test_the_device_is_busy_while_any_kernel_runs() -> None:
     assert busy_ns([]) == 0
     assert busy_ns([(10, 20), (15, 30), (16, 18), (40, 45)]) == 25
     assert busy_ns([(40, 45), (10, 50)]) == 40
+
+
+class Events:
+    """Stands in for CUDA's events: each is recorded at the next whole millisecond."""
+
+    recorded = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = 0
+
+    def record(self) -> None:
+        Events.recorded += 1
+        self.at = Events.recorded**2
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: "Events") -> float:
+        return float(other.at - self.at)
+
+
+def test_a_steps_span_is_from_its_first_operation_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Events)
+    core = Core()
+    spans = Spans(core)
+    clock = HostClock(core)
+    for _ in range(3):
+        core.step_fn()
+    assert clock.take().executor_s == pytest.approx(0.15, abs=0.03)
+    assert spans.median_ms(2) == pytest.approx((4**2 - 3**2 + 6**2 - 5**2) / 2)
+    assert spans.median_ms(2) is None
 
 
 def test_without_a_device_its_time_is_unknown() -> None:
