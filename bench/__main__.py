@@ -67,6 +67,10 @@ MEASUREMENTS = {
         "specpilot.bench.gpu_check.command",
         "whether the engine adapter is right and fast on this machine's GPU: one report, in parts that go on",
     ),
+    "inflate": (
+        "specpilot.bench.inflate.command",
+        "a pair of a real model's size with the text of the demo pair, for a GPU: nothing is downloaded",
+    ),
     "soak": ("specpilot.bench.adapter.soak", "a real engine under everything at once, watched for errors and leaks"),
 }
 

@@ -1,0 +1,157 @@
+"""The matrices of a large model that computes what a small one does.
+
+A matrix is the small one's numbers in their places (`layout`) and random numbers elsewhere: nearly all multiplications
+then have random operands, as in a trained model. New rows and columns cannot change what is computed, for one of two
+reasons: what they read is dropped where it is written (they write nothing to the small model's dimensions), or they are
+zero. What they write to new dimensions is 2^-32 small: below the rounding of the constants there.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from specpilot.bench.inflate.layout import Layout, Rows
+from specpilot.bench.inflate.number_format import Array, NumberFormat
+
+SPREAD = 0.02
+"""Standard deviation of random weights, that of a model before its training."""
+FAINT = 2.0**-32
+"""Standard deviation of what new units write to new dimensions."""
+
+_TILE = 8_388_593
+"""Random numbers that are made; a prime, so that rows which repeat them do not begin alike."""
+
+
+class Filler:
+    """Random numbers, the same for the same name: one tile again and again, from a place that the name determines."""
+
+    def __init__(self, numbers: NumberFormat) -> None:
+        self._numbers = numbers
+        self._random = np.random.default_rng(0)
+        normal = self._random.standard_normal(_TILE, np.float32)
+        self._tiles = {spread: numbers.store(normal * np.float32(spread)) for spread in (SPREAD, FAINT)}
+        self._bits = self._random.integers(0, 2, _TILE, np.uint8)
+
+    def normal(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
+        """Return normal numbers."""
+        return self._repeat(shape, self._tiles[spread], zlib.crc32(name.encode()) % _TILE)
+
+    def signs(self, shape: tuple[int, ...], size: float) -> Array:
+        """Return `size` and `-size` at random; the same in every call of one shape."""
+        pair = self._numbers.store(np.array([-size, size], np.float32))
+        return self._repeat(shape, pair[self._bits], 0)
+
+    def _repeat(self, shape: tuple[int, ...], tile: Array, at: int) -> Array:
+        made = np.empty(shape, self._numbers.stored)
+        flat, done = made.reshape(-1), 0
+        while done < flat.size:
+            some = min(flat.size - done, tile.size - at)
+            flat[done : done + some] = tile[at : at + some]
+            done, at = done + some, 0
+        return made
+
+
+class Matrices:
+    """Makes the matrices of one model from the `small` one's, which are float32 by name.
+
+    Each method's `name` is the small model's tensor, `None` for a layer that it does not have.
+    """
+
+    def __init__(self, layout: Layout, numbers: NumberFormat, filler: Filler, small: Mapping[str, Array]) -> None:
+        self.layout, self.numbers, self.filler, self.small = layout, numbers, filler, small
+
+    def norm(self, name: str | None = None, *, is_last: bool = False) -> Array:
+        """Return the weights of a norm."""
+        at = self.layout
+        weights = np.full(at.hidden, at.new_norm, np.float32)
+        own = self.small[name] if name else np.ones(at.small_hidden, np.float32)
+        weights[: at.first_new] = np.tile(own, at.copies) / math.sqrt(at.factor)
+        weights[at.marker] = at.marker_norm if is_last else 0.0
+        return self.numbers.store(weights)
+
+    def reader(self, name: str | None, key: str, rows: Rows, blocks: int = 1, scale: float = 1.0) -> Array:
+        """Return a matrix that reads `blocks` streams, the small one's rows multiplied by `scale`.
+
+        A `scale` that is not whole is exact in short numbers too: the second copy of the stream is read with what the
+        first one's rounding lost.
+        """
+        matrix = self.filler.normal(key, (rows.height, blocks * self.layout.hidden))
+        if name is None:
+            return matrix
+        own, columns = self.small[name] * np.float32(scale), self.layout.columns(blocks)
+        matrix[rows.cleared] = 0
+        matrix[np.ix_(rows.own, columns)] = stored = self.numbers.store(own)
+        if self.numbers.is_short and not float(scale).is_integer():
+            lost = self.numbers.store(own - self.numbers.load(stored))
+            matrix[np.ix_(rows.own, columns + self.layout.small_hidden)] = lost
+        return matrix
+
+    def writer(self, name: str | None, key: str, read: Rows) -> Array:
+        """Return a matrix that writes to the stream what the rows `read` have read."""
+        at = self.layout
+        matrix = self.filler.normal(key, (at.hidden, read.height), FAINT)
+        matrix[: at.first_new] = 0
+        matrix[at.marker] = 0
+        if name is not None:
+            self._in_every_copy(matrix, read.own, self.small[name])
+        return matrix
+
+    def embedding(self, name: str, vocabulary: int) -> Array:
+        """Return the embeddings: the small model's in every copy, and constants in new dimensions."""
+        at = self.layout
+        matrix = self.filler.signs((vocabulary, at.hidden), at.constant)
+        matrix[:, : at.first_new] = 0
+        own = self.numbers.store(self.small[name])
+        matrix[: len(own), : at.first_new] = np.tile(own, (1, at.copies))
+        matrix[:, at.marker] = self.numbers.store(np.array([at.constant]))[0]
+        return matrix
+
+    def logits(self, name: str, vocabulary: int) -> Array:
+        """Return the matrix of the logits, in which new tokens are never likely."""
+        at = self.layout
+        matrix = self.filler.normal("logits", (vocabulary, at.hidden))
+        own = self.numbers.store(self.small[name])
+        matrix[: len(own)] = 0
+        matrix[: len(own), : at.small_hidden] = own
+        matrix[len(own) :, at.marker] = self.numbers.store(np.array([at.marker_head]))[0]
+        return matrix
+
+    def fusion(self, name: str, target: Layout) -> Array:
+        """Return a head's matrix from the target's hidden states of several layers, side by side, to its own stream.
+
+        The constants of the first one's new dimensions are passed on.
+        """
+        at, own = self.layout, self.small[name]
+        blocks = own.shape[1] // target.small_hidden
+        matrix = self.filler.normal(name, (at.hidden, blocks * target.hidden), FAINT)
+        matrix[: at.first_new] = 0
+        matrix[at.marker] = 0
+        self._in_every_copy(matrix, target.columns(blocks), own)
+        new = np.arange(at.first_new, at.hidden)
+        matrix[new, new] = self.numbers.store(np.array([at.constant / target.constant]))[0]
+        return matrix
+
+    def mask_state(self, name: str, target: Layout) -> Array:
+        """Return what stands for the target's hidden states where a parallel head has none yet."""
+        own = self.small[name].reshape(-1)
+        blocks = own.size // target.small_hidden
+        state = np.zeros((1, 1, blocks * target.hidden), np.float32)
+        state[..., target.columns(blocks)] = own
+        new = np.arange(target.first_new, target.hidden)
+        signs = np.where(np.arange(len(new)) * 7919 % 13 < 6, -1.0, 1.0)  # noqa: PLR2004 - about half of them
+        signs[-1] = 1.0  # the marker
+        state[..., new] = signs * target.constant
+        return self.numbers.store(state)
+
+    def draft_tokens(self, name: str, rows: int, draft_vocabulary: int) -> Array:
+        """Return how far each draft token's number lies below the target's; new ones are new tokens of the target."""
+        offsets = np.full(draft_vocabulary, self.layout.vocabulary - rows, np.int64)
+        offsets[:rows] = self.small.get(name, 0)
+        return offsets
+
+    def _in_every_copy(self, matrix: Array, columns: Array, own: Array) -> None:
+        at, stored = self.layout, self.numbers.store(own)
+        for copy in range(at.copies):
+            matrix[np.ix_(copy * at.small_hidden + at.stream, columns)] = stored
