@@ -25,11 +25,17 @@ def register() -> None:
     setattr(EngineCore, core_methods.DRAIN_METHOD, core_methods.drain)
     if not _is_fit():
         return
-    from specpilot.engine_adapter.vllm import cpu_sampling, graph_record, installation  # noqa: PLC0415 - import torch
+    from specpilot.engine_adapter.vllm import (  # noqa: PLC0415 - import torch
+        cpu_sampling,
+        device_time,
+        graph_record,
+        installation,
+    )
 
     cpu_sampling.install()
     installation.install()
     graph_record.install()
+    device_time.install()
 
 
 def _is_fit() -> bool:

@@ -7,6 +7,11 @@ What the adapter does is done by the adapter (`engine_adapter.plan.steps`): band
 is counted of them. The engine takes vLLM's place: it schedules all requests in each step, prompts in chunks, and the
 next step before the outcome of the last is known, as vLLM's asynchronous loop does. A step takes what a true function
 of what is in it says, and some noise. Deterministic for a given seed.
+
+Host and device have a clock each (`plant`). The device runs one step after the other. The host launches the next step,
+then waits for the one under way, so between two updates it has spent the launch of the *next* step: what vLLM's
+asynchronous loop does. The adapter reads when the device was done with each step, as on CUDA; with
+`reads_device=False` it has the times of the updates alone.
 """
 
 import math
@@ -19,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specpilot.bench.simulation.plant import OneTime, Plant, Work
 from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
 from specpilot.controller.estimation.observation import Observation, Series
@@ -28,7 +34,7 @@ from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.tuning import CALIBRATION_STEPS
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Evidence, Meter
-from specpilot.engine_adapter.plan.planner import Planner, StepPlan
+from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import KTable, calibration_table, static_table, table_of
 from specpilot.engine_adapter.plan.steps import CLASS_ARGUMENT, Steps
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
@@ -69,21 +75,33 @@ class _Request:
 
 
 class _UnderWay(NamedTuple):
-    """A step that was scheduled and has not ended: vLLM's output, who is delivered to, what its time depends on."""
+    """A step that was launched and has not ended: vLLM's output, who is delivered to, what it does, and when.
+
+    The host launched it from `began_at` to `launched_at`.
+    """
 
     output: SimpleNamespace
-    plan: StepPlan
     delivering: Sequence[str]
-    decodes: int
-    verified: int
-    prefill: int
-    context: int
-    caught_up: int
+    work: Work
+    began_at: float
+    launched_at: float
+
+
+class _Pace(NamedTuple):
+    """How many times its usual time a step takes now."""
+
+    device: float
+    host: float
+
+
+_USUAL = _Pace(1.0, 1.0)
 
 
 @dataclass
 class Engine:
-    """One engine, delivering `tokens`. A step takes `step_s`, times noise, and what catching up adds.
+    """One engine, delivering `tokens`. A step takes `step_s` on the device, times noise, and what catching up adds.
+
+    With a `plant` it takes what that says, on the host and on the device, in place of both.
 
     `by_source` has, for each source that runs now, the decodes of its requests so far, and their K summed: what no
     counter tells, as engines know no sources. `drafts` are all decodes of one request in one step, K = 0 included,
@@ -107,6 +125,8 @@ class Engine:
     reply_tokens: float = REPLY_TOKENS
     claims: Mapping[int, float] = field(default_factory=dict)
     calibrated_to: int = 0
+    plant: Plant | None = None
+    reads_device: bool = True
     tokens: float = 0.0
     drafts: int = 0
     probes: int = 0
@@ -116,6 +136,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._random = self._drawn_numbers()
+        self._plant = self.plant or OneTime(self.step_s, self.catch_up_s)
         self._begun = 0
         self.restart(self.started_at)
 
@@ -134,7 +155,8 @@ class Engine:
         self._ended: set[str] = set()
         self._sources: list[Source] = []
         self._under_way: _UnderWay | None = None
-        self._now = 0.0
+        self._now = 0.0  # on the host
+        self._device_done_at = 0.0  # with the last step that ended
         if self.calibrated_to:
             self._calibrate()
 
@@ -146,29 +168,34 @@ class Engine:
             for k, others in settings(n, self.k_max):
                 self._table = calibration_table(k, {CLASS: others})
                 for _ in range(CALIBRATION_STEPS):
-                    self._step(1.0, None)
+                    self._step(_USUAL, None)
                 found = self._meter.take()
                 self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
         self._settle([])
-        self._step(1.0, None)
+        self._step(_USUAL, None)
         self._under_way = None
         self._meter.take()
         self._steps.priors = Priors()
         self.tokens, self._table = tokens, table
 
-    def run(
+    def run(  # noqa: PLR0913, PLR0917 - what a phase may vary
         self,
         seconds: float,
         sources: Sequence[Source],
         schedule: Schedule | None,
         slowdown: float = 1.0,
         queue: int | None = None,
+        host_slowdown: float = 1.0,
     ) -> float:
-        """Run for some seconds; return the tokens that it delivered."""
+        """Run for some seconds; return the tokens that it delivered.
+
+        Steps take `slowdown` times as long on the device, and `host_slowdown` times that on the host.
+        """
         before = self.tokens
         self._use(schedule)
         self._settle(list(sources), queue)
-        pace = slowdown * math.exp(self.rng.normal(0, self.noise))
+        device = slowdown * math.exp(self.rng.normal(0, self.noise))
+        pace = _Pace(device, device * host_slowdown)
         left_s = seconds
         while left_s > 0 and self._requests:
             left_s -= self._step(pace, queue)
@@ -210,10 +237,13 @@ class Engine:
         self.frozen = None
         return seen
 
-    def _step(self, pace: float, queue: int | None) -> float:
-        """Schedule the next step and let the one before end; return how long that took."""
-        under_way, self._under_way = self._under_way, self._scheduled()
-        return 0.0 if under_way is None else self._finish(under_way, pace, queue)
+    def _step(self, pace: _Pace, queue: int | None) -> float:
+        """Launch the next step and let the one before end; return how long that took."""
+        began_at, under_way = self._now, self._under_way
+        self._under_way = self._launched(pace)
+        if under_way is not None:
+            self._finish(under_way, pace, queue)
+        return self._now - began_at
 
     def _use(self, schedule: Schedule | None) -> None:
         if schedule is self._table_of:
@@ -294,12 +324,14 @@ class Engine:
         while True:
             yield from self.rng.random(_RANDOM_BLOCK).tolist()
 
-    def _scheduled(self) -> _UnderWay:
-        """Schedule a step of all requests, and have the adapter plan the drafts after it."""
+    def _launched(self, pace: _Pace) -> _UnderWay:
+        """Launch a step of all requests, and have the adapter plan the drafts after it."""
+        began_at = self._now
         tokens: dict[str, int] = {}
         drafts: dict[str, Sequence[int]] = {}
         delivering: list[str] = []
         chunk, decodes, verified, prefill, context, prompts = _PREFILL_CHUNK, 0, 0, 0, 0, 0
+        lengths: set[int] = set()  # tokens of each request that decodes
         for name, request in self._requests.items():
             if request.to_read:
                 scheduled = min(chunk, request.to_read)
@@ -317,6 +349,7 @@ class Engine:
                 scheduled = 1 + k
                 decodes += 1
                 verified += scheduled
+                lengths.add(scheduled)
                 self.by_source[request.source] += (1, k)
             tokens[name] = scheduled
             request.num_computed_tokens += scheduled
@@ -335,14 +368,15 @@ class Engine:
             probes = [state.k for state in self._steps.decoding if state.k > state.due]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
         caught_up = plan.read if plan.width else max(0, plan.read - (prefill - prompts))
-        return _UnderWay(output, plan, delivering, decodes, verified, prefill, context, caught_up)
+        reads = plan.read if self._plant.reads_prompts_apart else caught_up
+        work = Work(decodes, verified, plan.slots, prefill, context, reads, prompts, is_uniform=len(lengths) <= 1)
+        self._now += pace.host * self._plant.host_s(work)
+        return _UnderWay(output, delivering, work, began_at, self._now)
 
-    def _finish(self, step: _UnderWay, pace: float, queue: int | None) -> float:
-        """Let a step end, and requests with it; return how long it took."""
-        output, plan = step.output, step.plan
-        seconds = self.step_s(step.decodes, step.verified, plan.slots, step.prefill, step.context)
-        seconds += self.catch_up_s(step.caught_up) if step.caught_up else 0.0
-        seconds *= pace * math.exp(self.rng.normal(0, 3 * self.noise))
+    def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
+        """Let a step end, and requests with it."""
+        output = step.output
+        seconds = self._plant.device_s(step.work) * pace.device * math.exp(self.rng.normal(0, 3 * self.noise))
         items = []
         over: list[_Request] = []
         for name in step.delivering:
@@ -359,14 +393,21 @@ class Engine:
             items.append(SimpleNamespace(request_id=name, new_token_ids=range(1 + accepted)))
             if request.num_output_tokens >= request.length:
                 over.append(request)
-        self._now += seconds
-        self._steps.end(output, {0: SimpleNamespace(outputs=items)}, self._now, goes_on=True)
+        before = self._device_done_at
+        self._device_done_at = max(max(before, step.began_at) + seconds, step.launched_at)
+        self._now = max(self._now, self._device_done_at)
+        self._steps.end(
+            output,
+            {0: SimpleNamespace(outputs=items)},
+            self._now,
+            goes_on=True,
+            device_s=self._device_done_at - before if self.reads_device else None,
+        )
         for request in over:
             self._end(request)
         sources = [request.source for request in over]
         for at in sources if queue is None else self._drawn(len(sources)):
             self._begin(at)
-        return seconds
 
     def _accepted(self, request: _Request, k: int) -> int:
         """Return how many of `k` drafted tokens of a request are accepted."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
+from specpilot.bench.simulation.plant import Plant
 from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
 from specpilot.bench.simulation.traffic import Phase
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -85,18 +86,21 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     is_steered: bool = True,
     graphs: Graphs | None = None,
     is_calibrated: bool = True,
+    plant: Plant | None = None,
+    reads_device: bool = True,
 ) -> Run:
     """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while.
 
     `later` is a second from which on another policy is in force. Without `is_steered` the schedule `start` stays.
-    Engines are calibrated before traffic, as real ones are, but without `is_calibrated`.
+    Engines are calibrated before traffic, as real ones are, but without `is_calibrated`. A `plant` takes the place of
+    `step_s` and `catch_up_s`; without `reads_device` engines know of their steps only when the host took them in.
     """
     policy = policy or Policy(model=MODEL, hold_out_ratio=0.0)
     fleet = [
         Engine(
             f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
-            calibrated_to=max_num_seqs if is_calibrated and is_steered else 0,
+            calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -113,7 +117,12 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             in_force = schedule
             told = {
                 engine.engine_id: engine.run(
-                    1.0, phase.of_engine.get(engine.engine_id, phase.sources), schedule, slowdown, phase.queue
+                    1.0,
+                    phase.of_engine.get(engine.engine_id, phase.sources),
+                    schedule,
+                    slowdown,
+                    phase.queue,
+                    phase.host_slowdown,
                 )
                 for engine in fleet
             }

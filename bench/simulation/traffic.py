@@ -40,7 +40,8 @@ class Phase:
     """Traffic for a while. With `queue` as many requests run in all, drawn from the sources by their shares.
 
     That is given work; without it each source keeps its own number running: given concurrency. `of_engine` are
-    sources of engines that have others. `slowdown` multiplies the step times.
+    sources of engines that have others. `slowdown` multiplies the step times, and `host_slowdown` further those of the
+    host, on a plant that knows them apart.
     """
 
     seconds: int
@@ -48,3 +49,4 @@ class Phase:
     queue: int | None = None
     slowdown: float = 1.0
     of_engine: Mapping[str, Sequence[Source]] = field(default_factory=dict)
+    host_slowdown: float = 1.0

@@ -66,6 +66,11 @@ class Steps:
     A step's duration is the time from the previous step's end to its own, because under load that is the time a
     running request waits; after idleness it is the time since the step was scheduled. Idle is the engine too while
     nothing is scheduled and nothing under way. Times are monotonic, in seconds.
+
+    In vLLM's asynchronous loop the host launches the next step before it takes in the outcome of the last one, so the
+    time between two updates contains the launch of a step that is not among the two. Where a device runs the steps, the
+    duration is therefore the time between their ends on the device (`device_s` of `end`): a launch that holds up the
+    device delays the end of the step that was launched.
     """
 
     def __init__(self, planner: Planner, meter: Meter, table: KTable, longest_to_draft: int) -> None:
@@ -199,26 +204,31 @@ class Steps:
         while self._under_way and self._under_way[0].output is not output and output.num_scheduled_tokens:
             self._under_way.popleft()
 
-    def end(self, output: Any, outputs: Mapping[int, Any], now: float, *, goes_on: bool) -> None:
+    def end(
+        self, output: Any, outputs: Mapping[int, Any], now: float, *, goes_on: bool, device_s: float | None = None
+    ) -> None:
         """Count a step; `outputs` says what it delivered, which is nothing to requests that ended meanwhile.
 
-        `goes_on` says that there are unfinished requests, so that the next step's time begins here.
+        `goes_on` says that there are unfinished requests, so that the next step's time begins here. `device_s` are the
+        seconds on the device from the end of the step before to the end of this one; `None` where no device says so.
         """
         if not self._under_way or self._under_way[0].output is not output:
             return
         _, scheduled_at, context, step = self._under_way.popleft()
-        since = scheduled_at if self._ended_at is None else self._ended_at
+        seconds = now - (scheduled_at if self._ended_at is None else self._ended_at)
+        if device_s is not None and self._ended_at is not None:  # else that time has an idle time in it
+            seconds = device_s
         # In vLLM's asynchronous loop a step may be under way that delivers nothing: its time begins here too.
         self._ended_at = now if goes_on or self._under_way else None
         self._idle_since = now if self._ended_at is None else None
-        self._step_s += (max(now - since, _SHORTEST_S) - self._step_s) * (_STEP_SHARE if self._step_s else 1.0)
+        self._step_s += (max(seconds, _SHORTEST_S) - self._step_s) * (_STEP_SHARE if self._step_s else 1.0)
         items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
         is_whole = len(items) == len(step.plain) and not step.due
         if not is_whole or step.plain is not self._plain:
             self._plain = step.plain if is_whole else None
             self._outcome = _outcome(step, self._drafts, items)
             self._drafts.clear()
-        self._meter.commit(step.shape, now - since, context, self._outcome)
+        self._meter.commit(step.shape, seconds, context, self._outcome)
 
     def waiting_s(self, now: float) -> float:
         """Return for how many seconds the oldest step under way has not ended, 0 without one; other threads may ask."""

@@ -24,6 +24,7 @@ RELIANCE: tuple[Item, ...] = (
         (_SCHEDULER, "Scheduler", "schedule"),
     ),
     Method(_SCHEDULER, "Scheduler", "schedule", (), Use.WRAP, (_CORE, "EngineCore", "step")),
+    Method(_RUNNER, "AsyncGPUModelRunnerOutput", "get_output", (), Use.WRAP),  # device_time.py
     Method(_SCHEDULER, "Scheduler", "add_request", ("request",), Use.WRAP, (_CORE, "EngineCore", "add_request")),
     Reads(_SCHEDULER, "Scheduler", "schedule", ("num_spec_tokens",)),
     Attributes(_SCHEDULER, "Scheduler", ("num_spec_tokens", "kv_cache_config")),

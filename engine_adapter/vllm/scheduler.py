@@ -30,7 +30,7 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.plan.steps import Steps, least_tokens
 from specpilot.engine_adapter.plan.tuning import ROWS_PER_STEP
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import compat, graph_record
+from specpilot.engine_adapter.vllm import compat, device_time, graph_record
 from specpilot.policy.clock import SystemClock
 
 
@@ -170,7 +170,8 @@ class _SpecPilotScheduler:
         self.steps.skip_to(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         goes_on = bool(self.running) or self.has_unfinished_requests()  # type: ignore[attr-defined]
-        self.steps.end(scheduler_output, outputs, time.monotonic(), goes_on=goes_on)
+        device_s = device_time.of_output(model_runner_output)
+        self.steps.end(scheduler_output, outputs, time.monotonic(), goes_on=goes_on, device_s=device_s)
         return outputs
 
     def set_pause_state(self, pause_state: Any) -> None:

@@ -777,3 +777,20 @@ def test_a_running_prompt_without_a_token_in_the_step_is_no_decode() -> None:
     engine.end(engine.begin(a=8, drafted={"a": 7}, b=9, prefilling=["b"]), a=1)
     engine.begin(a=8, drafted={"a": 7}, running=[engine.requests["a"], engine.requests["b"]])
     assert engine.plan.width == 7
+
+
+def test_a_steps_time_is_the_devices_where_it_is_known_and_the_engine_was_not_idle() -> None:
+    """In the asynchronous loop the host takes the outcome of a step in after it has launched the next one."""
+    engine = Engine(table(default=0))
+    engine.prefill("a")
+    engine.steps.pause()
+    first, second = engine.begin(now=1.0, a=1), engine.begin(now=1.1, a=1)
+    engine.steps.end(first, delivered(a=1), 1.5, goes_on=True, device_s=40.0)  # of the idle time before
+    engine.steps.end(second, delivered(a=1), 2.5, goes_on=True, device_s=0.3)
+    [sums] = engine.meter.take().cells.values()
+    assert (sums.steps, sums.seconds) == (2, pytest.approx(0.5 + 0.3))
+
+
+def delivered(**tokens: int) -> Any:
+    items = [SimpleNamespace(request_id=name, new_token_ids=[0] * count) for name, count in tokens.items()]
+    return {0: SimpleNamespace(outputs=items)}
