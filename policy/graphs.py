@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 class Graphs:
     """Sizes of graphs in tokens, ascending.
 
-    `mode` is `FULL` where every step of the target replays one FULL graph, prompts and any mix of K included; else it is
-    vLLM's `cudagraph_mode` as the engine resolved it. `mixed` are the sizes for any step of the target: FULL graphs where
-    `mode` is `FULL`, else piecewise ones. `uniform` are the FULL graphs for steps in which every request
-    has as many positions, by that number (1 + K). `drafter` are those of a drafter that lays out all its slots in one
-    pass, piecewise; empty for a sequential one, whose passes are small.
+    `mode` is `FULL` if every step of the target replays one FULL graph, prompts and any mix of K included. Else it is
+    vLLM's `cudagraph_mode` as the engine resolved it. `mixed` are the sizes for any step of the target: FULL graphs if
+    `mode` is `FULL`, else piecewise ones. `uniform` are the FULL graphs for steps in which every request has as many
+    positions, by that number (1 + K). `drafter` are those of a drafter that lays out all its slots in one pass,
+    piecewise; empty for a sequential one, whose passes are small, and for one without graphs.
     """
 
     mode: str
