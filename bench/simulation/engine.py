@@ -367,7 +367,8 @@ class Engine:
         if plan.width:
             probes = [state.k for state in self._steps.decoding if state.k > state.due]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
-        caught_up = plan.read if plan.width else max(0, plan.read - (prefill - prompts))
+        held = sum(tokens[name] - 1 for name in plan.held)
+        caught_up = plan.read if plan.width else max(0, plan.read - (prefill - prompts - held))
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
         work = Work(decodes, verified, plan.slots, prefill, context, reads, prompts, is_uniform=len(lengths) <= 1)
         self._now += pace.host * self._plant.host_s(work)

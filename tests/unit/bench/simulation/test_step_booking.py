@@ -12,6 +12,10 @@ from specpilot.bench.simulation.traffic import Source
 from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
 
 
+PROMPT = 64
+"""Tokens: more than a prompt has that waits at K = 0 to go through the drafter with others."""
+
+
 class Recorder(Meter):
     """Keeps each step with its duration."""
 
@@ -29,7 +33,7 @@ def booked_ms(plant: H200Plant, k: int, *, reads_device: bool) -> dict[bool, flo
     rng = np.random.default_rng(1)
     engine = Engine("e", rng, noise=0.0, reply_tokens=100.0, plant=plant, reads_device=reads_device)
     meter = engine._meter = engine._steps._meter = Recorder()
-    engine.run(5.0, [Source(0.4, 31)], uniform(k))
+    engine.run(5.0, [Source(0.4, 31, prompt_tokens=PROMPT)], uniform(k))
     found: defaultdict[bool, list[float]] = defaultdict(list)
     for shape, seconds in meter.steps[50:]:
         found[shape.prefill > 0].append(1000 * seconds)
@@ -38,7 +42,7 @@ def booked_ms(plant: H200Plant, k: int, *, reads_device: bool) -> dict[bool, flo
 
 def true_ms(plant: H200Plant, k: int, *, prompt: bool) -> float:
     """What a step takes if all are like it."""
-    prefill = {"prefill": 16, "prompts": 1, "read": 15 if k == 0 else 0} if prompt else {}
+    prefill = {"prefill": PROMPT, "prompts": 1, "read": PROMPT - 1 if k == 0 else 0} if prompt else {}
     work = Work(31, 31 * (1 + k), 31 * k, **prefill)  # type: ignore[arg-type]
     return 1000 * max(plant.device_s(work), plant.host_s(work))
 
