@@ -6,20 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from specpilot.bench.gpu_check.line import FAILED, MEASURED, PASSED, SKIPPED
+from specpilot.bench.gpu_check.step_plot import step_plot
 from specpilot.bench.gpu_check.step_tables import step_tables
 
 VERDICTS = (PASSED, FAILED, MEASURED, SKIPPED)
 
 
 def write(out: Path, documents: Sequence[Mapping[str, Any]], left: Sequence[str], within_s: float) -> None:
-    """Write `report.md` and `report.json` of the parts' `documents`.
+    """Write `report.md` and `report.json` of the parts' `documents`, and `steps.svg` where steps were timed.
 
     `left` are parts that have not run, as they might not have fitted the `within_s` seconds of a call.
     """
     (out / "report.json").write_text(
         json.dumps({"parts": list(documents), "left": list(left), "within_s": within_s}, indent=1), encoding="utf-8"
     )
-    (out / "report.md").write_text(markdown(documents, left, within_s), encoding="utf-8")
+    page = markdown(documents, left, within_s)
+    plot = step_plot({document["part"]: document["data"] for document in documents})
+    if plot is not None:
+        (out / "steps.svg").write_text(plot, encoding="utf-8")
+        page += "\n![Milliseconds a step by running requests and K](steps.svg)\n"
+    (out / "report.md").write_text(page, encoding="utf-8")
 
 
 def markdown(documents: Sequence[Mapping[str, Any]], left: Sequence[str], within_s: float) -> str:

@@ -45,6 +45,8 @@ class StepJob:
     def run(self) -> dict[str, Any]:
         """Measure until everything is measured or the job's time is over; return the outcome."""
         job = self._job
+        gc.collect()
+        gc.freeze()  # what lives by now stays: the collections between cells need not look at it again
         found = [Cell(item["kind"], item["running"], tuple(item["ks"])) for item in job["cells"]]
         for _ in range(job["rounds"]):
             self._rng.shuffle(found)
@@ -67,9 +69,9 @@ class StepJob:
     def outcome(self, stopped: str | None) -> dict[str, Any]:
         """Return all that was found so far."""
         return {
-            "measured": self._measured,
-            "arrivals": self._arrivals,
-            "device": self._device,
+            "measured": [*self._measured],
+            "arrivals": [*self._arrivals],
+            "device": [*self._device],
             "stopped": stopped,
             "measuring_s": time.monotonic() - self._begun,
         }
