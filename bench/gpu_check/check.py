@@ -1,4 +1,4 @@
-"""One check of one machine: what is checked, where outcomes lie, and how a part's processes are started and ended."""
+"""One check of one machine: its settings, the files of its outcomes, and the processes of its parts."""
 
 import json
 import os
@@ -36,7 +36,7 @@ Outcome = tuple[list[Line], dict[str, Any]]
 
 
 class PartError(Exception):
-    """A part's process failed; the message says how, and `found` is what it had reported by then.
+    """A part's process failed; the message says how, and `found` is its last report.
 
     `is_cut`: it took longer than it was given.
     """
@@ -52,7 +52,7 @@ class Part:
     """A part of the check, which takes `at_most_s` seconds, or is ended.
 
     It begins where `needs_s` seconds are left (`None`: `at_most_s`), after the part named `after` has ended. With
-    `is_alone` nothing else runs beside it: its engine does not hold the lock of what is timed.
+    `is_alone` nothing else runs beside it: it does not hold the timing lock.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Part:
 
 @dataclass(slots=True)
 class Check:
-    """What is checked, and what came of the parts so far. `None` and empty lists: as the machine allows."""
+    """The settings of a check, and the outcomes of its parts so far. `None` and empty lists: as the machine allows."""
 
     out: Path
     model: Path
@@ -91,7 +91,7 @@ class Check:
     started: "set[subprocess.Popen[Any]]" = field(default_factory=set)
 
     def settings(self) -> dict[str, Any]:
-        """Return what the figures depend on, as plain data."""
+        """Return the settings that the figures depend on, as plain data."""
         names = (
             "model", "drafter", "prompts", "k_max", "ks", "running", "replies", "tokens", "steps", "rounds",
             "capture_size", "batch_invariant",
@@ -104,7 +104,7 @@ class Check:
         return self.out / "parts" / f"{slug(name)}.json"
 
     def data(self, name: str) -> dict[str, Any]:
-        """Return what an earlier part found; empty where it did not."""
+        """Return the data of an earlier part; empty where it has none."""
         path = self.path(name)
         return dict(json.loads(path.read_text(encoding="utf-8"))["data"]) if path.exists() else {}
 
@@ -128,11 +128,11 @@ class Check:
 
     @property
     def has_engine(self) -> bool:
-        """Whether an engine with the adapter starts here, as far as its versions say."""
+        """Whether an engine with the adapter starts here, by its versions."""
         return not self.data("machine").get("unfit", True)
 
     def by_device(self, given: Any, on_gpu: Any, on_cpu: Any) -> Any:
-        """Return what was given, else what suits the machine."""
+        """Return the given value, else the one for this kind of machine."""
         return given or (on_gpu if self.has_cuda else on_cpu)
 
     @property
@@ -159,7 +159,7 @@ class Check:
         return options | other
 
     def _memory(self) -> dict[str, Any]:
-        """Return what an engine takes of the GPU's memory: a fixed cache where others stand beside it."""
+        """Return vLLM's options for an engine's share of the GPU's memory: a fixed cache where several engines run."""
         if self.side_by_side == 1:
             return {"gpu_memory_utilization": _SHARE}
         tokens = self.most_running * _CACHED_TOKENS
@@ -167,7 +167,7 @@ class Check:
         return {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": max(_LEAST_CACHE, needed)}
 
     def at_once(self) -> int:
-        """Return how many engines may stand side by side: as many as asked for, as far as the GPU's memory goes."""
+        """Return how many engines may run side by side: as many as asked for, if the GPU has memory for them."""
         total = self.data("machine").get("device_bytes")
         if not total or self.side_by_side == 1:
             return self.side_by_side
@@ -258,7 +258,7 @@ def cache_bytes(folder: Path) -> int:
 
 
 def end_all(process: "subprocess.Popen[Any]") -> None:
-    """End the process, which takes down what it started, and what it left behind: it leads a session of its own."""
+    """End the process and all processes of its session, which it leads."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -269,8 +269,8 @@ def end_all(process: "subprocess.Popen[Any]") -> None:
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    told = [line.strip() for line in lines if "Error" in line and not line.startswith("{")]
-    return (told or [line for line in lines if line.strip()] or ["it said nothing"])[-1][-400:]
+    errors = [line.strip() for line in lines if "Error" in line and not line.startswith("{")]
+    return (errors or [line for line in lines if line.strip()] or ["it printed nothing"])[-1][-400:]
 
 
 def slug(name: str) -> str:

@@ -2,15 +2,15 @@
 
 Parts run in the order of their value, each in processes of its own, and each leaves a file in `OUT/parts`; the same
 command goes on where it stopped. A call takes 40 minutes at most, or `--within-s`: it begins no part that may not fit,
-and parts that time steps end early with what they have. With `--side-by-side N` so many engines start and stand at
-once; what is timed is timed alone. What a machine has no use for is skipped, with the reason: on a CPU that is what
-needs CUDA, so that the command can be tried anywhere.
+and parts that time steps end early with what they have. With `--side-by-side N` so many engines start and run
+at once, and one at a time is timed. Parts that need CUDA are skipped on a CPU, with the reason, so the command runs
+anywhere.
 
 - `machine`: versions and devices; whether the adapter fits the vLLM that is installed.
 - `operations`: the adapter's own operations on tensors, beside the CPU's; torch raises where one waits for the device.
-- `steps, MODE` for each of `--graph-modes`: what a step takes by requests and K, with K mixed in one batch, and around
-  a request that arrives; the host's time in it apart from the device's; which graph each step found, beside what the
-  engine's record tells; memory. Cells are shuffled and repeated, with a probe of the processor's pace beside each.
+- `steps, MODE` for each of `--graph-modes`: step times by requests and K, with K mixed in one batch, and around a
+  request that arrives; the host's time in it apart from the device's; which graph each step found, beside the
+  engine's record; memory. Cells are shuffled and repeated, with a probe of the processor's pace beside each.
 - `steps, without speculation` and `steps, P-EAGLE at K_max`: the same on stock vLLM without the adapter.
 - `replies without speculation`, `replies, asynchronous`, `replies, synchronous`: at temperature 0 every reply is the
   same without speculation, at each K and while K changes at random (float32 and Triton attention), under
@@ -19,7 +19,7 @@ needs CUDA, so that the command can be tried anywhere.
   been none.
 - `waits`: synchronisations and compilations after warm-up, by vLLM's own checks.
 - `unit tests`: those of the adapter in the checkout, on this machine's vLLM and torch.
-- `host time`: what the adapter takes of a step.
+- `host time`: the adapter's time in a step.
 - `adaptive`: a small load that shifts, adaptive K beside two static ones, on a system of its own.
 """
 
@@ -43,7 +43,7 @@ PROGRAM = "specpilot bench gpu-check"
 GO_ON = 75
 """The exit status when parts are left for another call."""
 WITHIN_S = 2400.0
-"""What a call takes at most, unless told. Parts may take longer together where each takes all that it may."""
+"""Seconds of a call unless `--within-s` is given. All parts together may take longer."""
 
 
 class GpuCheckSettings(ProgramSettings):
@@ -82,7 +82,7 @@ class GpuCheckSettings(ProgramSettings):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run what is left of the check and write the report; status 0, 1 (a line failed) or 75 (parts are left)."""
+    """Run the remaining parts of the check and write the report; status 0, 1 (a line failed) or 75 (parts are left)."""
     settings = load(GpuCheckSettings, PROGRAM, arguments)
     began = time.monotonic()
     try:
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
     due = [part for part in parts if not check.path(part.name).exists() or (settings.again and part in wanted)]
     machine, others = parts[0], [part for part in due if part in wanted and part is not parts[0]]
     if machine in due and not _run(check, machine, until - time.monotonic()):
-        fail(PROGRAM, f"--within-s: {settings.within_s:g} s do not suffice to find out what this machine is")
+        fail(PROGRAM, f"--within-s: {settings.within_s:g} s do not suffice for the part `machine`")
     if check.at_once() < check.side_by_side:
         _say(f"side by side: {check.at_once()} engines, for which the GPU has memory")
     check.side_by_side = check.at_once()

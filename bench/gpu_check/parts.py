@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def all_parts(modes: Sequence[str]) -> list[Part]:
     """Return the parts for these modes of CUDA graphs, in the order of their value.
 
-    First whether it is right and what a step costs, beside stock vLLM; then the rest, what takes longest last.
+    First step times beside stock vLLM and the exactness of replies; then the rest, the longest part last.
     """
     replies, asynchronous, *others = exact_parts.parts()
     first, *steps = step_parts.parts(modes)
@@ -67,8 +67,8 @@ def unit_tests(check: Check) -> Outcome:
         except subprocess.TimeoutExpired:
             raise PartError(f"did not end within {check.limit_s:g} s; its log is {path}") from None
         output.seek(0)
-        said = [line for line in output.read().splitlines() if line.strip()]
-    return [judged("unit tests of the adapter", said[-1].strip("= ") if said else "", is_right=status == 0)], {}
+        printed = [line for line in output.read().splitlines() if line.strip()]
+    return [judged("unit tests of the adapter", printed[-1].strip("= ") if printed else "", is_right=status == 0)], {}
 
 
 def operations(check: Check) -> Outcome:
@@ -88,7 +88,7 @@ def operations(check: Check) -> Outcome:
 
 
 def host_time(check: Check) -> Outcome:
-    """What the adapter takes of a step at K = 0."""
+    """The adapter's time in a step at K = 0."""
     name = "the adapter's host time at K = 0"
     if not check.has_engine:
         return [Line(name, SKIPPED, NO_ENGINE)], {}

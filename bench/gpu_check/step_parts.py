@@ -13,7 +13,7 @@ from specpilot.policy.graphs import Graphs
 
 DEFAULT, NO_GRAPHS = "default", "none"
 GRAPH_MODES = (DEFAULT, "FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", NO_GRAPHS)
-"""Modes of CUDA graphs; `default` is what the product chooses, `none` runs without graphs and without a compiler."""
+"""Modes of CUDA graphs; `default` is the product's choice, `none` runs without graphs and without a compiler."""
 STOCK, STOCK_HEAD = "without speculation", "P-EAGLE at K_max"
 """Stock vLLM, without the adapter and with vLLM's own graphs: without speculation, and with the head at K_max."""
 
@@ -49,7 +49,7 @@ def name_of(what: str) -> str:
 
 
 def adapter_steps(check: Check, mode: str) -> Outcome:
-    """What a step takes with the adapter, in one mode of CUDA graphs."""
+    """Step times with the adapter, in one mode of CUDA graphs."""
     reason = _why_not(check, mode)
     if reason is not None:
         return [Line(name_of(mode), SKIPPED, reason)], {}
@@ -62,7 +62,7 @@ def adapter_steps(check: Check, mode: str) -> Outcome:
 
 
 def stock_steps(check: Check, *, speculates: bool) -> Outcome:
-    """What a step takes without the adapter."""
+    """Step times without the adapter."""
     what = STOCK_HEAD if speculates else STOCK
     if not check.has_engine:
         return [Line(name_of(what), SKIPPED, NO_ENGINE)], {}
@@ -147,7 +147,7 @@ def _lines(what: str, found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
 
 
 def pace_text(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Say how fast the processor was, and how many measurements were left out for it."""
+    """Report the processor's pace, and how many measurements were off it."""
     paces = [item["pace_ms"] for item in measured]
     if not paces:
         return "nothing was measured"
@@ -156,7 +156,7 @@ def pace_text(measured: Sequence[Mapping[str, Any]]) -> str:
 
 
 def mixed_lines(what: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Set batches of mixed K beside the uniform one that verifies as many tokens."""
+    """Report batches of mixed K as ratios to the uniform batch that verifies as many tokens."""
     uniform = {(row["running"], row["ks"][0]): row["step_ms"] for row in rows if row["kind"] == UNIFORM and row["ks"]}
     texts = []
     for row in rows:
@@ -171,7 +171,7 @@ def mixed_lines(what: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def arrival_lines(what: str, arrivals: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Say what a request that arrives costs."""
+    """Report the cost of a request that arrives."""
     rounds: dict[str, list[Mapping[str, Any]]] = {}
     for item in arrivals:
         if item["excess_ms"] is not None:
@@ -187,7 +187,7 @@ def _excess(item: Mapping[str, Any]) -> str:
 
 
 def as_recorded(what: str, found: Mapping[str, Any]) -> Line:
-    """Whether steps found the graphs that the engine's record tells."""
+    """Whether steps found the graphs of the engine's record."""
     name = f"steps find the graphs of the engine's record, {what}"
     graphs, wrong = from_plain(Graphs, found["graphs"]), []
     rows = [row for row in found["cells"] if row["kind"] == UNIFORM]
@@ -202,7 +202,7 @@ def as_recorded(what: str, found: Mapping[str, Any]) -> Line:
 
 
 def _with_device(rows: list[dict[str, Any]], device: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each row what the profiler found in its cell."""
+    """Add the profiler's figures of its cell to each row."""
     known = {repr(item["cell"]): item for item in device}
     for row in rows:
         cell = {name: row[name] for name in ("kind", "running", "ks")}

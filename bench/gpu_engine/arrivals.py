@@ -1,8 +1,8 @@
-"""What a request that arrives costs those that run: the steps around its prompt, beside steps without one.
+"""The cost of a new request to those that run: the steps around its prompt, beside steps without one.
 
 Every `every` steps one request arrives and is gone again well before the next. A step's *offset* counts from the step
 in which the request is scheduled. In vLLM's asynchronous loop that step launches the prompt and returns the tokens of
-the step before it, so the excess may lie in any of the first offsets; their sum is what the request costs.
+the step before it, so the excess may lie in any of the first offsets. Their sum is the cost of the request.
 """
 
 import statistics
@@ -55,11 +55,11 @@ class Arrivals:
 
 
 def excess(times: Sequence[tuple[int, float]], every: int) -> dict[str, Any]:
-    """Return what the steps (offset, seconds) say, in milliseconds.
+    """Return the cost of an arrival by the steps (offset, seconds), in milliseconds.
 
-    `quiet_ms` is the median step long after an arrival, `excess_ms` the median over arrivals of what their first
-    `AROUND` steps took beyond that, with quartiles, and `by_offset_ms` the median step at each offset.
-    `None` where no whole period was timed.
+    `quiet_ms` is the median step long after an arrival; `excess_ms` the time of the first `AROUND` steps beyond as many
+    quiet ones, the median over arrivals with quartiles; `by_offset_ms` the median step at each offset. `None` where no
+    whole period was timed.
     """
     periods: list[dict[int, float]] = []
     for offset, seconds in times:

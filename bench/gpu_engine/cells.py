@@ -1,4 +1,4 @@
-"""The cells of a table of step times: what runs in each, in which order, and what their repetitions come to.
+"""The cells of a table of step times: the batch of each, and one row for each from its measurements.
 
 Pure. A *cell* is a batch of fixed size with fixed K. Its requests form as many equal groups as the cell has values of
 K. Cells are measured in rounds, in a new random order each (`step_jobs`), so that a machine that grows slower does not

@@ -16,7 +16,7 @@ _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcp
 
 
 class Spans:
-    """CUDA events around what each step launches; without CUDA nothing."""
+    """CUDA events around the launches of each step; without CUDA nothing."""
 
     def __init__(self, core: Any) -> None:
         import torch  # noqa: PLC0415 - the parent must not load it

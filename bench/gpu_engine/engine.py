@@ -33,7 +33,7 @@ class Engine:
     def set_k(self, k: int | Sequence[int]) -> None:
         """Let all requests have K = `k` from the next step on, or each group of requests its own.
 
-        Group 0 is also what requests without a group have.
+        Requests without a group have the K of group 0.
         """
         from specpilot.policy.types import KRange, Schedule  # noqa: PLC0415 - beside vLLM's
 

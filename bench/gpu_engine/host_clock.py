@@ -1,10 +1,10 @@
 """Where the engine's own thread spends a step: in calls of the scheduler and the executor, or waiting for the device.
 
 In vLLM's asynchronous loop a step takes the longer of the two: the host's calls, or the device's work. The calls only
-launch what the device does, so their time is the host's. On a CPU the executor's call is the work itself.
+launch the device's work, so their time is the host's. On a CPU the executor's call is the work itself.
 
-The engine's core must run in this thread (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). What lies outside of `step_fn`, such as
-turning tokens into text, is another process's where vLLM serves, and is not counted.
+The engine's core must run in this thread (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Work outside of
+`step_fn`, such as turning tokens into text, is not counted: where vLLM serves, another process does it.
 """
 
 import time
@@ -29,7 +29,7 @@ class HostStep(NamedTuple):
 
 
 class HostClock:
-    """Adds up what the calls of an engine's `core` take; `take` returns that and begins anew."""
+    """Adds up the time in calls of an engine's `core`; `take` returns the sums and resets them."""
 
     def __init__(self, core: Any) -> None:
         self._seconds = {"scheduler": 0.0, "executor": 0.0, "step": 0.0}

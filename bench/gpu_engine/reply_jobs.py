@@ -13,7 +13,7 @@ ADAPTERS_OWN = ("backlog.py", "rows.py", "subset.py", "draft_width.py")
 """Modules whose operations on tensors are the adapter's own; the other wrappers go on to vLLM's."""
 
 _WAITS = ("called a synchronizing CUDA operation", "sync detected", "pageable")
-"""Words of what torch, and vLLM's own check of copies, warn of when a step waits for the device."""
+"""Words in the warnings of torch, and of vLLM's own check of copies, about a step that waits for the device."""
 
 _BEHIND = 96
 """Tokens of each reply at K = 0 before drafting begins, where an engine catches up."""
@@ -101,7 +101,7 @@ def _backlog(runner: Any) -> Any:
 
 
 def waits(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
-    """Count what vLLM's own checks say of synchronisations and compilations after warm-up, while K changes."""
+    """Count synchronisations and compilations after warm-up by vLLM's own checks, while K changes."""
     compilations = _Compilations()
     logging.getLogger("vllm").addHandler(compilations)
     found: Counter[str] = Counter()
@@ -137,7 +137,7 @@ def waits(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Compilations(logging.Handler):
-    """Keeps what vLLM's monitor of compilers says."""
+    """Keeps the messages of vLLM's monitor of compilers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""What steps take on one engine: by requests and K, with K mixed in one batch, and around a request that arrives.
+"""Step times of one engine: by requests and K, with K mixed in one batch, and around a request that arrives.
 
 Order by value, so that a job that is cut short has most of it: every cell once, arrivals, every cell again; then once
 more the cells that were measured at an unusual pace of the processor, or whose measurements disagree; last the device's
-own time under the profiler. After each measurement the job may stop; what was found until then is reported.
+own time under the profiler. The job may stop after any measurement, and reports all figures until then.
 """
 
 import gc
@@ -35,7 +35,7 @@ class StepJob:
         self._job = job
         self._emit = emit
         self._spans = Spans(engine.core)
-        self._clock = HostClock(engine.core)  # after the events: what they take is the host's too
+        self._clock = HostClock(engine.core)  # after the events, whose cost is the host's too
         self._rng = random.Random(5)  # noqa: S311 - a reproducible order
         self._measured: list[dict[str, Any]] = []
         self._arrivals: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ class StepJob:
         """Measure until everything is measured or the job's time is over; return the outcome."""
         job = self._job
         gc.collect()
-        gc.freeze()  # what lives by now stays: the collections between cells need not look at it again
+        gc.freeze()  # collections between cells then skip the objects of vLLM and the model
         found = [Cell(item["kind"], item["running"], tuple(item["ks"])) for item in job["cells"]]
         for _ in range(job["rounds"]):
             self._rng.shuffle(found)
@@ -224,7 +224,10 @@ def recorded_graphs(runner: Any) -> dict[str, Any] | None:
 
 
 def captured_graphs(engine: Engine) -> list[dict[str, Any]]:
-    """Return what capturing FULL graphs took, by K; `k` is `None` for graphs that serve any mix of K and prompts."""
+    """Return number, seconds and memory of the FULL graphs, by K.
+
+    `k` is `None` for graphs that serve any mix of K and prompts.
+    """
     taken = getattr(getattr(engine.runner, "cudagraph_dispatcher", None), "taken", {})
     return [
         {
@@ -248,7 +251,7 @@ def memory() -> dict[str, int] | None:
 
 
 def about(engine: Engine) -> dict[str, Any]:
-    """Return what the engine runs: its mode of graphs, their record and price, its attention backend, memory."""
+    """Return the engine's mode of graphs, their record and price, its attention backend and memory."""
     compilation = engine.core.vllm_config.compilation_config
     groups = getattr(engine.runner, "attn_groups", None) or []
     return {

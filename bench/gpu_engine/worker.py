@@ -1,7 +1,7 @@
 """One engine in a process of its own, for one part of a check; the last line that it prints is one JSON object.
 
-A job that measures steps prints its outcome after each measurement, so that what was found is not lost where the
-process is ended.
+A job that measures steps prints its outcome after each measurement, so that no figure is lost when the process ends
+early.
 """
 
 import json
@@ -39,7 +39,7 @@ def main(job: dict[str, Any]) -> None:
     else:
         found = JOBS[job["kind"]](engine, job) | {"start_s": start_s}
     _say(found)
-    os._exit(0)  # what vLLM takes down by itself may hang where an engine is stepped by hand
+    os._exit(0)  # vLLM's own shutdown may hang where an engine is stepped by hand
 
 
 def _say(found: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """`specpilot bench inflate`: a pair of a real model's size that writes the demo pair's text, without a download.
 
-The large target computes exactly what the small one does (in float32 token for token; in bfloat16 sums are rounded
-otherwise), its draft heads likewise, so drafts are accepted as often. Steps take as long as those of a trained model of
-that shape. So anybody with a GPU can see what speculation costs and gains there.
+The large target computes the same as the small one (in float32 token for token; in bfloat16 sums are rounded in
+another order), its draft heads likewise, so drafts are accepted as often. Steps take as long as those of a trained
+model of that shape. So the cost and the gain of speculation can be measured on any GPU.
 """
 
 import math
@@ -49,7 +49,7 @@ class InflateSettings(ProgramSettings):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the pair and say what it weighs."""
+    """Write the pair and print its size."""
     settings = load(InflateSettings, PROGRAM, arguments)
     if settings.shape not in SHAPES:
         fail(PROGRAM, f"--shape: {settings.shape!r} is none of {', '.join(SHAPES)}")

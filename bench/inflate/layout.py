@@ -3,8 +3,8 @@
 Pure. h is the small model's hidden size, H the large one's.
 
 *Stream.* The residual stream's first h dimensions are the small model's. They are followed by copies of them, m in all,
-so many that f = H / (h m) is a power of 4. What writes to the stream writes every copy; what the small model reads is
-read from the first. The other dimensions are *new*.
+so many that f = H / (h m) is a power of 4. Matrices that write to the stream write every copy; the small model's reads
+are from the first. The other dimensions are *new*.
 
 *Norms.* RMSNorm divides by sqrt(mean(x^2) + epsilon). With m copies the mean is 1 / f of the small model's, so weights
 are divided by sqrt(f), a power of 2, and epsilon by f. Both are exact in any binary format.

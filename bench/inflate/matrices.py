@@ -1,9 +1,8 @@
-"""The matrices of a large model that computes what a small one does.
+"""The matrices of a large model that computes the same as a small one.
 
 A matrix is the small one's numbers in their places (`layout`) and random numbers elsewhere: nearly all multiplications
-then have random operands, as in a trained model. New rows and columns cannot change what is computed, for one of two
-reasons: what they read is dropped where it is written (they write nothing to the small model's dimensions), or they are
-zero. What they write to new dimensions is 2^-32 small: below the rounding of the constants there.
+then have random operands, as in a trained model. New rows and columns cannot change the small model's result: they
+write nothing to its dimensions. Their outputs in new dimensions are tiny, below the rounding of the constants there.
 """
 
 import math
@@ -18,7 +17,7 @@ from specpilot.bench.inflate.number_format import Array, NumberFormat
 SPREAD = 0.02
 """Standard deviation of random weights, that of a model before its training."""
 FAINT = 2.0**-32
-"""Standard deviation of what new units write to new dimensions."""
+"""Standard deviation of weights that write to new dimensions."""
 
 _TILE = 8_388_593
 """Random numbers that are made; a prime, so that rows which repeat them do not begin alike."""
@@ -74,8 +73,8 @@ class Matrices:
     def reader(self, name: str | None, key: str, rows: Rows, blocks: int = 1, scale: float = 1.0) -> Array:
         """Return a matrix that reads `blocks` streams, the small one's rows multiplied by `scale`.
 
-        A `scale` that is not whole is exact in short numbers too: the second copy of the stream is read with what the
-        first one's rounding lost.
+        A `scale` that is not whole is exact in short numbers too: the second copy of the stream is read with the
+        rounding error of the first one's weights.
         """
         matrix = self.filler.normal(key, (rows.height, blocks * self.layout.hidden))
         if name is None:
@@ -89,7 +88,7 @@ class Matrices:
         return matrix
 
     def writer(self, name: str | None, key: str, read: Rows) -> Array:
-        """Return a matrix that writes to the stream what the rows `read` have read."""
+        """Return a matrix that writes the outputs of the rows `read` to the stream."""
         at = self.layout
         matrix = self.filler.normal(key, (at.hidden, read.height), FAINT)
         matrix[: at.first_new] = 0
@@ -134,7 +133,7 @@ class Matrices:
         return matrix
 
     def mask_state(self, name: str, target: Layout) -> Array:
-        """Return what stands for the target's hidden states where a parallel head has none yet."""
+        """Return the placeholder of the target's hidden states at positions that a parallel head drafts."""
         own = self.small[name].reshape(-1)
         blocks = own.size // target.small_hidden
         state = np.zeros((1, 1, blocks * target.hidden), np.float32)

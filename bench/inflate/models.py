@@ -1,4 +1,4 @@
-"""The tensors of a large target and of its draft heads: their names, shapes, and what makes each."""
+"""The tensors of a large target and of its draft heads: their names, shapes, and makers."""
 
 from collections.abc import Callable
 from functools import cache

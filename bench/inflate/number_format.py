@@ -43,7 +43,7 @@ class NumberFormat:
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
     def load(self, stored: Array) -> Array:
-        """Return what is stored as float32 values."""
+        """Return stored numbers as float32 values."""
         if not self.is_short:
             return stored
         return (stored.astype(np.uint32) << 16).view(np.float32)

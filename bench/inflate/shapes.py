@@ -1,4 +1,4 @@
-"""Shapes of published dense models, as far as a step's time depends on them. Pure."""
+"""Sizes of published dense models, those that determine the time of a step. Pure."""
 
 from dataclasses import dataclass
 
