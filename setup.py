@@ -48,6 +48,7 @@ HOT_PATH = (
     "specpilot/gateway/routing/balance.py",
     "specpilot/gateway/routing/outlier_detection.py",
     "specpilot/gateway/routing/retry_budget.py",
+    "specpilot/gateway/wire/keep_alive.py",
     "specpilot/gateway/wire/sse.py",
     "specpilot/gateway/engines/upstream.py",
     "specpilot/gateway/wire/body.py",

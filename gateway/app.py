@@ -95,6 +95,7 @@ def create_app(
             connect_timeout_s=settings.connect_timeout_s,
             first_byte_timeout_s=settings.first_byte_timeout_s,
             stream_first_byte_timeout_s=settings.stream_first_byte_timeout_s,
+            stream_content_timeout_s=settings.stream_content_timeout_s,
             idle_timeout_s=settings.idle_timeout_s,
             total_timeout_s=settings.total_timeout_s,
             request_timeout_s=settings.request_timeout_s,
@@ -116,6 +117,7 @@ def create_app(
         asks_usage=settings.ask_usage,
         sends_priority=settings.send_priority,
         shows_engine=settings.show_engine,
+        passes_keep_alives=settings.pass_keep_alives,
         has_named_series=settings.show_engine or settings.admin_port is not None,
         trim=trimmer(),
     )

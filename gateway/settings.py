@@ -103,7 +103,17 @@ class GatewaySettings(ProgramSettings):
         600.0, description="seconds from the whole request to the engine's first byte of body; its queue counts"
     )
     stream_first_byte_timeout_s: Seconds = Field(
-        120.0, description="the same for a stream, of which an engine sends the first token as soon as it has it"
+        120.0,
+        description="seconds that an engine may be silent before a stream's first content; whatever it sends, comments "
+        "and pings too, ends a silence",
+    )
+    stream_content_timeout_s: Seconds = Field(
+        600.0, description="seconds from the whole request to a stream's first content, however it is kept alive"
+    )
+    pass_keep_alives: bool = Field(
+        default=True,
+        description="pass comments and pings on before a stream's first content, which commits to status 200: an error "
+        "after them becomes an event; off: they wait for the content, and the error keeps its status",
     )
     idle_timeout_s: Seconds = Field(
         120.0, description="seconds between two reads of a response, or that a client may block one"

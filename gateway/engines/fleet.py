@@ -47,6 +47,7 @@ class Engine:
         self.outstanding_tokens = 0
         self.probed_at: float | None = None
         self.heard_at = 0.0  # monotonic seconds of the last byte of any response
+        self.content_at = 0.0  # the same, of what its model made: not of what only keeps a connection alive
         self.probe_error: str | None = None
         self._address = address
         self._authorization = b"" if api_key is None else b"authorization: Bearer " + api_key.encode() + b"\r\n"

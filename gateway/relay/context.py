@@ -69,6 +69,7 @@ class GatewayContext:
         asks_usage: bool,
         sends_priority: bool,
         shows_engine: bool,
+        passes_keep_alives: bool,
         has_named_series: bool,
         trim: Callable[[], None] = lambda: None,
     ) -> None:
@@ -85,6 +86,7 @@ class GatewayContext:
         self.asks_usage = asks_usage
         self.sends_priority = sends_priority
         self.shows_engine = shows_engine
+        self.passes_keep_alives = passes_keep_alives
         self.has_named_series = has_named_series
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}

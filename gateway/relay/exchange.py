@@ -271,10 +271,10 @@ class Exchange:
     def fail(self, error: Exception) -> None:
         """Answer with what `error` is to a client, and log it if it is a fault of the gateway."""
         if isinstance(error, GatewayError):
-            self.local_reply(error)
+            self.end_with(error)
             return
         asyncio.get_running_loop().call_exception_handler({"message": "a request failed", "exception": error})
-        self.local_reply(InternalError("the gateway failed; its log says why"))
+        self.end_with(InternalError("the gateway failed; its log says why"))
 
     def _wait(self, prepared: PreparedRequest, admission: Admission[Engine]) -> None:
         """Wait for an engine with room."""

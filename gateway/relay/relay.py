@@ -5,7 +5,9 @@ the first byte of body, of a stream until its first content, of an error until t
 been said to the client and another engine may be tried, once, within the retry budget: when the engine cannot be
 reached, breaks off, says nothing in time, answers 401, 403 (its operator's fault, never the client's), 500, 502, 503 or
 504, begins its body with an error event (comments and the events that open a stream aside), or is ejected while the
-request waits. vLLM sends the head of a stream before it has prefilled anything, so this is where most retries are
+request waits. What keeps a stream's connection alive goes to the client before that, unless `--no-pass-keep-alives`: it
+commits to status 200 (`is_committed`), so that what fails from then on, and finds no other engine, is an error event.
+vLLM sends the head of a stream before it has prefilled anything, so this is where most retries are
 possible. A kept connection that the engine closed just as a request went out is replaced by a fresh one, without this
 being counted against the engine or the budget; what breaks later than `STALE_S` is a failure like others.
 After the first byte there is no retry: see `gateway.wire.response`.
@@ -24,7 +26,7 @@ from specpilot.gateway.relay.owner import RelayOwner, ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine
 from specpilot.gateway.relay.tuning import RETRY_AFTER_S, SMALL_BODY_BYTES, STALE_S
 from specpilot.gateway.telemetry.outcome import Outcome
-from specpilot.gateway.wire.deadlines import Overdue
+from specpilot.gateway.wire.deadlines import BEFORE_CONTENT, STREAM_CONTENT, Overdue
 from specpilot.gateway.wire.errors import (
     BadEngineResponseError,
     EngineTimeoutError,
@@ -35,7 +37,7 @@ from specpilot.gateway.wire.errors import (
 )
 from specpilot.gateway.wire.framing import Framer, ResponseHead
 from specpilot.gateway.wire.heads import RequestHead
-from specpilot.gateway.wire.response import Delivery
+from specpilot.gateway.wire.response import Delivery, closing
 from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
 from specpilot.gateway.wire.routes import STORED
 
@@ -52,6 +54,7 @@ class Relay:
 
     `began_at` is when the gateway could begin with it (monotonic seconds): once it was whole and had a place. `sent_at`
     is 0 until it has gone out. `status` is the engine's, 0 before there is one; `error` says what went wrong after it.
+    `is_committed`: the client has a status and the beginning of a stream, but no content.
     """
 
     __slots__ = (
@@ -69,6 +72,7 @@ class Relay:
         "delivery",
         "engines",
         "error",
+        "is_committed",
         "last_at",
         "phase",
         "sent_at",
@@ -101,6 +105,7 @@ class Relay:
         self.sent_at = 0.0
         self.status = 0
         self.error: str | None = None
+        self.is_committed = False
         self.engines: list[Engine] = []
         self.attempt: Attempt | None = None
         self.delivery: Delivery | None = None
@@ -152,9 +157,10 @@ class Relay:
             self._owner.finish(is_reset=True)
             return
         self._context.metrics.count_upstream_error(f"{found.name}_timeout")
-        if found.name.endswith("first_byte") and self.attempt is not None:
+        if found.name in BEFORE_CONTENT and self.attempt is not None:
             engine = self.attempt.engine
-            is_silent = engine.heard_at <= self.sent_at
+            # Its server may keep connections alive while its model hangs.
+            is_silent = (engine.content_at if found.name == STREAM_CONTENT else engine.heard_at) <= self.sent_at
             engine.outlier_detection.time_out(now, is_silent=is_silent)
             self.delivery = None
             is_retried = self._retry()
@@ -177,7 +183,7 @@ class Relay:
             self._reset_response(error)
         else:
             self.delivery = None
-            self._owner.local_reply(error)
+            self._reply(error)
 
     def drop(self) -> None:
         """Let go of the engine, for good, and of the attempt, so that no reference cycle is left."""
@@ -253,9 +259,7 @@ class Relay:
         """The engine cannot be reached."""
         if not self._retry():
             said = "did not accept a connection in time" if reason == "connect_timeout" else "cannot be reached"
-            self._owner.local_reply(
-                EngineUnavailableError(f"the engine {said}; try again", retry_after_s=RETRY_AFTER_S)
-            )
+            self._reply(EngineUnavailableError(f"the engine {said}; try again", retry_after_s=RETRY_AFTER_S))
 
     def failed(self, error: Exception) -> None:
         """The gateway itself cannot go on, and nothing has been said to the client."""
@@ -272,9 +276,10 @@ class Relay:
                 return
             if head.status in _REFUSED_CREDENTIALS:
                 said = "the engine refused the gateway's credentials; its operator has to set --engine-api-key"
-                self._owner.local_reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+                self._reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
                 return
-        self.status = head.status
+        if not self.is_committed:
+            self.status = head.status
         owner = self._owner
         self.delivery = Delivery(
             head,
@@ -284,6 +289,8 @@ class Relay:
             keep_alive=owner.keep_alive,
             strips_usage=self._prepared.strips_usage,
             path=self._path,
+            passes_keep_alives=self._context.passes_keep_alives,
+            is_committed=self.is_committed,
         )
         owner.keep_alive = self.delivery.keep_alive
 
@@ -296,6 +303,8 @@ class Relay:
             self.attempt.engine.heard_at = now
         has_begun = delivery.has_begun
         out = delivery.take(raw, payload, now)
+        if delivery.has_begun and self.attempt is not None:
+            self.attempt.engine.content_at = now
         if not has_begun:
             if delivery.has_begun and self._has_failed_first(delivery, now):
                 return
@@ -304,7 +313,9 @@ class Relay:
         if delivery.gaps:
             self._prepared.cell.itl.observe(delivery.gap_s, delivery.gaps)
         if out:
-            if self._prepared.body:  # there will be no retry, and a stream may last
+            if not delivery.has_begun:
+                self.is_committed = True
+            elif self._prepared.body:  # there will be no retry, and a stream may last
                 self._prepared.release_body()
                 self._owner.body_released()
             self._write(out)
@@ -368,7 +379,16 @@ class Relay:
         self.delivery = None
         if not self._retry():
             said = f"the engine gave no whole answer ({reason}); try again"
-            self._owner.local_reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+            self._reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+
+    def _reply(self, error: GatewayError) -> None:
+        """Answer with `error`, nothing of an answer having gone out: as an event where the client has a status."""
+        if not self.is_committed:
+            self._owner.local_reply(error)
+            return
+        self.error = error.code
+        self._write(closing(event_of(error, self._path), is_modern=self._request.is_modern))
+        self._owner.finish()
 
     def _reset_response(self, error: GatewayError) -> None:
         """End a response that has begun, with what can still be said."""

@@ -1,6 +1,11 @@
 """Bounds on one request, and which of its time-outs is over. Pure: `now` and all times are monotonic seconds."""
 
 from dataclasses import dataclass
+from typing import Final
+
+STREAM_CONTENT: Final = "stream_content"
+BEFORE_CONTENT: Final[tuple[str, ...]] = ("first_byte", "stream_first_byte", STREAM_CONTENT)
+"""Time-outs after which another engine may answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +17,7 @@ class Limits:
     connect_timeout_s: float
     first_byte_timeout_s: float
     stream_first_byte_timeout_s: float
+    stream_content_timeout_s: float
     idle_timeout_s: float
     total_timeout_s: float
     request_timeout_s: float
@@ -39,8 +45,9 @@ def overdue(  # noqa: PLR0911, PLR0913 - one return a time-out; a phase, the clo
     """Return which time-out of a request in `phase` is over, `None` while none is.
 
     `last_at` is when the client or engine last moved, `received_at` when the request was whole (began, while
-    it is not), `sent_at` when it went
-    out to the engine. A stream has a bound of its own on its first byte, as nothing has to be generated whole for it.
+    it is not), `sent_at` when it went out to the engine. A stream has bounds of its own, as nothing has to be generated
+    whole for it: on each silence before its first content, which any byte ends (an engine that prefills may keep its
+    connections alive), and on the time to that content.
     The time-out for connecting is kept by whoever connects.
     """
     if phase == "request":
@@ -54,9 +61,13 @@ def overdue(  # noqa: PLR0911, PLR0913 - one return a time-out; a phase, the clo
         return Overdue("total", limits.total_timeout_s)
     if phase == "wait":
         name, limit_s = "first_byte", limits.first_byte_timeout_s
-        if is_stream and limits.stream_first_byte_timeout_s < limit_s:
+        if not is_stream:
+            return Overdue(name, limit_s) if now - sent_at > limit_s else None
+        if now - sent_at > limits.stream_content_timeout_s:
+            return Overdue(STREAM_CONTENT, limits.stream_content_timeout_s)
+        if limits.stream_first_byte_timeout_s < limit_s:
             name, limit_s = "stream_first_byte", limits.stream_first_byte_timeout_s
-        return Overdue(name, limit_s) if now - sent_at > limit_s else None
+        return Overdue(name, limit_s) if now - max(sent_at, last_at) > limit_s else None
     if phase == "response" and now - last_at > limits.idle_timeout_s:
         return Overdue("idle", limits.idle_timeout_s)
     return None

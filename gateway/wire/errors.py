@@ -234,6 +234,15 @@ def event_of(error: GatewayError, path: str) -> bytes:
     return name + b"data: " + body_of(error, path) + b"\n\n"
 
 
+def event_of_answer(status: int, body: bytes, path: str) -> bytes:
+    """Return an engine's whole answer, which is no stream, as the event that tells a client so who reads a stream."""
+    if status < 400:  # noqa: PLR2004 - HTTP's border
+        return event_of(BadEngineResponseError("the engine did not answer with a stream of events; try again"), path)
+    text = enveloped(status, body, path) or orjson.dumps(orjson.loads(body))  # on one line
+    name = b"event: error\n" if path in ANTHROPIC else b""
+    return name + b"data: " + text + b"\n\n"
+
+
 def all_errors() -> tuple[type[GatewayError], ...]:
     """Every error a client can meet."""
     return tuple(GatewayError.__subclasses__())

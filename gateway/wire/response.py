@@ -6,6 +6,11 @@ byte of body (see `gateway.relay.relay`); of a stream until its first frame with
 answer 200, a comment and the events that open a stream, and then nothing but an error. Error answers (status 400 and
 up) are held until they are whole, then sent in OpenAI's envelope, unless they are in one already or too long to hold.
 
+What keeps a connection alive before the first content (`gateway.wire.keep_alive`) goes on at once. It commits the
+client to status 200 and a stream of events (`is_committed`) and to nothing else: another engine may still answer. From
+then on the body is framed anew, because the framing of the engine that began may not be that of the engine that
+answers. An answer that is no stream of events can then be told to the client as an error event only.
+
 When the engine's stream breaks, `reset` returns what may still be added: an error event, if this is an event stream
 standing between two chunks. Otherwise `None`: only cutting the connection tells the client. Does no I/O and reads
 no clock: `now` is monotonic seconds.
@@ -13,9 +18,10 @@ no clock: `now` is monotonic seconds.
 
 from typing import Final
 
-from specpilot.gateway.wire.errors import enveloped
+from specpilot.gateway.wire.errors import enveloped, event_of_answer
 from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, ResponseHead
 from specpilot.gateway.wire.heads import client_head
+from specpilot.gateway.wire.keep_alive import KeepAlives
 from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault
 from specpilot.gateway.wire.tuning import ERROR_BODY_BYTES, FIRST_FRAME_BYTES
 from specpilot.gateway.wire.usage_filter import UsageFilter
@@ -26,19 +32,27 @@ _WANT_RETRY_AFTER: Final[tuple[int, ...]] = (429, 503)
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
+def closing(event: bytes, *, is_modern: bool) -> bytes:
+    """Return what ends a committed stream between two engines with `event`."""
+    return b"%x\r\n%s\r\n%s" % (len(event), event, _LAST_CHUNK) if is_modern else event
+
+
 class Delivery:
     """One response on its way to a client.
 
     `own` are the gateway's header lines, `is_modern` whether the client speaks HTTP/1.1, `keep_alive` whether its
     connection may serve another request after this; it is `False` afterwards if the body can only end with the
     connection. `path` is the route. `strips_usage`: the client did not ask for the usage that the stream states.
-    `has_failed_first`: the body begins with an error that is the engine's failure. After each `take`, `gaps` is how
-    many gaps between events it ended, each of `gap_s` seconds.
+    `passes_keep_alives`: what keeps the connection alive goes on before the first content. `is_committed`: the client
+    has status 200 and the beginning of a stream of events, from this engine or the one before it. `has_begun`: it has
+    content. `has_failed_first`: the body begins with an error that is the engine's failure. After each `take`, `gaps`
+    is how many gaps between events it ended, each of `gap_s` seconds.
     """
 
     __slots__ = (
-        "_at", "_filter", "_first", "_framer", "_head", "_held", "_is_raw", "_own", "_path", "_tap", "_usage_frames",
-        "first_at", "gap_s", "gaps", "has_begun", "has_failed_first", "keep_alive", "usage",
+        "_alive", "_at", "_filter", "_first", "_framer", "_head", "_held", "_is_modern", "_is_raw", "_own", "_path",
+        "_tap", "_usage_frames", "first_at", "gap_s", "gaps", "has_begun", "has_failed_first", "is_committed",
+        "keep_alive", "usage",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - what the client speaks and asked for
@@ -51,8 +65,12 @@ class Delivery:
         keep_alive: bool,
         strips_usage: bool = False,
         path: str = "",
+        passes_keep_alives: bool = False,
+        is_committed: bool = False,
     ) -> None:
         self._head = head
+        self._is_modern = is_modern
+        self.is_committed = is_committed
         self._path = path
         self._framer = framer
         self._own = own
@@ -61,12 +79,23 @@ class Delivery:
         self._tap: SseTap | JsonTap = SseTap() if head.content_type.startswith(b"text/event-stream") else JsonTap()
         self._filter: UsageFilter | None = None
         self._usage_frames = 0
-        if strips_usage and head.length is None and self._held is None and isinstance(self._tap, SseTap):
+        has_room = head.length is None or is_committed  # a stated length leaves nothing to take out
+        if strips_usage and has_room and self._held is None and isinstance(self._tap, SseTap):
             self._filter = UsageFilter(is_chunked=head.is_chunked and self._is_raw)
         self._first: list[bytes] = []  # what is held back of a stream, up to its first frame with content
+        self._alive: KeepAlives | None = None
+        if isinstance(self._tap, SseTap):
+            if self._held is None and (passes_keep_alives or is_committed):
+                self._alive = KeepAlives()
+        elif is_committed:
+            self._held = []
         self._at = 0.0
         self.has_failed_first = False
-        self.keep_alive = keep_alive and self._is_raw and (head.is_chunked or head.length is not None)
+        self.keep_alive = keep_alive
+        if is_committed:
+            self._frame_anew()
+        else:
+            self.keep_alive = keep_alive and self._is_raw and (head.is_chunked or head.length is not None)
         self.has_begun = False
         self.first_at: float | None = None
         self.gap_s = 0.0
@@ -117,6 +146,9 @@ class Delivery:
             self._held.append((raw, payload))
             if sum(len(part) for part, _ in self._held) <= ERROR_BODY_BYTES:
                 return b""
+            if self.is_committed:
+                self._held = self._held[:1]  # told as an event, which needs no more than its beginning
+                return b""
             held, self._held = self._held, None
             return self._begin(now) + b"".join(self._passed(*parts) for parts in held)
         count = 0
@@ -126,6 +158,9 @@ class Delivery:
             if self._at:
                 self.gap_s, self.gaps = (now - self._at) / count, count
             self._at = now
+        if self.is_committed:
+            data = b"".join(payload)
+            return self._framed(self._filtered(data) if self.has_begun else self._released(data, now))
         if self._filter is None or self._can_pass(self._filter):
             passed = raw if self._is_raw else b"".join(payload)
         else:
@@ -133,6 +168,49 @@ class Delivery:
         if self.has_begun:
             return passed
         return self._judge(passed, payload, now)
+
+    def _frame_anew(self) -> None:
+        """Commit: from now on go by the payload alone."""
+        self.is_committed = True
+        self._first.clear()
+        if self._filter is not None:
+            self._filter = UsageFilter(is_chunked=False)
+
+    def _filtered(self, data: bytes) -> bytes:
+        return data if self._filter is None else self._filter.take(data, [data], self._framer)
+
+    def _framed(self, data: bytes) -> bytes:
+        """Return `data` as the client of a committed stream reads it."""
+        return b"%x\r\n%s\r\n" % (len(data), data) if data and self._is_modern else data
+
+    def _last(self, data: bytes) -> bytes:
+        """Return `data` and the end of a committed stream."""
+        return self._framed(data) + (_LAST_CHUNK if self._is_modern else b"")
+
+    def _released(self, data: bytes, now: float) -> bytes:
+        """Take the next part of a committed stream without content; return what goes on of it."""
+        assert self._alive is not None
+        alive = self._alive.feed(data)
+        if self._is_open():
+            return alive
+        self._begin_content(now)
+        return alive + self._filtered(self._alive.rest())
+
+    def _is_open(self) -> bool:
+        """Whether a stream has said nothing yet, and may still be held back."""
+        tap = self._tap
+        assert isinstance(tap, SseTap)
+        held = sum(map(len, self._first)) if self._alive is None else self._alive.size
+        if tap.deltas != tap.openings or tap.is_done or held > FIRST_FRAME_BYTES:
+            return False
+        self._at, self.gaps = 0.0, 0  # no token came, so no gap between two ends here
+        return True
+
+    def _begin_content(self, now: float) -> None:
+        assert isinstance(self._tap, SseTap)
+        self.has_failed_first = self._tap.has_failed_first
+        self.has_begun = True
+        self.first_at = now
 
     def _can_pass(self, usage_filter: UsageFilter) -> bool:
         """Whether what was read holds whole chunks of whole events without usage, by what the tap saw of it."""
@@ -150,31 +228,52 @@ class Delivery:
             is_error = len(payload) > 0 and payload[0].startswith(_ERROR_BODY)
             self.has_failed_first = is_error and is_engines_fault(payload[0])
             return self._begin(now) + passed
+        if not self._first and tap.deltas != tap.openings:  # the usual stream: it begins with content
+            self.has_failed_first = tap.has_failed_first
+            return self._begin(now) + passed
         self._first.append(passed)
-        is_open = tap.deltas == tap.openings and not tap.is_done
-        if is_open and sum(map(len, self._first)) <= FIRST_FRAME_BYTES:
-            self._at, self.gaps = 0.0, 0  # no token came, so no gap between two ends here
+        alive = b"" if self._alive is None else self._alive.feed(b"".join(payload))
+        if not self._is_open():
+            self.has_failed_first = tap.has_failed_first
+            return self._begin(now)
+        if not alive:
             return b""
-        self.has_failed_first = tap.has_failed_first
-        return self._begin(now)
+        self._frame_anew()
+        return self._lines(is_chunked=self._is_modern, length=None) + self._framed(alive)
 
     def complete(self, now: float) -> bytes:
         """The response is whole; return what of it has not gone out."""
         self._tap.finish(self.usage)
+        if self.is_committed:
+            return self._last(self._end(now))
         if self._held is not None:
             return self._error_reply(now)
         rest = b"" if self._filter is None or self._head.is_chunked else self._filter.rest()
         return rest if self.has_begun else self._begin(now) + rest
+
+    def _end(self, now: float) -> bytes:
+        """Return what is left of a committed stream that has ended."""
+        if self._held is not None:
+            body = b"".join(part for _, payload in self._held for part in payload)
+            self.has_begun, self.first_at = True, now
+            return event_of_answer(self._head.status, body, self._path)
+        rest = b""
+        if not self.has_begun and self._alive is not None:
+            rest = self._filtered(self._alive.rest())
+            self._begin_content(now)
+        return rest if self._filter is None else rest + self._filter.rest()
 
     def reset(self, event: bytes) -> bytes | None:
         """The response will never be whole; return what tells the client so (by `event`), `None` if nothing can."""
         if not self.has_begun:
             return None
         self._tap.finish(self.usage)
-        if not isinstance(self._tap, SseTap) or isinstance(self._framer, LengthFramer):
+        if not isinstance(self._tap, SseTap) or (isinstance(self._framer, LengthFramer) and not self.is_committed):
             return None
         if not self._tap.is_between_events:
             event = b"\n\n" + event
+        if self.is_committed:
+            return self._last(event)
         if not self._head.is_chunked:
             return event
         if not self._is_raw:
@@ -189,18 +288,15 @@ class Delivery:
         self.has_begun = True
         self.first_at = now
         head = self._head
-        lines = client_head(
-            head,
-            self._own,
-            is_chunked=head.is_chunked and self._is_raw,
-            length=head.length,
-            keep_alive=self.keep_alive,
-        )
+        lines = self._lines(is_chunked=head.is_chunked and self._is_raw, length=head.length)
         if not self._first:
             return lines
         first = b"".join(self._first)
         self._first.clear()
         return lines + first
+
+    def _lines(self, *, is_chunked: bool, length: int | None) -> bytes:
+        return client_head(self._head, self._own, is_chunked=is_chunked, length=length, keep_alive=self.keep_alive)
 
     def _error_reply(self, now: float) -> bytes:
         self.has_begun = True

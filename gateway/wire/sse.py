@@ -6,7 +6,8 @@ stays bytes. Of each frame only these things are looked for, by plain byte searc
 in a JSON string, because there a quote is escaped.
 
 Openings: events that an API sends before anything is generated, by their names (`_NAME`). They carry no content, so a
-stream has said nothing while no other event has come.
+stream has said nothing while no other event has come. Events that keep a connection alive (`gateway.wire.keep_alive`)
+are among them.
 
 Output of a stream whose usage never came: an event carries as many tokens as one step verified, and all those of many
 steps when its client reads slowly. So text is measured in bytes: of each event what it has beyond the shortest before
@@ -26,6 +27,7 @@ from typing import Any, Final
 
 import orjson
 
+from specpilot.gateway.wire.keep_alive import KEEP_ALIVE_NAMES, says_nothing
 from specpilot.gateway.wire.tuning import CHARS_PER_TOKEN, FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
 
 _TOKENS: Final = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
@@ -38,7 +40,9 @@ _ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
 _CLIENTS_FAULT: Final = range(400, 500)
 _OPERATORS_FAULT: Final[tuple[int, ...]] = (401, 403)
 _NAME: Final = re.compile(
-    rb"^event: ?(?:(error|response\.failed)|(response\.(?:created|queued|in_progress)|message_start|ping)"
+    rb"^event: ?(?:(error|response\.failed)|(response\.(?:created|queued|in_progress)|message_start|"
+    + KEEP_ALIVE_NAMES
+    + rb")"
     rb"|(message_stop|response\.(?:completed|incomplete)))\r?$",
     re.MULTILINE,
 )
@@ -198,7 +202,7 @@ class SseTap:
         self._rest = rest if len(rest) <= FRAME_BYTES else _shortened(rest)
         return self.deltas - before
 
-    def _frame(self, frame: bytes) -> None:
+    def _frame(self, frame: bytes) -> None:  # noqa: C901 - one branch a kind of frame
         is_error, is_text = False, True
         if not frame.startswith(b"data:"):
             # A blank line or comment or another field first: look for a line of data further down.
@@ -211,6 +215,8 @@ class SseTap:
             frame = frame[at:]
         if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
             self.is_done = True
+            return
+        if self.deltas == self.openings and says_nothing(frame):
             return
         self.deltas += 1
         if is_text:

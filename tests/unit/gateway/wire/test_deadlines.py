@@ -8,6 +8,7 @@ LIMITS = Limits(
     connect_timeout_s=1,
     first_byte_timeout_s=20,
     stream_first_byte_timeout_s=15,
+    stream_content_timeout_s=40,
     idle_timeout_s=5,
     total_timeout_s=100,
     request_timeout_s=10,
@@ -51,3 +52,10 @@ def test_a_stream_has_a_bound_of_its_own_on_its_first_byte() -> None:
     assert overdue(LIMITS, "wait", 1000, **times, is_stream=False) is None
     assert overdue(LIMITS, "wait", 1000, **times, is_stream=True) == Overdue("stream_first_byte", 15)
     assert overdue(LIMITS, "wait", 998, **times, is_stream=True) is None
+
+
+def test_any_byte_ends_a_streams_silence_and_its_first_content_has_a_bound_beside() -> None:
+    times = {"received_at": 950.0, "is_stream": True}
+    assert overdue(LIMITS, "wait", 1000, last_at=990, sent_at=961, **times) is None
+    assert overdue(LIMITS, "wait", 1000, last_at=984, sent_at=961, **times) == Overdue("stream_first_byte", 15)
+    assert overdue(LIMITS, "wait", 1000, last_at=999, sent_at=959, **times) == Overdue("stream_content", 40)
