@@ -1,4 +1,4 @@
-"""Connections to Redis, and what their failures mean to a store: the only module that imports `redis`.
+"""Clients of Redis, and what their failures mean to a store. This module and `redis_dials` alone import `redis`.
 
 One server, behind Sentinel or as a cluster; all three give a client with the same methods.
 """
@@ -16,6 +16,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from specpilot.policy import redis_dials
 from specpilot.policy.errors import StoreFullError, StoreUnavailableError
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
@@ -89,8 +90,11 @@ def info_of_each(client: Any, section: str) -> list[Mapping[str, Any]]:
     return [client.info(section)]
 
 
-def connect(address: RedisAddress, timeout_s: float) -> Any:
-    """Return a client that connects when it is first used; `timeout_s` bounds connecting and every answer."""
+def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -> Any:
+    """Return a client that connects when it is first used; `timeout_s` bounds connecting and every answer.
+
+    Its connections belong to `dials`, but for those to a cluster, whose nodes say themselves where a key has gone.
+    """
     tls: dict[str, Any] = {}
     if address.is_tls:
         tls = {"ssl": True, **address.options_of(TLS_OPTIONS)}
@@ -106,8 +110,11 @@ def connect(address: RedisAddress, timeout_s: float) -> Any:
     if address.topology is Topology.SENTINEL:
         named = {name: address.options.get(f"sentinel_{name}") for name in login}
         sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **timeouts, **tls})
-        return sentinels.master_for(str(address.service), db=address.db, **given)
-    if address.socket_path is not None:
-        return redis.Redis(unix_socket_path=address.socket_path, db=address.db, **given)
-    ((host, port),) = address.hosts
-    return redis.Redis(host=host, port=port, db=address.db, **given)
+        client = sentinels.master_for(str(address.service), db=address.db, **given)
+    elif address.socket_path is not None:
+        client = redis.Redis(unix_socket_path=address.socket_path, db=address.db, **given)
+    else:
+        ((host, port),) = address.hosts
+        client = redis.Redis(host=host, port=port, db=address.db, **given)
+    redis_dials.watch(client.connection_pool, dials)
+    return client

@@ -24,6 +24,7 @@ from specpilot.policy.codec import decode, decode_each, encode
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFullError, VersionConflictError
 from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change
 from specpilot.policy.redis_connection import connect, guarded, info_of_each, translated
+from specpilot.policy.redis_dials import Dials
 from specpilot.policy.redis_operators import OperatorRecords
 from specpilot.policy.redis_url import parse
 from specpilot.policy.store import Store, StoreMemory
@@ -41,6 +42,8 @@ from specpilot.policy.types import (
 T = TypeVar("T")
 _FILED_WITHIN_MS = 1000
 _FILED_WITHIN = 20
+_EPOCH_CHECK_S = 0.5
+"""Seconds after which a subscription ends because another connection has found that the server has changed."""
 
 
 class RedisStore(OperatorRecords, Store):
@@ -51,7 +54,10 @@ class RedisStore(OperatorRecords, Store):
 
         `timeout_s` bounds connecting and every answer. Raises `InvalidDocumentError` for a malformed URL.
         """
-        self._redis: Any = connect(parse(url), timeout_s)  # its answers are typed for two protocols at once
+        self._dials = Dials()
+        self._redis: Any = connect(
+            parse(url), timeout_s, self._dials
+        )  # its answers are typed for two protocols at once
         super().__init__(self._redis)
         self._change = self._redis.register_script(redis_scripts.CHANGE)
         self._put_if_version = self._redis.register_script(redis_scripts.PUT_IF_VERSION)
@@ -319,13 +325,14 @@ class RedisStore(OperatorRecords, Store):
 
     @override
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
+        epoch = self._dials.epoch
         with translated(), self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
             self._redis.exists(keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
             subscription.subscribe(keys.CHANGES if of_pool is None else keys.pool_changes(*of_pool))
             yield None
             due = time.monotonic() + poll_s
-            while True:
-                message = subscription.get_message(timeout=max(0.0, due - time.monotonic()))
+            while self._dials.epoch == epoch:
+                message = subscription.get_message(timeout=min(_EPOCH_CHECK_S, max(0.0, due - time.monotonic())))
                 if message is not None:
                     yield message["data"].decode()
                 elif time.monotonic() >= due:

@@ -140,8 +140,8 @@ class Store(OperatorStore, Protocol):
 
         With `of_pool`, a model and a pool, only changes of this pool's schedule are announced.
 
-        The first value is `None`, once the subscription stands: read everything then. Never ends; raises when
-        the connection breaks.
+        The first value is `None`, once the subscription stands: read everything then. Raises when the connection
+        breaks, and ends when the address of the store leads to another server: begin again.
         """
 
     def ping(self) -> None:

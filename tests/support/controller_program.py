@@ -75,11 +75,15 @@ def running_controller(
     trusts_this_machine: bool = True,
     arguments: Sequence[str] = (),
     log: IO[bytes] | None = None,
+    redis_url: str | None = None,
 ) -> Iterator[Controller]:
-    """A controller with the admin token `token`, until the end of the context; its standard error goes to `log`."""
+    """A controller with the admin token `token`, until the end of the context; its standard error goes to `log`.
+
+    It has a Redis of its own, or with `redis_url` that one.
+    """
     redis = RedisServer()
     port = free_port()
-    environment = {**os.environ, "REDIS_URL": redis.url}
+    environment = {**os.environ, "REDIS_URL": redis_url or redis.url}
     if token is not None:
         environment["SPECPILOT_CONTROLLER_ADMIN_TOKEN"] = token
     elif trusts_this_machine:

@@ -1,0 +1,95 @@
+"""Connections to Redis that notice that the server behind an address has changed.
+
+An address may lead to another server after a fail-over (a balancer, a service of a cloud) while the connections to the
+old one stay open: it refuses writes for as long as it is asked. So an answer that only a server that is not the primary
+gives, or not yet (`READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`), closes the connection, and each other one of the
+same client before its next command. Such a command was not executed, so the client's one retry repeats it on a new
+connection.
+"""
+
+import re
+from typing import Any, Final
+
+import redis
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
+
+_NOT_THE_PRIMARY: Final = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|NOREPLICAS)\b")
+"""In a script of a Redis before 7 the word stands within the text of another error."""
+_KINDS: Final = (redis.ReadOnlyError, redis.BusyLoadingError, redis.exceptions.MasterDownError)
+
+
+class Dials:
+    """Which connections of one client are good: those that were dialled after the last change of servers."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def changed(self, epoch: int) -> None:
+        """What was dialled in `epoch` does not lead to the primary."""
+        if epoch == self.epoch:  # another connection may have said so before
+            self.epoch += 1
+
+
+class _Redialled:
+    """Mixed into each kind of redis-py's connections."""
+
+    def __init__(self, *, dials: Dials, **given: Any) -> None:
+        self._dials = dials
+        self._epoch = dials.epoch
+        super().__init__(**given)
+        self.register_connect_callback(self._on_dialled)  # type: ignore[attr-defined]
+
+    def _on_dialled(self, _: Any) -> None:
+        self._epoch = self._dials.epoch
+
+    def connect(self) -> None:
+        if self._epoch != self._dials.epoch:
+            self.disconnect()  # type: ignore[attr-defined]
+        super().connect()  # type: ignore[misc]
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*arguments, **options)  # type: ignore[misc]
+        except redis.RedisError as error:
+            if not isinstance(error, _KINDS) and _NOT_THE_PRIMARY.search(str(error)) is None:
+                raise
+            self._dials.changed(self._epoch)
+            self.disconnect()  # type: ignore[attr-defined]
+            said = f"the server is not the primary, or not yet: {error}"
+            raise redis.ConnectionError(said) from error
+
+
+class _Connection(_Redialled, Connection):
+    """Over TCP."""
+
+
+class _SSLConnection(_Redialled, SSLConnection):
+    """Over TLS."""
+
+
+class _SocketConnection(_Redialled, UnixDomainSocketConnection):
+    """Over a Unix socket."""
+
+
+class _SentinelConnection(_Redialled, SentinelManagedConnection):
+    """Over TCP, to the primary that the sentinels name."""
+
+
+class _SentinelSSLConnection(_Redialled, SentinelManagedSSLConnection):
+    """The same over TLS."""
+
+
+_REDIALLED: Final[dict[type, type]] = {
+    Connection: _Connection,
+    SSLConnection: _SSLConnection,
+    UnixDomainSocketConnection: _SocketConnection,
+    SentinelManagedConnection: _SentinelConnection,
+    SentinelManagedSSLConnection: _SentinelSSLConnection,
+}
+
+
+def watch(pool: Any, dials: Dials) -> None:
+    """Let every connection that `pool` makes from now on belong to `dials`."""
+    pool.connection_class = _REDIALLED[pool.connection_class]
+    pool.connection_kwargs["dials"] = dials

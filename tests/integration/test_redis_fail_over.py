@@ -1,0 +1,170 @@
+"""Redis behind one address fails over, and connections to the old primary stay open: all parts follow within 2 s."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from specpilot.engine_adapter.agent.agent import EngineLink
+from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
+from specpilot.policy import keys
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, KRange, Mode, Policy, Schedule
+from tests.support.controller_program import running_controller
+from tests.support.gateway_client import call, request
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.redis_behind_address import Pair
+from tests.support.redis_server import EMBEDDED, SYSTEM
+from tests.support.scripted_engine import ScriptedEngine
+
+WITHIN_S = 2.0
+KEY = ApiKey("k", "ab" * 32)
+
+
+SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}
+
+
+@pytest.fixture(params=SERVERS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    found = Pair(SERVERS[request.param])
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("how", ["READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS"])
+def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: str) -> None:
+    store = RedisStore(pair.url)
+    lease = store.acquire_lease("a", 30.0)
+    assert lease is not None
+    store.put_api_key(KEY)
+    policy = store.put_policy(Policy("m"), 0, 1.0)
+    at = [0]
+
+    def write_all() -> None:
+        at[0] += 1
+        for write in (
+            lambda: store.put_api_key(ApiKey(f"k{at[0]}", "cd" * 32)),
+            lambda: store.exchange_usage(GatewayUsage("g", {}), 5.0),  # a transaction
+            lambda: store.put_policy(Policy("m"), None, 2.0),  # a script
+            lambda: store.acquire_lease("a", 30.0),
+            lambda: store.append_decision(
+                Decision(1.0, "m", "p", Mode.ACT, "gain", True, 1, None, 0.1, {}), is_lasting=True
+            ),  # a pipeline
+        ):
+            failed = 0
+            end = time.monotonic() + WITHIN_S
+            while True:
+                try:
+                    write()
+                    break
+                except Exception:
+                    failed += 1
+                    if time.monotonic() > end:
+                        raise
+            assert failed <= 1
+
+    write_all()
+    assert policy.version == 1
+    pair.fail_over(how)
+    write_all()
+    found = pair.second.hkeys(keys.API_KEYS)
+    assert "k2" in found
+    assert {key.key_id for key in store.api_keys()} == {"k", "k1", "k2"}
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["READONLY", "LOADING"])
+def test_idle_connections_and_subscriptions_follow_the_one_that_found_out(pair: Pair, how: str) -> None:
+    store = RedisStore(pair.url)
+    gate = threading.Barrier(4)
+    threads = [threading.Thread(target=lambda: (gate.wait(), store.ping())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()  # several connections wait in the pool
+    heard: list[str] = []
+
+    def follow() -> None:
+        while len(heard) < 2:
+            with suppress(StoreUnavailableError):  # every follower begins again
+                for change in store.changes(0.3):
+                    heard.extend([] if change is None else [change])
+                    if len(heard) > 1:
+                        return
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    time.sleep(0.2)
+    pair.fail_over(how)
+    store.put_api_key(KEY)  # found out here
+    before = len(pair.first.client_list())
+    for _ in range(8):
+        assert [key.key_id for key in store.api_keys()] == ["k"]
+    end = time.monotonic() + WITHIN_S
+    while len(heard) < 2:
+        assert time.monotonic() < end, heard
+        pair.second.publish(keys.CHANGES, keys.API_KEYS)
+        time.sleep(0.05)
+    assert len(pair.first.client_list()) <= before
+    follower.join(2)
+    store.close()
+
+
+async def test_a_gateway_follows(pair: Pair) -> None:
+    engine = await ScriptedEngine().start()
+    gateway = await GatewayThread(engine=(engine.url,), redis_url=pair.url).start()
+    context = gateway.context
+    await eventually(lambda: context.snapshot_age_s is not None)
+    await asyncio.sleep(1.2)  # it has written, so its connections are in use
+    pair.fail_over("READONLY")
+    RedisStore(f"redis://127.0.0.1:{pair.ports[1]}").put_api_key(KEY)
+    await eventually(lambda: context.snapshot.needs_key, 2 * WITHIN_S)
+    await eventually(lambda: context.snapshot_age_s < WITHIN_S, WITHIN_S)
+    assert (await call(gateway.port, request())).status == 401
+    assert pair.second.keys("*gateway*")
+    gateway.leave()
+    gateway.join()
+    await engine.stop()
+
+
+def test_a_controller_follows(pair: Pair) -> None:
+    with running_controller(redis_url=pair.url) as controller:
+        made = [controller.call("/admin/keys", "POST", {})]
+        pair.fail_over("READONLY")
+        end = time.monotonic() + WITHIN_S
+        while (found := controller.call("/admin/keys", "POST", {}))[0] != 201:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        made.append(found)
+        assert set(pair.second.hkeys(keys.API_KEYS)) == {plain["key_id"] for _, plain, _ in made}
+
+
+def test_an_engine_follows(pair: Pair) -> None:
+    control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32, hold_s=0.0)
+    record = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
+    link = EngineLink(RedisStore(pair.url), control, record, SystemClock())
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    try:
+        time.sleep(0.5)
+        pair.fail_over("READONLY")
+        failed_at = time.time()
+        leader = RedisStore(f"redis://127.0.0.1:{pair.ports[1]}")
+        lease = leader.acquire_lease("controller", 30.0)
+        assert lease is not None
+        end = time.monotonic() + WITHIN_S
+        while not leader.engines() or leader.engines()[0].heartbeat_at < failed_at:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        leader.publish_schedule(Schedule("m", "p", 5, time.time(), 60.0, 0.0, {"default": (KRange(1, 32, 2),)}), lease)
+        while control.version != 5:
+            assert time.monotonic() < end + WITHIN_S
+            time.sleep(0.05)
+    finally:
+        link.stop()
+        thread.join(10)

@@ -1,0 +1,123 @@
+"""Two real Redis servers behind one address, as a balancer or a cloud's service has them, which fail over on demand."""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import redis
+
+from tests.support.redis_server import EMBEDDED
+from tests.support.stack import free_port
+
+
+class Address:
+    """A TCP proxy on one port. New connections go where it points now; those that stand stay where they are.
+
+    `says` is answered in place of the server to everything that comes on connections made before it was set.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.says: bytes | None = None
+        self.accepted = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.accepted += 1
+                server = socket.create_connection(("127.0.0.1", self.target))
+                self._sockets += [client, server]
+                is_old = threading.Event()
+                threading.Thread(target=self._pass, args=(client, server, self.says, is_old), daemon=True).start()
+                threading.Thread(target=self._pass, args=(server, client, None, None), daemon=True).start()
+
+    def _pass(
+        self, source: socket.socket, sink: socket.socket, said_before: bytes | None, is_old: threading.Event | None
+    ) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if is_old is not None and self.says is not None and self.says != said_before:
+                    source.sendall(self.says)
+                else:
+                    sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        for one in self._sockets:
+            one.close()
+
+
+class Pair:
+    """A primary, its replica, and the address that leads to the primary."""
+
+    def __init__(self, executable: str = EMBEDDED) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="specpilot-test-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.ports = [self._start(executable) for _ in range(2)]
+        self.first, self.second = [redis.Redis(port=port, decode_responses=True) for port in self.ports]
+        self.second.replicaof("127.0.0.1", self.ports[0])
+        self._until(lambda: self.second.info("replication")["master_link_status"] == "up")
+        self.address = Address(self.ports[0])
+        self.url = f"redis://127.0.0.1:{self.address.port}"
+
+    def _start(self, executable: str) -> int:
+        port = free_port()
+        folder = self._folder / str(port)
+        folder.mkdir()
+        command = [executable, "--port", str(port), "--save", "", "--dir", str(folder), "--repl-diskless-sync", "yes"]
+        command += ["--repl-diskless-sync-delay", "0", "--bind", "127.0.0.1"]
+        self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+
+        def answers() -> bool:
+            with suppress(redis.ConnectionError):
+                return bool(redis.Redis(port=port).ping())
+            return False
+
+        self._until(answers)
+        return port
+
+    @staticmethod
+    def _until(condition: object) -> None:
+        end = time.monotonic() + 10
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def fail_over(self, how: str) -> None:
+        """Make the second server the primary; connections to the first stay open and are answered by `how`."""
+        self._until(self._is_replicated)
+        self.second.replicaof("NO", "ONE")
+        self.address.target = self.ports[1]
+        if how == "READONLY":
+            self.first.replicaof("127.0.0.1", self.ports[1])
+        elif how == "MASTERDOWN":
+            self.first.config_set("replica-serve-stale-data", "no")
+            self.first.replicaof("127.0.0.1", free_port())
+        elif how == "NOREPLICAS":
+            self.first.config_set("min-replicas-to-write", 1)
+        else:
+            self.address.says = b"-LOADING Redis is loading the dataset in memory\r\n"
+
+    def _is_replicated(self) -> bool:
+        found = self.first.info("replication")
+        return bool(found["connected_slaves"]) and found["slave0"]["offset"] == found["master_repl_offset"]
+
+    def close(self) -> None:
+        self.address.close()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
