@@ -86,7 +86,7 @@ class PreparedRequest:
     limits. `charged_tokens` is what counts against the key's limit until the
     response states its usage, `prompt_tokens` of it for the prompt; `strips_usage`: the gateway asked for that, and the
     client did not. `is_unnamed`: the response is to have an identifier, for the API key `key_id`, and the client chose
-    none.
+    none (`has_null_id`: it said `null`).
     """
 
     __slots__ = (
@@ -94,6 +94,7 @@ class PreparedRequest:
         "cell",
         "charged_tokens",
         "facts",
+        "has_null_id",
         "is_stream",
         "is_unnamed",
         "key_id",
@@ -124,7 +125,8 @@ class PreparedRequest:
         self.path = facts.path
         self.model = facts.model
         self.is_stream = facts.stream
-        self.is_unnamed = facts.path == RESPONSES and REQUEST_ID not in facts.body
+        self.is_unnamed = facts.path == RESPONSES and facts.body.get(REQUEST_ID) is None
+        self.has_null_id = self.is_unnamed and REQUEST_ID in facts.body
         self.key_id: str | None = None
         self.max_tokens = facts.max_tokens
         self.work_tokens = facts.work_tokens

@@ -26,6 +26,7 @@ from specpilot.gateway.relay.owner import RelayOwner, ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine
 from specpilot.gateway.relay.tuning import RETRY_AFTER_S, SMALL_BODY_BYTES, STALE_S
 from specpilot.gateway.telemetry.outcome import Outcome
+from specpilot.gateway.wire.body import with_request_id
 from specpilot.gateway.wire.deadlines import BEFORE_CONTENT, STREAM_CONTENT, Overdue
 from specpilot.gateway.wire.errors import (
     BadEngineResponseError,
@@ -241,7 +242,7 @@ class Relay:
         body: Sequence[bytes | memoryview] = prepared.body
         if prepared.is_unnamed and self._context.marks_class:
             made_for = new_response_id(attempt.engine.engine_hash, prepared.key_id, secrets.randbits(RANDOM_BITS))
-            body = identified(body, made_for)
+            body = with_request_id(body, made_for) if prepared.has_null_id else identified(body, made_for)
         size = sum(map(len, body))
         head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
             attempt.engine.head(self._method, (self._request.target or self._path).encode()),

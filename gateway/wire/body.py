@@ -13,7 +13,7 @@ Whether `messages` and the like make sense is the engine's business. Pure.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -252,6 +252,14 @@ def amend(
     for begin, end, new in _changes(text, opened, wanted):
         edits.append((outline.place(begin), outline.place(end), new))
     return _spliced(body, edits)
+
+
+def with_request_id(body: Sequence[bytes | memoryview], identifier: str) -> tuple[bytes | memoryview, ...]:
+    """Return `body`, whose `request_id` is null, with `identifier` in its place."""
+    text = b"".join(body)
+    new = b'"%s"' % identifier.encode()
+    found = [(begin, end, new) for key, begin, end in _members(text, text.index(b"{")) if key == REQUEST_ID]
+    return _spliced((text,), found)
 
 
 def _changes(text: bytes, opened: int, wanted: Amendments) -> list[tuple[int, int, bytes]]:

@@ -22,11 +22,11 @@ from specpilot.gateway.wire.errors import enveloped, event_of_answer
 from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, ResponseHead
 from specpilot.gateway.wire.heads import client_head
 from specpilot.gateway.wire.keep_alive import KeepAlives
-from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault
+from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault, is_error
 from specpilot.gateway.wire.tuning import ERROR_BODY_BYTES, FIRST_FRAME_BYTES
 from specpilot.gateway.wire.usage_filter import UsageFilter
 
-_ERROR_BODY: Final[tuple[bytes, ...]] = (b'{"error"', b'{"object":"error"')
+_USUAL_BODY: Final = b'{"id"'
 _ERROR_BORDER: Final = 400
 _WANT_RETRY_AFTER: Final[tuple[int, ...]] = (429, 503)
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -225,8 +225,8 @@ class Delivery:
         """Look at the first part of a body; return what goes to the client of it now."""
         tap = self._tap
         if not isinstance(tap, SseTap):
-            is_error = len(payload) > 0 and payload[0].startswith(_ERROR_BODY)
-            self.has_failed_first = is_error and is_engines_fault(payload[0])
+            if len(payload) > 0 and not payload[0].startswith(_USUAL_BODY) and is_error(payload[0]):
+                self.has_failed_first = is_engines_fault(payload[0])
             return self._begin(now) + passed
         if not self._first and tap.deltas != tap.openings:  # the usual stream: it begins with content
             self.has_failed_first = tap.has_failed_first

@@ -35,8 +35,15 @@ _SPECULATION: Final = re.compile(
     rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})'
 )
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
-_ERROR_DATA: Final[tuple[bytes, ...]] = (b'data: {"error"', b'data:{"error"')
+_USUAL_DATA: Final = b'data: {"id"'
+_ERROR: Final = re.compile(
+    rb'(?:data:)?\s*\{\s*"(?:error"\s*:\s*(?!null\b|false\b|0\b|""|\{\s*\}|\[\s*\])\S|(?:object|type)"\s*:\s*"error")'
+)
+"""A JSON object that is an error, by the value of its first member: of many, a good answer has `"error": null`."""
 _ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
+_CLIENTS_ERROR: Final = re.compile(
+    rb'"type"\s*:\s*"(?:invalid_request_error|not_found_error|request_too_large|(?:BadRequest|NotFound)Error)"'
+)
 _CLIENTS_FAULT: Final = range(400, 500)
 _OPERATORS_FAULT: Final[tuple[int, ...]] = (401, 403)
 _NAME: Final = re.compile(
@@ -48,7 +55,7 @@ _NAME: Final = re.compile(
 )
 """The names of events that say more than their data is looked at for: of OpenAI's Responses and of Anthropic's API."""
 
-_ERROR: Final = 1
+_FAILED: Final = 1
 _OPENING: Final = 2
 _END: Final = 3
 _NAME_BYTES: Final = 64
@@ -114,13 +121,20 @@ class Usage:
             self.acceptance_length = length if isfinite(length) else None
 
 
+def is_error(text: bytes) -> bool:
+    """Whether a JSON body or a line of data, of which `text` is the beginning at least, is an error."""
+    return _ERROR.match(text) is not None
+
+
 def is_engines_fault(error: bytes) -> bool:
-    """Whether an error that an engine sent with status 200 is its own failure, by the code that it states.
+    """Whether an error that an engine sent with status 200 is its own failure, by the code that it states, or its type.
 
     Only 4xx is the client's fault, and of these not 401 and 403: the credentials are the gateway's.
     """
     found = _ERROR_CODE.search(error)
-    return found is None or int(found[1]) not in _CLIENTS_FAULT or int(found[1]) in _OPERATORS_FAULT
+    if found is None:
+        return _CLIENTS_ERROR.search(error) is None
+    return int(found[1]) not in _CLIENTS_FAULT or int(found[1]) in _OPERATORS_FAULT
 
 
 def _count(usage: dict[str, Any], name: str, other: str, default: int | None) -> int | None:
@@ -203,7 +217,7 @@ class SseTap:
         return self.deltas - before
 
     def _frame(self, frame: bytes) -> None:  # noqa: C901 - one branch a kind of frame
-        is_error, is_text = False, True
+        is_failed, is_text = False, True
         if not frame.startswith(b"data:"):
             # A blank line or comment or another field first: look for a line of data further down.
             at = frame.find(b"\ndata:") + 1
@@ -211,7 +225,7 @@ class SseTap:
                 return
             name = _NAME.search(frame, 0, at)
             is_text = frame.find(b"event:", 0, at) < 0 or frame.find(b"delta", 0, at) >= 0
-            is_error = name is not None and self._is_error(name.lastindex)
+            is_failed = name is not None and self._is_error(name.lastindex)
             frame = frame[at:]
         if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
             self.is_done = True
@@ -229,7 +243,7 @@ class SseTap:
             self.usage_frames += 1
             if _USAGE.search(frame) is not None:
                 self._usage_frame = frame
-        if is_error or frame.startswith(_ERROR_DATA):
+        if is_failed or (not frame.startswith(_USUAL_DATA) and is_error(frame)):
             self.has_error = True
             if is_engines_fault(frame):
                 self.has_failed = True
@@ -241,7 +255,7 @@ class SseTap:
             self.openings += 1
         elif kind == _END:
             self.is_done = True
-        return kind == _ERROR
+        return kind == _FAILED
 
     def finish(self, usage: Usage) -> None:
         """The stream is over: put what it said of itself into `usage`."""

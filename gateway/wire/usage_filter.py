@@ -75,4 +75,4 @@ def _is_usage(frame: bytes) -> bool:
         found = orjson.loads(frame[5:])
     except orjson.JSONDecodeError:
         return False
-    return type(found) is dict and found.get("choices") == [] and type(found.get("usage")) is dict
+    return type(found) is dict and not found.get("choices", True) and type(found.get("usage")) is dict

@@ -1,0 +1,103 @@
+"""A field that is read as a sign is judged by its value, wherever it stands and however it is written."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, call, request
+from tests.support.gateway_server import GatewayThread
+from tests.support.scripted_engine import DONE, LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, reply
+
+GOOD: dict[str, Any] = json.loads(event("a").removeprefix(b"data: "))
+NOTHING = ["null", "false", '""', "{}", "[]", "{ }", "0"]
+SPELT = ['{"error":%s,"id":"r"}', '{ "error" : %s, "id": "r"}', '\n{\n  "error": %s,\n  "id": "r"\n}']
+ERRORS = [
+    b'{"error":{"message":"dead","code":500}}',
+    b'{ "error" : {"message": "dead"}}',
+    b'{"error":"dead"}',
+    b'{"object":"error","message":"dead"}',
+    b'{"type":"error","error":{"type":"api_error","message":"dead"}}',
+    b'{"type": "error", "error": {"type": "overloaded_error", "message": "full"}}',
+]
+CLIENTS = [
+    b'{"error":{"message":"too long","code":400}}',
+    b'{"error":{"message":"too long","type":"BadRequestError","code":null}}',
+    b'{"type":"error","error":{"type":"invalid_request_error","message":"x"}}',
+]
+
+
+def engines_failures(gateway: GatewayThread) -> int:
+    return sum(one.outlier_detection.failures for one in gateway.context.fleet.engines.values())
+
+
+@pytest.mark.parametrize("spelt", SPELT, ids=["plain", "spaced", "lines"])
+@pytest.mark.parametrize("nothing", NOTHING)
+async def test_no_error_is_no_error_in_a_body(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, nothing: str, spelt: str
+) -> None:
+    body = (spelt % nothing).encode()
+    engine.script = other_engine.script = [reply(body)]
+    gateway = await start_gateway(engine, other_engine)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.body) == (200, body)
+    assert len(engine.seen) + len(other_engine.seen) == 1
+    assert gateway.context.metrics.upstream_errors == {}
+    assert engines_failures(gateway) == 0
+
+
+@pytest.mark.parametrize("spelt", SPELT[:2], ids=["plain", "spaced"])
+@pytest.mark.parametrize("nothing", NOTHING)
+async def test_no_error_is_no_error_in_an_event(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, nothing: str, spelt: str
+) -> None:
+    frames = b"data: " + (spelt % nothing).encode() + b"\n\n" + event("b") + DONE
+    engine.script = other_engine.script = [SSE_HEAD, chunk(frames), LAST_CHUNK]
+    gateway = await start_gateway(engine, other_engine)
+    assert (await call(gateway.port, request(STREAM))).body == frames
+    assert len(engine.seen) + len(other_engine.seen) == 1
+    assert gateway.context.metrics.upstream_errors == {}
+    assert engines_failures(gateway) == 0
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("body", ERRORS)
+async def test_an_error_is_one_however_it_is_written(
+    engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, is_stream: bool
+) -> None:
+    script = [SSE_HEAD, chunk(b"data: " + body + b"\n\n"), LAST_CHUNK] if is_stream else [reply(body)]
+    engine.script = script
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(STREAM if is_stream else None))).status == 200
+    assert engines_failures(gateway) == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("body", CLIENTS)
+async def test_an_error_of_the_clients_is_no_failure(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, is_stream: bool
+) -> None:
+    script = [SSE_HEAD, chunk(b"data: " + body + b"\n\n"), LAST_CHUNK] if is_stream else [reply(body)]
+    engine.script = other_engine.script = script
+    gateway = await start_gateway(engine, other_engine)
+    assert body in (await call(gateway.port, request(STREAM if is_stream else None))).body
+    assert len(engine.seen) + len(other_engine.seen) == 1
+    assert engines_failures(gateway) == 0
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_what_a_request_leaves_null_is_left_out(
+    engine: ScriptedEngine, start_gateway: StartGateway, is_large: bool
+) -> None:
+    gateway = await start_gateway(engine)
+    nothing = dict.fromkeys(("stream", "vllm_xargs", "stream_options", "metadata", "service_tier", "user", "tools"))
+    body = {"model": "tiny", "input": "x" * (100_000 if is_large else 1), **nothing, "max_output_tokens": None}
+    answer = await call(gateway.port, request({**body, "request_id": None}, path="/v1/responses"))
+    assert answer.status == 200
+    found = engine.seen[0].json
+    assert found["request_id"].startswith("resp_")
+    assert found["vllm_xargs"] == {"traffic_class": "default"}
+    body = {**body, "vllm_xargs": {"traffic_class": None}, "previous_response_id": None}
+    assert (await call(gateway.port, request(body, path="/v1/responses"))).status == 200
+    assert engine.seen[1].json["vllm_xargs"]["traffic_class"] == "default"
