@@ -4,6 +4,8 @@ To know what an engine serves that did not say so in Redis, to see whether an ej
 that hangs or is gone, so that no user's request has to find out. Only silence counts against an engine, and none is
 silent that sends any response meanwhile: an answer that cannot be used (a status, no JSON) is logged. An engine whose
 server answers while its model stands still, by its own record, counts as silent.
+
+An engine suspected of failures that may be one client's own fault is asked for `/health`, at once.
 """
 
 import asyncio
@@ -28,6 +30,7 @@ from specpilot.policy.types import is_name
 
 _log = logging.getLogger(__name__)
 _PATH = b"/v1/models"
+_HEALTH = b"/health"
 
 
 async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, Any], ...]:
@@ -78,7 +81,7 @@ class Probe:
         await asyncio.gather(*(self._probe(engine) for engine in self._fleet.engines.values()))
 
     def _is_due(self, engine: Engine, now: float) -> bool:
-        if engine.probed_at is None:
+        if engine.probed_at is None or engine.outlier_detection.is_suspect:
             return True
         if engine.outlier_detection.is_ejected:
             return now >= max(engine.outlier_detection.ejected_until, engine.probed_at + PROBE_CHECK_S)
@@ -88,6 +91,8 @@ class Probe:
     async def _probe(self, engine: Engine) -> None:
         engine.probed_at = self._monotonic()
         try:
+            if engine.outlier_detection.is_suspect:
+                await self._settle(engine)
             cards = await fetch_models(engine, self._timeout_s)
             if engine.is_stalled:
                 raise TimeoutError("its model has ended no step for long")
@@ -108,6 +113,20 @@ class Probe:
         if cards != engine.cards:
             engine.cards = cards
             self._fleet.index()
+
+    async def _settle(self, engine: Engine) -> None:
+        """Find out whether a suspected engine is at fault."""
+        try:
+            await fetch(engine, _HEALTH, b"*/*", MODELS_BYTES, self._timeout_s)
+        except OutOfFilesError:
+            return
+        except OSError as error:
+            said = str(error) or type(error).__name__
+            _log.warning("%s is ejected: it fails requests, and %s says %s", engine.engine_id, _HEALTH.decode(), said)
+            engine.outlier_detection.settle(self._monotonic(), is_healthy=False)
+            self._ejected(engine)
+        else:
+            engine.outlier_detection.settle(self._monotonic(), is_healthy=True)
 
     def _failed(self, engine: Engine, error: OSError) -> None:
         now, outlier_detection = self._monotonic(), engine.outlier_detection

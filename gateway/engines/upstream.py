@@ -82,10 +82,13 @@ class EngineConnection:
     An `asyncio.Protocol` in all but name: with that as its base it could not be compiled to plain structures.
     """
 
-    __slots__ = ("_buffer", "_framer", "_head", "_is_paused", "_is_used", "_pool", "idle_since", "reader", "transport")
+    __slots__ = (
+        "_buffer", "_framer", "_head", "_is_paused", "_is_used", "_pool", "epoch", "idle_since", "reader", "transport",
+    )  # fmt: skip
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: "Pool", epoch: int) -> None:
         self._pool = pool
+        self.epoch = epoch
         self._buffer = b""
         self._framer: Framer | None = None
         self._head: ResponseHead | None = None
@@ -230,12 +233,13 @@ class Pool:
         self._keep_alive_s = keep_alive_s
         self._idle: list[EngineConnection] = []
         self._is_closed = False
+        self._epoch = 0  # connections of an earlier one are not kept
         self._now = 0.0
 
     async def connect(self) -> EngineConnection:
         """Open a new connection. Raises `OSError` when that fails, `OutOfFilesError` when it could not be tried."""
         address = self._address
-        connection = EngineConnection(self)
+        connection = EngineConnection(self, self._epoch)
         try:
             await asyncio.get_running_loop().create_connection(
                 lambda: cast("asyncio.Protocol", connection),
@@ -264,11 +268,17 @@ class Pool:
 
     def keep(self, connection: EngineConnection) -> None:
         """Put a connection back."""
-        if self._is_closed:
+        if self._is_closed or connection.epoch != self._epoch:
             connection.transport.close()
             return
         connection.idle_since = self._now
         self._idle.append(connection)
+
+    def renew(self) -> None:
+        """The engine fails: keep no connection that there is now, as its address may lead to another one since."""
+        self._epoch += 1
+        while self._idle:
+            self._idle.pop().transport.close()
 
     def forget(self, connection: EngineConnection) -> None:
         """A connection is gone."""

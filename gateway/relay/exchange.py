@@ -38,10 +38,6 @@ from specpilot.policy.types import ApiKey
 class ExchangeConnection(ResponseSink, Protocol):
     """The client's side of an exchange."""
 
-    @property
-    def client_host(self) -> str | None:
-        """The address of the client, or of the proxy before it."""
-
     def reset(self) -> None:
         """Close the client's connection in the middle, so that it cannot take what came for whole."""
 

@@ -10,6 +10,10 @@ class ResponseSink(Protocol):
     """The client's connection, as a relay sees it."""
 
     @property
+    def client_host(self) -> str | None:
+        """The address of the client, or of the proxy before it."""
+
+    @property
     def is_stalled(self) -> bool:
         """Whether the client reads more slowly than it is written to."""
 

@@ -13,7 +13,7 @@ from typing import Final
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.stored_response import check_owner, reference
-from specpilot.gateway.relay.tuning import RETRY_AFTER_S
+from specpilot.gateway.relay.tuning import MARKED_BYTES, RETRY_AFTER_S
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
@@ -90,6 +90,7 @@ class PreparedRequest:
     """
 
     __slots__ = (
+        "_mark",
         "body",
         "cell",
         "charged_tokens",
@@ -140,6 +141,7 @@ class PreparedRequest:
         self.requested_model: str | None = None
         self.source: Source | None = None
         self.body = body
+        self._mark = 0
 
     @property
     def size(self) -> int:
@@ -157,8 +159,20 @@ class PreparedRequest:
             facts.model = self.model  # an outline is of the body as it came
         return facts
 
+    def mark(self) -> int:
+        """Return what tells this body from others: a hash of its beginning, end and length."""
+        if self.body:
+            first, last = self.body[0], self.body[-1]
+            if len(self.body) == 1 and isinstance(first, bytes) and len(first) <= MARKED_BYTES:
+                self._mark = hash(first)
+            else:
+                self._mark = hash((bytes(first[:MARKED_BYTES]), bytes(last[-MARKED_BYTES:]), self.size))
+        return self._mark
+
     def release_body(self) -> None:
         """Let go of the body: there can be no retry."""
+        if self.is_stream:
+            self.mark()  # it may fail yet
         self.body = ()
         self.outline = self.source = None
 

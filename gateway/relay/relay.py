@@ -25,6 +25,7 @@ from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.owner import RelayOwner, ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine
 from specpilot.gateway.relay.tuning import RETRY_AFTER_S, SMALL_BODY_BYTES, STALE_S
+from specpilot.gateway.routing.outlier_detection import Source
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.body import with_request_id
 from specpilot.gateway.wire.deadlines import BEFORE_CONTENT, STREAM_CONTENT, Overdue
@@ -50,6 +51,17 @@ _NOT_IMPLEMENTED: Final = 501
 """What vLLM answers where the model has no such API: the client asked for it, and no engine has failed."""
 
 
+class Blamed:
+    """An engine that failed the request, while another has yet to show whose fault it was."""
+
+    __slots__ = ("engine", "model", "source")
+
+    def __init__(self, engine: Engine, model: str, source: Source) -> None:
+        self.engine = engine
+        self.model = model
+        self.source = source
+
+
 class Relay:
     """One request from its choice of an engine on.
 
@@ -60,6 +72,7 @@ class Relay:
 
     __slots__ = (
         "_began_at",
+        "_blamed",
         "_context",
         "_method",
         "_owner",
@@ -102,6 +115,7 @@ class Relay:
         self._request_id = request_id
         self._prepared = prepared
         self._began_at = self.last_at = began_at
+        self._blamed: Blamed | None = None
         self.phase = "connect"
         self.sent_at = 0.0
         self.status = 0
@@ -162,11 +176,14 @@ class Relay:
             engine = self.attempt.engine
             # Its server may keep connections alive while its model hangs.
             is_silent = (engine.content_at if found.name == STREAM_CONTENT else engine.heard_at) <= self.sent_at
-            engine.outlier_detection.time_out(now, is_silent=is_silent)
+            is_silent = is_silent and len(self.engines) == 1  # where two are silent it may be for the request
             self.delivery = None
-            is_retried = self._retry()
             if is_silent:
+                engine.outlier_detection.time_out(now, is_silent=True)
+                is_retried = self._retry()
                 self._context.engine_ejected(engine)  # those that may wait longer need not
+            else:
+                is_retried = self._fail(now)
             if is_retried:
                 return
         self.end_with(EngineTimeoutError(str(found)))
@@ -191,6 +208,36 @@ class Relay:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.drop()
+        self._judge_blamed(is_engines=False)
+
+    def _fail(self, now: float) -> bool:
+        """The engine failed before its answer; return whether another one is tried.
+
+        Whose fault it was is for the other to show: a request that fails there too counts at neither.
+        """
+        assert self.attempt is not None
+        engine = self.attempt.engine
+        if len(self.engines) > 1:
+            if self._blamed is None:  # the first could not be reached, or was left for its silence
+                engine.outlier_detection.fail(now, is_connect=False, source=self._source())
+            self._blamed = None
+            return False
+        self._blamed = Blamed(engine, self._prepared.model, self._source())
+        if self._retry():
+            return True
+        self._judge_blamed(is_engines=False)
+        return False
+
+    def _judge_blamed(self, *, is_engines: bool) -> None:
+        """Count the failure of the engine tried first; `is_engines`: the second one answered."""
+        blamed, self._blamed = self._blamed, None
+        if blamed is not None:
+            is_engines = is_engines and blamed.model == self._prepared.model
+            source = None if is_engines else blamed.source
+            blamed.engine.outlier_detection.fail(self._context.monotonic(), is_connect=False, source=source)
+
+    def _source(self) -> Source:
+        return self._prepared.key_id or self._sink.client_host or "", self._prepared.mark()
 
     def _try(self, engine: Engine, *, is_fresh: bool = False) -> None:
         self.phase = "connect"
@@ -272,8 +319,16 @@ class Relay:
         self.last_at = now = self._context.monotonic()
         if (head.status >= _SERVER_ERROR and head.status != _NOT_IMPLEMENTED) or head.status in _REFUSED_CREDENTIALS:
             self._context.metrics.count_upstream_error(f"status_{head.status}")
-            self.attempt.engine.outlier_detection.fail(now, is_connect=False)
-            if head.status in RETRIED_STATUS and self._retry():
+            self.attempt.engine.pool.renew()
+            if head.status in _REFUSED_CREDENTIALS:
+                self.attempt.engine.outlier_detection.fail(now, is_connect=False)
+                is_retried = self._retry()
+            elif head.status in RETRIED_STATUS:
+                is_retried = self._fail(now)
+            else:
+                is_retried = False
+                self.attempt.engine.outlier_detection.fail(now, is_connect=False, source=self._source())
+            if is_retried:
                 return
             if head.status in _REFUSED_CREDENTIALS:
                 said = "the engine refused the gateway's credentials; its operator has to set --engine-api-key"
@@ -327,10 +382,11 @@ class Relay:
         if not delivery.has_failed_first:
             if self.status < _SERVER_ERROR and delivery.has_content:
                 self.attempt.engine.outlier_detection.begin_answer(now)
+                if self._blamed is not None:
+                    self._judge_blamed(is_engines=True)
             return False
-        self.attempt.engine.outlier_detection.fail(now, is_connect=False)
         self.delivery = None
-        if self._retry():
+        if self._fail(now):
             self._context.metrics.count_upstream_error("error_event")
             return True
         self.delivery = delivery  # passed on as it came: there is nothing better to say
@@ -356,7 +412,7 @@ class Relay:
                 if delivery.is_stream:
                     outlier_detection.begin_answer(now)  # what opened it may have been too long to wait for more
         elif not delivery.has_failed_first:
-            outlier_detection.fail_stream(now)
+            outlier_detection.fail_stream(now, self._source())
         out = delivery.complete(now)
         if out:
             self._write(out)
@@ -373,12 +429,11 @@ class Relay:
             return
         self._context.metrics.count_upstream_error(reason.partition(":")[0])
         if self.delivery is not None and self.delivery.has_begun:
-            attempt.engine.outlier_detection.fail_stream(now)
+            attempt.engine.outlier_detection.fail_stream(now, self._source())
             self._reset_response(StreamBrokenError(f"the engine broke the response off ({reason})"))
             return
-        attempt.engine.outlier_detection.fail(now, is_connect=False)
         self.delivery = None
-        if not self._retry():
+        if not self._fail(now):
             said = f"the engine gave no whole answer ({reason}); try again"
             self._reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
 

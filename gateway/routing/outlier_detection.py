@@ -3,18 +3,31 @@
 A failure to connect ejects at once, and so does a time-out before the first byte of an engine from which nothing at all
 came since that request went out, for the longest time: its server may answer probes while its model hangs, and what
 waits there would wait for the longest of time-outs. Other failures before an answer (closed, 5xx, 401 and 403, time-out
-before the first byte, an error event as the first of a stream) eject after `FAILURES_ALLOWED` in a row. Each further
+before the first byte, an error event as the first of a stream) eject after `FAILURES_ALLOWED` in a row, where they may
+be the engine's: see below. Each further
 ejection doubles the time, up to `EJECTED_MAX_S`. The beginning of a good answer clears the count: a 4xx is the client's
 fault. A connection clears nothing, and neither does a head: the kernel still accepts for an engine that hangs, and a
 server whose engine hangs may still send the head of a stream. Failures within answers (an error event, broken off) are
 counted apart, as each has a good beginning; they eject after as many in a row, which a whole answer ends.
+
+A failure may be the request's own fault: vLLM answers 500 to some grammars. So one client, or one body, ejects nobody:
+
+| a row of failures is of | then |
+|---|---|
+| a request that another engine of the model answered; refused credentials: `source` is `None` | ejected |
+| several clients | ejected |
+| one client, several bodies | the engine is suspected: a probe of its `/health` decides (`settle`) |
+| one client, one body | nothing; the next different failure decides |
+
+A request that fails at two engines counts at neither: whoever relays it does not report it. Of failures within answers,
+which are not tried elsewhere, several clients or several bodies eject.
 
 An ejection ends by a background probe, which tries the engine when its time is over, or by the first answer that begins
 after that: what begins earlier was asked before the ejection, and may fail as what came before it. A probe that finds
 nobody listening ejects at once; `PROBES_ALLOWED` probes in a row without an answer in time eject too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specpilot.gateway.routing.tuning import (
     EJECTED_MAX_S,
@@ -23,14 +36,24 @@ from specpilot.gateway.routing.tuning import (
     PROBES_ALLOWED,
     RAMP_FLOOR,
     RAMP_S,
+    SOURCES_MAX,
 )
+
+Source = tuple[str, int]
+"""Whose request failed, and a hash of its body."""
 
 
 @dataclass(slots=True)
 class OutlierDetection:
-    """What one engine's recent behaviour has earned it. Times are monotonic seconds."""
+    """What one engine's recent behaviour has earned it. Times are monotonic seconds.
+
+    `is_suspect`: whether a row of failures is the engine's fault is for a probe to find out.
+    """
 
     failures: int = 0
+    is_suspect: bool = False
+    _sources: set[Source | None] = field(default_factory=set)
+    _stream_sources: set[Source | None] = field(default_factory=set)
     stream_failures: int = 0
     probe_timeouts: int = 0
     ejections: int = 0
@@ -44,21 +67,30 @@ class OutlierDetection:
             self.is_ejected = False
             self.returned_at = now
             self.stream_failures = 0
-        self.failures = 0
+            self._stream_sources.clear()
+        self._end_row()
         self.probe_timeouts = 0
 
     def begin_answer(self, now: float) -> None:
         """An answer below 500 has begun well."""
         if self.is_ejected and now >= self.ejected_until:
             self.restore(now)
-        self.failures = 0
+        if self.failures:
+            self._end_row()
         self.probe_timeouts = 0
 
-    def fail(self, now: float, *, is_connect: bool) -> bool:
-        """The engine failed; return whether it is ejected now."""
+    def fail(self, now: float, *, is_connect: bool, source: Source | None = None) -> bool:
+        """The engine failed; return whether it is ejected now. Without a `source` the fault is its own."""
         self.failures += 1
-        if is_connect or self.failures >= FAILURES_ALLOWED:
+        if is_connect:
             self.eject(now)
+            return True
+        _add(self._sources, source)
+        if self.failures >= FAILURES_ALLOWED:
+            if None in self._sources or len({found[0] for found in self._sources if found is not None}) > 1:
+                self.eject(now)
+            elif len(self._sources) > 1:
+                self.is_suspect = True
         return self.is_ejected
 
     def time_out(self, now: float, *, is_silent: bool) -> bool:
@@ -72,16 +104,31 @@ class OutlierDetection:
             return True
         return self.fail(now, is_connect=False)
 
-    def fail_stream(self, now: float) -> bool:
+    def settle(self, now: float, *, is_healthy: bool) -> None:
+        """A probe has found out about a suspected engine."""
+        self._end_row()
+        if not is_healthy:
+            self.eject(now)
+
+    def fail_stream(self, now: float, source: Source | None = None) -> bool:
         """An answer that had begun well failed; return whether the engine is ejected now."""
         self.stream_failures += 1
-        if self.stream_failures >= FAILURES_ALLOWED:
+        _add(self._stream_sources, source)
+        is_shared = None in self._stream_sources or len(self._stream_sources) > 1
+        if self.stream_failures >= FAILURES_ALLOWED and is_shared:
             self.eject(now)
         return self.is_ejected
 
     def complete_stream(self) -> None:
         """An answer was whole."""
-        self.stream_failures = 0
+        if self.stream_failures:
+            self.stream_failures = 0
+            self._stream_sources.clear()
+
+    def _end_row(self) -> None:
+        self.failures = 0
+        self.is_suspect = False
+        self._sources.clear()
 
     def fail_probe(self, now: float, *, is_connect: bool) -> bool:
         """A probe could not connect, or got no answer in time; return whether that ejects the engine now."""
@@ -109,3 +156,8 @@ class OutlierDetection:
         if elapsed_s >= RAMP_S:
             return 1.0
         return RAMP_FLOOR + (1.0 - RAMP_FLOOR) * max(0.0, elapsed_s) / RAMP_S
+
+
+def _add(sources: set[Source | None], source: Source | None) -> None:
+    if len(sources) < SOURCES_MAX:
+        sources.add(source)

@@ -15,6 +15,9 @@ BOUND_TOKENS: Final = 8192.0
 FAILURES_ALLOWED: Final = 5
 """Failures in a row, connecting aside, before an ejection: fewer eject an engine for one bad request."""
 
+SOURCES_MAX: Final = 16
+"""Different requests of a row of failures that are told apart: two would do."""
+
 PROBES_ALLOWED: Final = 2
 """Probes in a row that may time out before an ejection: one may have met a busy moment."""
 

@@ -95,8 +95,8 @@ async def test_errors_after_the_first_token_eject_as_many_in_a_row_do(
 ) -> None:
     engine.script, other_engine.script = failing(event("a"), ERROR), stream("ok")
     gateway = await start_gateway(engine, other_engine)
-    for _ in range(3 * FAILURES_ALLOWED):
-        await call(gateway.port, request(STREAM))
+    for at in range(3 * FAILURES_ALLOWED):
+        await call(gateway.port, request({**STREAM, "max_tokens": at + 1}))
     assert len(engine.seen) == FAILURES_ALLOWED
     assert detection(gateway, engine).is_ejected  # type: ignore[attr-defined]
 
@@ -202,7 +202,8 @@ async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
     async with await Client.connect(gateway.port) as late:
         late.send(request(STREAM))
         await engine.wait_seen(1)
-        await asyncio.gather(*(call(gateway.port, request(STREAM)) for _ in range(FAILURES_ALLOWED)))
+        bodies = ({**STREAM, "max_tokens": at + 1} for at in range(FAILURES_ALLOWED))
+        await asyncio.gather(*(call(gateway.port, request(body)) for body in bodies))
         await eventually(lambda: found.is_ejected)
         gateway.context._loop.call_soon_threadsafe(setattr, found, "ejected_until", found.ejected_until + 60.0)
         gate.set()

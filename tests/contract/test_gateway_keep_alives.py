@@ -211,8 +211,8 @@ async def test_without_passing_them_on_they_wait_and_an_error_keeps_its_status(
 async def test_an_engine_that_keeps_its_streams_alive_is_not_silent(
     engine: ScriptedEngine, start_gateway: StartGateway, alive: bytes
 ) -> None:
-    engine.script = [SSE_HEAD, *[0.2, chunk(alive)] * 5, chunk(event("ok") + DONE), LAST_CHUNK]
-    gateway = await start_gateway(engine, stream_first_byte_timeout_s=0.5)
+    engine.script = [SSE_HEAD, *[0.3, chunk(alive)] * 5, chunk(event("ok") + DONE), LAST_CHUNK]
+    gateway = await start_gateway(engine, stream_first_byte_timeout_s=1.0)
     answer = await call(gateway.port, request(STREAM))
     assert answer.body.endswith(event("ok") + DONE)
     assert len(engine.seen) == 1
@@ -222,17 +222,17 @@ async def test_an_engine_that_keeps_its_streams_alive_is_not_silent(
 async def test_the_time_to_the_first_content_is_bounded_however_a_stream_is_kept_alive(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    script = [SSE_HEAD, *[0.1, chunk(PING)] * 30, HANG]
+    script = [SSE_HEAD, *[0.1, chunk(PING)] * 60, HANG]
     engine.script = other_engine.script = script
     gateway = await start_gateway(
-        engine, other_engine, stream_first_byte_timeout_s=0.5, stream_content_timeout_s=0.8, first_byte_timeout_s=9
+        engine, other_engine, stream_first_byte_timeout_s=1.5, stream_content_timeout_s=2.0, first_byte_timeout_s=9
     )
     answer = await call(gateway.port, request(STREAM))
     assert answer.body.replace(PING, b"").startswith(b'data: {"error":{"message":"the stream content time-out')
     assert gateway.context.metrics.upstream_errors == {"stream_content_timeout": 2}
     assert len(engine.seen) == len(other_engine.seen) == 1
-    # Nothing but what its server sends came from either meanwhile, so its model hangs.
-    assert all(one.outlier_detection.is_ejected for one in gateway.context.fleet.engines.values())
+    # Nothing but what its server sends came from the first, so its model hangs. Where two do it may be the request.
+    assert sum(one.outlier_detection.is_ejected for one in gateway.context.fleet.engines.values()) == 1
 
 
 async def test_the_openai_client_reads_past_them_and_raises_what_follows(
