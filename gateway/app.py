@@ -118,6 +118,7 @@ def create_app(
         sends_priority=settings.send_priority,
         shows_engine=settings.show_engine,
         passes_keep_alives=settings.pass_keep_alives,
+        decodes_bodies=settings.decode_bodies,
         has_named_series=settings.show_engine or settings.admin_port is not None,
         trim=trimmer(),
     )

@@ -95,6 +95,9 @@ class GatewaySettings(ProgramSettings):
         default=False, description="send engines the class's priority; for vLLM with --scheduling-policy priority"
     )
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest request body")
+    decode_bodies: bool = Field(
+        default=True, description="decode request bodies in gzip, deflate or zstd; off: they get 415"
+    )
     max_bodies_bytes: int = Field(
         256 * 1024 * 1024, ge=1024, description="request bodies held at once, all together, before more are refused"
     )

@@ -70,6 +70,7 @@ class GatewayContext:
         sends_priority: bool,
         shows_engine: bool,
         passes_keep_alives: bool,
+        decodes_bodies: bool,
         has_named_series: bool,
         trim: Callable[[], None] = lambda: None,
     ) -> None:
@@ -87,6 +88,7 @@ class GatewayContext:
         self.sends_priority = sends_priority
         self.shows_engine = shows_engine
         self.passes_keep_alives = passes_keep_alives
+        self.decodes_bodies = decodes_bodies
         self.has_named_series = has_named_series
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}

@@ -18,9 +18,10 @@ from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.owner import ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine, prepare
 from specpilot.gateway.relay.request_body import RequestBody
-from specpilot.gateway.relay.tuning import RETRY_AFTER_S, UNREAD_BYTES
+from specpilot.gateway.relay.tuning import DECODING_TURN_S, RETRY_AFTER_S, UNREAD_BYTES
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
+from specpilot.gateway.wire.content_coding import codings_of, decoded
 from specpilot.gateway.wire.deadlines import overdue
 from specpilot.gateway.wire.errors import (
     DrainingError,
@@ -29,6 +30,7 @@ from specpilot.gateway.wire.errors import (
     InternalError,
     QueueTimeoutError,
     RequestTimeoutError,
+    UnsupportedCodingError,
 )
 from specpilot.gateway.wire.heads import RequestHead, error_reply
 from specpilot.gateway.wire.routes import FORMS, STORED
@@ -60,9 +62,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_method", "_path", "_place",
-        "_prepared", "_received_at", "_relay", "_request", "_request_id", "_span", "_state", "_status", "_waited_s",
-        "disconnected", "is_received", "keep_alive", "refusal", "response_complete",
+        "_body", "_codings", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_method", "_path",
+        "_place", "_prepared", "_received_at", "_relay", "_request", "_request_id", "_span", "_state", "_status",
+        "_waited_s", "disconnected", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
@@ -80,7 +82,11 @@ class Exchange:
         self._status = 0
         self._last_at = self._received_at = context.monotonic()
         self._state: str = exchange_state.PENDING
-        self._body = RequestBody(context, request.forwarded, is_form=path in FORMS)
+        self.refusal: GatewayError | None = None
+        self._codings: tuple[str, ...] = ()
+        if request.coding:
+            self._read_coding(request.coding)
+        self._body = RequestBody(context, request.forwarded, is_form=path in FORMS, is_encoded=bool(self._codings))
         self._key: ApiKey | None = None
         self._prepared: PreparedRequest | None = None
         self._place: Place | None = None
@@ -89,11 +95,19 @@ class Exchange:
         self._relay: relay.Relay | None = None
         self._error: str | None = None
         self._span: Span | None = None
-        self.refusal: GatewayError | None = None
         self.is_received = False
         self.keep_alive = request.is_modern
         self.response_complete = False
         self.disconnected = False
+
+    def _read_coding(self, stated: str) -> None:
+        """Take the body in its codings, or refuse it before it has come."""
+        try:
+            self._codings = codings_of(stated)
+        except UnsupportedCodingError as error:
+            self.refusal = error
+        if self._codings and not self._context.decodes_bodies:
+            self.refusal = UnsupportedCodingError(stated[:64], decoded="")
 
     @property
     def phase(self) -> str:
@@ -246,8 +260,33 @@ class Exchange:
 
     # To the engine
 
+    async def _decode(self, parts: tuple[bytes, ...], codings: tuple[str, ...]) -> None:
+        """Decode the body, letting others have their turn, and go on with it."""
+        context = self._context
+        try:
+            turn_began_at = context.monotonic()
+            for piece in decoded(parts, codings, self._body.limit_bytes):
+                error = self._body.feed(piece) if piece else None
+                if error is not None:
+                    self.local_reply(error)
+                    return
+                if context.monotonic() - turn_began_at > DECODING_TURN_S:
+                    await asyncio.sleep(0)
+                    turn_began_at = context.monotonic()
+                if self.response_complete:
+                    return
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task, and the client is owed an answer
+            self.fail(error)
+            return
+        self._dispatch()
+
     def _dispatch(self) -> None:
         context = self._context
+        if self._codings:
+            codings, self._codings = self._codings, ()
+            task = self._decode(self._body.take_encoded(), codings)
+            context.spawn(asyncio.get_running_loop().create_task(task))
+            return
         body, outline = self._body.take()
         try:
             prepared = prepare(context, self._path, self._request, self._key, body, outline)

@@ -19,15 +19,21 @@ from specpilot.gateway.wire.tuning import OUTLINED_BYTES
 
 
 class RequestBody:
-    """What has come of a body of at most `limit_bytes`; `head` are the header lines of the request."""
+    """What has come of a body of at most `limit_bytes`; `head` are the header lines of the request.
 
-    __slots__ = ("_context", "_counted_bytes", "_head", "_is_form", "_outline", "_parts", "_size", "_tail",
-                 "limit_bytes")  # fmt: skip
+    `is_encoded`: it comes compressed, and is looked at once it was decoded (`take_encoded`).
+    """
 
-    def __init__(self, context: GatewayContext, head: bytes, *, is_form: bool) -> None:
+    __slots__ = (
+        "_context", "_counted_bytes", "_head", "_is_encoded", "_is_form", "_outline", "_parts", "_size", "_tail",
+        "limit_bytes",
+    )  # fmt: skip
+
+    def __init__(self, context: GatewayContext, head: bytes, *, is_form: bool, is_encoded: bool = False) -> None:
         self.limit_bytes = context.limits.max_body_bytes
         self._context = context
         self._head = head
+        self._is_encoded = is_encoded
         self._is_form = is_form
         self._parts: list[bytes] = []
         self._tail: bytearray | None = None  # what came since then, in small parts
@@ -62,6 +68,15 @@ class RequestBody:
         if len(parts) == 1 or outline is not None:
             return tuple(parts), outline
         return (b"".join(parts),), None
+
+    def take_encoded(self) -> tuple[bytes, ...]:
+        """Return the whole body as it came; what it decodes to is fed next. Both count until the answer begins."""
+        if self._tail is not None:
+            self._seal()
+        parts, self._parts = self._parts, []
+        self._is_encoded = False
+        self._size = 0
+        return tuple(parts)
 
     def drop(self) -> None:
         """Hold nothing any more."""
@@ -99,7 +114,7 @@ class RequestBody:
             )
         context.body_bytes += len(data)
         self._counted_bytes += len(data)
-        if self._size <= OUTLINED_BYTES and not self._is_form:
+        if self._is_encoded or (self._size <= OUTLINED_BYTES and not self._is_form):
             return None
         try:
             if self._outline is None:

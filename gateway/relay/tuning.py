@@ -47,6 +47,9 @@ SWEEP_S: Final = 0.1
 
 # exchange.py
 
+DECODING_TURN_S: Final = 0.001
+"""Seconds of decoding one body after which others have their turn."""
+
 UNREAD_BYTES: Final = 64 * 1024 * 1024
 """A refused body up to here is read and dropped, so that its connection can serve on; a longer one ends it."""
 

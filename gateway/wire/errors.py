@@ -138,6 +138,27 @@ class BodiesFullError(GatewayError):
     status, code, refusal = 503, "bodies_full", "bodies_full"
 
 
+class UnsupportedCodingError(GatewayError):
+    """The body is in a `Content-Encoding` that is not decoded here."""
+
+    status, type, code = 415, "invalid_request_error", "unsupported_coding"
+
+    def __init__(self, coding: str, decoded: str = "gzip, deflate, zstd") -> None:
+        """`decoded` are the codings that are."""
+        remedy = f"send the body as it is, or in one of {decoded}" if decoded else "send it as it is (--decode-bodies)"
+        super().__init__(f"the body's Content-Encoding, {coding}, is not decoded here; {remedy}")
+        self.decoded = decoded or "identity"
+
+
+class InvalidCodingError(GatewayError):
+    """The body is not in the `Content-Encoding` that it says."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_coding"
+
+    def __init__(self, coding: str, problem: str) -> None:
+        super().__init__(f"the body is not in its Content-Encoding, {coding}: {problem}; send it whole, or as it is")
+
+
 class RateLimitError(GatewayError):
     """The API key has asked for as much as it may in a minute. `kind`, requests or tokens, is the type, as OpenAI's."""
 

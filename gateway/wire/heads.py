@@ -12,7 +12,13 @@ from http import HTTPStatus
 from math import ceil
 from typing import Final
 
-from specpilot.gateway.wire.errors import BadHeadError, GatewayError, MethodNotAllowedError, body_of
+from specpilot.gateway.wire.errors import (
+    BadHeadError,
+    GatewayError,
+    MethodNotAllowedError,
+    UnsupportedCodingError,
+    body_of,
+)
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead
 
 K_MAX_HEADER: Final = b"x-specpilot-k-max"
@@ -37,6 +43,7 @@ _READ: Final = frozenset(
         b"api-key",
         b"cookie",
         b"accept-encoding",
+        b"content-encoding",
         b"x-request-id",
         b"x-traffic-class",
         b"x-session-id",
@@ -74,18 +81,20 @@ _STATUS: Final = {
 class RequestHead:
     """What the gateway reads of a request's headers. `forwarded` are those for the engine, as bytes.
 
+    `coding` is what `Content-Encoding` says, in as many lines as there were; engines get the body without it.
     `target` is the path and query for the engine where the route stands for many; empty where the route is the path.
     `is_modern`: the client speaks HTTP/1.1, and so understands chunks and keeps its connection.
     """
 
     __slots__ = (
-        "api_key", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "request_id", "session",
-        "target", "traffic_class",
+        "api_key", "coding", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "request_id",
+        "session", "target", "traffic_class",
     )  # fmt: skip
 
     def __init__(self, *, is_modern: bool) -> None:
         self.forwarded = b""
         self.api_key: bytes | None = None
+        self.coding = ""
         self.traffic_class: str | None = None
         self.k_max: bytes | None = None
         self.request_id: bytes | None = None
@@ -142,6 +151,8 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
             if not is_modern or head.is_chunked or value.lower() != b"chunked":
                 raise BadHeadError("transfer-encoding may only be chunked, once, and in HTTP/1.1")
             head.is_chunked = True
+        elif name == b"content-encoding":
+            head.coding = f"{head.coding},{value.decode('latin-1')}" if head.coding else value.decode("latin-1")
         elif name == b"expect":
             head.is_expecting = value.lower() == b"100-continue"
     if dropped:
@@ -193,6 +204,8 @@ def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: b
         parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
     if isinstance(error, MethodNotAllowedError):
         parts.append(b"allow: %s\r\n" % error.allowed.encode())
+    if isinstance(error, UnsupportedCodingError):
+        parts.append(b"accept-encoding: %s\r\n" % error.decoded.encode())
     if error.status == HTTPStatus.UNAUTHORIZED:
         parts.append(b"www-authenticate: Bearer\r\n")
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")

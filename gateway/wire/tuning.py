@@ -25,6 +25,20 @@ WALKED_STRINGS: Final = 60_000
 COPY_LIMIT_BYTES: Final = 65_536
 """Up to here a body is copied into one buffer with its field; above, it is passed on in slices."""
 
+# content_coding.py
+
+PIECE_BYTES: Final = 65_536
+"""The most that one step decodes: 0.1 to 0.3 ms."""
+
+CODED_MEMBERS_MAX: Final = 1000
+"""Members or frames of one body, each of which costs a decoder; parallel compressors make one for some 100 kB."""
+
+CODINGS_MAX: Final = 2
+"""Codings one upon another."""
+
+WINDOW_LOG_MAX: Final = 23
+"""Window of zstd, 8 MiB: memory that a body can ask for by its first bytes. RFC 9659 allows no more."""
+
 # form.py
 
 PARTS_MAX: Final = 128

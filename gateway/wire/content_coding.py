@@ -1,0 +1,121 @@
+"""Request bodies that come compressed (`Content-Encoding`): decoded piece by piece, within the limits on size. Pure.
+
+A body of some kilobytes may decode to gigabytes, to members without content, or to another bomb. So each step decodes
+at most `PIECE_BYTES` and yields, with or without content: whoever asks for the steps can stop at any of them, count
+what came, and let others have their turn. No stage puts out more than the limit, a body has at most `CODED_MEMBERS_MAX`
+members or frames and `CODINGS_MAX` codings, and zstd gets the window that RFC 9659 allows for this use.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from specpilot.gateway.wire.errors import BodyTooLargeError, InvalidCodingError, UnsupportedCodingError
+from specpilot.gateway.wire.tuning import CODED_MEMBERS_MAX, CODINGS_MAX, PIECE_BYTES, WINDOW_LOG_MAX
+
+if TYPE_CHECKING:
+    from backports import zstd
+else:
+    try:
+        from compression import zstd
+    except ImportError:  # before Python 3.14
+        from backports import zstd
+
+CODINGS: Final[tuple[str, ...]] = ("gzip", "deflate", "zstd")
+_GZIP: Final = 31
+_ZLIB: Final = 15
+_RAW: Final = -15
+_CUT: Final = "its end is missing"
+_MANY: Final = f"it has more than {CODED_MEMBERS_MAX} members"
+
+
+def codings_of(value: str) -> tuple[str, ...]:
+    """Return the codings that the header `value` names, in the order in which they were applied.
+
+    Raises `UnsupportedCodingError` for one that is not decoded here.
+    """
+    named = [name.strip().lower() for name in value.split(",")]
+    found = tuple("gzip" if name == "x-gzip" else name for name in named if name not in ("", "identity"))
+    for name in found:
+        if name not in CODINGS:
+            raise UnsupportedCodingError(name[:32])
+    if len(found) > CODINGS_MAX:
+        raise UnsupportedCodingError(", ".join(found)[:64])
+    return found
+
+
+def decoded(parts: Iterable[bytes], codings: tuple[str, ...], limit_bytes: int) -> Iterator[bytes]:
+    """Yield the body in pieces, some of them empty. Raises `InvalidCodingError` and `BodyTooLargeError`."""
+    for name in reversed(codings):
+        stage = _unzstd(parts) if name == "zstd" else _inflate(parts, is_gzip=name == "gzip")
+        parts = _bounded(stage, name, limit_bytes)
+    yield from parts
+
+
+def _bounded(pieces: Iterator[bytes], name: str, limit_bytes: int) -> Iterator[bytes]:
+    size = 0
+    try:
+        for piece in pieces:
+            size += len(piece)
+            if size > limit_bytes:
+                said = f"the request body is larger than {limit_bytes} bytes when decoded (--max-body-bytes); send less"
+                raise BodyTooLargeError(said)
+            yield piece
+    except (zlib.error, zstd.ZstdError) as error:
+        raise InvalidCodingError(name, str(error)) from error
+    except EOFError as error:
+        raise InvalidCodingError(name, str(error)) from error
+
+
+def _inflate(parts: Iterable[bytes], *, is_gzip: bool) -> Iterator[bytes]:
+    """Decode gzip, of one member or several, or deflate, with zlib's frame (RFC 9110) or, as some send it, without."""
+    decoder = zlib.decompressobj(_GZIP) if is_gzip else None
+    head = b""
+    members = 1
+    for part in parts:
+        data = part
+        if decoder is None:
+            head += data
+            if len(head) < 2:  # noqa: PLR2004 - the bytes of zlib's header
+                yield b""
+                continue
+            is_framed = head[0] & 15 == zlib.DEFLATED and (head[0] << 8 | head[1]) % 31 == 0
+            decoder = zlib.decompressobj(_ZLIB if is_framed else _RAW)
+            data = head
+        is_full = False
+        while data or is_full:
+            if decoder.eof:
+                members += 1
+                if not is_gzip or members > CODED_MEMBERS_MAX:
+                    raise EOFError(_MANY if is_gzip else "it goes on after its end")
+                decoder = zlib.decompressobj(_GZIP)
+            piece = decoder.decompress(data, PIECE_BYTES)
+            data = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+            is_full = len(piece) == PIECE_BYTES and not decoder.eof
+            yield piece
+        yield b""
+    if decoder is None or not decoder.eof:
+        raise EOFError(_CUT)
+
+
+def _unzstd(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Decode zstd, of one frame or several."""
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
+    decoder = zstd.ZstdDecompressor(options=options)
+    frames = 1
+    has_begun = False
+    for part in parts:
+        data = part
+        while data or not (decoder.needs_input or decoder.eof):
+            if decoder.eof:
+                frames += 1
+                if frames > CODED_MEMBERS_MAX:
+                    raise EOFError(_MANY)
+                decoder = zstd.ZstdDecompressor(options=options)
+            has_begun = True
+            piece = decoder.decompress(data, PIECE_BYTES)
+            data = decoder.unused_data if decoder.eof else b""
+            yield piece
+        yield b""
+    if not has_begun or not decoder.eof:
+        raise EOFError(_CUT)
