@@ -11,7 +11,6 @@ from specpilot.bench.simulation.plant import Work
 from specpilot.bench.simulation.traffic import Source
 from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
 
-
 PROMPT = 64
 """Tokens: more than a prompt has that waits at K = 0 to go through the drafter with others."""
 
