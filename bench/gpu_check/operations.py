@@ -83,9 +83,9 @@ def _subset(device: torch.device) -> int:
         host = _arguments(lengths, torch.device("cpu"))
         sent = _arguments(lengths, device)
         with _Watched(device):
-            cut = chosen(sent, places, device)
-            drafts = spread(cut["next_token_ids"].unsqueeze(1), places, len(lengths))
-        expected = chosen(host, places, torch.device("cpu"))
+            cut, there = chosen(sent, places, device)
+            drafts = spread(cut["next_token_ids"].unsqueeze(1), there, len(lengths))
+        expected, _ = chosen(host, places, torch.device("cpu"))
         for name in ("target_token_ids", "target_positions", "target_hidden_states", "next_token_ids"):
             assert torch.equal(cut[name].cpu(), expected[name]), name
         for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):

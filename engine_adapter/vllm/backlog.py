@@ -115,9 +115,10 @@ class Backlog:
         """
         out, batch = frozenset(left_out), runner.input_batch.req_ids
         places = [place for place, request in enumerate(batch) if request in out]
-        last = _last(state.spec_decode_common_attn_metadata)[indices(places, self._drafter.device)]
-        states = [layer[last] for layer in _read(state)]
-        self.rows.add([batch[place] for place in places], states, runner.input_ids.gpu[last], batch)
+        starts = state.spec_decode_common_attn_metadata.query_start_loc_cpu.numpy()
+        own = handed_over(torch.from_numpy(starts[places]), self._drafter.device)
+        states = [layer.index_select(0, own) for layer in _read(state)]
+        self.rows.add([batch[place] for place in places], states, runner.input_ids.gpu.index_select(0, own), batch)
 
     def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
         """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""

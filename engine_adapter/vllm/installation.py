@@ -98,10 +98,11 @@ def _wrap_drafters() -> None:
         if places is None:
             return propose(self, num_speculative_tokens, *args, **kwargs)
         given = dict(zip(after_width, args, strict=False)) | kwargs
-        drafts = propose(self, num_speculative_tokens, **chosen(given, places, self.device))
+        given, there = chosen(given, places, self.device)
+        drafts = propose(self, num_speculative_tokens, **given)
         if self._last_draft_probs is not None:
-            self._last_draft_probs = spread(self._last_draft_probs, places, len(own.batch))
-        return spread(drafts, places, len(own.batch))
+            self._last_draft_probs = spread(self._last_draft_probs, there, len(own.batch))
+        return spread(drafts, there, len(own.batch))
 
     SpecDecodeBaseProposer.__init__ = init_at_every_width
     SpecDecodeBaseProposer.load_model = load_with_backlog

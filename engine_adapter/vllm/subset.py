@@ -1,78 +1,84 @@
-"""A part of a batch: the drafter runs over those requests alone for whom somebody wants a draft.
+"""A part of a batch: the drafter runs over the requests alone for which a draft is wanted.
 
 vLLM hands its drafter the whole batch of a step. `chosen` cuts the arguments of `SpecDecodeBaseProposer.propose` down
-to the requests at some places of it, and `spread` puts what was drafted for them back to these places, so that all
-after the drafter sees a batch as ever: whose drafts nobody wants have zeros, which are cut off (K = 0).
+to the requests at some places of it, and `spread` puts their drafts back to these places. So the code after the drafter
+sees the whole batch; the other requests have zeros, which are cut off (K = 0).
 
-Which rows these are is known on the host (`query_start_loc_cpu`), so nothing waits for the accelerator: indices are
-made on the host and handed over. How many of a request's drafts were rejected is only known on the accelerator; it is
-a number for each request, and is picked out there.
+The host knows which rows these are (`query_start_loc_cpu`), so nothing waits for the accelerator. All indices are made
+on the host, by numpy, and handed over in one piece: each operation of torch that is saved here saves 5 to 10
+microseconds of the host's time in a step. How many of a request's drafts were rejected is only known on the
+accelerator, and is picked out there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from specpilot.engine_adapter.vllm.rows import handed_over, indices
+from specpilot.engine_adapter.vllm.rows import handed_over
 
 
 def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
-    """Return where in the `batch` those stand who are not `left_out`."""
+    """Return the places in the `batch` of the requests that are not `left_out`."""
     out = frozenset(left_out)
     return [place for place, request in enumerate(batch) if request not in out]
 
 
-def chosen(arguments: Mapping[str, Any], places: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """Return the `arguments` of `propose`, by name, for the requests at `places` of the batch alone."""
+def chosen(
+    arguments: Mapping[str, Any], places: Sequence[int], device: torch.device
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """Return the `arguments` of `propose`, by name, for the requests at `places` of the batch alone.
+
+    The `places` come beside them, on the `device`: [requests].
+    """
     metadata: CommonAttentionMetadata = arguments["common_attn_metadata"]
-    places_cpu = torch.tensor(places)
-    begins_cpu = metadata.query_start_loc_cpu[places_cpu]
-    lengths_cpu = metadata.query_start_loc_cpu[places_cpu + 1] - begins_cpu
-    starts_cpu = torch.zeros(len(places) + 1, dtype=torch.int32)
-    torch.cumsum(lengths_cpu, 0, out=starts_cpu[1:])
-    count = int(starts_cpu[-1])
-    tokens_cpu = torch.arange(count) + (begins_cpu - starts_cpu[:-1]).long().repeat_interleave(
-        lengths_cpu, output_size=count
-    )
-    requests, tokens = handed_over(torch.cat([places_cpu, tokens_cpu]), device).split([len(places), count])
-    starts = handed_over(starts_cpu, device)
-    bound_cpu = metadata.seq_lens_cpu_upper_bound[places_cpu]
+    count = len(places)
+    all_starts, own = metadata.query_start_loc_cpu.numpy(), np.array(places, dtype=np.int32)
+    begins = all_starts[own]
+    lengths = all_starts[own + 1] - begins
+    starts = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    moved = begins - starts[:-1]
+    rows = np.arange(starts[-1], dtype=np.int32) + np.repeat(moved, lengths)
+    parts = (own, rows, starts, moved)
+    on_host = torch.from_numpy(np.concatenate(parts))
+    requests, tokens, starts_there, moved_there = handed_over(on_host, device).split([len(part) for part in parts])
+    bound = metadata.seq_lens_cpu_upper_bound.numpy()[own]
 
     given = dict(arguments)
     for name in ("target_token_ids", "target_hidden_states"):
-        given[name] = given[name][tokens]
-    given["target_positions"] = given["target_positions"][..., tokens]
+        given[name] = given[name].index_select(0, tokens)
+    given["target_positions"] = given["target_positions"].index_select(-1, tokens)
     for name in ("next_token_ids", "num_rejected_tokens_gpu"):
         if given.get(name) is not None:
-            given[name] = given[name][requests]
+            given[name] = given[name].index_select(0, requests)
     if given.get("token_indices_to_sample") is not None:
-        moved = metadata.query_start_loc[requests] - starts[:-1]
-        given["token_indices_to_sample"] = given["token_indices_to_sample"][requests] - moved
+        given["token_indices_to_sample"] = given["token_indices_to_sample"].index_select(0, requests) - moved_there
     sampling = given["sampling_metadata"]
     if sampling.temperature is not None:  # all that drafters read of it
-        given["sampling_metadata"] = replace(sampling, temperature=sampling.temperature[requests])
+        given["sampling_metadata"] = replace(sampling, temperature=sampling.temperature.index_select(0, requests))
     if given.get("mm_embed_inputs") is not None:
         embeddings, is_embedding_cpu = given["mm_embed_inputs"]
-        given["mm_embed_inputs"] = _embeddings_of(tokens_cpu, embeddings, is_embedding_cpu, device)
+        given["mm_embed_inputs"] = _embeddings_of(torch.from_numpy(rows).long(), embeddings, is_embedding_cpu, device)
     if given.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make theirs of the metadata's
         given["slot_mappings"] = None
     given["common_attn_metadata"] = CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts_cpu,
-        seq_lens=metadata.seq_lens[requests],
-        seq_lens_cpu_upper_bound=bound_cpu,
-        num_reqs=len(places),
-        num_actual_tokens=count,
-        max_query_len=int(lengths_cpu.max()),
-        max_seq_len=int(bound_cpu.max()),
-        block_table_tensor=metadata.block_table_tensor[requests],
-        slot_mapping=metadata.slot_mapping[tokens],
+        query_start_loc=starts_there,
+        query_start_loc_cpu=torch.from_numpy(starts),
+        seq_lens=metadata.seq_lens.index_select(0, requests),
+        seq_lens_cpu_upper_bound=torch.from_numpy(bound),
+        num_reqs=count,
+        num_actual_tokens=int(starts[-1]),
+        max_query_len=int(lengths.max()),
+        max_seq_len=int(bound.max()),
+        block_table_tensor=metadata.block_table_tensor.index_select(0, requests),
+        slot_mapping=metadata.slot_mapping.index_select(0, tokens),
         causal=True,
     )
-    return given
+    return given, requests
 
 
 def _embeddings_of(
@@ -89,8 +95,6 @@ def _embeddings_of(
     return embeddings, chosen_cpu
 
 
-def spread(values: torch.Tensor, places: Sequence[int], count: int) -> torch.Tensor:
+def spread(values: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
     """Return `values` [places, ...] at their `places` of a batch of `count` requests, zeros elsewhere: [count, ...]."""
-    whole = values.new_zeros(count, *values.shape[1:])
-    whole[indices(list(places), values.device)] = values
-    return whole
+    return values.new_zeros(count, *values.shape[1:]).index_copy_(0, places.long(), values)

@@ -55,7 +55,9 @@ def arguments(device: str = "cpu") -> dict[str, Any]:
 def chosen(places: list[int], device: str = "cpu", **other: Any) -> dict[str, Any]:
     from specpilot.engine_adapter.vllm.subset import chosen as cut  # noqa: PLC0415 - imports vLLM
 
-    return cut(arguments(device) | other, places, torch.device(device))
+    found, there = cut(arguments(device) | other, places, torch.device(device))
+    assert device == "meta" or there.tolist() == places
+    return found
 
 
 def test_what_is_left_is_the_batch_of_these_requests_alone() -> None:
@@ -110,8 +112,8 @@ def test_drafts_go_back_to_the_places_of_their_requests() -> None:
 
     assert places_of(["d", "b", "a", "c"], ("b", "c")) == [0, 2]
     drafts = torch.tensor([[1, 2], [3, 4]])
-    assert spread(drafts, [0, 2], 4).tolist() == [[1, 2], [0, 0], [3, 4], [0, 0]]
-    assert spread(torch.ones(1, 2, 3), [1], 2).sum(dim=(1, 2)).tolist() == [0, 6]
+    assert spread(drafts, torch.tensor([0, 2]), 4).tolist() == [[1, 2], [0, 0], [3, 4], [0, 0]]
+    assert spread(torch.ones(1, 2, 3), torch.tensor([1]), 2).sum(dim=(1, 2)).tolist() == [0, 6]
 
 
 def test_nothing_waits_for_the_accelerator() -> None:
@@ -121,4 +123,4 @@ def test_nothing_waits_for_the_accelerator() -> None:
     found = chosen([1, 3], device="meta")
     assert found["target_hidden_states"].shape == (7, 3)
     assert found["common_attn_metadata"].seq_lens.device.type == "meta"
-    assert spread(torch.zeros(2, 7, device="meta"), [1, 3], 4).shape == (4, 7)
+    assert spread(torch.zeros(2, 7, device="meta"), torch.tensor([1, 3], device="meta"), 4).shape == (4, 7)
