@@ -67,7 +67,7 @@ class GpuCheckSettings(ProgramSettings):
     graph_modes: str = Field(
         default="default,FULL,FULL_AND_PIECEWISE,none", description="modes of CUDA graphs to time the adapter in"
     )
-    capture_size: int | None = Field(default=None, ge=1, description="largest CUDA graph, in tokens (vLLM's own)")
+    capture_size: int | None = Field(default=None, ge=1, description="largest CUDA graph, in tokens (the product's)")
     profiled_steps: int = Field(default=4, ge=0, description="steps of each cell under the profiler, at the end")
     batch_invariant: str = Field(
         default=exact_parts.AUTO,

@@ -8,6 +8,7 @@ from specpilot.bench.gpu_check.check import LONGEST_REPLY, NO_CUDA, NO_ENGINE, C
 from specpilot.bench.gpu_check.expected_graph import expected
 from specpilot.bench.gpu_check.line import FAILED, MEASURED, SKIPPED, Line, judged
 from specpilot.bench.gpu_engine.cells import UNIFORM, Cell, cells, mean_k, stock, summaries, untypical
+from specpilot.engine_adapter import graph_flags
 from specpilot.policy.codec import from_plain
 from specpilot.policy.graphs import Graphs
 
@@ -15,7 +16,8 @@ DEFAULT, NO_GRAPHS = "default", "none"
 GRAPH_MODES = (DEFAULT, "FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", NO_GRAPHS)
 """Modes of CUDA graphs; `default` is the product's choice, `none` runs without graphs and without a compiler."""
 STOCK, STOCK_HEAD = "without speculation", "P-EAGLE at K_max"
-"""Stock vLLM, without the adapter and with vLLM's own graphs: without speculation, and with the head at K_max."""
+"""Stock vLLM, without the adapter: without speculation, and with the head at K_max. Its graphs are vLLM's own, up to the
+same size as the adapter's."""
 
 ARRIVAL_PROMPT, ARRIVAL_REPLY, ARRIVAL_EVERY = 24, 4, 12
 """Tokens of the prompt of a request that arrives, tokens of its reply, and steps from one arrival to the next."""
@@ -85,9 +87,16 @@ def _graph_options(check: Check, mode: str) -> dict[str, Any]:
     if mode == NO_GRAPHS:
         return {"enforce_eager": True}
     compilation: dict[str, Any] = {} if mode == DEFAULT else {"cudagraph_mode": mode}
-    if check.capture_size is not None:
-        compilation["max_cudagraph_capture_size"] = check.capture_size
+    size = check.capture_size or _product_size(check)
+    if size is not None:
+        compilation["max_cudagraph_capture_size"] = size
     return {"compilation_config": compilation} if compilation else {}
+
+
+def _product_size(check: Check) -> int | None:
+    """Return the capture size that `specpilot engine` gives vLLM for such an engine; `None`: vLLM's own."""
+    flag = graph_flags.capture_size(["--max-num-seqs", str(check.most_running)], check.k_max)
+    return int(flag[1]) if flag else None
 
 
 def _arrival(check: Check, running: int, k: int | None) -> dict[str, Any]:

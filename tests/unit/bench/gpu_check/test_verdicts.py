@@ -251,6 +251,13 @@ def test_the_mode_of_graphs_goes_to_vllm(check: Answers) -> None:
     assert "scheduler_cls" not in asked
 
 
+@pytest.mark.parametrize(("running", "size"), [(64, None), (96, 768), (128, 1024), (256, 1024)])
+def test_graphs_are_as_large_as_the_product_makes_them(check: Answers, running: int, size: int | None) -> None:
+    check.running = [1, running]
+    expected = {} if size is None else {"compilation_config": {"max_cudagraph_capture_size": size}}
+    assert step_parts._graph_options(check, "default") == expected
+
+
 def test_step_times_stand_beside_those_without_speculation() -> None:
     def document(part: str, *rows: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {"part": part, "seconds": 60.0, "lines": [], "data": outcome(**more) | {"cells": [*rows]}}
