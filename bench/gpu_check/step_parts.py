@@ -16,8 +16,9 @@ DEFAULT, NO_GRAPHS = "default", "none"
 GRAPH_MODES = (DEFAULT, "FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", NO_GRAPHS)
 """Modes of CUDA graphs; `default` is the product's choice, `none` runs without graphs and without a compiler."""
 STOCK, STOCK_HEAD = "without speculation", "P-EAGLE at K_max"
-"""Stock vLLM, without the adapter: without speculation, and with the head at K_max. Its graphs are vLLM's own, up to the
-same size as the adapter's."""
+"""Stock vLLM, without the adapter: without speculation, and with the head at K_max.
+
+Its graphs are vLLM's own, up to the same size as the adapter's."""
 
 ARRIVAL_PROMPT, ARRIVAL_REPLY, ARRIVAL_EVERY = 24, 4, 12
 """Tokens of the prompt of a request that arrives, tokens of its reply, and steps from one arrival to the next."""
