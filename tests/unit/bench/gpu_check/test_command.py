@@ -269,10 +269,11 @@ def test_a_program_that_does_not_end_is_ended_with_what_it_started(tmp_path: Pat
         "time.sleep(60)\n"
     )
     check = a_check(tmp_path)
+    check.limit_s = 5.0  # time to start the child, on a busy machine too
     began = time.monotonic()
-    with pytest.raises(PartError, match=r"did not end within 0\.5 s"):
+    with pytest.raises(PartError, match="did not end within 5 s"):
         check.program("hangs", log="hangs", environment={"PYTHONPATH": str(tmp_path)})
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 30
     child = int((tmp_path / "logs" / "hangs.log").read_text())
     deadline = time.monotonic() + 10
     while runs_still(child):
