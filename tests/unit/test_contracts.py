@@ -14,7 +14,7 @@ FOLDERS = ("specpilot", "policy", "gateway", "controller", "engine_adapter", "be
 PLANTS = {
     "The three programs never import one another": ("gateway/wire/sse.py", "specpilot.controller.law.guard"),
     "The contract knows none of the programs": ("policy/codec.py", "specpilot.bench.load.trace"),
-    "Redis is spoken in one module only": ("controller/lease.py", "redis"),
+    "Redis is spoken in two modules only": ("controller/lease.py", "redis"),
     "What decides is pure: no clock, no input or output, no framework": ("gateway/routing/prefix.py", "time"),
     "The gateway's folders import downwards": ("gateway/engines/fleet.py", "specpilot.gateway.relay.context"),
     "The controller's folders import downwards": ("controller/estimation/nnls.py", "specpilot.controller.law.choice"),
