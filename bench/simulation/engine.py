@@ -34,12 +34,20 @@ from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.tuning import CALIBRATION_STEPS
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Evidence, Meter
+from specpilot.engine_adapter.law.law import EngineLaw, Wish
 from specpilot.engine_adapter.plan.planner import Planner
-from specpilot.engine_adapter.plan.speculation_control import KTable, calibration_table, static_table, table_of
+from specpilot.engine_adapter.plan.speculation_control import (
+    KTable,
+    calibration_table,
+    law_table,
+    static_table,
+    table_of,
+)
 from specpilot.engine_adapter.plan.steps import CLASS_ARGUMENT, Steps
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.policy import engine_metrics as names
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.types import DEFAULT_CLASS, KRange, Objective, Schedule
 
 MODEL, POOL = "demo", "cpu"
 K_MAX = 7
@@ -109,6 +117,9 @@ class Engine:
 
     Before traffic it is calibrated as the adapter does it, for up to `calibrated_to` requests; 0: not at all.
 
+    With `adapts` it follows no schedule: its own law chooses K, by `wishes` for each class, and takes its evidence in
+    when a `run` begins, once a virtual second. `graphs` are what it knows of its CUDA graphs.
+
     To be wrong on purpose: `claims` are acceptances, by position, that its counters tell whatever the truth is;
     while `is_lying` they stand still.
     """
@@ -127,6 +138,11 @@ class Engine:
     calibrated_to: int = 0
     plant: Plant | None = None
     reads_device: bool = True
+    graphs: Graphs | None = None
+    wishes: Mapping[str, Wish] = field(default_factory=dict)
+    adapts: bool = False
+    probe_ratio: float = 0.005
+    objective: Objective = Objective.THROUGHPUT
     tokens: float = 0.0
     drafts: int = 0
     probes: int = 0
@@ -147,8 +163,11 @@ class Engine:
         self._table = static_table(self.static_k)
         self._table_of: Schedule | None = None
         self._meter = Meter()
-        planner = Planner(self.k_max, _BACKLOG_ROWS, room=TokenBudget(is_parallel=True))
-        self._steps = Steps(planner, self._meter, self._table, longest_to_draft=1 << 30)
+        self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=TokenBudget(is_parallel=True))
+        self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
+        self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs)
+        self.wish(self.wishes)
+        self._taken_at = 0.0
         self._exporter = MetricsExporter(MODEL)
         self._reader = PageReader()
         self._requests: dict[str, _Request] = {}
@@ -171,10 +190,14 @@ class Engine:
                     self._step(_USUAL, None)
                 found = self._meter.take()
                 self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
+                self.law.learn(self._meter.take_steps())
+        self._refresh()
         self._settle([])
         self._step(_USUAL, None)
         self._under_way = None
         self._meter.take()
+        self._meter.take_steps()
+        self._taken_at = self._now
         self._steps.priors = Priors()
         self.tokens, self._table = tokens, table
 
@@ -192,7 +215,12 @@ class Engine:
         Steps take `slowdown` times as long on the device, and `host_slowdown` times that on the host.
         """
         before = self.tokens
-        self._use(schedule)
+        self._take()
+        self._refresh()
+        if self.adapts:
+            self._table = law_table(self.law, self.probe_ratio)
+        else:
+            self._use(schedule)
         self._settle(list(sources), queue)
         device = slowdown * math.exp(self.rng.normal(0, self.noise))
         pace = _Pace(device, device * host_slowdown)
@@ -204,10 +232,7 @@ class Engine:
     @property
     def page(self) -> str:
         """What the adapter exports by now, in Prometheus' text format."""
-        evidence = self._meter.take()
-        self.drafts += evidence.drafts.total()
-        self.probes += evidence.probes.total()
-        self._exporter.add(evidence)
+        self._take()
         schedule = self._table_of
         running = dict.fromkeys((DEFAULT_CLASS, *self._table.rows), 0)
         verified: Counter[str] = Counter()
@@ -244,6 +269,24 @@ class Engine:
         if under_way is not None:
             self._finish(under_way, pace, queue)
         return self._now - began_at
+
+    def wish(self, wishes: Mapping[str, Wish]) -> None:
+        """Have the law choose by these wishes from now on."""
+        self.wishes = wishes
+        self.law.wish(wishes, self.objective)
+
+    def _take(self) -> None:
+        """Export what was counted since the last time, and let the law learn from it."""
+        evidence = self._meter.take()
+        self.drafts += evidence.drafts.total()
+        self.probes += evidence.probes.total()
+        self._exporter.add(evidence)
+        self.law.learn(self._meter.take_steps(), evidence, self._now - self._taken_at)
+        self._taken_at = self._now
+
+    def _refresh(self) -> None:
+        self.law.refresh()
+        self._planner.prices = self.law.probe_prices
 
     def _use(self, schedule: Schedule | None) -> None:
         if schedule is self._table_of:

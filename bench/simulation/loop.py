@@ -15,9 +15,11 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.pools import schedule_of
 from specpilot.controller.tuning import Tuning
+from specpilot.engine_adapter.law.law import Wish
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule
 
+_MS = 1000.0
 WANDER_KEPT = math.exp(-1 / 15)
 """What is kept of a machine's pace from a second to the next: a shared one keeps it for some 15 s."""
 
@@ -88,12 +90,14 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     is_calibrated: bool = True,
     plant: Plant | None = None,
     reads_device: bool = True,
+    adapts: bool = False,
 ) -> Run:
     """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while.
 
     `later` is a second from which on another policy is in force. Without `is_steered` the schedule `start` stays.
     Engines are calibrated before traffic, as real ones are, but without `is_calibrated`. A `plant` takes the place of
-    `step_s` and `catch_up_s`; without `reads_device` engines know of their steps only when the host took them in.
+    `step_s` and `catch_up_s`; without `reads_device` engines know of their steps only when the host took them in. With
+    `adapts` the engines choose K themselves, by the wishes of the policy, and no schedule steers them.
     """
     policy = policy or Policy(model=MODEL, hold_out_ratio=0.0)
     fleet = [
@@ -101,6 +105,8 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
             calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
+            graphs=graphs, adapts=adapts, probe_ratio=policy.probe_ratio, objective=policy.objective,
+            wishes=wishes_of(PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)),
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -129,6 +135,8 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             second += 1
             if later is not None and second == later[0]:
                 policy = later[1]
+                for engine in fleet:
+                    engine.wish(wishes_of(PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)))
             if is_scraped(second):
                 law.observe(engine.observe(float(second)) for engine in fleet)
             context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)
@@ -138,3 +146,12 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             if is_steered and result.publish is not None:
                 schedule = schedule_of(context, result.publish, result, second, float(second))
     return run
+
+
+def wishes_of(context: PoolContext) -> dict[str, Wish]:
+    """Return what a policy asks of the law of an engine, by class."""
+    found = {}
+    for name in context.policy.class_names:
+        own = context.policy.of_class(name)
+        found[name] = Wish(own.weight, *context.bounds(name), (own.itl_slo_ms or 0.0) / _MS)
+    return found

@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.controller.estimation import nnls
 from specpilot.controller.estimation.graph_shape import Shape, Step, of_cell, of_mix, unpadded
+from specpilot.policy import nnls
 from specpilot.policy.graphs import Graphs
 
 Vector = NDArray[np.float64]

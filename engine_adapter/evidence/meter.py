@@ -14,13 +14,13 @@ is a trial at the position of the refused token, and no accept. Not to count it 
 acceptance.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
 from specpilot.engine_adapter.evidence.acceptance import trials
-from specpilot.engine_adapter.evidence.tuning import CELLS_PER_OCTAVE, COUNTED_TOGETHER, FINE_LIMIT
+from specpilot.engine_adapter.evidence.tuning import CELLS_PER_OCTAVE, COUNTED_TOGETHER, FINE_LIMIT, STEPS_KEPT
 
 
 class Group(NamedTuple):
@@ -62,7 +62,8 @@ class Outcome:
 class StepShape(NamedTuple):
     """What one step did: running decodes, tokens verified for them, drafter slots, prefilled tokens.
 
-    `read`: positions that its drafter read without drafting from them, to catch up.
+    `read`: positions that its drafter read without drafting from them, to catch up. `is_uniform`: all decodes have as
+    many tokens in it.
     """
 
     decodes: int
@@ -70,6 +71,7 @@ class StepShape(NamedTuple):
     slots: int
     prefill: int = 0
     read: int = 0
+    is_uniform: bool = True
 
 
 class Cell(NamedTuple):
@@ -192,12 +194,14 @@ class Meter:
         self._lock = Lock()
         self._evidence = Evidence()
         self._noted: list[_Run] = []
+        self._steps: deque[tuple[StepShape, float, int]] = deque(maxlen=STEPS_KEPT)
 
     def commit(self, shape: StepShape, seconds: float, context: int, outcome: Outcome) -> None:
         """Count one completed step, its duration, and the length of its requests' sequences.
 
         With the very `outcome` of the step before, it has that step's shape too, and costs next to nothing.
         """
+        self._steps.append((shape, seconds, context))
         with self._lock:
             latest = self._noted[-1] if self._noted else None
             if latest is not None and latest.outcome is outcome:
@@ -215,6 +219,10 @@ class Meter:
             self._count()
             evidence, self._evidence = self._evidence, Evidence()
         return evidence
+
+    def take_steps(self) -> list[tuple[StepShape, float, int]]:
+        """Return the latest steps since the last call, one by one: shape, seconds, length of the sequences."""
+        return [self._steps.popleft() for _ in range(len(self._steps))]
 
     def _count(self) -> None:
         drafts: Counter[Draft] = Counter()

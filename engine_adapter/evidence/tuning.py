@@ -31,3 +31,6 @@ more cells only help a cost that bends within one; each is seven series of metri
 
 COUNTED_TOGETHER = 32
 """After how many different steps they are counted: some tenths of a millisecond's worth with 32 running."""
+
+STEPS_KEPT = 4096
+"""Steps that are kept one by one until the law takes them: some seconds' worth on the fastest engine."""

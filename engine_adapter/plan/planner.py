@@ -56,15 +56,16 @@ for all of them is a pin, and there nothing could be learned that changes K.
 A request's first draft is due at once. Until then all requests of a kind lie in the band in which the kind begins, so
 where few of them would be worth drafting for that band stays at K = 0, and they would end before they are told apart.
 
-Probes have a budget of time, in steps that draft nothing. Each step earns `probe_ratio`, and so does the time of a step
-in which the engine is idle. First drafts are outside of it in steps that draft anyway, if the backlog is at most
-`FIRST_DRAFT_ROWS`, a step's worth at a time: so one request that is found predictable has all others drafted for once.
-Any other probe costs the positions that it gives the drafter to read and to lay out, the tokens that it has verified,
-and, as the first one in a step that would not draft, what such a step and the one that verifies take longer. Such a
-step begins when there is twice that, so that it tells about several requests. Who costs least goes first: requests that
-have just begun, and those that were probed before. Follow-ups go ahead of the budget and are charged to it, up to a
-debt as large as the budget may grow. Where nothing drafts, prompts get `PROMPT_SHARE` of it, so that requests which
-arrive all the time leave something for those whose text turns later on.
+Probes have a budget of time, in steps that draft nothing, and cost what the engine has learned that they take
+(`law.probe_prices`); before that is known there are none but first drafts. Each step earns `probe_ratio`, and so does
+the time of a step in which the engine is idle. First drafts are outside of it in steps that draft anyway, if the
+backlog is at most `FIRST_DRAFT_ROWS`, a step's worth at a time: so one request that is found predictable has all
+others drafted for once. Any other probe costs the positions that it gives the drafter to read and to lay out, the
+tokens that it has verified, and, as the first one in a step that would not draft, what such a step and the one that
+verifies take longer. Such a step begins when there is twice that, so that it tells about several requests. Who costs
+least goes first: requests that have just begun, and those that were probed before. Follow-ups go ahead of the budget
+and are charged to it, up to a debt as large as the budget may grow. Where nothing drafts, prompts get `PROMPT_SHARE`
+of it, so that requests which arrive all the time leave something for those whose text turns later on.
 """
 
 import math
@@ -73,22 +74,20 @@ from dataclasses import dataclass
 
 from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, trials
 from specpilot.engine_adapter.evidence.tuning import START_ACCEPTANCE
+from specpilot.engine_adapter.law.law import EngineLaw
+from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import (
-    DRAFTING_STEP,
     FIRST_DRAFT_ROWS,
     HELD_PROMPT,
     HELD_STEPS,
     HELD_TOGETHER,
     PARALLEL_PROBE,
-    POSITION_STEP,
     PROBE_AFTER,
     PROMPT_SHARE,
     ROWS_PER_STEP,
     SEQUENTIAL_PROBE,
-    TOKEN_STEP,
-    VERIFYING_STEP,
 )
 from specpilot.policy.bands import BANDS
 from specpilot.policy.types import K_LIMIT
@@ -112,6 +111,7 @@ class DraftState:
 
     `label` is the class that its evidence counts for: its own, or `default` where the schedule does not know that.
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
+    `left_out` is how many of them it has because others alone were drafted for, by choice.
     `allowed` is how many tokens of its next draft its grammar allows, `None` when it cut nothing off.
     `prefills`: the positions that it has in the step are a prompt's. `held_until` is the step by which its prompt goes
     through the drafter, `None` if that holds no prompt back.
@@ -132,6 +132,7 @@ class DraftState:
         "kind",
         "label",
         "least",
+        "left_out",
         "needs_follow_up",
         "positions",
         "prefills",
@@ -162,7 +163,7 @@ class DraftState:
         self.decoding = False
         self.prefills = False
         self.positions = 1
-        self.backlog = 0
+        self.backlog = self.left_out = 0
         self.held_until: int | None = None
         self.k = self.due = 0
         self.band = self.acceptance.band
@@ -197,21 +198,25 @@ class Planner:
     """Plans the drafts of one engine, at most `k_max` tokens each. Holds the probes' budget.
 
     `rows` is how many positions may wait for the drafter, over all requests, `rows_per_step` how many of them catch up
-    in a step. `least_width` is that of a drafter which runs in every step, `room` what a step has room for.
+    in a step. `least_width` is that of a drafter which runs in every step, `room` what a step has room for. `prices`
+    are what probes cost, `None` while that is not known; another thread replaces them.
 
     `next_width` is how wide the schedule has the next drafts, without regard to what the step under way has room for.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what there is to know of an engine
         self,
         k_max: int,
         rows: int,
         rows_per_step: int = ROWS_PER_STEP,
         least_width: int = 0,
         room: TokenBudget = TokenBudget(),  # noqa: B008 - frozen
+        prices: ProbePrices | None = None,
     ) -> None:
         self.k_max = k_max
         self.next_width = 0
+        self.prices = prices
+        self._costs = prices  # of the step that is planned
         self._room = room
         self._rows = rows
         self._rows_per_step = rows_per_step
@@ -221,7 +226,6 @@ class Planner:
         self._budget = 0.0  # steps' worth of time that probes may take now
         self._for_prompts = 0.0  # and how much of it those of prompts may, where nothing drafts
         self._charged: dict[str, float] = {}  # what probes of the step being planned were charged, by request
-        self._most = DRAFTING_STEP + _cost(rows_per_step, k_max, k_max)
         self._step = 0
 
     def plan(
@@ -238,6 +242,7 @@ class Planner:
         `can_draft` says that vLLM will draft after this step at all. `prefilling` are its requests that go on
         prefilling in the next step. `waiting` more requests decode and had no token in this one.
         """
+        self._costs = self.prices  # read once
         self._earn(table.probe_ratio, 1)
         if self._charged:
             self._charged.clear()
@@ -254,8 +259,8 @@ class Planner:
                 for state in states:
                     state.k = min(state.k, deepest)
             width = max(width, self._least_width)
-            if table.probed and table.probe_ratio > 0.0 and deepest:
-                width = self._probe(states, table, width, deepest)
+            if table.probed and table.probe_ratio > 0.0 and deepest and self._costs is not None:
+                width = self._probe(states, table, self._costs, width, deepest)
         return self._draft(everyone) if width else self._draft_nothing(everyone)
 
     def identical_steps_ahead(self, states: Sequence[DraftState], table: KTable) -> int:
@@ -268,25 +273,26 @@ class Planner:
         backlogs = [state.backlog for state in states]
         room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
         room = min([room, *(state.held_until - self._step - 1 for state in states if state.held_until is not None)])
-        if table.probe_ratio > 0.0:
+        self._costs = self.prices
+        if table.probe_ratio > 0.0 and self._costs is not None:
             probed = [state for state in states if self._deepest_probe(state, table)]
             if probed:
-                room = min(room, self._steps_to_probe(probed, table.probe_ratio))
+                room = min(room, self._steps_to_probe(probed, self._costs, table.probe_ratio))
         return max(0, room)
 
-    def _steps_to_probe(self, probed: Sequence[DraftState], ratio: float) -> int:
+    def _steps_to_probe(self, probed: Sequence[DraftState], costs: ProbePrices, ratio: float) -> int:
         """Return for how many steps more none of `probed` is due, or the budget does not suffice for any.
 
         Follow-ups wait for no more than the debt to be smaller than it may grow.
         """
-        indebted = self._rows_per_step
+        indebted, most = self._rows_per_step, self._most
         if any(state.needs_follow_up for state in probed):
-            indebted = max(0, math.ceil(min((-self._most - self._budget) / ratio, float(self._rows_per_step))) - 1)
+            indebted = max(0, math.ceil(min((-most - self._budget) / ratio, float(self._rows_per_step))) - 1)
         due = min(self._due_at(state) for state in probed) - self._step - 1
-        together = min(_TOGETHER * DRAFTING_STEP, self._most) - self._budget
+        together = min(_TOGETHER * costs.drafting, most) - self._budget
         together = math.ceil(min(together / ratio, float(self._rows_per_step))) - 1
-        gained = ratio - POSITION_STEP  # a step also adds a position to the backlog, after the next one was planned
-        missing = DRAFTING_STEP + _cost(min(map(_backlog, probed)) - 1, 1, 1) - self._budget
+        gained = ratio - costs.position  # a step also adds a position to the backlog, after the next one was planned
+        missing = costs.drafting + costs.of_draft(min(map(_backlog, probed)) - 1, 1, 1) - self._budget
         afforded = math.ceil(missing / gained) - 1 if gained > 0 and missing > 0 else 0
         return min(indebted, max(due, together, afforded if gained > 0 or missing <= 0 else self._rows_per_step))
 
@@ -298,8 +304,17 @@ class Planner:
 
     def rest(self, ratio: float, steps: float) -> None:
         """Let the time of so many steps pass in which the engine is idle: it earns what a busy one does."""
-        self._budget = min(self._budget + steps * ratio, self._most)
-        self._for_prompts = min(self._for_prompts + steps * ratio * PROMPT_SHARE, self._most)
+        most = self._most
+        self._budget = min(self._budget + steps * ratio, most)
+        self._for_prompts = min(self._for_prompts + steps * ratio * PROMPT_SHARE, most)
+
+    @property
+    def _most(self) -> float:
+        """The largest budget, and the largest debt: what the dearest probe costs. 0 while that is not known."""
+        costs = self._costs
+        if costs is None:
+            return 0.0
+        return costs.drafting + costs.of_draft(self._rows_per_step, self.k_max, self.k_max)
 
     def _earn(self, ratio: float, steps: int) -> None:
         """Let so many steps pass, a `ratio` of whose time is for probes."""
@@ -317,6 +332,8 @@ class Planner:
 
         Return the largest.
         """
+        if table is not None and table.law is not None and states:
+            return self._choose(states, table.law, deepest)
         width = 0
         k_of: dict[tuple[str, int, int], int] = {}
         for state in states:
@@ -330,7 +347,26 @@ class Planner:
             state.k = state.due = k
         return width
 
-    def _probe(self, states: Sequence[DraftState], table: KTable, width: int, room: int) -> int:
+    @staticmethod
+    def _choose(states: Sequence[DraftState], law: EngineLaw, deepest: int) -> int:
+        """Give each request the K that the engine's law chooses, cut likewise; return the largest."""
+        width = drafted = rows = 0
+        for state in states:
+            state.band = state.acceptance.band
+        for state, chosen in zip(states, law.k_of(states), strict=True):
+            k = state.k = state.due = min(state.ceiling, deepest, chosen)
+            width = max(width, k)
+            if k:
+                drafted += 1
+                rows += min(state.left_out, state.backlog)
+                state.left_out = 0
+        if 0 < drafted < len(states):
+            for state in states:
+                state.left_out += state.k == 0
+        law.note_plan(len(states), drafted, rows)
+        return width
+
+    def _probe(self, states: Sequence[DraftState], table: KTable, costs: ProbePrices, width: int, room: int) -> int:
         """Set `k` of the requests to be probed in a step that is as wide without; return its width with them.
 
         No probe is deeper than `room`, 1 at least.
@@ -338,24 +374,24 @@ class Planner:
         idle = [state for state in states if state.k == 0 and self._deepest_probe(state, table)]
         room = min(room, width if self.next_width else self._alone)
         if width:
-            self._draft_first(idle, table, width, room)
+            self._draft_first(idle, table, costs, width, room)
         for state in [state for state in idle if state.k == 0 and state.needs_follow_up]:
             if self._budget < -self._most:
                 break
-            self._budget -= DRAFTING_STEP if width == 0 else 0.0
+            self._budget -= costs.drafting if width == 0 else 0.0
             state.k = min(room, self._deepest_probe(state, table))
             width = max(width, state.k)
-            cost = _cost(state.backlog, width, state.k)
+            cost = costs.of_draft(state.backlog, width, state.k)
             self._charged[state.request_id] = cost
             self._budget -= cost
         due = [state for state in idle if state.k == 0 and self._is_due(state)]
         reads_prompts = width == 0 and any(state.positions > 1 and not _may_be_held(state) for state in due)
-        longer = 0.0 if width else VERIFYING_STEP if reads_prompts else DRAFTING_STEP
+        longer = 0.0 if width else costs.verifying if reads_prompts else costs.drafting
         if self._budget < min(_TOGETHER * longer, self._most):
             return width
         for state in sorted(due, key=_backlog):
             k = min(room, self._deepest_probe(state, table))
-            cost = longer + _cost(state.backlog, max(width, k), k)
+            cost = longer + costs.of_draft(state.backlog, max(width, k), k)
             if cost > self._budget:
                 break
             if reads_prompts and state.positions > 1:
@@ -369,12 +405,14 @@ class Planner:
             width = max(width, k)
         return width
 
-    def _draft_first(self, idle: Sequence[DraftState], table: KTable, width: int, room: int) -> None:
+    def _draft_first(
+        self, idle: Sequence[DraftState], table: KTable, costs: ProbePrices, width: int, room: int
+    ) -> None:
         """Probe those of `idle` that were never drafted for, in a step that is as wide, for a step's worth at most."""
         left = 1.0
         for state in idle:
             k = min(room, self._deepest_probe(state, table))
-            cost = _cost(state.backlog, width, k)
+            cost = costs.of_draft(state.backlog, width, k)
             if state.verifies_at is None and state.backlog <= FIRST_DRAFT_ROWS and cost <= left:
                 left -= cost
                 state.k = k
@@ -471,15 +509,6 @@ class Planner:
             return 0
         caught_up.extend([state.request_id for state in held])
         return sum([_catch_up(state) for state in held])
-
-
-def _cost(backlog: int, width: int, k: int) -> float:
-    """Return what a probe of `k` tokens takes beside what its step takes longer, in steps that draft nothing.
-
-    The drafter reads the backlog and lays out slots, both for the draft and in the step after: with drafted tokens the
-    request comes with several positions, so it is in the drafter's batch once more.
-    """
-    return (backlog + 1 + 2 * width) * POSITION_STEP + k * TOKEN_STEP
 
 
 def _backlog(state: DraftState) -> int:

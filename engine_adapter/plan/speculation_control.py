@@ -16,6 +16,7 @@ from enum import StrEnum
 from threading import Lock
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
+from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.policy.bands import BANDS, classes_in, row_name, row_of
 from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule, Trial
 
@@ -25,6 +26,7 @@ class Source(StrEnum):
 
     CALIBRATION = "calibration"  # the engine measures its steps, before traffic
     STATIC = "static"  # nothing was ever applied
+    ENGINE = "engine"  # the engine chooses K for the batch that is there
     SCHEDULE = "schedule"
     TRIAL = "trial"  # the rows that this engine alone tries
     HELD = "held"  # no controller has renewed the schedule: its rows stay
@@ -37,12 +39,15 @@ class KTable:
 
     `probed` are the classes of which a schedule has rows by band, with how deep their probes may go: as the largest K
     of these rows, which is within the class's bounds, but 1 at least. What has one row for all bands is pinned.
+
+    With a `law` K is what that chooses, and `rows` are the static K.
     """
 
     source: Source
     rows: Mapping[str, tuple[tuple[int, ...], ...]]
     probe_ratio: float
     probed: Mapping[str, int] = field(default_factory=dict)
+    law: EngineLaw | None = None
 
     def k(self, traffic_class: str, band: int, running_decodes: int) -> int:
         """Return K for a request of `traffic_class` in `band` while `running_decodes` (from 1) requests decode."""
@@ -57,6 +62,13 @@ class KTable:
 def static_table(k: int, source: Source = Source.STATIC) -> KTable:
     """Return the table that gives every request the same `k` and never probes."""
     return KTable(source=source, rows={DEFAULT_CLASS: ((k,),) * BANDS}, probe_ratio=0.0)
+
+
+def law_table(law: EngineLaw, probe_ratio: float) -> KTable:
+    """Return the table that has `law` choose K, and probes every request within its class's bounds."""
+    rows = dict.fromkeys(law.wishes.deepest, ((law.static_k,),) * BANDS)
+    probed = {name: depth for name, depth in law.wishes.deepest.items() if depth}
+    return KTable(Source.ENGINE, rows, probe_ratio, probed, law)
 
 
 def calibration_table(k: int, others: Mapping[str, int]) -> KTable:

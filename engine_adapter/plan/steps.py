@@ -116,6 +116,7 @@ class Steps:
         due: dict[str, tuple[int, int]] = {}
         refused: set[str] = set()
         verified = prefill = longest = context = 0
+        lengths: set[int] = set()  # tokens of each request that decodes
         decoding: list[DraftState] = []
         prefilling: list[DraftState] = []
         for request_id, scheduled in output.num_scheduled_tokens.items():
@@ -126,6 +127,7 @@ class Steps:
             drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
             if state.decoding:
                 verified += scheduled
+                lengths.add(scheduled)
                 if drafted:
                     due[request_id] = (state.due, state.band)
                 else:
@@ -144,7 +146,7 @@ class Steps:
         waiting = self._waiting(output.num_scheduled_tokens, running)
         plan = self._planner.plan(decoding, table, can_draft=can_draft, prefilling=prefilling, waiting=waiting)
         if output.num_scheduled_tokens:
-            shape = StepShape(len(plain) + len(due), verified, plan.slots, prefill, plan.read)
+            shape = StepShape(len(plain) + len(due), verified, plan.slots, prefill, plan.read, len(lengths) <= 1)
             step = _Step(output.num_scheduled_tokens, shape, plain, due, refused)
             self._context = context
             self._under_way.append(_UnderWay(output, now, context, step))

@@ -15,26 +15,12 @@ to draft for. On the plant, with 3 of 12 or 8 of 16 requests predictable, replie
 drafts deliver 1.11 to 1.19 times as much as with all within the budget, with 16, 64 and 1,000 rows alike; with labels,
 or where all are hard to draft for, 0.97 to 1.00 (docs/decisions/0021)."""
 
-POSITION_STEP = 0.004
-"""What a position of the drafter's takes, in steps that draft nothing: 0.026 of some 6.5 ms with the demo pair and 8 to
-12 running. The drafter has a third of the target's layers there; fewer make probes cheaper than `probe_ratio`."""
-
-TOKEN_STEP = 0.015
-"""What a token to verify takes, in the same measure: 0.11 ms with the demo pair. On a GPU it is next to nothing."""
-
 PARALLEL_PROBE = 4
 """How deep a probe is where nothing else drafts and the drafter drafts in parallel. Deeper tells sooner who is
 predictable, and verifies more for those who are not. From 4 to 7 the plant shows no difference."""
 
 SEQUENTIAL_PROBE = 2
 """The same where the drafter does a pass for each token."""
-
-DRAFTING_STEP = 1.7
-"""What a probe takes before any position where nothing else drafts, in steps that draft nothing: a pass of the drafter,
-and in the step after it vLLM's machinery of speculation. With the demo pair and 8 running 4.5 and 3.8 of 5.0 ms."""
-
-VERIFYING_STEP = 0.8
-"""The part of that which it takes where the drafter runs in any case, for a prompt: the step after it."""
 
 PROMPT_SHARE = 0.75
 """The part of the probes' budget that prompts may take in steps that draft nothing. A prompt's probe costs less and

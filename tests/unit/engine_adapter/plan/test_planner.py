@@ -5,26 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.acceptance import kind_of
-from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
+from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.plan.tuning import (
-    DRAFTING_STEP,
     FIRST_DRAFT_ROWS,
     HELD_PROMPT,
     HELD_STEPS,
     HELD_TOGETHER,
-    POSITION_STEP,
     PROBE_AFTER,
     PROMPT_SHARE,
     SEQUENTIAL_PROBE,
-    TOKEN_STEP,
-    VERIFYING_STEP,
 )
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import by_load, table
+from tests.support.probe_prices import DEMO, Planner
 
 K_MAX = 7
 ROWS = 4096
+DRAFTING_STEP, VERIFYING_STEP, POSITION_STEP, TOKEN_STEP = DEMO
 
 
 def decoding(*classes: str) -> list[DraftState]:

@@ -14,6 +14,7 @@ from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.plan.tuning import HELD_STEPS
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import by_load, table
+from tests.support.probe_prices import DEMO
 
 K_MAX = 7
 
@@ -24,7 +25,7 @@ class Engine:
     def __init__(self, in_force: KTable, longest_to_draft: int = 1000, planner: Planner | None = None) -> None:
         self.meter = Meter()
         self.table = in_force
-        self.steps = Steps(planner or Planner(K_MAX, rows=4096), self.meter, in_force, longest_to_draft)
+        self.steps = Steps(planner or Planner(K_MAX, rows=4096, prices=DEMO), self.meter, in_force, longest_to_draft)
         self.requests: dict[str, Any] = {}
         self.plan = StepPlan(0)
 
@@ -452,7 +453,7 @@ def test_who_ends_while_the_others_repeat_their_steps_is_forgotten() -> None:
 
 
 def test_a_spell_at_k_0_is_planned_once() -> None:
-    planner = CountingPlanner(K_MAX, rows=4096)
+    planner = CountingPlanner(K_MAX, rows=4096, prices=DEMO)
     engine = Engine(table(default=0), planner=planner)
     engine.prefill("a", "b")
     planned = planner.planned
@@ -465,7 +466,7 @@ def test_a_spell_at_k_0_is_planned_once() -> None:
 
 
 def test_steps_that_draft_are_each_planned_because_an_outcome_may_change_k() -> None:
-    planner = CountingPlanner(K_MAX, rows=4096)
+    planner = CountingPlanner(K_MAX, rows=4096, prices=DEMO)
     engine = Engine(table(default=3, json=0), longest_to_draft=100, planner=planner)
     engine.prefill("a", "json_b")
     widths = [step(engine, decodes(engine.steps.decoding), engine.steps.decoding).width for _ in range(30)]
@@ -609,7 +610,7 @@ def test_an_idle_engine_earns_time_for_probes_as_a_busy_one_does() -> None:
 
 
 def test_a_spell_at_k_0_with_probes_is_planned_once_in_each_of_them() -> None:
-    planner = CountingPlanner(K_MAX, rows=4096)
+    planner = CountingPlanner(K_MAX, rows=4096, prices=DEMO)
     engine = Engine(table(0.5, default=[0] * BANDS), planner=planner)
     engine.prefill("a", "b")
     planned = planner.planned

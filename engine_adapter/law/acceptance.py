@@ -1,0 +1,60 @@
+"""How likely each draft token is to be accepted, by band and position, as this engine counted it. Pure.
+
+A draft that was verified to depth K says nothing about deeper positions. Trials and accepts are counted per position
+and the conditional acceptances multiplied (the product limit of Kaplan and Meier, 1958): exact however K varies.
+
+    a_i = (accepts_i + w p) / (trials_i + w)      S_i = a_1 ... a_i      AL(K) = 1 + S_1 + ... + S_K
+
+p is the band's mean over its positions, itself drawn to the middle of the band; w = `PRIOR_TRIALS`. Older counts lose
+weight with new trials of the same position. Where requests of a band run and none of their drafts is verified, all of
+the band's counts lose weight with time: K = 0 would be the last that is ever known of it.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.engine_adapter.law.tuning import MEMORY_TRIALS, PRIOR_TRIALS, QUIET_S
+from specpilot.policy.bands import BAND_EDGES, BANDS
+
+Vector = NDArray[np.float64]
+_MIDDLES = np.array([(low + high) / 2 for low, high in pairwise((0.0, *BAND_EDGES, 1.0))])
+
+
+class BandAcceptance:
+    """Trials and accepts [bands, positions] of one engine, positions from 1 to `k_max`."""
+
+    def __init__(self, k_max: int) -> None:
+        self.trials = np.zeros((BANDS, k_max))
+        self.accepts = np.zeros((BANDS, k_max))
+
+    def learn(
+        self,
+        trials: Mapping[tuple[int, int], float],
+        accepts: Mapping[tuple[int, int], float],
+        ran: Collection[int] = (),
+        elapsed_s: float = 0.0,
+    ) -> None:
+        """Take in what was tried and accepted in `elapsed_s` seconds, by (band, position), and the bands that `ran`."""
+        tried, accepted = np.zeros_like(self.trials), np.zeros_like(self.trials)
+        for (band, position), count in trials.items():
+            if position <= tried.shape[1]:
+                tried[band, position - 1] = count
+                accepted[band, position - 1] = accepts.get((band, position), 0.0)
+        keep = np.exp(-tried / MEMORY_TRIALS)
+        quiet = [band for band in ran if not tried[band].any()]
+        keep[quiet] = math.exp(-elapsed_s / QUIET_S)
+        self.trials = self.trials * keep + tried
+        self.accepts = self.accepts * keep + accepted
+
+    def lengths(self) -> Vector:
+        """Return AL(K) for K from 0 to `k_max`: [bands, k_max + 1] tokens."""
+        weight = PRIOR_TRIALS
+        mean = (self.accepts.sum(axis=1) + weight * _MIDDLES) / (self.trials.sum(axis=1) + weight)
+        conditional = (self.accepts + weight * mean[:, None]) / (self.trials + weight)
+        survival = np.cumprod(conditional, axis=1)
+        found: Vector = np.concatenate([np.ones((BANDS, 1)), 1.0 + np.cumsum(survival, axis=1)], axis=1)
+        return found

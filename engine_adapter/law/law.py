@@ -1,0 +1,241 @@
+"""The law of one engine: K for the batch that is there, from what the engine itself counted and measured.
+
+Two threads. The scheduler's looks K up (`k_of`) once a step and notes what the plan left out (`note_plan`). The agent's
+takes the evidence in and, once a second, sets prices and acceptance anew (`refresh`); it replaces one reference, so the
+scheduler's thread sees the old state or the new one and never a mixture.
+
+Decodes are grouped by what their class wishes, by band, and by whether a draft of theirs was verified yet. K is chosen
+anew when an eighth of the decodes changed their group, or the state is another one.
+
+Requests without a verified draft lie in the band in which their kind begins. Where they are most of the decodes, the
+bands of the others say nothing of the whole: then each known request gets K as if all were like it, so that one that
+drafts well is drafted for, and with it all others once.
+
+Until steps were measured and traffic was seen for a second the static K holds: at K = 0 from the start nothing would be
+learned of the first requests.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.engine_adapter.evidence.acceptance import Acceptance
+from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
+from specpilot.engine_adapter.law.acceptance import BandAcceptance
+from specpilot.engine_adapter.law.cost import StepCost
+from specpilot.engine_adapter.law.probe_prices import ProbePrices
+from specpilot.engine_adapter.law.tuning import (
+    LEAST_DRAFTED_RATIO,
+    LEAST_STEPS,
+    LEFT_KEPT,
+    LOAD_SHARE,
+    MOVED_RATIO,
+    UNPROBED_RATIO,
+)
+from specpilot.policy.choice import Group, choose
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.prices import Load, Prices
+from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, Objective
+
+Vector = NDArray[np.float64]
+_BAND, _UNPROBED, _UNPROBED_AT, _WISH_AT = 7, 8, 3, 4
+"""A group is a number: its band, whether its requests are unprobed, and its wish above that."""
+Step = tuple[StepShape, float, int]
+"""A step that has ended, its seconds, and the length of its requests' sequences together."""
+
+
+class Wish(NamedTuple):
+    """What a policy asks for a class: its weight, bounds on K, and on the mean inter-token latency (0: none)."""
+
+    weight: float = 1.0
+    low: int = 0
+    high: int = K_LIMIT
+    itl_slo_s: float = 0.0
+
+
+class Wishes(NamedTuple):
+    """The wishes of all classes, replaced whole: each once, the place of each class's, and how deep its probes may go.
+
+    A class with a pinned K is not probed: 0.
+    """
+
+    each: Sequence[Wish]
+    of_class: Mapping[str, int]
+    deepest: Mapping[str, int]
+    objective: Objective
+
+
+class Request(Protocol):
+    """What the law reads of a request that decodes."""
+
+    label: str
+    band: int
+    backlog: int
+    acceptance: Acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What K is chosen by, replaced whole: AL [bands, K_max + 1], prices, the slowdown factor."""
+
+    lengths: Vector
+    prices: Prices
+    slowdown: float
+
+
+class EngineLaw:
+    """Counts, prices and chooses for one engine, of at most `most_running` decodes."""
+
+    def __init__(
+        self,
+        k_max: int,
+        static_k: int,
+        most_running: int,
+        graphs: Graphs | None = None,
+    ) -> None:
+        self.k_max, self.static_k = k_max, static_k
+        self.state: State | None = None
+        self.probe_prices: ProbePrices | None = None
+        self.acceptance = BandAcceptance(k_max)
+        self.cost = StepCost(graphs)
+        self.choices = self.steps = 0  # how often K was chosen anew, and looked up
+        self._graphs = graphs
+        self._most = most_running * (1 + k_max)
+        self._load = Load()
+        self._has_traffic = False
+        self._decodes = 1.0  # mean of the latest steps
+        self._left = self._left_s = 0.0  # decodes left out, by the share drafted for; seconds of catching up
+        self._latest: tuple[State | None, Counter[int], dict[int, int]] = None, Counter(), {}  # by group: decodes, K
+
+        self.wish({})
+
+    def wish(self, wishes: Mapping[str, Wish], objective: Objective = Objective.THROUGHPUT) -> None:
+        """Choose by these wishes, by class, from now on; any other class has those of `default`."""
+        found = {DEFAULT_CLASS: Wish(), **wishes}
+        of = [*dict.fromkeys(found.values())]  # classes with the same wishes are one
+        deepest = {
+            name: 0 if wish.low >= wish.high else max(1, min(wish.high, self.k_max)) for name, wish in found.items()
+        }
+        self.wishes = Wishes(of, {name: of.index(wish) for name, wish in found.items()}, deepest, objective)
+        self._latest = None, Counter(), {}
+
+    # The scheduler's thread
+
+    def k_of(self, requests: Sequence[Request]) -> list[int]:
+        """Return K of each of the requests that decode."""
+        state = self.state
+        if state is None:
+            return [min(self.static_k, self.k_max)] * len(requests)
+        wishes = self.wishes
+        wish_of, default = wishes.of_class, wishes.of_class[DEFAULT_CLASS]
+        groups = [
+            wish_of.get(request.label, default) << _WISH_AT
+            | (request.acceptance.drafts == 0) << _UNPROBED_AT
+            | request.band
+            for request in requests
+        ]
+        counts = Counter(groups)
+        of_state, before, chosen = self._latest
+        self.steps += 1
+        if of_state is not state or not self._is_like(counts, before, len(requests)):
+            self.choices += 1
+            backlogs: Counter[int] = Counter()
+            for group, request in zip(groups, requests, strict=True):
+                backlogs[group] += request.backlog
+            chosen = self._chosen(state, wishes, counts, backlogs)
+            self._latest = state, counts, chosen
+        return [chosen[group] for group in groups]
+
+    @staticmethod
+    def _is_like(counts: Counter[int], before: Counter[int], n: int) -> bool:
+        """Whether few of `n` decodes changed their group, and each has a K."""
+        return (
+            counts.keys() <= before.keys()
+            and sum([abs(count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n
+        )
+
+    def note_plan(self, decodes: int, drafted: int, rows: int) -> None:
+        """Take in for how many of the decodes the next drafts are made by choice, and how many rows these catch up."""
+        state = self.state
+        if state is None or drafted < LEAST_DRAFTED_RATIO * decodes:
+            return
+        self._left = self._left * LEFT_KEPT + (decodes - drafted) * drafted / decodes
+        spent = state.prices.reads_s + state.prices.read_s * rows if rows else 0.0
+        self._left_s = self._left_s * LEFT_KEPT + spent
+
+    def _chosen(self, state: State, wishes: Wishes, counts: Counter[int], backlogs: Counter[int]) -> dict[int, int]:
+        def chosen(groups: Sequence[Group]) -> list[int]:
+            return choose(groups, state.lengths, state.prices, wishes.objective)
+
+        groups = {code: self._group(code, count, backlogs[code], wishes, state) for code, count in counts.items()}
+        n = counts.total()
+        unprobed = [code for code in groups if code & _UNPROBED]
+        if sum([counts[code] for code in unprobed]) <= UNPROBED_RATIO * n:
+            return dict(zip(groups, chosen([*groups.values()]), strict=True))
+        found = dict(zip(unprobed, chosen([groups[code] for code in unprobed]), strict=True))
+        for code in groups.keys() - found.keys():
+            [found[code]] = chosen([groups[code]._replace(decodes=n)])
+        return found
+
+    def _group(self, code: int, count: int, backlog: int, wishes: Wishes, state: State) -> Group:
+        wish = wishes.each[code >> _WISH_AT]
+        high = min(wish.high, self.k_max)
+        itl_slo_s = wish.itl_slo_s / state.slowdown
+        return Group(count, code & _BAND, wish.weight, min(wish.low, high), high, backlog, itl_slo_s)
+
+    # The agent's thread
+
+    def learn(self, steps: Iterable[Step], evidence: Evidence | None = None, elapsed_s: float = 0.0) -> None:
+        """Take in steps that have ended, and what was counted in `elapsed_s` seconds.
+
+        Without `evidence` the drafts of these steps say nothing of traffic.
+        """
+        ratio, tokens, context = self._load
+        for shape, seconds, length in steps:
+            self.cost.note(shape, seconds, length)
+            ratio += LOAD_SHARE * ((shape.prefill > 0) - ratio)
+            if shape.prefill:
+                tokens += (shape.prefill - tokens) * (0.1 if tokens else 1.0)
+            if shape.decodes:
+                self._decodes += LOAD_SHARE * (shape.decodes - self._decodes)
+                if not shape.prefill:
+                    context += LOAD_SHARE * (length / shape.decodes - context)
+        self._load = Load(ratio, tokens, context)
+        if evidence is not None:
+            self._has_traffic |= bool(evidence.drafts)
+            ran = {band for _, band, _ in evidence.drafts}
+            self.acceptance.learn(evidence.trials, evidence.accepts, ran, elapsed_s)
+
+    def refresh(self) -> None:
+        """Set prices and acceptance by what was learned; some milliseconds."""
+        if self.cost.steps < LEAST_STEPS:
+            return
+        coefficients = self.cost.fit()
+        if coefficients is None:
+            return
+        left_s = self._left_s / self._left if self._left >= 1 else 0.0
+        prices = Prices(coefficients, self._most, self._graphs, self._load, left_s)
+        probes = ProbePrices.of(prices, max(1, round(self._decodes)))
+        self.probe_prices = probes
+        if self._has_traffic:
+            self.state = State(self.acceptance.lengths(), prices, self.cost.slowdown)
+
+    def table(
+        self, mix: Mapping[tuple[str, int], float], loads: Sequence[int]
+    ) -> dict[int, dict[tuple[str, int], int]]:
+        """Return K by (class, band) at hypothetical loads of a mix, given by shares; empty while nothing is known."""
+        state, wishes = self.state, self.wishes
+        if state is None:
+            return {}
+        found = {}
+        for n in loads:
+            groups = [
+                self._group(wishes.of_class.get(name, 0) << _WISH_AT | band, max(1, round(share * n)), 0, wishes, state)
+                for (name, band), share in mix.items()
+            ]
+            found[n] = dict(zip(mix, choose(groups, state.lengths, state.prices, wishes.objective), strict=True))
+        return found

@@ -1,0 +1,51 @@
+"""The engine law's constants, each with its unit and what it trades."""
+
+MEMORY_TRIALS = 2000.0
+"""Trials of a (band, position) after which older ones have lost 63 % of their weight. Noise against following a changed
+drafter head; 2,000 in the replay of 24,064 drafts."""
+
+PRIOR_TRIALS = 20.0
+"""Weight of the band's own mean in each position, and of the middle of the band in that mean; 20 in the replay."""
+
+QUIET_S = 60.0
+"""Seconds in which requests of a band ran and no draft of them was verified, after which its counts have lost 63 % of
+their weight. So a band that was learned to be worth nothing is tried again. Less tries it more often for nothing."""
+
+CELL_STEPS = 400
+"""Steps after which a cell of like steps follows new measurements."""
+
+KNOWN_STEPS = 30
+"""Steps of a cell that tell what its steps take well enough to tell the slowdown factor by them."""
+
+CELLS = 400
+"""Cells that are remembered; bounds the time of a fit: some milliseconds a second, beside the scheduler's thread."""
+
+SLOWDOWN_SHARE = 0.05
+"""What a step adds to the logarithm of the slowdown factor: a memory of 20 steps."""
+
+PAUSE = 0.5
+"""Logarithm of a step's error beyond which it is not averaged into its cell: a pause is no cost."""
+
+REFRESH_S = 1.0
+"""Seconds between two fits. Prices change slowly; less follows a new load sooner, and costs a fit each time."""
+
+LEAST_STEPS = 20
+"""Steps that are measured before the engine chooses; until then the static K holds."""
+
+LOAD_SHARE = 0.02
+"""What a step adds to the mean share of steps that prefill, and to their mean context: a memory of 50 steps."""
+
+LEAST_DRAFTED_RATIO = 0.05
+"""Share of the decodes drafted for from which on what is caught up counts as the price of leaving out. Below, it is
+for probes, which have a budget of their own."""
+
+LEFT_KEPT = 0.9995
+"""What the price of leaving out keeps of itself at each such step: a memory of 2,000."""
+
+UNPROBED_RATIO = 0.5
+"""Share of the decodes of requests without a verified draft from which on the bands of the others say nothing of the
+whole: then each known request gets K as if all were like it, and the others as if they were alone."""
+
+MOVED_RATIO = 0.125
+"""Share of the decodes that may have changed their group before K is chosen anew. In simulation 0 gained nothing over
+1/8 on six traces, and more than half of the choices are saved."""

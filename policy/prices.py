@@ -1,0 +1,199 @@
+"""What a step takes on one engine, as a list of prices: for the choice of K (`choice`), here and in the controller.
+
+    T = c0 + c1 n + g(m + P) + [D > 0] (c2 + c3 n) + c4 D + c5 P + c6 X + [R > 0] c7 + c8 R + c9 W + c10 G + c11 H
+
+seconds. n: running decodes; m: tokens to verify, one for each decode and one for each draft token; P: prefilled tokens;
+D: slots that the drafter lays out; X: tokens of context; R: positions that the drafter reads to catch up; g: piecewise
+linear and not decreasing. With CUDA graphs m + P and D are what the passes are padded to, and W, G, H are 1 where the
+target's pass is piecewise, has no graph, and the drafter's has none.
+
+A step that all decodes enter with as many tokens may have a FULL graph; any other step is padded as a mixed one.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.policy.graphs import Graphs
+
+Vector = NDArray[np.float64]
+Ints = NDArray[np.int64]
+FULL_MODE = "FULL"
+KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
+"""Where g bends, in tokens."""
+EDGES = np.append(KNOTS, 1e7)
+_LEAST_TOKEN_S = 1e-9
+PARTS = (
+    "base", "decode", "drafter", "drafting_decode", "slot", "prefill", "context", "reads", "read",
+    "piecewise", "graphless", "drafter_graphless",
+)  # fmt: skip
+"""What c0 to c11 are the prices of, in seconds."""
+
+
+class Load(NamedTuple):
+    """What steps have besides decodes: the share of them that prefill, the tokens of one that does, and context.
+
+    `context_tokens` is the mean length of a running request's sequence.
+    """
+
+    prefill_ratio: float = 0.0
+    prefill_tokens: float = 0.0
+    context_tokens: float = 0.0
+
+
+class Shape(NamedTuple):
+    """A step as it runs, padding included, and whether its passes have graphs (0 or 1)."""
+
+    tokens: float
+    slots: float
+    piecewise: float = 0.0
+    graphless: float = 0.0
+    drafter_graphless: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """`parts` are c0 to c11, `slopes` those of g from each of `KNOTS` on; seconds, none negative."""
+
+    parts: tuple[float, ...]
+    slopes: tuple[float, ...]
+
+
+class Prices:
+    """T by `coefficients` under a `load`, for steps of at most `most` tokens to verify.
+
+    What prefilling takes by itself is left out: no K changes it. `left_s` is what a decode that is left out of a step
+    that drafts costs later, if all others are drafted for, as it was measured.
+    """
+
+    def __init__(
+        self,
+        coefficients: Coefficients,
+        most: int,
+        graphs: Graphs | None = None,
+        load: Load = Load(),  # noqa: B008 - frozen
+        left_s: float = 0.0,
+    ) -> None:
+        self._c = dict(zip(PARTS, coefficients.parts, strict=True))
+        self._graphs = graphs
+        self._load = load
+        self._most = most
+        self._heights = np.concatenate([[0.0], np.cumsum(np.array(coefficients.slopes) * np.diff(EDGES))])
+        self.left_s = left_s
+        self.slot_s, self.read_s, self.reads_s = self._c["slot"], self._c["read"], self._c["reads"]
+        tokens = np.arange(most + 1)
+        prefilled = round(load.prefill_tokens)
+        self._with_prefill = self._pass_s(tokens + prefilled) - float(self._pass_s(np.array([prefilled]))[0])
+        self.mixed = (1 - load.prefill_ratio) * self._pass_s(tokens) + load.prefill_ratio * self._with_prefill
+        self._drafter = self._drafter_s(np.arange(2 * most + 1)) if graphs is not None and graphs.drafter else None
+        self._token_s: dict[int, Vector] = {}
+        self._uniform_gain: dict[int, Vector] = {}
+
+    def step_s(self, n: int, m: int, slots: int, *, is_uniform: bool = False) -> float:
+        """Return the seconds of one step of `n` decodes that neither prefills nor catches up."""
+        c = self._c
+        seconds = self._fixed_s(n) + (self.uniform_s(n, m // n) if is_uniform else float(self.mixed[m]))
+        if slots:
+            seconds += c["drafter"] + c["drafting_decode"] * n + c["slot"] * slots
+            seconds += float(self._drafter[min(m - n + slots, 2 * self._most)]) if self._drafter is not None else 0.0
+        return seconds
+
+    def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
+        """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots, which are not 0."""
+        c = self._c
+        seconds: Vector = self.mixed[m] + (self._fixed_s(n) + c["drafter"] + c["drafting_decode"] * n)
+        seconds += c["slot"] * slots
+        if self._drafter is not None:
+            seconds += self._drafter[np.minimum(m - n + slots, 2 * self._most)]
+        return seconds
+
+    def token_s(self, n: int, k_max: int) -> Vector:
+        """Return what a token to verify takes where `n` decodes verify up to K = 1, 2, ... `k_max`."""
+        found = self._token_s.get(n)
+        if found is None:
+            k = np.arange(1, k_max + 1)
+            found = np.maximum((self.mixed[n * (1 + k)] - self.mixed[n]) / (n * k), _LEAST_TOKEN_S)
+            self._token_s[n] = found
+        return found
+
+    def uniform_gain_s(self, n: int, k_max: int) -> Vector:
+        """Return how many seconds the pass of a uniform step takes more than a mixed one's: for K from 0 to `k_max`."""
+        found = self._uniform_gain.get(n)
+        if found is None:
+            lengths = range(1, k_max + 2)
+            found = np.array([self.uniform_s(n, length) - float(self.mixed[n * length]) for length in lengths])
+            self._uniform_gain[n] = found
+        return found
+
+    def uniform_s(self, n: int, length: int) -> float:
+        """Return the seconds of the target's pass where all `n` decodes have `length` tokens in it."""
+        m = n * length
+        if self._graphs is None:
+            return float(self.mixed[m])
+        shape = padded(self._graphs, n, m, 0, 0, is_uniform=True)
+        full = float(np.interp(shape.tokens, EDGES, self._heights))
+        full += self._c["piecewise"] * shape.piecewise + self._c["graphless"] * shape.graphless
+        ratio = self._load.prefill_ratio
+        return (1 - ratio) * full + ratio * float(self._with_prefill[m])
+
+    def left_out_s(self, n: int) -> float:
+        """Return what `n` decodes that are left out cost later: at most what drafting for them takes."""
+        c = self._c
+        return min(n * self.left_s, c["drafter"] + n * (c["drafting_decode"] + c["slot"]))
+
+    def _fixed_s(self, n: int) -> float:
+        return self._c["base"] + (self._c["decode"] + self._c["context"] * self._load.context_tokens) * n
+
+    def _pass_s(self, tokens: Ints) -> Vector:
+        """Return the seconds of the target's pass over so many tokens of a mixed step."""
+        if self._graphs is None:
+            plain: Vector = np.interp(tokens, EDGES, self._heights)
+            return plain
+        laid_out, has_graph = _up(self._graphs.mixed, tokens)
+        missing = np.where(has_graph, self._c["piecewise"] * (self._graphs.mode != FULL_MODE), self._c["graphless"])
+        found: Vector = np.interp(laid_out, EDGES, self._heights) + missing
+        return found
+
+    def _drafter_s(self, tokens: Ints) -> Vector:
+        """Return what padding, or a missing graph, costs a pass of the drafter over so many tokens."""
+        assert self._graphs is not None
+        laid_out, has_graph = _up(self._graphs.drafter, tokens)
+        found: Vector = np.where(has_graph, self._c["slot"] * (laid_out - tokens), self._c["drafter_graphless"])
+        return found
+
+
+def padded(  # noqa: PLR0913 - what is in a step
+    graphs: Graphs | None, n: int, m: int, slots: int, prefill: int, *, is_uniform: bool
+) -> Shape:
+    """Return a step of `n` decodes as it runs."""
+    if graphs is None:
+        return Shape(m + prefill, slots)
+    tokens, piecewise, graphless = float(m + prefill), 0.0, 0.0
+    sizes: Sequence[int] = graphs.uniform.get(m // n, ()) if is_uniform and n and not prefill else ()
+    at = bisect_left(sizes, m)
+    if at < len(sizes):
+        tokens = sizes[at]
+    else:
+        at = bisect_left(graphs.mixed, tokens)
+        graphless = float(at == len(graphs.mixed))
+        piecewise = float(not graphless and graphs.mode != FULL_MODE)
+        tokens = tokens if graphless else graphs.mixed[at]
+    if not slots or not graphs.drafter:
+        return Shape(tokens, slots, piecewise, graphless)
+    drafted = m - n + slots + prefill
+    at = bisect_left(graphs.drafter, drafted)
+    if at == len(graphs.drafter):
+        return Shape(tokens, slots, piecewise, graphless, 1.0)
+    return Shape(tokens, slots + graphs.drafter[at] - drafted, piecewise, graphless)
+
+
+def _up(sizes: Sequence[int], tokens: Ints) -> tuple[Vector, NDArray[np.bool_]]:
+    """Return the captured size that so many tokens are padded to, and whether there is one."""
+    ladder = np.array(sizes or (0,), dtype=np.float64)
+    at = np.searchsorted(ladder, tokens)
+    has_graph = at < len(ladder)
+    return np.where(has_graph, ladder[np.minimum(at, len(ladder) - 1)], tokens), has_graph

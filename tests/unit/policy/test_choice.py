@@ -1,0 +1,131 @@
+"""The choice of K against the best of all choices, found by trying them."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from specpilot.bench.simulation.h200_plant import FULL, graphs
+from specpilot.policy.choice import REST_STEPS, Group, choose, rate_of
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices
+from specpilot.policy.types import Objective
+
+K = 4
+
+
+def lengths(*acceptance: float, k_max: int = K) -> np.ndarray:
+    """AL by K of bands with these conditional acceptances."""
+    return np.array([[sum(a**i for i in range(k + 1)) for k in range(k_max + 1)] for a in acceptance])
+
+
+def prices(most: int = 512, in_force: Graphs | None = None, left_s: float = 0.0, **parts: float) -> Prices:
+    """Prices of a small machine: 5 ms, 0.05 ms a token, unless something else is said."""
+    known = {"base": 5e-3, "drafter": 1e-3, "slot": 2e-5, "read": 2.6e-5, "reads": 1e-3} | parts
+    token_s = known.pop("token", 5e-5)
+    parts_s = tuple(known.get(name, 0.0) for name in PARTS)
+    return Prices(Coefficients(parts_s, (token_s,) * len(KNOTS)), most, in_force, Load(), left_s)
+
+
+def drawn(draw: random.Random, in_force: Graphs | None) -> tuple[list[Group], np.ndarray, Prices]:
+    """A random setting: groups, acceptance, prices."""
+    slopes = sorted(draw.uniform(0, 1.5e-4) for _ in KNOTS)
+    parts = {
+        "base": draw.uniform(2e-3, 1e-2), "drafter": draw.uniform(3e-4, 3e-3), "read": 2.6e-5, "reads": 1.5e-3,
+        "slot": draw.uniform(0, 8e-5), "drafting_decode": draw.uniform(0, 1.5e-4),
+        "piecewise": draw.uniform(0, 6e-3) if in_force else 0.0,
+    }  # fmt: skip
+    coefficients = Coefficients(tuple(parts.get(name, 0.0) for name in PARTS), tuple(slopes))
+    groups = []
+    for band in range(draw.randrange(1, 5)):
+        low = draw.choice((0, 0, 0, 1))
+        high = draw.choice((K, K, K, max(low, 2)))
+        weight, backlog = draw.choice((0.5, 1.0, 1.0, 3.0)), draw.choice((0, 0, 50, 800))
+        groups.append(Group(draw.randrange(1, 30), band, weight, low, high, backlog))
+    acceptance = [draw.uniform(0.05, 0.98) for _ in groups]
+    return groups, lengths(*acceptance), Prices(coefficients, 1024, in_force, Load(), draw.choice((0.0, 1e-4)))
+
+
+@pytest.mark.parametrize(
+    "in_force", [None, graphs(lengths=(1, 2, 3, 5)), graphs(FULL)], ids=["none", "piecewise", "full"]
+)
+def test_it_is_within_two_percent_of_the_best_of_all(in_force: Graphs | None) -> None:
+    draw, ratios = random.Random(1), []
+    for _ in range(300):
+        groups, al, priced = drawn(draw, in_force)
+        allowed = [range(group.low, group.high + 1) for group in groups]
+        found = choose(groups, al, priced)
+        assert all(k in own for k, own in zip(found, allowed, strict=True))
+        best = max(rate_of(groups, al, priced, ks) for ks in itertools.product(*allowed))
+        ratios.append(rate_of(groups, al, priced, found) / best)
+    assert min(ratios) >= 0.98
+    assert np.mean(ratios) >= 0.999
+
+
+def test_bounds_hold_also_where_they_do_not_pay() -> None:
+    groups = [Group(4, 0, 1.0, 2, 4), Group(4, 1, 1.0, 0, 1), Group(4, 1, 1.0, 3, 3)]
+    low, high, pinned = choose(groups, lengths(0.05, 0.99), prices())
+    assert (low, high, pinned) == (2, 1, 3)
+
+
+def test_a_larger_weight_draws_positions_to_its_group() -> None:
+    al = lengths(0.6, 0.75)
+
+    def of_weight(weight: float) -> int:
+        return choose([Group(16, 0, weight, 0, K), Group(16, 1, 1.0, 0, K)], al, prices(token=2e-4))[0]
+
+    assert of_weight(0.01) < of_weight(10.0)
+
+
+def test_a_step_keeps_the_bound_on_latency_of_each_group() -> None:
+    al, priced = lengths(0.3, 0.95), prices(token=2e-4)
+    free = choose([Group(8, 0, 1.0, 0, K), Group(8, 1, 1.0, 0, K)], al, priced)
+    bound = [Group(8, 0, 1.0, 0, K, itl_slo_s=0.0095), Group(8, 1, 1.0, 0, K)]
+    kept = choose(bound, al, priced)
+    verified = [8 * (1 + kept[0]) + 8 * (1 + kept[1]), 16 * (1 + free[1])]
+    drafted = sum(8 for k in kept if k)
+    assert priced.step_s(16, verified[0], max(kept) * drafted) <= 0.0095 * al[0, kept[0]]
+    assert sum(kept) < sum(free)
+
+
+def test_where_no_k_keeps_a_bound_the_smallest_excess_wins() -> None:
+    groups = [Group(8, 0, 1.0, 0, K, itl_slo_s=1e-4), Group(8, 1, 1.0, 0, K)]
+    assert choose(groups, lengths(0.05, 0.95), prices(token=2e-4)) == [0, 0]
+
+
+def test_latency_counts_the_slow_more_than_throughput_does() -> None:
+    groups, al, priced = [Group(8, 0, 1.0, 0, K), Group(8, 1, 1.0, 0, K)], lengths(0.5, 0.95), prices(token=1e-4)
+    fast, fair = (choose(groups, al, priced, objective) for objective in (Objective.THROUGHPUT, Objective.LATENCY))
+    assert fair[0] >= fast[0]
+    assert fair != fast
+
+
+def test_a_large_backlog_does_not_hold_requests_at_k_0_that_drafting_pays_for() -> None:
+    """With the charge spread over a few steps, each step at K = 0 would make the next draft dearer."""
+    rows = 500
+    [k] = choose([Group(1, 0, 1.0, 0, K, backlog=rows)], lengths(0.95), prices())
+    assert k == K
+    assert rows * 2.6e-5 / 8 > 1e-3, "spread over 8 steps it would be dearer than the drafter's pass"
+    assert REST_STEPS >= 100
+
+
+def test_leaving_out_has_a_price() -> None:
+    """A step by itself would leave a few out, who then catch up in a later one."""
+    groups, al = [Group(30, 1, 1.0, 0, K), Group(2, 0, 1.0, 0, K)], lengths(0.1, 0.9)
+    found = [choose(groups, al, prices(left_s=left_s, drafter=6e-3, token=1e-4)) for left_s in (0.0, 2e-4)]
+    assert found == [[K, 0], [K, 1]]
+
+
+def test_one_k_for_all_wins_where_a_mix_would_lose_its_graph() -> None:
+    """60 ms for a piecewise step: a uniform K keeps the FULL graph."""
+    groups, al = [Group(8, 0, 1.0, 0, K), Group(8, 1, 1.0, 0, K)], lengths(0.4, 0.95)
+    mixed = choose(groups, al, prices())
+    assert len(set(mixed)) == 2
+    uniform = choose(groups, al, prices(in_force=graphs(lengths=(1, 5)), piecewise=6e-2))
+    assert len(set(uniform)) == 1
+
+
+@pytest.mark.parametrize("k_max", [0, 1])
+def test_the_smallest_engines_have_a_choice_too(k_max: int) -> None:
+    assert choose([Group(1, 0, 1.0, 0, k_max)], lengths(0.99, k_max=k_max), prices()) == [k_max]
