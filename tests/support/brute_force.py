@@ -7,6 +7,7 @@ draft, and keeps its own idea of who decodes. It shares no counting code with th
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,7 +43,10 @@ class BruteForce:
         self._steps: dict[int, dict[str, Any]] = {}
         self._watch_beginnings()
         self._watch_scheduler()
-        self._watch_worker()
+        if scheduler.use_v2_model_runner:
+            import_module("tests.support.watched_v2").watch(self._steps, self.seen, scheduler)
+        else:
+            self._watch_worker()
 
     def counts(self) -> Counts:
         """Return the sums by metric and labels, zeros left out."""
@@ -109,7 +113,7 @@ class BruteForce:
             band = self._chosen[key] = self._band(key)
             self._due[key] = self._scheduler.steps.table.k(self._label(key), band, 1)
         self._planned = list(output.num_scheduled_tokens)
-        anew = output.scheduled_cached_reqs.resumed_req_ids
+        anew = _begins_anew(output)
         allowed = {key: self._allowed.pop(key, None) for key in self._planned}
         for key in self._planned:
             history = self._history.setdefault(key, [])
@@ -208,7 +212,7 @@ class BruteForce:
         labels: dict[str, str],
     ) -> None:
         noted = self._steps.pop(id(output))
-        anew = {item.req_id for item in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
+        anew = _begins_anew(output)
         self._decoding -= anew
         decodes = [key for key in output.num_scheduled_tokens if key in self._decoding]
         for key in decodes:
@@ -264,6 +268,11 @@ class BruteForce:
             sums[names.STEP_CONTEXT] = noted["context"]
         for name, value in sums.items():
             self._add(name, *labels_of_step, by=value)
+
+
+def _begins_anew(output: Any) -> set[str]:
+    """The requests that a step prefills from the beginning; on model runner V2 resumed ones come as new."""
+    return {item.req_id for item in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
 
 
 def exported(expected: Counts, page: Callable[[], str], seconds: float = 5.0) -> Counts:

@@ -1,0 +1,137 @@
+"""What the drafter has not seen yet on model runner V2, and how it catches up when it is wanted again.
+
+The rules are those of model runner V1 (`engine_adapter.vllm.backlog`): a request that is not drafted for leaves one row
+in each step, what the target left at its last position and the token that follows; before its next draft its rows go
+through the head in one pass. What differs comes from the runner:
+
+- The token that follows a position is known when the speculator is called, so a row has it.
+- Block tables are kept by request slot, so a pass finds its KV slots by the slots of its requests. It has tables and
+  slot mappings of its own: the step's are read again after it.
+- Passes run without a CUDA graph. Graphs share one pool of memory, and the replay of a drafter's PIECEWISE graph could
+  write over what the target's left; a pass that replays none writes over nothing, so nothing is copied for it.
+
+vLLM on V2 knows no limit of the drafter's own length. The adapter's scheduler drafts nothing beyond it, and positions
+beyond it are left out here.
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
+
+from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
+from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, row_size, states_stay
+from specpilot.engine_adapter.vllm.rows import Rows, handed_over, indices
+from specpilot.engine_adapter.vllm.tuning import SPARE_ROWS, TAKEN_IN_TOGETHER
+from specpilot.engine_adapter.vllm.v2.step import Step
+
+
+class Backlog:
+    """What one speculator has not seen: `catch_up` before it drafts, `keep` for the requests that it leaves out.
+
+    `rows` are those that wait.
+    """
+
+    def __init__(self, speculator: Any) -> None:
+        config = speculator.vllm_config
+        rows = backlog_rows(config)
+        size = max(rows + rows // SPARE_ROWS, config.scheduler_config.max_num_seqs)
+        self._speculator = speculator
+        self._length = drafter_length(config)
+        can_hold = states_stay(config, speculator.device.type)
+        self.rows = Rows(size, row_size(config), speculator.dtype, speculator.device, can_hold=can_hold)
+        self._slots: torch.Tensor | None = None
+
+    def keep(self, step: Step) -> None:
+        """Keep the last row of each request of a step that drafts nothing; the head takes in its other positions."""
+        last: Any = slice(step.batch.num_reqs)
+        if step.batch.num_tokens > step.batch.num_reqs:
+            self._take_in(step)
+            last = step.last()
+        self.rows.add(step.requests, [layer[last] for layer in step.states], step.following, step.requests)
+
+    def keep_of(self, left_out: Collection[str], step: Step) -> None:
+        """Keep the row of each request that a step which drafts for others has `left_out`; each has one position."""
+        out = frozenset(left_out)
+        places = [place for place, request in enumerate(step.requests) if request in out]
+        chosen = indices(places, self._speculator.device)
+        last = step.last()[chosen]
+        states = [layer[last] for layer in step.states]
+        self.rows.add([step.requests[place] for place in places], states, step.following[chosen], step.requests)
+
+    def catch_up(self, step: Step, wanted: Collection[str]) -> None:
+        """Run the head over the rows of the requests `wanted`, and forget these rows."""
+        rows_of = self.rows.by_request() if wanted else None
+        if not rows_of:
+            return
+        missing, ends = within(lag(rows_of, step.requests, wanted), step.begins, self._length)
+        tokens = self.rows.tokens()
+        for part, part_ends in passes(missing, ends, self._speculator.max_num_tokens):
+            rows = indices([*chain.from_iterable(part.rows)], self._speculator.device)
+            self._forward(step, part, part_ends, tokens[rows], self.rows.states(rows))
+        self.rows.forget(wanted)
+
+    def _take_in(self, step: Step) -> None:
+        """Run the head over all positions of the step but the last of each request, some at a time."""
+        starts = step.batch.query_start_loc_np.tolist()
+        own = Lag([], [])
+        for place in range(step.batch.num_reqs):
+            if starts[place + 1] - starts[place] > 1:
+                own.places.append(place)
+                own.rows.append(range(starts[place], starts[place + 1] - 1))
+        own, ends = within(own, [end - 1 for end in step.ends], self._length)
+        limit = min(self._speculator.max_num_tokens, TAKEN_IN_TOGETHER)
+        for part, part_ends in passes(own, ends, limit):
+            on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
+            rows = handed_over(on_host, self._speculator.device)
+            states = torch.cat([layer[rows] for layer in step.states], dim=-1)
+            self._forward(step, part, part_ends, step.batch.input_ids[rows + 1], states)
+
+    def _forward(
+        self, step: Step, part: Lag, part_ends: Sequence[int], tokens: torch.Tensor, states: torch.Tensor
+    ) -> None:
+        """Run the head over the rows of `part`, which end at `part_ends`, as the host knows it.
+
+        `tokens` [rows] follow them, `states` [rows, row_size] are the target's.
+        """
+        speculator, device, count = self._speculator, self._speculator.device, len(tokens)
+        lengths = [len(rows) for rows in part.rows]
+        starts_cpu = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        ends_cpu = torch.tensor(part_ends, dtype=torch.int32)
+        too_long_by = step.overshoot(part.places, device)
+        starts, ends, queries = (handed_over(item, device) for item in (starts_cpu, ends_cpu, starts_cpu.diff()))
+        seq_lens = ends - too_long_by
+        # A request's row at j in the pass is at its end, less the pass's end of its rows, plus j.
+        positions = torch.repeat_interleave((seq_lens - starts[1:]).long(), queries, output_size=count)
+        positions += torch.arange(count, device=device)
+
+        buffers = speculator.input_buffers
+        buffers.input_ids[:count] = tokens
+        buffers.positions[:count] = positions
+        is_combined = speculator.method == "eagle3"
+        speculator.hidden_states[:count] = speculator.model.combine_hidden_states(states) if is_combined else states
+        tables = speculator.block_tables
+        if self._slots is None:
+            self._slots = torch.empty_like(tables.slot_mappings)
+        of_requests = step.batch.idx_mapping[indices(part.places, device)]
+        slots = tables.compute_slot_mappings(of_requests, starts, positions, count, out=self._slots)
+        metadata = build_attn_metadata(
+            attn_groups=speculator.attn_groups,
+            num_reqs=len(lengths),
+            num_tokens=count,
+            query_start_loc_gpu=starts,
+            query_start_loc_cpu=starts_cpu,
+            max_query_len=max(lengths),
+            seq_lens=seq_lens,
+            max_seq_len=max(part_ends),
+            block_tables=[table.gpu[of_requests] for table in tables.block_tables],
+            slot_mappings=slots,
+            kv_cache_config=speculator.kv_cache_config,
+            seq_lens_cpu_upper_bound=ends_cpu,
+            positions=positions,
+            is_prefilling=torch.zeros(len(lengths), dtype=torch.bool),
+        )
+        by_layer = build_slot_mappings_by_layer(slots, speculator.kv_cache_config)
+        speculator._run_model(count, metadata, by_layer, None)

@@ -1,0 +1,96 @@
+"""Where vLLM's classes are changed for model runner V2: every wrapper that the adapter puts around their methods.
+
+Installed in every vLLM process that may run V2, by the `vllm.general_plugins` entry point. Each wrapper asks first
+whether the speculator is steered; engines with other schedulers, and speculators of other kinds, are left as they are.
+
+- `GPUModelRunner.execute_model` begins a step: rows of requests that ended are dropped, the step's plan is noted;
+- `TargetDependentARSpeculator.load_model`: a steered speculator gets its backlog;
+- `TargetDependentARSpeculator.propose`: it drafts for the requests and at the width of the plan (`proposal`);
+- `init_speculator`: a P-EAGLE head gets the speculator that vLLM lacks (`parallel_speculator`);
+- `VllmConfig._get_v2_model_runner_unsupported_features`: so P-EAGLE is none of them, where the environment asks for V2.
+  Where it says nothing, vLLM goes on running P-EAGLE on V1.
+"""
+
+from functools import cache, wraps
+from inspect import signature
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
+
+from specpilot.engine_adapter.vllm.compat import is_steered
+from specpilot.engine_adapter.vllm.drafting import plan_of
+from specpilot.engine_adapter.vllm.undrafted import forget_useless
+from specpilot.engine_adapter.vllm.v2.backlog import Backlog
+from specpilot.engine_adapter.vllm.v2.parallel_speculator import ParallelEagleSpeculator
+from specpilot.engine_adapter.vllm.v2.proposal import planned
+from specpilot.engine_adapter.vllm.v2.steered import Steered, attach, of_speculator
+
+_PARALLEL_EAGLE = "parallel drafting for EAGLE speculative decoding"
+"""vLLM's words for what its own V2 lacks."""
+
+
+@cache
+def install() -> None:
+    """Wrap vLLM's runner and speculators, once in this process."""
+    _wrap_runner()
+    _wrap_speculators()
+    _add_parallel_eagle()
+
+
+def _wrap_runner() -> None:
+    execute_model = GPUModelRunner.execute_model
+
+    @wraps(execute_model)
+    def execute_noting(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        steered = of_speculator(self.speculator)
+        if steered is not None:
+            steered.plan = plan_of(scheduler_output)
+            forget_useless(steered.backlog.rows, scheduler_output)
+        return execute_model(self, scheduler_output, *args, **kwargs)
+
+    GPUModelRunner.execute_model = execute_noting
+
+
+def _wrap_speculators() -> None:
+    load, propose = TargetDependentARSpeculator.load_model, TargetDependentARSpeculator.propose
+    names = [*signature(propose).parameters][1:]
+
+    @wraps(load)
+    def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:
+        load(self, *args, **kwargs)
+        if is_steered(self.vllm_config):
+            attach(self, Steered(Backlog(self)))
+
+    @wraps(propose)
+    def propose_for_some(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        steered = of_speculator(self)
+        if steered is None or steered.plan is None:
+            return propose(self, *args, **kwargs)
+        return planned(self, steered, propose, dict(zip(names, args, strict=False)) | kwargs)
+
+    TargetDependentARSpeculator.load_model = load_with_backlog
+    TargetDependentARSpeculator.propose = propose_for_some
+
+
+def _add_parallel_eagle() -> None:
+    init, unsupported = model_runner.init_speculator, VllmConfig._get_v2_model_runner_unsupported_features
+
+    @wraps(init)
+    def init_parallel_eagle(vllm_config: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+        if is_steered(vllm_config) and vllm_config.speculative_config.parallel_drafting:
+            return ParallelEagleSpeculator(vllm_config, device)
+        return init(vllm_config, device, *args, **kwargs)
+
+    @wraps(unsupported)
+    def unsupported_features(self: Any) -> list[str]:
+        found: list[str] = unsupported(self)
+        is_ours = self.speculative_config is not None and is_steered(self) and envs.VLLM_USE_V2_MODEL_RUNNER
+        return [name for name in found if name != _PARALLEL_EAGLE] if is_ours else found
+
+    model_runner.init_speculator = init_parallel_eagle
+    VllmConfig._get_v2_model_runner_unsupported_features = unsupported_features

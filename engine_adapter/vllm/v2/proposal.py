@@ -1,0 +1,41 @@
+"""How a steered speculator of model runner V2 drafts in one step: for whom, how deep, and what it is told first.
+
+vLLM's speculator runs its first pass in every step, so that its KV cache stays complete, and at width 0 throws the rest
+away. Here the plan of the step (`engine_adapter.plan.planner`) decides:
+
+- requests in `catch_up` catch up first, whatever else the step does;
+- width 0: the speculator does not run; each request leaves a row;
+- requests in `left_out` leave a row, and the speculator runs over the others alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specpilot.engine_adapter.vllm.v2.steered import Steered
+from specpilot.engine_adapter.vllm.v2.step import Step
+from specpilot.engine_adapter.vllm.v2.subset import chosen, places_of, spread
+
+
+def planned(
+    speculator: Any, steered: Steered, propose: Callable[..., torch.Tensor], given: dict[str, Any]
+) -> torch.Tensor:
+    """Return the drafts [requests, K_max] of a step with a plan; -1 where nothing is drafted.
+
+    `propose` is vLLM's, and `given` its arguments by name, without the speculator.
+    """
+    plan, batch = steered.plan, given["input_batch"]
+    if plan is None:
+        return propose(speculator, **given)
+    step = Step.of(given)
+    steered.backlog.catch_up(step, plan.catch_up)
+    if plan.width == 0:
+        steered.backlog.keep(step)
+        drafts: torch.Tensor = speculator.draft_tokens[: batch.num_reqs]
+        return drafts.fill_(-1)
+    if not plan.left_out:
+        return propose(speculator, **given)
+    steered.backlog.keep_of(plan.left_out, step)
+    places = places_of(batch.req_ids, plan.left_out)
+    return spread(propose(speculator, **chosen(speculator, given, places)), places, batch.num_reqs)

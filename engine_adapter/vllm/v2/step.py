@@ -1,0 +1,70 @@
+"""One step of model runner V2 as its speculator sees it, after sampling: positions, states, tokens, what was rejected.
+
+vLLM calls `propose` with all of it. Names here say what each tensor means to a drafter; nothing is copied.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specpilot.engine_adapter.vllm.rows import handed_over
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The arguments of `propose` that the backlog reads.
+
+    `batch` is vLLM's `InputBatch`. `states` are the target's hidden states that the head reads, [tokens, hidden size]
+    for each layer. `rejected` [requests] says how many draft tokens of each request were rejected, `following`
+    [requests] which token follows the last position that stays: the one sampled now, or the prompt's next.
+    """
+
+    batch: Any
+    states: Sequence[torch.Tensor]
+    rejected: torch.Tensor
+    following: torch.Tensor
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Step":
+        """Return the step of these arguments of `propose`, by name."""
+        batch = given["input_batch"]
+        slots = batch.idx_mapping
+        following = torch.where(
+            given["num_sampled"] > 0, given["last_sampled"][slots, 0], given["next_prefill_tokens"][0, slots]
+        )
+        states = given["aux_hidden_states"] or (given["last_hidden_states"],)
+        return cls(batch, states, given["num_rejected"], following)
+
+    @property
+    def requests(self) -> list[str]:
+        """Ids of the requests, in the order of the batch."""
+        found: list[str] = self.batch.req_ids
+        return found
+
+    @property
+    def begins(self) -> list[int]:
+        """Position at which each request's part of the step begins, as the host knows it: an upper bound.
+
+        Where drafts were rejected it is too large, by as much as `overshoot`.
+        """
+        found: list[int] = self.batch.num_computed_tokens_np.tolist()
+        return found
+
+    @property
+    def ends(self) -> list[int]:
+        """Position after each request's last in the step, as the host knows it: an upper bound like `begins`."""
+        found: list[int] = self.batch.seq_lens_cpu_upper_bound[: self.batch.num_reqs].tolist()
+        return found
+
+    def overshoot(self, places: Sequence[int], device: torch.device) -> torch.Tensor:
+        """Return by how much the host's `begins` and `ends` are too large, for the requests at `places`: [places]."""
+        chosen = torch.tensor(places)
+        bound = self.batch.seq_lens_cpu_upper_bound[chosen]
+        return handed_over(bound, device) - self.batch.seq_lens[handed_over(chosen, device)]
+
+    def last(self) -> torch.Tensor:
+        """Return where the last position of each request that stays stands in the step: [requests]."""
+        found: torch.Tensor = self.batch.query_start_loc[1 : self.batch.num_reqs + 1].long() - 1 - self.rejected
+        return found
