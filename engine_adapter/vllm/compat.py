@@ -22,8 +22,10 @@ from typing import Any
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm.reliance import lacking
+from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
+from specpilot.engine_adapter.vllm.reliance_items import Item
 from specpilot.engine_adapter.vllm.source import VllmSource
+from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 
 TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
 TESTED_ON_V2 = ("0.32",)
@@ -54,18 +56,19 @@ def vllm_version() -> str:
     )
 
 
-def is_tested(version: str, tested: Sequence[str] = TESTED_VERSIONS) -> bool:
-    """Whether the tests ran real engines of this version's minor."""
-    return version.startswith(tuple(minor + "." for minor in tested))
+def is_tested(version: str, tested: Sequence[str] | None = None) -> bool:
+    """Whether the tests ran real engines of this version's minor; `tested` are those, by default on any runner."""
+    return version.startswith(tuple(minor + "." for minor in (TESTED_VERSIONS if tested is None else tested)))
 
 
-def check_installed(*, any_version: bool) -> None:
+def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
     """Raise `UnsupportedEngineError` for an installed vLLM that the adapter does not fit, unless `any_version`.
 
-    Reads vLLM's source and imports none of it: about a second.
+    `is_v2`: the engine runs model runner V2. Reads vLLM's source and imports none of it: about a second.
     """
     version = vllm_version()
-    fault = version_fault(version, _installed_lacks())
+    lacks = _installed_lacks()
+    fault = version_fault(version, lacks + _installed_lacks(RELIANCE_V2) if is_v2 else lacks)
     if fault is not None:
         if not any_version:
             raise UnsupportedEngineError(fault)
@@ -407,7 +410,7 @@ def server_environment(*, speculates: bool) -> dict[str, str]:
 
 
 @cache
-def _installed_lacks() -> tuple[str, ...]:
+def _installed_lacks(reliance: tuple[Item, ...] = RELIANCE) -> tuple[str, ...]:
     found = util.find_spec("vllm")
     folder = Path(found.origin).parent if found is not None and found.origin is not None else None
 
@@ -415,4 +418,4 @@ def _installed_lacks() -> tuple[str, ...]:
         file = folder / path if folder is not None else None
         return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
 
-    return lacking(VllmSource(read))
+    return lacking(VllmSource(read), reliance)

@@ -7,6 +7,8 @@ A method that the adapter overrides or wraps is worthless when vLLM no longer ca
 must. What the list cannot say is what a method means; that is what running the tests with a version is for.
 """
 
+from collections.abc import Iterable
+
 from specpilot.engine_adapter.vllm.reliance_items import Attributes, Item, Method, Names, Reads, Record
 from specpilot.engine_adapter.vllm.source import Use, VllmSource
 
@@ -296,6 +298,6 @@ RELIANCE: tuple[Item, ...] = (
 )  # fmt: skip
 
 
-def lacking(source: VllmSource) -> tuple[str, ...]:
+def lacking(source: VllmSource, reliance: Iterable[Item] = RELIANCE) -> tuple[str, ...]:
     """Return what `source` lacks of what the adapter relies on, in words; empty when it has all of it."""
-    return tuple(words for item in RELIANCE for words in item.lacking(source))
+    return tuple(words for item in reliance for words in item.lacking(source))

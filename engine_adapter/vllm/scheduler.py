@@ -50,7 +50,7 @@ class _SpecPilotScheduler:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config
         settings = AdapterSettings.read()
-        compat.check_installed(any_version=settings.any_vllm)
+        compat.check_installed(any_version=settings.any_vllm, is_v2=vllm_config.use_v2_model_runner)
         compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
         compat.say_notes(vllm_config)
         k_max = vllm_config.num_speculative_tokens

@@ -8,11 +8,12 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
 from specpilot.engine_adapter.vllm.v2 import backlog, proposal
+from specpilot.engine_adapter.vllm.v2.parallel_speculator import ParallelEagleSpeculator
 
 
 def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: Any) -> None:
     """Note in `steps`, by the id of the scheduler's output, what is read and laid out; in `seen` what happened."""
-    execute_model, prefill = GPUModelRunner.execute_model, TargetDependentARSpeculator._prefill
+    execute_model = GPUModelRunner.execute_model
     catch_up, forward, keep = backlog.Backlog.catch_up, backlog.Backlog._forward, backlog.Backlog.keep
     chosen = proposal.chosen
     output: Any = None
@@ -47,13 +48,17 @@ def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: An
         seen["subsets_with_rejected"] += bool(given["num_rejected"].any())
         return chosen(speculator, given, places)
 
-    def lay_out(speculator: Any, num_reqs: int, *arguments: Any, **named: Any) -> Any:
-        if id(output) in steps:
-            steps[id(output)]["slots"] = num_reqs * output.num_spec_tokens_to_schedule
-        return prefill(speculator, num_reqs, *arguments, **named)
+    def laid_out(run_head: Any) -> Any:
+        def lay_out(speculator: Any, num_reqs: int, *arguments: Any, **named: Any) -> Any:
+            if id(output) in steps:
+                steps[id(output)]["slots"] = num_reqs * output.num_spec_tokens_to_schedule
+            return run_head(speculator, num_reqs, *arguments, **named)
+
+        return lay_out
 
     GPUModelRunner.execute_model = execute
-    TargetDependentARSpeculator._prefill = lay_out
+    TargetDependentARSpeculator._prefill = laid_out(TargetDependentARSpeculator._prefill)
+    ParallelEagleSpeculator._draft = laid_out(ParallelEagleSpeculator._draft)  # type: ignore[method-assign]
     backlog.Backlog.catch_up = catch_up_in  # type: ignore[method-assign]
     backlog.Backlog._forward = run  # type: ignore[method-assign]
     backlog.Backlog.keep = keep_noting  # type: ignore[method-assign]

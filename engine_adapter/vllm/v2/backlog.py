@@ -19,12 +19,13 @@ from itertools import accumulate, chain
 from typing import Any
 
 import torch
-from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 
 from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
 from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, row_size, states_stay
 from specpilot.engine_adapter.vllm.rows import Rows, handed_over, indices
 from specpilot.engine_adapter.vllm.tuning import SPARE_ROWS, TAKEN_IN_TOGETHER
+from specpilot.engine_adapter.vllm.v2.attention import Pass
 from specpilot.engine_adapter.vllm.v2.step import Step
 
 
@@ -117,21 +118,7 @@ class Backlog:
             self._slots = torch.empty_like(tables.slot_mappings)
         of_requests = step.batch.idx_mapping[indices(part.places, device)]
         slots = tables.compute_slot_mappings(of_requests, starts, positions, count, out=self._slots)
-        metadata = build_attn_metadata(
-            attn_groups=speculator.attn_groups,
-            num_reqs=len(lengths),
-            num_tokens=count,
-            query_start_loc_gpu=starts,
-            query_start_loc_cpu=starts_cpu,
-            max_query_len=max(lengths),
-            seq_lens=seq_lens,
-            max_seq_len=max(part_ends),
-            block_tables=[table.gpu[of_requests] for table in tables.block_tables],
-            slot_mappings=slots,
-            kv_cache_config=speculator.kv_cache_config,
-            seq_lens_cpu_upper_bound=ends_cpu,
-            positions=positions,
-            is_prefilling=torch.zeros(len(lengths), dtype=torch.bool),
-        )
+        tables_of = [table.gpu[of_requests] for table in tables.block_tables]
+        rows = Pass(starts, starts_cpu, seq_lens, ends_cpu, tables_of, slots, positions, max(lengths))
         by_layer = build_slot_mappings_by_layer(slots, speculator.kv_cache_config)
-        speculator._run_model(count, metadata, by_layer, None)
+        speculator._run_model(count, rows.metadata(speculator), by_layer, None)

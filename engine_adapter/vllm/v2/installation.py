@@ -4,6 +4,8 @@ Installed in every vLLM process that may run V2, by the `vllm.general_plugins` e
 whether the speculator is steered; engines with other schedulers, and speculators of other kinds, are left as they are.
 
 - `GPUModelRunner.execute_model` begins a step: rows of requests that ended are dropped, the step's plan is noted;
+- `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are made for the steps that K makes, and attention
+  reads a step as the graph that was found for it promises (`graphs`);
 - `TargetDependentARSpeculator.load_model`: a steered speculator gets its backlog;
 - `TargetDependentARSpeculator.propose`: it drafts for the requests and at the width of the plan (`proposal`);
 - `init_speculator`: a P-EAGLE head gets the speculator that vLLM lacks (`parallel_speculator`);
@@ -26,6 +28,7 @@ from specpilot.engine_adapter.vllm.compat import is_steered
 from specpilot.engine_adapter.vllm.drafting import plan_of
 from specpilot.engine_adapter.vllm.undrafted import forget_useless
 from specpilot.engine_adapter.vllm.v2.backlog import Backlog
+from specpilot.engine_adapter.vllm.v2.graphs import replace_managers
 from specpilot.engine_adapter.vllm.v2.parallel_speculator import ParallelEagleSpeculator
 from specpilot.engine_adapter.vllm.v2.proposal import planned
 from specpilot.engine_adapter.vllm.v2.steered import Steered, attach, of_speculator
@@ -43,7 +46,8 @@ def install() -> None:
 
 
 def _wrap_runner() -> None:
-    execute_model = GPUModelRunner.execute_model
+    execute_model, initialize = GPUModelRunner.execute_model, GPUModelRunner.initialize_kv_cache
+    prepare = GPUModelRunner.prepare_inputs
 
     @wraps(execute_model)
     def execute_noting(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +57,22 @@ def _wrap_runner() -> None:
             forget_useless(steered.backlog.rows, scheduler_output)
         return execute_model(self, scheduler_output, *args, **kwargs)
 
+    @wraps(initialize)
+    def initialize_with_graphs(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        if of_speculator(self.speculator) is not None:
+            replace_managers(self)
+
+    @wraps(prepare)
+    def prepare_for_graph(self: Any, scheduler_output: Any, batch_req_state: Any, batch_desc: Any, *args: Any) -> Any:
+        batch = prepare(self, scheduler_output, batch_req_state, batch_desc, *args)
+        if of_speculator(self.speculator) is not None and batch_desc.max_query_len is not None:
+            batch.max_query_len = batch_desc.max_query_len
+        return batch
+
     GPUModelRunner.execute_model = execute_noting
+    GPUModelRunner.initialize_kv_cache = initialize_with_graphs
+    GPUModelRunner.prepare_inputs = prepare_for_graph
 
 
 def _wrap_speculators() -> None:

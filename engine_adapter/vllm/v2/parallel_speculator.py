@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
+from specpilot.engine_adapter.vllm.v2.attention import Pass
 from specpilot.engine_adapter.vllm.v2.parallel_layout import Layout, lay_out
 from specpilot.engine_adapter.vllm.v2.proposal import planned
 from specpilot.engine_adapter.vllm.v2.steered import of_speculator
@@ -110,25 +111,42 @@ class ParallelEagleSpeculator(EagleSpeculator):
         starts = batch.query_start_loc_np[: count + 1] + self.arange_np[: count + 1] * (width - 1)
         rows = int(starts[-1])
         torch.index_select(self._read, 0, self._layout.sources[:rows], out=self.hidden_states[:rows])
-        graph = self._graph(given, rows, int(batch.num_scheduled_tokens.max()) + width - 1)
+        longest = int(batch.num_scheduled_tokens.max()) + width - 1
+        graph = self._graph(given, rows, longest)
         metadata = by_layer = None
         if not given.get("skip_attn_for_dummy_run", False):
-            slots = self.block_tables.compute_slot_mappings(
-                self.idx_mapping[:count],
-                self.input_buffers.query_start_loc[: count + 1],
-                self.input_buffers.positions[:rows],
-                graph.num_tokens,
-            )
-            slots[:, :rows].masked_fill_(self._layout.is_unused[:rows], _PADDING)
-            by_layer = build_slot_mappings_by_layer(slots, self.kv_cache_config)
-            bound = batch.seq_lens_cpu_upper_bound
-            metadata = self._build_attn_metadata(count, graph, starts, bound, width - 1, slot_mappings=slots)
+            laid_out = self._pass(batch, starts, width, graph, graph.max_query_len or longest)
+            metadata = laid_out.metadata(self)
+            by_layer = build_slot_mappings_by_layer(laid_out.slots, self.kv_cache_config)
         if graph.cg_mode == CUDAGraphMode.FULL:
             assert self.prefill_cudagraph_manager is not None
             self.prefill_cudagraph_manager.run_fullgraph(graph)
         else:
             self._draft(count, graph.num_tokens, metadata, by_layer, None, width=width)
         return drafts
+
+    def _pass(self, batch: Any, starts: Any, width: int, graph: BatchExecutionDescriptor, longest: int) -> Pass:
+        """Return the pass over the rows that are laid out, which begin at `starts`, padded to its `graph`."""
+        count, rows, padded = batch.num_reqs, int(starts[-1]), graph.num_reqs or batch.num_reqs
+        buffers = self.input_buffers
+        slots = self.block_tables.compute_slot_mappings(
+            self.idx_mapping[:count], buffers.query_start_loc[: count + 1], buffers.positions[:rows], graph.num_tokens
+        )
+        slots[:, :rows].masked_fill_(self._layout.is_unused[:rows], _PADDING)
+        starts_cpu = torch.full((padded + 1,), rows, dtype=torch.int32)
+        starts_cpu[: count + 1] = torch.from_numpy(starts)
+        bound_cpu = torch.zeros(padded, dtype=torch.int32)
+        bound_cpu[:count] = (batch.seq_lens_cpu_upper_bound[:count] + width - 1).clamp(max=self.max_model_len)
+        return Pass(
+            buffers.query_start_loc[: padded + 1],
+            starts_cpu,
+            buffers.seq_lens[:padded],
+            bound_cpu,
+            [table[:padded] for table in self.block_tables.input_block_tables],
+            slots,
+            buffers.positions[: graph.num_tokens],
+            longest,
+        )
 
     def _graph(self, given: dict[str, Any], rows: int, longest: int) -> BatchExecutionDescriptor:
         """Return the descriptor of the graph for so many rows, the `longest` request's among them."""

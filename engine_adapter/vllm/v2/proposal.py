@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from specpilot.engine_adapter.vllm.v2.graphs import note_longest
 from specpilot.engine_adapter.vllm.v2.steered import Steered
 from specpilot.engine_adapter.vllm.v2.step import Step
 from specpilot.engine_adapter.vllm.v2.subset import chosen, places_of, spread
@@ -35,6 +36,7 @@ def planned(
         drafts: torch.Tensor = speculator.draft_tokens[: batch.num_reqs]
         return drafts.fill_(-1)
     if not plan.left_out:
+        note_longest(speculator, batch)
         return propose(speculator, **given)
     steered.backlog.keep_of(plan.left_out, step)
     places = places_of(batch.req_ids, plan.left_out)

@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.utils import get_uniform_decode_token_count
 
 from specpilot.engine_adapter.vllm.rows import handed_over, indices
+from specpilot.engine_adapter.vllm.v2.graphs import note_longest
 
 
 def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
@@ -39,6 +40,7 @@ def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int]) -> dic
     count, padded_reqs, padded = part.num_tokens, part.num_reqs, part.num_tokens
     if graph is not None:
         padded_reqs, padded = graph.num_reqs or padded_reqs, max(padded, graph.num_tokens)
+        part.max_query_len = graph.max_query_len
     begins = np.repeat(whole.query_start_loc_np[:-1][at] - part.query_start_loc_np[:-1], part.num_scheduled_tokens)
     tokens_cpu = torch.zeros(padded, dtype=torch.int64)  # padding repeats the first token: its result is dropped
     tokens_cpu[:count] = torch.from_numpy(np.arange(count) + begins)
@@ -100,6 +102,7 @@ def _on_host(whole: Any, at: np.ndarray) -> Any:
 
 def _graph_of(speculator: Any, part: Any) -> Any:
     """Return the descriptor of the graph that vLLM will find for the head's first pass over `part`."""
+    note_longest(speculator, part)
     longest = part.num_scheduled_tokens.max()
     uniform = get_uniform_decode_token_count(part.num_reqs, part.num_tokens, longest, part.decode_graph_eligible)
     return speculator.prefill_cudagraph_manager.dispatch(part.num_reqs, part.num_tokens, uniform, num_active_loras=0)

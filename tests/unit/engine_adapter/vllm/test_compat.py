@@ -68,7 +68,6 @@ METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_
         (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
         (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
         (config(embeds=1), ("prompt of embeddings", "--enable-prompt-embeds")),
-        (config(runner_v2=1), ("model runner V2", "VLLM_USE_V2_MODEL_RUNNER=0")),
         (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
     ],
 )  # fmt: skip
@@ -77,6 +76,21 @@ def test_what_cannot_be_steered_is_refused_with_the_remedy(broken: Any, words: t
         compat.check_config(broken, is_async_scheduler=False)
     for word in words:
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "speculative", "words"),
+    [
+        ("0.31.2", {}, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ("0.32.0", {"enable_adaptive_verification": True}, ("adaptive verification", "remove enable_adaptive")),
+    ],
+)
+def test_what_is_not_steered_on_model_runner_v2_is_refused_with_the_remedy(
+    version: str, speculative: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    [fault] = compat.v2_faults(version, SimpleNamespace(**speculative))
+    assert [word for word in words if word not in fault] == []
+    assert compat.v2_faults("0.32.0", SimpleNamespace(enable_adaptive_verification=False)) == []
 
 
 def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
@@ -90,7 +104,7 @@ def test_every_reason_is_said_at_once() -> None:
     )
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
-    assert str(refused.value).count(";") == 8
+    assert str(refused.value).count(";") == 7
 
 
 class PlansDrafts:

@@ -14,6 +14,7 @@ from specpilot.engine_adapter.vllm import compat
 from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
 from specpilot.engine_adapter.vllm.reliance_items import Item, Method, Names, Record
 from specpilot.engine_adapter.vllm.source import Read, Use, VllmSource
+from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 from tests.support.stack import ROOT
 from tests.support.vllm_wheel import installed_reader, minor, wheel_reader, wheels
 
@@ -21,11 +22,13 @@ ADAPTER = ROOT / "engine_adapter"
 LACKS = {"0.24": {"EndpointPlugin"}, "0.25": {"EndpointPlugin"}}
 """The classes that an old version lacks; every other version lacks nothing."""
 
+EVERYTHING = (*RELIANCE, *RELIANCE_V2)
+
 installed = cache(installed_reader())
 
 
 def test_the_installed_vllm_lacks_nothing() -> None:
-    assert lacking(VllmSource(installed)) == ()
+    assert lacking(VllmSource(installed), EVERYTHING) == ()
 
 
 @pytest.mark.skipif(not wheels(), reason="VLLM_WHEELS names no folder of wheels: make check-vllm-versions")
@@ -36,7 +39,7 @@ def test_the_wheels_lack_what_the_table_says_and_nothing_else() -> None:
 
 
 def named() -> Iterator[tuple[Item, str]]:
-    for item in RELIANCE:
+    for item in EVERYTHING:
         if isinstance(item, Method):
             yield item, item.name
         else:
@@ -60,7 +63,7 @@ def test_a_name_that_vllm_no_longer_has_is_noticed(item: Item, name: str) -> Non
     assert any(name in words for words in item.lacking(VllmSource(renamed(rf"\b{name}\b"))))
 
 
-@pytest.mark.parametrize("item", [item for item in RELIANCE if isinstance(item, Method) and item.caller])
+@pytest.mark.parametrize("item", [item for item in EVERYTHING if isinstance(item, Method) and item.caller])
 def test_a_method_that_vllm_no_longer_calls_is_noticed(item: Method) -> None:
     changed = VllmSource(renamed(rf"(?<!def )\b{item.name}\b"))
     assert any("not called by" in words for words in item.lacking(changed))
@@ -70,7 +73,7 @@ def test_a_method_that_vllm_no_longer_calls_is_noticed(item: Method) -> None:
     ("item", "name"),
     [
         pytest.param(item, name, id=f"{item.name}-{name}")
-        for item in RELIANCE
+        for item in EVERYTHING
         if isinstance(item, Method)
         for name in item.parameters
     ],
@@ -83,20 +86,19 @@ def test_a_parameter_of_another_name_is_noticed(item: Method, name: str) -> None
 
 
 def test_a_field_that_must_be_given_and_is_not_is_noticed() -> None:
-    for item in RELIANCE:
+    for item in EVERYTHING:
         if isinstance(item, Record):
             short = Record(item.file, item.owner, item.fields[1:])
             assert list(short.lacking(VllmSource(installed))) == [f"{item.owner} without the field {item.fields[0]}"]
 
 
 def parsed(module: str) -> ast.Module:
-    [path] = ADAPTER.rglob(module)
-    return ast.parse(path.read_text())
+    return ast.parse((ADAPTER / "vllm" / module).read_text())
 
 
-OVERRIDES = {item.name: item for item in RELIANCE if isinstance(item, Method) and item.use is not Use.CALL}
-KNOWN = {item.owner for item in RELIANCE if not isinstance(item, Names)} | {item.file for item in RELIANCE}
-KNOWN |= {name for item in RELIANCE if isinstance(item, Names) for name in item.names}
+OVERRIDES = {item.name: item for item in EVERYTHING if isinstance(item, Method) and item.use is not Use.CALL}
+KNOWN = {item.owner for item in EVERYTHING if not isinstance(item, Names)} | {item.file for item in EVERYTHING}
+KNOWN |= {name for item in EVERYTHING if isinstance(item, Names) for name in item.names}
 INSTANCES = {"current_platform": "Platform"}
 
 
@@ -139,7 +141,14 @@ def test_what_the_schedulers_take_from_their_base_is_on_the_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "owner"), [("installation.py", "GPUModelRunner"), ("installation.py", "SpecDecodeBaseProposer")]
+    ("module", "owner"),
+    [
+        ("installation.py", "GPUModelRunner"),
+        ("installation.py", "SpecDecodeBaseProposer"),
+        ("v2/installation.py", "GPUModelRunner"),
+        ("v2/installation.py", "TargetDependentARSpeculator"),
+        ("v2/installation.py", "VllmConfig"),
+    ],
 )
 def test_what_is_wrapped_is_on_the_list(module: str, owner: str) -> None:
     touched = {

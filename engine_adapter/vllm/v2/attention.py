@@ -1,0 +1,50 @@
+"""What attention is told of a pass of the head that the adapter lays out itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Rows of some requests, each request's beside one another.
+
+    `starts` [requests + 1] is where they begin, also on the host (`starts_cpu`); `seq_lens` [requests] where each
+    request's sequence ends with its last row, `bound_cpu` an upper bound that the host knows. `block_tables` are by
+    KV cache group, [requests, blocks], and `slots` [groups, rows] is where each row's KV cache goes. Padding for a
+    CUDA graph is included: requests without rows, and rows without slots. `longest` is the most rows of a request, or
+    what the graph promises.
+    """
+
+    starts: torch.Tensor
+    starts_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    bound_cpu: torch.Tensor
+    block_tables: Sequence[torch.Tensor]
+    slots: torch.Tensor
+    positions: torch.Tensor
+    longest: int
+
+    def metadata(self, speculator: Any) -> dict[str, Any]:
+        """Return vLLM's attention metadata by layer of the `speculator`'s head."""
+        count = len(self.seq_lens)
+        found: dict[str, Any] = build_attn_metadata(
+            attn_groups=speculator.attn_groups,
+            num_reqs=count,
+            num_tokens=self.slots.shape[1],
+            query_start_loc_gpu=self.starts,
+            query_start_loc_cpu=self.starts_cpu,
+            max_query_len=self.longest,
+            seq_lens=self.seq_lens,
+            max_seq_len=int(self.bound_cpu.max()),
+            block_tables=self.block_tables,
+            slot_mappings=self.slots,
+            kv_cache_config=speculator.kv_cache_config,
+            seq_lens_cpu_upper_bound=self.bound_cpu,
+            positions=self.positions,
+            is_prefilling=torch.zeros(count, dtype=torch.bool),
+        )
+        return found

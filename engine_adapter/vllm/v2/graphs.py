@@ -1,0 +1,165 @@
+"""CUDA graphs on model runner V2 for the steps that K makes: any mix of lengths in one graph, where attention can.
+
+vLLM's V2 captures FULL graphs of decodes for 1 + K_max positions of each request alone; every other step is PIECEWISE.
+It has graphs of variable length (`varlen_decode`), and makes them for adaptive verification alone. Here a steered
+engine gets, in place of vLLM's managers and before anything is captured:
+
+- *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, where every attention backend can
+  (`get_varlen_cudagraph_unsupported_backend`); in any case graphs for one position of each request, K = 0, whose
+  kernels are faster when they know; and where backends cannot, graphs for each length of `query_lengths`;
+- *a sequential head's first pass*: the same lengths, as it runs over the target's step;
+- *its further passes*: one graph of all passes for each width. vLLM's own has K_max passes whatever the width.
+
+Graphs exist where the mode has FULL graphs of decodes apart from mixed steps (`FULL_AND_PIECEWISE`,
+`FULL_DECODE_ONLY`). Mode `FULL` has one set of graphs for any step, and is left alone.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.config import CUDAGraphMode
+from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager, ModelCudaGraphManager
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
+    SpeculatorBatchDescriptor,
+    SpeculatorCudaGraphManager,
+)
+
+from specpilot.engine_adapter.vllm.graphs import query_lengths
+
+
+class _OfLengths(CudaGraphManager):
+    """Adds FULL graphs for steps in which each request has as many positions, one of `lengths`.
+
+    They are found before those of variable length. `longest` is the most positions of a request in the step, for a
+    caller that does not pass it to `dispatch`; `None` where the step is no decode.
+    """
+
+    def __init__(self, *args: Any, lengths: Iterable[int], **kwargs: Any) -> None:
+        self._lengths = tuple(lengths)
+        self.longest: int | None = None
+        super().__init__(*args, **kwargs)
+
+    def _init_candidates(self) -> None:
+        super()._init_candidates()
+        if self.cudagraph_mode.decode_mode() != CUDAGraphMode.FULL or not self.cudagraph_mode.separate_routine():
+            return
+        for loras in self.lora_capture_cases:
+            for length in self._lengths:
+                self._add([self._uniform(length, size, loras) for size in self._sizes(length)])
+
+    def dispatch(  # noqa: PLR0913, PLR0917 - vLLM's
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        uniform_token_count: int | None,
+        num_active_loras: int,
+        max_query_len: int | None = None,
+        num_ubatches: int = 1,
+    ) -> BatchExecutionDescriptor:
+        """Return the descriptor of the graph for a step, as vLLM's manager does."""
+        if max_query_len is None:
+            max_query_len = self.longest
+        found: BatchExecutionDescriptor = super().dispatch(
+            num_reqs, num_tokens, uniform_token_count, num_active_loras, max_query_len, num_ubatches
+        )
+        return found
+
+    def _sizes(self, length: int) -> list[int]:
+        """Return the sizes, in tokens, of graphs for this length: as configured, rounded up, and of a full batch."""
+        compilation = self.compilation_config
+        largest = min(compilation.max_cudagraph_capture_size or 0, self.max_num_reqs * length)
+        sizes = {-(-size // length) * length for size in compilation.cudagraph_capture_sizes or ()}
+        return sorted(size for size in sizes | {self.max_num_reqs * length} if size <= largest)
+
+    @staticmethod
+    def _uniform(length: int, size: int, loras: int) -> BatchExecutionDescriptor:
+        return BatchExecutionDescriptor(
+            CUDAGraphMode.FULL, size, size // length, uniform_token_count=length, num_active_loras=loras
+        )
+
+    def _add(self, graphs: list[BatchExecutionDescriptor]) -> None:
+        """Capture `graphs`, smallest first, too; offer them first for the steps that they take."""
+        known = self._capture_descs.setdefault(CUDAGraphMode.FULL, list[BatchExecutionDescriptor]())
+        known.extend(graph for graph in graphs if graph not in known)
+        known.sort(key=lambda graph: graph.num_tokens, reverse=True)
+        begin = 0
+        for graph in graphs:
+            for tokens in range(begin, graph.num_tokens + 1):
+                offered = self._candidates.setdefault((tokens, graph.num_active_loras), [])
+                if graph not in offered:
+                    offered.insert(0, graph)
+            begin = graph.num_tokens + 1
+
+
+class TargetGraphs(_OfLengths, ModelCudaGraphManager):
+    """The target's graphs."""
+
+
+class FirstPassGraphs(_OfLengths, SpeculatorCudaGraphManager):
+    """The graphs of a sequential head's first pass."""
+
+
+class FurtherPassGraphs(SpeculatorCudaGraphManager):
+    """The graphs of a sequential head's further passes, all in one, for each width from 2 on."""
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        """Capture the graphs."""
+        widths = range(self.vllm_config.num_speculative_tokens, 1, -1)
+        self._capture_descs = {
+            mode: [
+                SpeculatorBatchDescriptor(**vars(graph), num_speculative_tokens=width)
+                for graph in graphs
+                for width in widths
+            ]
+            for mode, graphs in self._capture_descs.items()  # type: ignore[has-type]
+        }
+        super().capture(*args, **kwargs)
+
+
+def replace_managers(runner: Any) -> None:
+    """Give a steered runner managers for the steps that K makes, in place of those that vLLM has just made."""
+    speculator, target = runner.speculator, runner.cudagraph_manager
+    k_max = runner.vllm_config.num_speculative_tokens
+    is_varlen = can_mix(runner)
+    lengths = (1,) if is_varlen else query_lengths(k_max)
+    runner.cudagraph_manager = TargetGraphs(
+        runner.vllm_config,
+        runner.device,
+        target.cudagraph_mode,
+        decode_query_len=target.decode_query_len,
+        lora_capture_cases=target.lora_capture_cases,
+        varlen_decode=is_varlen,
+        ubatch_runner=target.ubatch_runner,
+        lengths=lengths,
+    )
+    first, further = speculator.prefill_cudagraph_manager, speculator.decode_cudagraph_manager
+    if further is None:  # it drafts in parallel, and made its own
+        return
+    speculator.prefill_cudagraph_manager = FirstPassGraphs(
+        runner.vllm_config,
+        runner.device,
+        first.cudagraph_mode,
+        first.decode_query_len,
+        varlen_decode=is_varlen,
+        lengths=lengths,
+    )
+    if speculator.supports_decode_metadata_update:
+        speculator.decode_cudagraph_manager = FurtherPassGraphs(
+            runner.vllm_config, runner.device, further.cudagraph_mode, decode_query_len=1
+        )
+
+
+def note_longest(speculator: Any, batch: Any) -> None:
+    """Let a sequential head's first pass over `batch` find graphs of variable length: vLLM does not say how long."""
+    manager = speculator.prefill_cudagraph_manager
+    if isinstance(manager, _OfLengths):
+        manager.longest = None if batch.has_prefill else int(batch.num_scheduled_tokens.max())
+
+
+def can_mix(runner: Any) -> bool:
+    """Whether the FULL graphs of every attention backend take decodes of any lengths up to 1 + K_max in one step."""
+    return (
+        get_varlen_cudagraph_unsupported_backend(runner.attn_groups, runner.vllm_config, runner.decode_query_len)
+        is None
+    )
