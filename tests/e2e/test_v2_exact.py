@@ -1,0 +1,108 @@
+"""Model runner V2: the suites of `test_exact` in vLLM's own kernels, interpreted on a CPU; synchronous, without graphs.
+
+The load is half of the other's (`tests.support.exact_engine`, "short").
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter.vllm import compat
+from tests.support.stack import ROOT
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+    ),
+]
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
+    return dict(json.loads(lines[-1]))
+
+
+def on_v2(*arguments: str) -> dict[str, Any]:
+    return run("tests.support.interpreter", *arguments)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """The replies without speculation, on model runner V1."""
+    return run("tests.support.exact_engine", "plain", "peagle", "short")
+
+
+@pytest.fixture(scope="module", params=["eagle3", "peagle"])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return on_v2("tests.support.exact_engine", "sync", request.param)
+
+
+def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, Any], found: dict[str, Any]) -> None:
+    assert len(plain["ids"]) == 30
+    assert [key for key, ids in plain["ids"].items() if found["ids"].get(key) != ids] == []
+
+
+def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> None:
+    seen = found["seen"]
+    assert found["changes"] > 50
+    wanted = (
+        "preemptions",
+        "resumed",
+        "caught_up_rows",
+        "rows_left_waiting",
+        "probes",
+        "refused",
+        "cut_by_stop",
+        "undrafted",
+        "plain_steps",
+        "subsets",
+        "subsets_with_rejected",
+    )
+    assert {name for name in wanted if not seen.get(name)} == set()
+
+
+def test_the_exported_counters_equal_a_brute_force_reading_of_every_step(found: dict[str, Any]) -> None:
+    for name, counts in found["expected"].items():
+        assert found["exported"][name] == counts, name
+    assert len(found["expected"]) >= 9
+
+
+def test_nothing_is_left_behind(found: dict[str, Any]) -> None:
+    assert found["leaked_blocks"] == 0
+    assert found["states"] <= 24
+    assert (found["seen"]["rows_of_ended"], found["seen"]["rows_of_resumed"]) == (0, 0)
+
+
+@pytest.mark.parametrize("head", ["eagle3", "peagle"])
+def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been(head: str) -> None:
+    found = on_v2("tests.support.caught_up", "eager", head)
+    whole, hole = found["whole"], found["hole"]
+    caught_up, in_turns = found["caught up"], found["left out in turns"]
+    assert (whole["catch_ups"], caught_up["catch_ups"], hole["catch_ups"]) == (0, 1, 0)
+    assert in_turns["catch_ups"] > 80
+    for way in (caught_up, in_turns, hole):
+        assert way["ids"] == whole["ids"]
+    for way in (caught_up, in_turns):
+        assert way["accepted"] / way["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
+    assert hole["accepted"] / hole["verified"] < 0.97 * whole["accepted"] / whole["verified"]
+
+
+def test_p_eagles_rows_are_laid_out_as_on_model_runner_v1() -> None:
+    assert run("tests.support.parallel_layouts") == {"compared": 56, "differ": []}
+
+
+def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
+    """For the same text, token by token, at mixed K; so acceptance by position is the same too."""
+    v1, v2 = run("tests.support.drafts", "peagle"), on_v2("tests.support.drafts", "peagle")
+    assert v2["replies"] == v1["replies"]
+    assert sum(map(len, v1["drafts"].values())) > 100
+    assert v2["drafts"] == v1["drafts"]
+    assert v2["seen"] == v1["seen"]
