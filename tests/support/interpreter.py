@@ -93,15 +93,20 @@ def install() -> None:
 
 
 def _take_any_mask() -> None:
-    """Let the interpreter store by masks of wider integers: `and` of a scalar and a block makes one, 1 or 0."""
+    """Let the interpreter take masks of wider integers, 1 or 0, which `and` of a scalar and a block makes."""
     from triton.runtime.interpreter import InterpreterBuilder  # noqa: PLC0415 - after the environment
 
-    store = InterpreterBuilder.create_masked_store
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 
-    def store_by_bits(self: Any, ptrs: Any, value: Any, mask: Any, cache_policy: Any) -> Any:
+    def load_by_bits(self: Any, ptrs: Any, mask: Any, *more: Any) -> Any:
         mask.data = mask.data.astype(bool)
-        return store(self, ptrs, value, mask, cache_policy)
+        return load(self, ptrs, mask, *more)
 
+    def store_by_bits(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any) -> Any:
+        mask.data = mask.data.astype(bool)
+        return store(self, ptrs, value, mask, *more)
+
+    InterpreterBuilder.create_masked_load = load_by_bits
     InterpreterBuilder.create_masked_store = store_by_bits
 
 

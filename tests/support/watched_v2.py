@@ -39,9 +39,10 @@ def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: An
         seen["caught_up_rows"] += len(tokens)
         forward(own, step, part, ends, tokens, states)
 
-    def keep_noting(own: Any, step: Any) -> None:
+    def keep_noting(own: Any, step: Any, held: Any) -> None:
         seen["plain_steps"] += step.batch.num_tokens == step.batch.num_reqs
-        keep(own, step)
+        seen["held"] += len(held)
+        keep(own, step, held)
 
     def choose(speculator: Any, given: Any, places: Any) -> Any:
         seen["subsets"] += 1

@@ -1,8 +1,9 @@
 """What the drafter has not seen yet on model runner V2, and how it catches up when it is wanted again.
 
 The rules are those of model runner V1 (`engine_adapter.vllm.backlog`): a request that is not drafted for leaves one row
-in each step, what the target left at its last position and the token that follows; before its next draft its rows go
-through the head in one pass. What differs comes from the runner:
+in each step, what the target left at its last position and the token that follows. Of a short prompt that the plan
+holds back (`StepPlan.held`) all positions are rows. Before the request's next draft its rows go through the head in one
+pass. What differs comes from the runner:
 
 - The token that follows a position is known when the speculator is called, so a row has it.
 - Block tables are kept by request slot, so a pass finds its KV slots by the slots of its requests. It has tables and
@@ -45,11 +46,15 @@ class Backlog:
         self.rows = Rows(size, row_size(config), speculator.dtype, speculator.device, can_hold=can_hold)
         self._slots: torch.Tensor | None = None
 
-    def keep(self, step: Step) -> None:
-        """Keep the last row of each request of a step that drafts nothing; the head takes in its other positions."""
+    def keep(self, step: Step, held: Collection[str] = ()) -> None:
+        """Keep the last row of each request of a step that drafts nothing; the head takes in its other positions.
+
+        Of the requests in `held` the other positions are kept too.
+        """
         last: Any = slice(step.batch.num_reqs)
         if step.batch.num_tokens > step.batch.num_reqs:
-            self._take_in(step)
+            self._take_in(step, held)
+            self._hold(step, held)
             last = step.last()
         self.rows.add(step.requests, [layer[last] for layer in step.states], step.following, step.requests)
 
@@ -74,14 +79,26 @@ class Backlog:
             self._forward(step, part, part_ends, tokens[rows], self.rows.states(rows))
         self.rows.forget(wanted)
 
-    def _take_in(self, step: Step) -> None:
-        """Run the head over all positions of the step but the last of each request, some at a time."""
-        starts = step.batch.query_start_loc_np.tolist()
+    def _hold(self, step: Step, held: Collection[str]) -> None:
+        """Keep a row for each position of the requests in `held`, except the last."""
+        waiting = [
+            (step.requests[place], row) for place, own in step.multiple if step.requests[place] in held for row in own
+        ]
+        if waiting:
+            rows = indices([row for _, row in waiting], self._speculator.device)
+            states = [layer[rows] for layer in step.states]
+            self.rows.add([name for name, _ in waiting], states, step.batch.input_ids[rows + 1], step.requests)
+
+    def _take_in(self, step: Step, held: Collection[str]) -> None:
+        """Run the head over all positions of the step except the last of each request, some at a time.
+
+        Those in `held` are left out.
+        """
         own = Lag([], [])
-        for place in range(step.batch.num_reqs):
-            if starts[place + 1] - starts[place] > 1:
+        for place, rows in step.multiple:
+            if step.requests[place] not in held:
                 own.places.append(place)
-                own.rows.append(range(starts[place], starts[place + 1] - 1))
+                own.rows.append(rows)
         own, ends = within(own, [end - 1 for end in step.ends], self._length)
         limit = min(self._speculator.max_num_tokens, TAKEN_IN_TOGETHER)
         for part, part_ends in passes(own, ends, limit):

@@ -5,8 +5,8 @@ It has graphs of variable length (`varlen_decode`), and makes them for adaptive 
 engine gets, in place of vLLM's managers and before anything is captured:
 
 - *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, where every attention backend can
-  (`get_varlen_cudagraph_unsupported_backend`); in any case graphs for one position of each request, K = 0, whose
-  kernels are faster when they know; and where backends cannot, graphs for each length of `query_lengths`;
+  (`get_varlen_cudagraph_unsupported_backend`), and in any case graphs for each length of `query_lengths`: for one
+  position of each request, K = 0, kernels are faster when they know;
 - *a sequential head's first pass*: the same lengths, as it runs over the target's step;
 - *its further passes*: one graph of all passes for each width. vLLM's own has K_max passes whatever the width.
 
@@ -14,6 +14,7 @@ Graphs exist where the mode has FULL graphs of decodes apart from mixed steps (`
 `FULL_DECODE_ONLY`). Mode `FULL` has one set of graphs for any step, and is left alone.
 """
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,8 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 )
 
 from specpilot.engine_adapter.vllm.graphs import query_lengths
+
+logger = logging.getLogger("vllm.specpilot")
 
 
 class _OfLengths(CudaGraphManager):
@@ -118,11 +121,21 @@ class FurtherPassGraphs(SpeculatorCudaGraphManager):
 
 
 def replace_managers(runner: Any) -> None:
-    """Give a steered runner managers for the steps that K makes, in place of those that vLLM has just made."""
+    """Give a steered runner managers for the steps that K makes, in place of those that vLLM has just made.
+
+    Hybrid models keep vLLM's: their recurrent layers count on a layout with K_max drafts in each uniform step.
+    """
+    if runner.model_config.is_hybrid:
+        return
     speculator, target = runner.speculator, runner.cudagraph_manager
     k_max = runner.vllm_config.num_speculative_tokens
     is_varlen = can_mix(runner)
-    lengths = (1,) if is_varlen else query_lengths(k_max)
+    if target.cudagraph_mode.separate_routine() and not is_varlen:
+        logger.warning(
+            "SpecPilot: this attention has graphs for decodes of one length alone: a step with different K has no FULL "
+            "CUDA graph; where the GPU has them, --attention-backend FLASH_ATTN (3) or TRITON_ATTN has some for any length"
+        )
+    lengths = query_lengths(k_max, any_mix=is_varlen)
     runner.cudagraph_manager = TargetGraphs(
         runner.vllm_config,
         runner.device,

@@ -24,7 +24,8 @@ from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
-from specpilot.engine_adapter.vllm.compat import is_steered
+from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
 from specpilot.engine_adapter.vllm.drafting import plan_of
 from specpilot.engine_adapter.vllm.undrafted import forget_useless
 from specpilot.engine_adapter.vllm.v2.backlog import Backlog
@@ -61,6 +62,7 @@ def _wrap_runner() -> None:
     def initialize_with_graphs(self: Any, *args: Any, **kwargs: Any) -> None:
         initialize(self, *args, **kwargs)
         if of_speculator(self.speculator) is not None:
+            refuse_inexact(self)
             replace_managers(self)
 
     @wraps(prepare)
@@ -73,6 +75,14 @@ def _wrap_runner() -> None:
     GPUModelRunner.execute_model = execute_noting
     GPUModelRunner.initialize_kv_cache = initialize_with_graphs
     GPUModelRunner.prepare_inputs = prepare_for_graph
+
+
+def refuse_inexact(runner: Any) -> None:
+    """Raise `UnsupportedEngineError` for attention that cannot read decodes of different lengths exactly."""
+    backends = [[group.backend for group in groups] for groups in runner.attn_groups]
+    fault = attention_fault(backends, is_async=bool(runner.scheduler_config.async_scheduling))
+    if fault is not None:
+        raise UnsupportedEngineError(fault)
 
 
 def _wrap_speculators() -> None:

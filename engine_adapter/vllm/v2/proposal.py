@@ -32,7 +32,7 @@ def planned(
     step = Step.of(given)
     steered.backlog.catch_up(step, plan.catch_up)
     if plan.width == 0:
-        steered.backlog.keep(step)
+        steered.backlog.keep(step, plan.held)
         drafts: torch.Tensor = speculator.draft_tokens[: batch.num_reqs]
         return drafts.fill_(-1)
     if not plan.left_out:

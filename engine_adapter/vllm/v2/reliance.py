@@ -21,7 +21,20 @@ RELIANCE_V2: tuple[Item, ...] = (
         _RUNNER, "GPUModelRunner", "execute_model", ("scheduler_output",), Use.WRAP,
         ("v1/worker/gpu_worker.py", "Worker", "execute_model"),
     ),
-    Attributes(_RUNNER, "GPUModelRunner", ("speculator",)),
+    Method(
+        _RUNNER, "GPUModelRunner", "initialize_kv_cache", ("kv_cache_config",), Use.WRAP,
+        ("v1/worker/gpu_worker.py", "Worker", "initialize_from_config"),
+    ),
+    Method(
+        _RUNNER, "GPUModelRunner", "prepare_inputs",
+        ("scheduler_output", "batch_req_state", "batch_desc", "num_active_loras"), Use.WRAP,
+        (_RUNNER, "GPUModelRunner", "execute_model"),
+    ),
+    Attributes(
+        _RUNNER, "GPUModelRunner",
+        ("speculator", "cudagraph_manager", "vllm_config", "device", "model_config", "scheduler_config"),
+    ),
+    Reads(_RUNNER, "GPUModelRunner", "initialize_kv_cache", ("attn_groups", "cudagraph_manager", "decode_query_len")),
     Reads(_RUNNER, "GPUModelRunner", "__init__", ("init_speculator",)),
     Names(_RUNNER, ("init_speculator",)),
     Method(
@@ -52,11 +65,15 @@ RELIANCE_V2: tuple[Item, ...] = (
         _SEQUENTIAL, "TargetDependentARSpeculator", "_run_model",
         ("num_tokens", "attn_metadata", "slot_mappings", "num_tokens_across_dp", "cudagraph_runtime_mode"), Use.CALL,
     ),
-    Attributes(_SEQUENTIAL, "TargetDependentARSpeculator", ("hidden_states", "prefill_cudagraph_manager")),
+    Attributes(
+        _SEQUENTIAL, "TargetDependentARSpeculator",
+        ("hidden_states", "prefill_cudagraph_manager", "decode_cudagraph_manager"),
+    ),
     Attributes(
         _SPECULATOR, "DraftModelSpeculator",
         (
             "vllm_config", "device", "dtype", "method", "max_num_tokens", "input_buffers", "draft_tokens",
+            "supports_decode_metadata_update",
         ),
     ),
     Reads(
@@ -107,7 +124,40 @@ RELIANCE_V2: tuple[Item, ...] = (
         _GRAPHS, "CudaGraphManager", "dispatch",
         ("num_reqs", "num_tokens", "uniform_token_count", "num_active_loras", "max_query_len"), Use.CALL,
     ),
-    Attributes(_GRAPHS, "BatchExecutionDescriptor", ("cg_mode", "num_tokens", "num_reqs")),
+    Attributes(
+        _GRAPHS, "BatchExecutionDescriptor",
+        ("cg_mode", "num_tokens", "num_reqs", "uniform_token_count", "max_query_len", "num_active_loras"),
+    ),
+    # graphs.py: graphs for the steps that K makes
+    Method(
+        _GRAPHS, "CudaGraphManager", "__init__",
+        (
+            "vllm_config", "device", "cudagraph_mode", "decode_query_len", "lora_capture_cases", "varlen_decode",
+            "ubatch_runner",
+        ),
+        Use.CALL,
+    ),
+    Method(
+        _GRAPHS, "CudaGraphManager", "_init_candidates", (), Use.OVERRIDE, (_GRAPHS, "CudaGraphManager", "__init__")
+    ),
+    Attributes(
+        _GRAPHS, "CudaGraphManager",
+        (
+            "_candidates", "_capture_descs", "lora_capture_cases", "compilation_config", "max_num_reqs",
+            "cudagraph_mode", "decode_query_len", "varlen_decode", "ubatch_runner",
+        ),
+    ),
+    Names(_GRAPHS, ("ModelCudaGraphManager",)),
+    Attributes(_SEQUENTIAL_GRAPHS, "SpeculatorBatchDescriptor", ("num_speculative_tokens",)),
+    Method(
+        _SEQUENTIAL_GRAPHS, "SpeculatorCudaGraphManager", "specialize_spec_tokens", ("desc", "num_speculative_tokens"),
+        Use.CALL, (_SEQUENTIAL, "TargetDependentARSpeculator", "propose"),
+    ),
+    Method(
+        _ATTENTION, None, "get_varlen_cudagraph_unsupported_backend", ("attn_groups", "vllm_config", "max_query_len"),
+        Use.CALL,
+    ),
+    Names(_ATTENTION, ("get_varlen_cudagraph_unsupported_backend",)),
     # parallel_layout.py, parallel_speculator.py: P-EAGLE
     Names("v1/worker/gpu/spec_decode/eagle/speculator.py", ("EagleSpeculator",)),
     Names("v1/worker/gpu/spec_decode/utils.py", ("get_parallel_drafting_token_id",)),

@@ -58,6 +58,13 @@ class Step:
         found: list[int] = self.batch.seq_lens_cpu_upper_bound[: self.batch.num_reqs].tolist()
         return found
 
+    @property
+    def multiple(self) -> list[tuple[int, range]]:
+        """Place in the batch and positions in the step, except the last, of each request that has several."""
+        starts = self.batch.query_start_loc_np.tolist()
+        spans = [(place, range(starts[place], starts[place + 1] - 1)) for place in range(self.batch.num_reqs)]
+        return [(place, rows) for place, rows in spans if rows]
+
     def overshoot(self, places: Sequence[int], device: torch.device) -> torch.Tensor:
         """Return by how much the host's `begins` and `ends` are too large, for the requests at `places`: [places]."""
         chosen = torch.tensor(places)

@@ -28,7 +28,7 @@ def config(
     embeds: int = 0,
 ) -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(enable_prompt_embeds=bool(embeds)),
+        model_config=SimpleNamespace(enable_prompt_embeds=bool(embeds), is_multimodal_model=False),
         speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
         parallel_config=SimpleNamespace(
             data_parallel_size=data,
@@ -53,13 +53,15 @@ def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
     compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
 
 
-METHODS = ("ngram", "ngram_gpu", "suffix", "mtp", "medusa", "draft_model", "mlp_speculator", "dflash", "dspark")
+METHODS = ("ngram_gpu", "suffix", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
         *((config(method), ("eagle and eagle3", repr(method), "without the adapter")) for method in METHODS),
+        (config("ngram"), ("'ngram'", "VLLM_USE_V2_MODEL_RUNNER=1")),
+        (config("draft_model"), ("'draft_model'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
         (config(data=2), ("data parallelism", "one engine per rank")),
         (config(rank=1), ("data parallelism", "one engine per rank")),
@@ -79,18 +81,42 @@ def test_what_cannot_be_steered_is_refused_with_the_remedy(broken: Any, words: t
 
 
 @pytest.mark.parametrize(
-    ("version", "speculative", "words"),
+    ("version", "speculative", "is_multimodal", "words"),
     [
-        ("0.31.2", {}, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
-        ("0.32.0", {"enable_adaptive_verification": True}, ("adaptive verification", "remove enable_adaptive")),
+        ("0.31.2", {}, False, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ("0.32.0", {"enable_adaptive_verification": True}, False, ("adaptive verification", "remove enable_adaptive")),
+        ("0.32.0", {"parallel_drafting": True}, True, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
     ],
 )
 def test_what_is_not_steered_on_model_runner_v2_is_refused_with_the_remedy(
-    version: str, speculative: dict[str, Any], words: tuple[str, ...]
+    version: str, speculative: dict[str, Any], is_multimodal: bool, words: tuple[str, ...]
 ) -> None:
-    [fault] = compat.v2_faults(version, SimpleNamespace(**speculative))
+    [fault] = compat.v2_faults(version, SimpleNamespace(**speculative), is_multimodal=is_multimodal)
     assert [word for word in words if word not in fault] == []
-    assert compat.v2_faults("0.32.0", SimpleNamespace(enable_adaptive_verification=False)) == []
+    assert compat.v2_faults("0.32.0", SimpleNamespace(parallel_drafting=True), is_multimodal=False) == []
+    assert compat.v2_faults("0.32.0", SimpleNamespace(parallel_drafting=False), is_multimodal=True) == []
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "ngram", "draft_model"])
+def test_on_model_runner_v2_more_drafters_are_steered(method: str) -> None:
+    compat.check_config(config(method, runner_v2=1), is_async_scheduler=False)
+
+
+@pytest.mark.parametrize(
+    ("named", "is_parallel", "is_refused"),
+    [({"ptd_token_id": 5}, False, True), ({"ptd_token_id": 5}, True, False), ({}, False, False)],
+)
+def test_a_head_that_drafts_in_parallel_is_not_run_one_token_at_a_time(
+    named: dict[str, int], is_parallel: bool, is_refused: bool
+) -> None:
+    broken = config()
+    broken.speculative_config.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(**named))
+    broken.speculative_config.parallel_drafting = is_parallel
+    fault = compat.head_fault(broken.speculative_config)
+    assert (fault is not None and '"parallel_drafting": true' in fault) == is_refused
+    if is_refused:
+        with pytest.raises(UnsupportedEngineError, match="mask token"):
+            compat.check_config(broken, is_async_scheduler=False)
 
 
 def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
@@ -165,7 +191,10 @@ def test_the_installed_version_fits() -> None:
     compat.check_installed(any_version=False)
 
 
-def test_only_a_speculating_engine_is_put_on_model_runner_v1() -> None:
+def test_vllm_chooses_the_runner_where_both_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.32.0")
+    assert compat.server_environment(speculates=True) == {}
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.31.0")
     assert compat.server_environment(speculates=True) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     assert compat.server_environment(speculates=False) == {}
 
