@@ -41,8 +41,16 @@ def install() -> None:
 
 def of_worker(worker: Any) -> dict[str, Any] | None:
     """Return a worker's graphs as plain data; `None` where it has none, or its drafter is not steered."""
-    graphs = of_graphs(worker.model_runner)
+    runner = worker.model_runner
+    graphs = _of_v2(runner) if hasattr(runner, "speculator") else of_graphs(runner)
     return to_plain(graphs) if graphs is not None else None
+
+
+def _of_v2(runner: Any) -> Graphs | None:
+    """Return the graphs of a runner that is model runner V2."""
+    from specpilot.engine_adapter.vllm.v2.graph_record import of_runner as of_v2  # noqa: PLC0415 - needs V2's modules
+
+    return of_v2(runner)
 
 
 def of_config(kv_cache_config: Any) -> Graphs | None:

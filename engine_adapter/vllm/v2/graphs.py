@@ -132,8 +132,8 @@ def replace_managers(runner: Any) -> None:
     is_varlen = can_mix(runner)
     if target.cudagraph_mode.separate_routine() and not is_varlen:
         logger.warning(
-            "SpecPilot: this attention has graphs for decodes of one length alone: a step with different K has no FULL "
-            "CUDA graph; where the GPU has them, --attention-backend FLASH_ATTN (3) or TRITON_ATTN has some for any length"
+            "SpecPilot: this attention has graphs for decodes of one length alone: a step of different K has no FULL "
+            "CUDA graph; where the GPU has it, choose --attention-backend FLASH_ATTN (3), or TRITON_ATTN"
         )
     lengths = query_lengths(k_max, any_mix=is_varlen)
     runner.cudagraph_manager = TargetGraphs(

@@ -1,0 +1,48 @@
+"""What the CUDA graphs of an engine on model runner V2 are, for the record that the controller reads."""
+
+from typing import Any
+
+from vllm.config import CUDAGraphMode
+
+from specpilot.engine_adapter.vllm.v2.steered import of_speculator
+from specpilot.policy.graphs import Graphs
+
+
+def of_runner(runner: Any) -> Graphs | None:
+    """Return the graphs of a model runner whose speculator is steered; `None` where it has none.
+
+    Graphs of variable length stand under each length that has none of its own: a uniform step of it replays them. The
+    record has no word for a step of different lengths, which replays them too.
+    """
+    manager = runner.cudagraph_manager
+    if of_speculator(runner.speculator) is None or not manager.needs_capture():
+        return None
+    full = manager._capture_descs.get(CUDAGraphMode.FULL, ())
+    mixed = manager.cudagraph_mode.mixed_mode()
+    uniform: dict[int, set[int]] = {}
+    for graph in full:
+        if graph.uniform_token_count is not None:
+            uniform.setdefault(graph.uniform_token_count, set()).add(graph.num_tokens)
+    varlen = {graph.num_tokens for graph in full if graph.max_query_len is not None}
+    if varlen:
+        for length in range(1, manager.decode_query_len + 1):
+            uniform.setdefault(length, varlen)
+    any_step = [
+        graph.num_tokens
+        for graph in manager._capture_descs.get(mixed, ())
+        if graph.uniform_token_count is None and graph.max_query_len is None
+    ]
+    drafter = []
+    if getattr(runner.speculator, "lays_out_itself", False):
+        own = runner.speculator.prefill_cudagraph_manager
+        drafter = [graph.num_tokens for graphs in own._capture_descs.values() for graph in graphs]
+    return Graphs(
+        mode=manager.cudagraph_mode.name,
+        mixed=_sorted(any_step),
+        uniform={length: _sorted(sizes) for length, sizes in sorted(uniform.items())},
+        drafter=_sorted(drafter),
+    )
+
+
+def _sorted(sizes: Any) -> tuple[int, ...]:
+    return tuple(sorted(set(sizes)))

@@ -1,0 +1,184 @@
+"""Which graphs a steered engine on model runner V2 has, and which a step finds, by vLLM's managers, without a GPU."""
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter.vllm import compat
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.config import CompilationConfig, CUDAGraphMode
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    from specpilot.engine_adapter.vllm.v2 import graph_record, graphs, steered
+    from specpilot.policy.graphs import Graphs
+
+pytestmark = pytest.mark.skipif(
+    not compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+)
+
+K_MAX, REQUESTS = 7, 32
+SIZES = [1, 2, 4, *range(8, 129, 8)]
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
+    monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
+    platform = SimpleNamespace(get_global_graph_pool=lambda: None)
+    monkeypatch.setattr(cudagraph_utils, "current_platform", platform)
+
+
+def config() -> Any:
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=REQUESTS),
+        compilation_config=CompilationConfig(cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=max(SIZES)),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
+        speculative_config=SimpleNamespace(uses_dynamic_speculative_decoding=lambda: False),
+        cache_config=SimpleNamespace(use_kda_recoverssm=False),
+        num_speculative_tokens=K_MAX,
+    )
+
+
+class Speculator:
+    """Of a sequential head."""
+
+    def __init__(self, mode: CUDAGraphMode) -> None:
+        own = config()
+        self.supports_decode_metadata_update = True
+        self.prefill_cudagraph_manager = graphs.SpeculatorCudaGraphManager(own, None, mode, 1 + K_MAX)
+        self.decode_cudagraph_manager = graphs.SpeculatorCudaGraphManager(
+            own, None, CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=1
+        )
+
+
+def runner(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_varlen: bool = True,
+    mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
+    is_hybrid: bool = False,
+) -> Any:
+    """A runner after vLLM has made its managers and the adapter has replaced them, and all is captured."""
+    unsupported = None if is_varlen else ("FLASHINFER", None)
+    monkeypatch.setattr(graphs, "get_varlen_cudagraph_unsupported_backend", lambda *_: unsupported)
+    found = SimpleNamespace(
+        vllm_config=config(),
+        device=None,
+        attn_groups=[],
+        decode_query_len=1 + K_MAX,
+        model_config=SimpleNamespace(is_hybrid=is_hybrid),
+        speculator=Speculator(mode),
+        cudagraph_manager=graphs.ModelCudaGraphManager(config(), None, mode, 1 + K_MAX),
+    )
+    steered.attach(found.speculator, steered.Steered(SimpleNamespace()))
+    graphs.replace_managers(found)
+    for manager in (found.cudagraph_manager, found.speculator.prefill_cudagraph_manager):
+        manager._graphs_captured = True
+    return found
+
+
+def found_by(manager: Any, lengths: list[int]) -> tuple[str, int, int | None, int | None]:
+    """Mode, tokens, requests and uniform length of the graph that a step of decodes with these positions finds."""
+    uniform = lengths[0] if len(set(lengths)) == 1 else None
+    graph = manager.dispatch(len(lengths), sum(lengths), uniform, 0, max_query_len=max(lengths))
+    return graph.cg_mode.name, graph.num_tokens, graph.num_reqs, graph.uniform_token_count
+
+
+@pytest.mark.parametrize(
+    ("lengths", "found"),
+    [
+        ([1], ("FULL", 1, 1, 1)),  # K = 0 has graphs of its own
+        ([1] * 30, ("FULL", 32, 32, 1)),
+        ([8] * 16, ("FULL", 128, 32, None)),  # K_max
+        ([2] * 3, ("FULL", 8, 8, None)),
+        ([1, 8, 2, 4], ("FULL", 16, 16, None)),  # any mix
+        ([4] * 32, ("FULL", 128, 32, None)),
+        ([5] * 32, ("NONE", 160, 32, None)),  # beyond the largest
+        ([9, 1], ("PIECEWISE", 16, None, None)),  # a prompt
+    ],
+)
+def test_a_step_of_any_mix_of_k_finds_a_full_graph(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], found: tuple[Any, ...]
+) -> None:
+    own = runner(monkeypatch)
+    assert found_by(own.cudagraph_manager, lengths) == found
+    assert found_by(own.speculator.prefill_cudagraph_manager, lengths) == found
+
+
+def test_the_first_pass_finds_the_targets_graph_though_vllm_does_not_say_how_long_requests_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = runner(monkeypatch)
+    manager = own.speculator.prefill_cudagraph_manager
+    batch = SimpleNamespace(has_prefill=False, num_scheduled_tokens=[1, 8, 2])
+    batch.num_scheduled_tokens = cudagraph_utils.torch.tensor(batch.num_scheduled_tokens).numpy()
+    graphs.note_longest(own.speculator, batch)
+    assert manager.dispatch(3, 16, None, num_active_loras=0).max_query_len == 1 + K_MAX
+    batch.has_prefill = True
+    graphs.note_longest(own.speculator, batch)
+    assert manager.dispatch(3, 16, None, num_active_loras=0).cg_mode == CUDAGraphMode.PIECEWISE
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mode"),
+    [([1] * 5, "FULL"), ([4] * 5, "FULL"), ([8] * 5, "FULL"), ([7] * 5, "PIECEWISE"), ([1, 4], "PIECEWISE")],
+)
+def test_attention_without_variable_lengths_has_graphs_for_some_k(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], mode: str
+) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3")
+    assert found_by(runner(monkeypatch, is_varlen=False).cudagraph_manager, lengths)[0] == mode
+
+
+@pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE])
+def test_modes_without_graphs_of_decodes_apart_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, mode: CUDAGraphMode
+) -> None:
+    own = runner(monkeypatch, mode=mode)
+    vllms = graphs.ModelCudaGraphManager(config(), None, mode, 1 + K_MAX)
+    assert own.cudagraph_manager._capture_descs == vllms._capture_descs
+
+
+def test_hybrid_models_keep_vllms_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(runner(monkeypatch, is_hybrid=True).cudagraph_manager) is graphs.ModelCudaGraphManager
+
+
+def test_each_graph_is_captured_once_the_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = runner(monkeypatch).cudagraph_manager._capture_descs[CUDAGraphMode.FULL]
+    assert len(full) == len(set(full)) == len(SIZES) + len([size for size in SIZES if size <= REQUESTS])
+    assert [graph.num_tokens for graph in full] == sorted((graph.num_tokens for graph in full), reverse=True)
+
+
+def test_the_further_passes_have_a_graph_for_each_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = runner(monkeypatch).speculator.decode_cudagraph_manager
+    captured: list[Any] = []
+    monkeypatch.setattr(
+        graphs.SpeculatorCudaGraphManager,
+        "capture",
+        lambda self, *_: captured.extend(graph for found in self._capture_descs.values() for graph in found),
+    )
+    manager.capture()
+    sizes = {size for size in SIZES if size <= REQUESTS}
+    assert {(graph.num_tokens, graph.num_speculative_tokens) for graph in captured} == {
+        (size, width) for size in sizes for width in range(2, K_MAX + 1)
+    }
+    manager.graphs = dict.fromkeys(captured)
+    graph = manager.specialize_spec_tokens(
+        captured[0].__class__.__base__(
+            **{name: value for name, value in vars(captured[0]).items() if name != "num_speculative_tokens"}
+        ),
+        3,
+    )
+    assert (graph.cg_mode, graph.num_speculative_tokens) == (CUDAGraphMode.FULL, 3)
+
+
+def test_the_record_says_which_steps_have_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = graph_record.of_runner(runner(monkeypatch))
+    by_length = {1: tuple(size for size in SIZES if size <= REQUESTS)} | dict.fromkeys(range(2, 9), tuple(SIZES))
+    assert found == Graphs("FULL_AND_PIECEWISE", tuple(SIZES), by_length)
+    eager = runner(monkeypatch, mode=CUDAGraphMode.NONE)
+    assert graph_record.of_runner(eager) is None
