@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from specpilot.policy.types import is_name
+from specpilot.policy.types import model_name_faults
 
 ROUTES_LIMIT = 256
 """How many names may have a route; with `TARGETS_LIMIT` it bounds the document and the labels of metrics."""
@@ -29,7 +29,7 @@ class Target:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        faults = _name_faults("model", self.model)
+        faults = model_name_faults("model", self.model)
         if not 0 < self.weight <= 1_000_000:  # noqa: PLR2004 - a bound that only catches nonsense
             said = "it must be above 0 and at most 1000000; leave a model out to give it nothing"
             faults.append(f"weight is {self.weight}; {said}")
@@ -56,7 +56,7 @@ class ModelRoute:
             if len(names) > TARGETS_LIMIT:
                 faults.append(f"{label} names {len(names)} models; at most {TARGETS_LIMIT}")
             faults.extend(f"{label} names {name!r} twice" for name in sorted({n for n in names if names.count(n) > 1}))
-        faults.extend(fault for name in self.fallback for fault in _name_faults("fallback", name))
+        faults.extend(fault for name in self.fallback for fault in model_name_faults("fallback", name))
         _raise(faults)
 
     def models(self, name: str) -> frozenset[str]:
@@ -73,7 +73,7 @@ class ModelRoutes:
     routes: Mapping[str, ModelRoute] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        faults = [fault for name in self.routes for fault in _name_faults(f"routes.{name}", name)]
+        faults = [fault for name in self.routes for fault in model_name_faults(f"routes.{name}", name)]
         if len(self.routes) > ROUTES_LIMIT:
             faults.append(f"routes has {len(self.routes)} names; at most {ROUTES_LIMIT}")
         _raise(faults)
@@ -86,10 +86,6 @@ class VersionedModelRoutes:
     version: int = 0
     updated_at: float = 0.0
     routes: Mapping[str, ModelRoute] = field(default_factory=dict)
-
-
-def _name_faults(label: str, name: str) -> list[str]:
-    return [] if is_name(name) else [f"{label} {name!r} must be 1 to 256 printable ASCII characters without a space"]
 
 
 def _raise(faults: list[str]) -> None:

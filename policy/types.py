@@ -47,6 +47,7 @@ ALLOWED_MODELS_LIMIT = 256
 """How many models an API key may name; each of its requests looks through them."""
 
 _NAME = re.compile(r"[!-~]{1,256}")
+_MODEL_NAME_CHARS = 256
 _CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
@@ -80,8 +81,19 @@ def is_class_name(name: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` may name a model, a pool or an engine: 1 to 256 printable ASCII characters, no space."""
+    """Whether `name` may name a pool or an engine: 1 to 256 printable ASCII characters, no space."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_model_name(name: str) -> bool:
+    """Whether `name` may name a model: 1 to 256 printable characters of any script, no space at its ends."""
+    return 1 <= len(name) <= _MODEL_NAME_CHARS and name.isprintable() and name.strip() == name
+
+
+def model_name_faults(label: str, name: str) -> list[str]:
+    """Why `name` cannot name a model."""
+    said = f"{label} {name!r} must be 1 to {_MODEL_NAME_CHARS} printable characters without a space at its ends"
+    return [] if is_model_name(name) else [said]
 
 
 def _raise(faults: list[str]) -> None:
@@ -116,7 +128,7 @@ def ceiling_faults(k_max: int | None) -> list[str]:
 def model_faults(allowed_models: tuple[str, ...] | None) -> list[str]:
     """Why `allowed_models` cannot be an API key's."""
     names = allowed_models or ()
-    faults = [f"allowed_models: {fault}" for name in names for fault in _name_faults(model=name)]
+    faults = [f"allowed_models: {fault}" for name in names for fault in model_name_faults("model", name)]
     if len(names) > ALLOWED_MODELS_LIMIT:
         faults.append(f"allowed_models names {len(names)} models; at most {ALLOWED_MODELS_LIMIT}")
     return faults
@@ -203,7 +215,7 @@ class Schedule:
     like_default: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        faults = _name_faults(model=self.model, pool=self.pool)
+        faults = [*model_name_faults("model", self.model), *_name_faults(pool=self.pool)]
         if self.version < 0:
             faults.append(f"version is {self.version}; it must not be negative")
         if not 0 < self.valid_for_s <= 86_400:  # noqa: PLR2004 - a day
@@ -330,7 +342,7 @@ class Policy:
     match: tuple[MatchRule, ...] = ()
 
     def __post_init__(self) -> None:
-        faults = _name_faults(model=self.model)
+        faults = model_name_faults("model", self.model)
         for label, value in (("static_k", self.static_k), ("k_min", self.k_min), ("k_max", self.k_max)):
             if value is not None and not 0 <= value <= K_LIMIT:
                 faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
@@ -476,7 +488,8 @@ class EngineRecord:
     stalled: bool = False
 
     def __post_init__(self) -> None:
-        _raise(_name_faults(engine_id=self.engine_id, model=self.model, pool=self.pool))
+        faults = _name_faults(engine_id=self.engine_id, pool=self.pool)
+        _raise([*faults, *model_name_faults("model", self.model)])
 
 
 @dataclass(frozen=True, slots=True)

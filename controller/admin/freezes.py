@@ -22,7 +22,7 @@ from specpilot.policy.errors import Fault
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.history import differences
 from specpilot.policy.store import Store
-from specpilot.policy.types import is_name
+from specpilot.policy.types import model_name_faults
 
 _FIELDS = ("hold", "until", "for_s", "replace")
 _FREEZE_REQUEST: dict[str, Any] = {
@@ -46,8 +46,9 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
 
     async def begin(model: str, request: Request, write: Write) -> JSONResponse:
         write.note.subject = model
-        if model != EVERYTHING and not is_name(model):
-            raise invalid([Fault("model", "must be 1 to 256 printable ASCII characters without a space")], "freeze")
+        faults = [] if model == EVERYTHING else model_name_faults("it", model)
+        if faults:
+            raise invalid([Fault("model", fault) for fault in faults], "freeze")
         plain, now = await object_of(request), clock.now()
         freeze = _freeze(plain, model, write, now)
         found = await in_force(model, now)

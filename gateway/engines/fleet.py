@@ -49,6 +49,7 @@ class Engine:
         self.heard_at = 0.0  # monotonic seconds of the last byte of any response
         self.content_at = 0.0  # the same, of what its model made: not of what only keeps a connection alive
         self.probe_error: str | None = None
+        self.refused_models: list[str] = []  # what it serves under names that cannot be used, as last logged
         self._address = address
         self._authorization = b"" if api_key is None else b"authorization: Bearer " + api_key.encode() + b"\r\n"
         self._heads: dict[tuple[bytes, bytes], bytes] = {}

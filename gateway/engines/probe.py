@@ -26,15 +26,22 @@ from specpilot.gateway.engines.tuning import (
     PROBE_UNKNOWN_S,
     STOOD_STILL_S,
 )
-from specpilot.policy.types import is_name
+from specpilot.policy.types import is_model_name
 
 _log = logging.getLogger(__name__)
 _PATH = b"/v1/models"
 _HEALTH = b"/health"
+_REFUSED = (
+    "%s serves models that clients cannot ask for by name: %s; give each a name of 1 to 256 printable characters "
+    "without a space at its ends (vLLM: --served-model-name)"
+)
 
 
 async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, Any], ...]:
-    """Return what `engine` says it serves. Raises `OSError` (time-outs included) when it does not say."""
+    """Return what `engine` says it serves, without names that cannot be used, which are logged.
+
+    Raises `OSError` (time-outs included) when it does not say.
+    """
     text = await fetch(engine, _PATH, b"application/json", MODELS_BYTES, timeout_s)
     try:
         found = orjson.loads(text)
@@ -43,7 +50,19 @@ async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, A
     cards = found.get("data") if isinstance(found, dict) else None
     if not isinstance(cards, list):
         raise OSError("its list of models has no data")
-    return tuple(card for card in cards if isinstance(card, dict) and is_name(str(card.get("id", ""))))
+    good: list[Mapping[str, Any]] = []
+    bad: list[str] = []
+    for card in cards:
+        name = card.get("id") if isinstance(card, dict) else None
+        if isinstance(name, str) and is_model_name(name):
+            good.append(card)
+        else:
+            bad.append(repr(name)[:300])
+    if bad != engine.refused_models:
+        engine.refused_models = bad
+        if bad:
+            _log.error(_REFUSED, engine.engine_id, ", ".join(bad))
+    return tuple(good)
 
 
 class Probe:

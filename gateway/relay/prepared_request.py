@@ -34,7 +34,7 @@ from specpilot.gateway.wire.errors import (
     ModelNotAllowedError,
     ModelNotFoundError,
 )
-from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead
+from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead, header_text
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED
 from specpilot.policy.types import ApiKey
@@ -281,7 +281,7 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     if k_max is not None:
         own += b"%s: %d\r\n" % (K_MAX_HEADER, k_max)
     if asked is not None:
-        own += b"x-specpilot-model: %s\r\n" % model.encode()
+        own += b"x-specpilot-model: %s\r\n" % header_text(model)
     prepared = PreparedRequest(
         facts,
         found.traffic_class,

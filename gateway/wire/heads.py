@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from math import ceil
 from typing import Final
+from urllib.parse import quote
 
 from specpilot.gateway.wire.errors import (
     BadHeadError,
@@ -71,6 +72,7 @@ _OWN: Final = frozenset(
     )
 )
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_HEADER_SAFE: Final = "!#$&'()*+,/:;=?@[]^`{|}"
 _STATUS: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
     for status in HTTPStatus
@@ -174,6 +176,11 @@ def client_head(head: ResponseHead, own: bytes, *, is_chunked: bool, length: int
         parts.append(b"content-length: %d\r\n" % length)
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(parts)
+
+
+def header_text(text: str) -> bytes:
+    """Return `text` for a header's value: percent-encoded where it has a space or letters beyond ASCII."""
+    return text.encode() if text.isascii() and " " not in text else quote(text, safe=_HEADER_SAFE).encode()
 
 
 def rate_lines(kind: bytes, limit: int, remaining: int, reset_s: float) -> bytes:

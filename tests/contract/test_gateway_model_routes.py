@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,18 @@ async def test_a_fall_back_keeps_what_is_said_of_the_keys_limits(
     assert (answer.status, answer.headers["x-specpilot-model"]) == (200, "small")
     assert answer.headers["x-ratelimit-limit-requests"] == "100"
     assert answer.headers["x-ratelimit-remaining-requests"] == "99"
+
+
+@pytest.mark.parametrize(("name", "header"), [("my model", "my%20model"), ("größe", "gr%C3%B6%C3%9Fe"), ("a/b", "a/b")])
+async def test_the_header_has_any_models_name_percent_encoded(
+    engine: ScriptedEngine, start_gateway: StartGateway, name: str, header: str
+) -> None:
+    engine.models = [name]
+    gateway = await start_gateway(engine)
+    context = gateway.context
+    routes = {"alias ü": ModelRoute((Target(name),))}
+    context._loop.call_soon_threadsafe(context.adopt, replace(context.snapshot, model_routes=routes))
+    await eventually(lambda: context.snapshot.model_routes)
+    answer = await call(gateway.port, request({"model": "alias ü", "messages": []}))
+    assert (answer.status, answer.headers["x-specpilot-model"]) == (200, header)
+    assert engine.seen[0].json["model"] == name

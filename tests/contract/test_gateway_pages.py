@@ -5,9 +5,12 @@ import json
 import re
 import threading
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry import engine_counters, metrics
@@ -234,3 +237,34 @@ async def test_only_who_may_know_them_sees_engines_and_keys_by_name(
     assert ("tenant" in text) == is_shown
     if apart:
         assert (await call(gateway.port, page)).status == 404
+
+
+@pytest.mark.parametrize("name", ["my model", "größe-7b", "模型 7b", "org/name:v1+x%20y", 'a "quoted" one', "🙂"])
+async def test_a_model_of_any_printable_name_is_served(
+    engine: ScriptedEngine, start_gateway: StartGateway, name: str
+) -> None:
+    engine.models = [name]
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 200
+    assert (await call(gateway.port, request({"model": name, "messages": []}))).status == 200
+    assert engine.seen[0].json["model"] == name
+    listed = await call(gateway.port, request(path="/v1/models", method="GET"))
+    assert [card["id"] for card in listed.json["data"]] == [name]
+    one = await call(gateway.port, request(path=f"/v1/models/{quote(name, safe='')}", method="GET"))
+    assert one.json["id"] == name
+    metrics = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    [family] = [item for item in text_string_to_metric_families(metrics) if item.name == "specpilot_gateway_requests"]
+    assert {sample.labels["model"] for sample in family.samples if sample.value} == {name}
+
+
+@pytest.mark.parametrize("name", ["", " x", "x ", "a\nb", "a\x00b", "x" * 257, 7, None])
+async def test_a_model_whose_name_cannot_be_used_is_named_in_the_log(
+    engine: ScriptedEngine, start_gateway: StartGateway, name: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.models = ["tiny", name]
+    gateway = await start_gateway(engine)
+    listed = await call(gateway.port, request(path="/v1/models", method="GET"))
+    assert [card["id"] for card in listed.json["data"]] == ["tiny"]
+    [line] = [record.getMessage() for record in caplog.records if "cannot ask for by name" in record.getMessage()]
+    assert repr(name)[:200] in line
+    assert "--served-model-name" in line

@@ -322,3 +322,17 @@ def test_a_deposed_leader_cannot_end_an_experiment(store: RedisStore) -> None:
     assert store.policy("m") is None
     store.put_canary(experiment(2, Outcome.BETTER, base_version=0), new, 6.0)
     assert store.policy("m") is not None
+
+
+@pytest.mark.parametrize("model", ["my model", "größe 7b", "模型"])
+def test_models_of_any_printable_name_are_kept_apart(store: RedisStore, model: str) -> None:
+    lease = store.acquire_lease("a", 5.0)
+    assert lease is not None
+    for name in (model, f"{model} p"):  # the field of a schedule ends with its pool, which has no space
+        store.heartbeat(replace(RECORD, engine_id=str(len(name)), model=name), 5.0)
+        store.put_policy(Policy(name), None, 1.0)
+        store.publish_schedule(replace(schedule(1), model=name, pool="p"), lease)
+    assert {record.model for record in store.engines()} == {model, f"{model} p"}
+    assert {item.policy.model for item in store.policies()} == {model, f"{model} p"}
+    found = [store.schedule(name, "p") for name in (model, f"{model} p")]
+    assert [item.model for item in found if item is not None] == [model, f"{model} p"]

@@ -81,11 +81,11 @@ def test_a_keys_file_states_all_that_a_key_may() -> None:
     assert {name: getattr(found, name) for name in may} == may
     assert found.has_limits
     with pytest.raises(InvalidDocumentError) as caught:
-        keys_of([{"key_id": "a", "key": "sk-1", "k_max": 65, "max_concurrent_requests": 0, "allowed_models": ["a b"]}])
+        keys_of([{"key_id": "a", "key": "sk-1", "k_max": 65, "max_concurrent_requests": 0, "allowed_models": ["a "]}])
     said = str(caught.value)
     assert "k_max is 65" in said
     assert "max_concurrent_requests is 0" in said
-    assert "allowed_models: model 'a b'" in said
+    assert "allowed_models: model 'a '" in said
     assert "sk-1" not in said
 
 
