@@ -55,6 +55,7 @@ from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
 from specpilot.gateway.wire.deadlines import Limits
+from specpilot.gateway.wire.origins import Origins
 from specpilot.policy.clock import Clock, SystemClock
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
@@ -119,6 +120,7 @@ def create_app(
         shows_engine=settings.show_engine,
         passes_keep_alives=settings.pass_keep_alives,
         decodes_bodies=settings.decode_bodies,
+        origins=Origins(settings.allowed_origins) if settings.allowed_origins else None,
         has_named_series=settings.show_engine or settings.admin_port is not None,
         trim=trimmer(),
     )

@@ -10,6 +10,8 @@ from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -24,6 +26,7 @@ from specpilot.gateway.wire.errors import (
     RouteNotFoundError,
     body_of,
 )
+from specpilot.gateway.wire.origins import EXPOSED, MAX_AGE_S, METHODS
 from specpilot.policy.codec import to_plain
 from specpilot.policy.types import ApiKey
 
@@ -64,6 +67,17 @@ def create_routes(  # noqa: C901 - one small function a route
         if said != "ready":
             response.status_code = 503
         return {"status": said}
+
+    if context.origins is not None:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=context.origins.allowed,
+            allow_methods=METHODS,
+            allow_headers=("*",),
+            allow_credentials=not context.origins.is_any,
+            expose_headers=EXPOSED,
+            max_age=MAX_AGE_S,
+        )
 
     operators = app if is_open else FastAPI()
 
@@ -115,6 +129,9 @@ def create_routes(  # noqa: C901 - one small function a route
         known = ", ".join(sorted(PROXIED))
         return _error_response(RouteNotFoundError(f"there is no {request.url.path[:128]} here; relayed are {known}"))
 
+    for route in (*app.routes, *operators.routes):
+        if isinstance(route, APIRoute) and "GET" in route.methods:
+            route.methods.add("HEAD")  # the server sends no body
     return app
 
 

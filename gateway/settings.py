@@ -1,5 +1,6 @@
 """What an operator can set on a gateway: flags, then environment, then these defaults."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -8,6 +9,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_valid
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from specpilot.gateway.routing.chooser import Affinity, Balance
+from specpilot.gateway.wire.origins import ANY
 from specpilot.policy import redis_url
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings
@@ -15,6 +17,7 @@ from specpilot.policy.settings import ProgramSettings
 PROGRAM = "specpilot gateway"
 
 ENGINE_SCHEMES = ("http", "https", "dns+http", "dns+https", "k8s+http", "k8s+https")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -47,6 +50,9 @@ class GatewaySettings(ProgramSettings):
     )
     public_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="paths that other machines may ask for, e.g. /ping,/invocations; default: every path"
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="origins of web pages that may ask, e.g. https://app.example; *: any; default: none"
     )
     dns_refresh_s: Seconds = Field(5.0, description="seconds between two looks at the name of a dns+http:// engine")
     kubernetes_api: str = Field(
@@ -154,7 +160,7 @@ class GatewaySettings(ProgramSettings):
         "info", description="least level that is logged; above info there is no access log"
     )
 
-    @field_validator("engine", "public_paths", mode="before")
+    @field_validator("engine", "public_paths", "allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         texts = [value] if isinstance(value, str) else value
@@ -192,6 +198,17 @@ class GatewaySettings(ProgramSettings):
             if not path.startswith("/") or "?" in path:
                 raise ValueError(f"{path!r} is no path; write e.g. /ping,/invocations")
         return paths
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(origin.rstrip("/").lower() for origin in origins)
+        for origin in found:
+            if origin != ANY and _ORIGIN.fullmatch(origin) is None:
+                raise ValueError(f"{origin!r} is no origin; write e.g. https://app.example, with a port if it has one")
+        if ANY in found and len(found) > 1:
+            raise ValueError("* allows every origin; leave the others out, or leave * out")
+        return found
 
     @field_validator("redis_url")
     @classmethod

@@ -70,7 +70,7 @@ from specpilot.gateway.wire.errors import (
     RequestTimeoutError,
 )
 from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
-from specpilot.gateway.wire.routes import RESPONSE, STORED, method_of, stored_route
+from specpilot.gateway.wire.routes import RESPONSE, STORED, method_of, stored_route, tidied
 
 _ROUTES: Final = {path.encode(): path for path in PROXIED - STORED}
 _STORED: Final = b"/v1/responses/"
@@ -266,14 +266,24 @@ class ClientConnection(HttpToolsProtocol):
         self._idle_since = None
         if not self.url.startswith(b"/"):
             self.url = _origin_form(self.url)
+        path = _ROUTES.get(self.url.partition(b"?")[0]) or self._other_route(head)
+        if path is None or (head.origin is not None and self._is_preflight()):
+            self._leave_to_uvicorn(is_expecting=head.is_expecting)
+        else:
+            self._take(path, head)
+
+    def _other_route(self, head: RequestHead) -> str | None:
+        """Return the relayed route that the target is for, where it is not simply that; `None` when it is none."""
+        self.url = tidied(self.url)
         path = _ROUTES.get(self.url.partition(b"?")[0])
         if path is None and self.url.startswith(_STORED):
             path = stored_route(self.url)
             head.target = "" if path is None else self.url.decode()
-        if path is None:
-            self._leave_to_uvicorn(is_expecting=head.is_expecting)
-        else:
-            self._take(path, head)
+        return path
+
+    def _is_preflight(self) -> bool:
+        """Whether a browser asks before a page's request, which the app answers."""
+        return self._context.origins is not None and self.parser.get_method() == b"OPTIONS"
 
     def on_body(self, body: bytes) -> None:
         """Part of a body arrived."""

@@ -22,6 +22,7 @@ from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.wire.deadlines import Limits
 from specpilot.gateway.wire.errors import GatewayError, InvalidApiKeyError, KeysUnknownError
+from specpilot.gateway.wire.origins import Origins
 from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER, ApiKey, ClassPolicy
 
@@ -51,8 +52,9 @@ class Running(Swept, Protocol):
 class GatewayContext:
     """What every request of this process shares.
 
-    Without `admission` every request goes to an engine at once. `has_named_series`: whoever can ask for the metrics may
-    know the engines and the API keys by name. `trim` gives free memory back to the system.
+    Without `admission` every request goes to an engine at once, without `origins` no web page may ask.
+    `has_named_series`: whoever can ask for the metrics may know the engines and the API keys by name. `trim` gives free
+    memory back to the system.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of a whole program
@@ -71,6 +73,7 @@ class GatewayContext:
         shows_engine: bool,
         passes_keep_alives: bool,
         decodes_bodies: bool,
+        origins: Origins | None,
         has_named_series: bool,
         trim: Callable[[], None] = lambda: None,
     ) -> None:
@@ -89,6 +92,7 @@ class GatewayContext:
         self.shows_engine = shows_engine
         self.passes_keep_alives = passes_keep_alives
         self.decodes_bodies = decodes_bodies
+        self.origins = origins
         self.has_named_series = has_named_series
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}

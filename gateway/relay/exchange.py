@@ -254,6 +254,8 @@ class Exchange:
         lines = b"x-request-id: %s\r\n" % self._request_id
         if self._prepared is not None:
             lines += self._prepared.own
+        if self._request.origin is not None and self._context.origins is not None:
+            lines += self._context.origins.lines(self._request.origin)
         if self._waited_s:
             lines += b"x-specpilot-queue-ms: %.3f\r\n" % (self._waited_s * 1000)
         return lines if self._relay is None else lines + self._relay.lines()

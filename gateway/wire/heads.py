@@ -45,6 +45,7 @@ _READ: Final = frozenset(
         b"cookie",
         b"accept-encoding",
         b"content-encoding",
+        b"origin",
         b"x-request-id",
         b"x-traffic-class",
         b"x-session-id",
@@ -69,8 +70,19 @@ _OWN: Final = frozenset(
         b"x-ratelimit-limit-tokens",
         b"x-ratelimit-remaining-tokens",
         b"x-ratelimit-reset-tokens",
+        # Which pages may read an answer is the gateway's to say.
+        b"access-control-allow-origin",
+        b"access-control-allow-credentials",
+        b"access-control-allow-headers",
+        b"access-control-allow-methods",
+        b"access-control-expose-headers",
+        b"access-control-max-age",
+        b"access-control-allow-private-network",
     )
 )
+_OWN_OF_STREAMS: Final = _OWN | {b"cache-control", b"x-accel-buffering"}
+_STREAM_LINES: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
+"""nginx gathers a stream for as long as its buffers hold, and what compresses gathers too."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _HEADER_SAFE: Final = "!#$&'()*+,/:;=?@[]^`{|}"
 _STATUS: Final = {
@@ -89,14 +101,15 @@ class RequestHead:
     """
 
     __slots__ = (
-        "api_key", "coding", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "request_id",
-        "session", "target", "traffic_class",
+        "api_key", "coding", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "origin",
+        "request_id", "session", "target", "traffic_class",
     )  # fmt: skip
 
     def __init__(self, *, is_modern: bool) -> None:
         self.forwarded = b""
         self.api_key: bytes | None = None
         self.coding = ""
+        self.origin: bytes | None = None
         self.traffic_class: str | None = None
         self.k_max: bytes | None = None
         self.request_id: bytes | None = None
@@ -155,6 +168,8 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
             head.is_chunked = True
         elif name == b"content-encoding":
             head.coding = f"{head.coding},{value.decode('latin-1')}" if head.coding else value.decode("latin-1")
+        elif name == b"origin":
+            head.origin = value
         elif name == b"expect":
             head.is_expecting = value.lower() == b"100-continue"
     if dropped:
@@ -163,13 +178,21 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
     return head
 
 
-def client_head(head: ResponseHead, own: bytes, *, is_chunked: bool, length: int | None, keep_alive: bool) -> bytes:
-    """Return the head of the response to a client; `own` are the gateway's header lines."""
+def client_head(  # noqa: PLR0913 - what the client speaks and gets
+    head: ResponseHead, own: bytes, *, is_chunked: bool, length: int | None, keep_alive: bool, is_stream: bool = False
+) -> bytes:
+    """Return the head of the response to a client; `own` are the gateway's header lines.
+
+    `is_stream`: the body is a stream of events, which nothing on the way is to keep or to gather.
+    """
     parts = [_STATUS.get(head.status) or b"HTTP/1.1 %d \r\n" % head.status]
+    dropped = _OWN_OF_STREAMS if is_stream else _OWN
     for name, value in head.headers:
-        if name not in _OWN:
+        if name not in dropped:
             parts += (name, b": ", value, b"\r\n")
     parts.append(own)
+    if is_stream:
+        parts.append(_STREAM_LINES)
     if is_chunked:
         parts.append(b"transfer-encoding: chunked\r\n")
     elif length is not None and head.status not in (204, 304):

@@ -296,7 +296,14 @@ class Delivery:
         return lines + first
 
     def _lines(self, *, is_chunked: bool, length: int | None) -> bytes:
-        return client_head(self._head, self._own, is_chunked=is_chunked, length=length, keep_alive=self.keep_alive)
+        return client_head(
+            self._head,
+            self._own,
+            is_chunked=is_chunked,
+            length=length,
+            keep_alive=self.keep_alive,
+            is_stream=self.is_stream,
+        )
 
     def _error_reply(self, now: float) -> bytes:
         self.has_begun = True

@@ -20,8 +20,16 @@ ANTHROPIC: Final = frozenset(("/v1/messages", "/v1/messages/count_tokens"))
 """Routes of Anthropic's API, whose errors have a shape of their own."""
 
 _STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?[A-Za-z0-9_=&.-]{0,256})?")
+_SLASHES: Final = re.compile(rb"//+")
 _ID: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]+)")
 _ASKS_STREAM: Final = re.compile(r"[?&]stream=(?:true|1)(?:&|$)")
+
+
+def tidied(target: bytes) -> bytes:
+    """Return a request target without slashes that are too many in its path: clients join base URLs and paths."""
+    path, mark, query = target.partition(b"?")
+    tidy = _SLASHES.sub(b"/", path)
+    return (tidy.rstrip(b"/") or b"/") + mark + query
 
 
 def stored_route(target: bytes) -> str | None:

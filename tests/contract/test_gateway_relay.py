@@ -102,7 +102,7 @@ async def test_every_relayed_route_reaches_the_engine(
     "path",
     [
         "/speculation", "/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache", "/load_lora_adapter",
-        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/server_info", "/start_profile", "/v1/chat/completions/",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/server_info", "/start_profile", "/v1/chat/completions/x",
         "/v1/chat/completions/../../speculation", "//speculation", "/v1/%63hat/completions", "/metrics/x",
     ],
 )  # fmt: skip
