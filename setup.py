@@ -54,6 +54,7 @@ HOT_PATH = (
     "specpilot/gateway/wire/body.py",
     "specpilot/gateway/wire/outline.py",
     "specpilot/gateway/wire/form.py",
+    "specpilot/gateway/wire/parameters.py",
     "specpilot/gateway/wire/usage_filter.py",
     "specpilot/policy/clock.py",
 )

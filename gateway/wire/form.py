@@ -8,10 +8,11 @@ The boundary is the client's, so it is searched for by a pattern, which looks at
 `bytes.find` compares up to the whole boundary at each place, 5 ms for what one read holds of almost boundaries. What is
 kept from one part of the body to the next is less than a delimiter or a part's headers, however the bytes are cut.
 
-What servers read in different ways is refused, so that the engine sees the fields that the gateway saw: another
-charset or transfer encoding, escapes in names, two dispositions of one part, a boundary within a line, anything before
-the first or after the last, a field twice that decides where the form goes. And the class is the gateway's to say, so
-`vllm_xargs` may not name one: it could not be replaced.
+Names and boundaries may be tokens or quoted, their parameters in any order (RFC 7578, `gateway.wire.parameters`). What
+servers read in different ways is refused, so that the engine sees the fields that the gateway saw: another charset or
+transfer encoding, escapes in names, `name*`, a parameter twice, two dispositions of one part, a boundary within a line,
+anything before the first or after the last, a field twice that decides where the form goes. And the class is the
+gateway's to say, so `vllm_xargs` may not name one: it could not be replaced.
 """
 
 import re
@@ -22,21 +23,18 @@ import orjson
 from specpilot.gateway.wire.body import CLASS_FIELD, XARGS
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
 from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.parameters import read_parameters
 from specpilot.gateway.wire.tuning import FIELD_BYTES, PART_HEAD_BYTES, PARTS_MAX
 
 _CONTENT_TYPE: Final = re.compile(rb"(?:^|\r\n)content-type: *([^\r\n]*)", re.IGNORECASE)
-_FORM: Final = re.compile(
-    rb"multipart/form-data *;(?: *charset=utf-8 *;)? *"
-    rb"boundary=(?:\"([\w'()+,./:=? -]{1,70})\"|([\w'()+./:=?-]{1,70})) *",
-    re.IGNORECASE | re.ASCII,
-)
+_BOUNDARY: Final = re.compile(rb"[\w'()+,./:=? -]{0,69}[\w'()+,./:=?-]", re.ASCII)
 _DISPOSITION: Final = re.compile(rb"^content-disposition *:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_FIELD: Final = re.compile(rb' *form-data *; *name="([^"\\]{1,128})" *', re.IGNORECASE)
-_FILE: Final = re.compile(rb"; *filename\*?=", re.IGNORECASE)
+_NAME: Final = re.compile(rb'[^"\\]{1,128}')
 _ENCODED: Final = re.compile(
     rb"^content-transfer-encoding *:(?! *(?:binary|7bit|8bit) *\r$)", re.IGNORECASE | re.MULTILINE
 )
 _ONCE: Final[tuple[bytes, ...]] = (b"model", b"stream", b"vllm_xargs")
+_UTF_8: Final[tuple[bytes, ...]] = (b"utf-8", b"utf8")
 _END: Final = b"--"
 _TRUE: Final[tuple[str, ...]] = ("true", "1", "yes", "on", "t", "y")
 _FALSE: Final[tuple[str, ...]] = ("false", "0", "no", "off", "f", "n")
@@ -62,13 +60,12 @@ class FormOutline(BodyOutline):
     def __init__(self, header_lines: bytes) -> None:
         """`header_lines` are the request's, names in lower case. Raises `InvalidFormError`."""
         super().__init__()
-        stated = _CONTENT_TYPE.findall(header_lines)
-        found = _FORM.fullmatch(stated[0]) if len(stated) == 1 else None
-        if found is None:
+        boundary = _boundary_of(_CONTENT_TYPE.findall(header_lines))
+        if boundary is None:
             raise InvalidFormError(
                 "this route takes a form; send one content-type, multipart/form-data with a boundary"
             )
-        self._boundary: bytes = b"--" + (found[1] or found[2])
+        self._boundary: bytes = b"--" + boundary
         self._search: re.Pattern[bytes] = re.compile(re.escape(self._boundary))
         self._rest = _LINE  # the first delimiter needs no line before it
         self._is_head = False
@@ -147,15 +144,19 @@ class FormOutline(BodyOutline):
         if self._parts > PARTS_MAX:
             raise BodyTooComplexError(f"the form has more than {PARTS_MAX} parts; send fewer")
         stated = _DISPOSITION.findall(head.removeprefix(_LINE))
-        field = _FIELD.fullmatch(stated[0]) if len(stated) == 1 else None
-        if field is not None and _ENCODED.search(head) is not None:
-            raise InvalidFormError("a field of the form has a transfer encoding; send it as it is")
-        if field is not None and field[1] in _ONCE and field[1].decode() in self._fields:
-            raise InvalidFormError(f"the form states `{field[1].decode()}` twice; state it once")
-        if field is None and not (len(stated) == 1 and _FILE.search(stated[0])):
+        found = read_parameters(stated[0]) if len(stated) == 1 else None
+        is_form = found is not None and found.kind == b"form-data" and b"name*" not in found.values
+        name = found.values.get(b"name", b"") if found is not None and is_form else b""
+        is_file = found is not None and (b"filename" in found.values or b"filename*" in found.values)
+        if not is_form or (_NAME.fullmatch(name) is None and not is_file):
             raise InvalidFormError('a part of the form has no name; give each `form-data; name="..."`, once')
-        self._is_kept = field is not None
-        self._name = b"" if field is None else field[1]
+        if not is_file:
+            if _ENCODED.search(head) is not None:
+                raise InvalidFormError("a field of the form has a transfer encoding; send it as it is")
+            if name in _ONCE and name.decode() in self._fields:
+                raise InvalidFormError(f"the form states `{name.decode()}` twice; state it once")
+        self._is_kept = not is_file
+        self._name = b"" if is_file else name
         self._value = b""
 
     def _keep(self, data: bytes) -> None:
@@ -172,6 +173,17 @@ class FormOutline(BodyOutline):
             except UnicodeDecodeError as error:
                 raise InvalidFormError("a field of the form is not UTF-8; send it in UTF-8") from error
         self._is_kept = False
+
+
+def _boundary_of(stated: list[bytes]) -> bytes | None:
+    """Return the boundary that the one content type states; `None` when it is none of a form in UTF-8."""
+    found = read_parameters(stated[0]) if len(stated) == 1 else None
+    if found is None or found.kind != b"multipart/form-data":
+        return None
+    boundary = found.values.get(b"boundary", b"")
+    if found.values.get(b"charset", b"utf-8").lower() not in _UTF_8 or _BOUNDARY.fullmatch(boundary) is None:
+        return None
+    return boundary
 
 
 def _arguments(text: str | None) -> dict[str, object]:

@@ -78,7 +78,7 @@ async def test_a_response_that_cannot_be_found(
     assert answer.status == 404  # the engine's own words
     wrong = await call(gateway.port, request(b"", path=f"{RESPONSES}/resp_1", method="DELETE"))
     assert (wrong.status, wrong.code, wrong.headers["allow"]) == (405, "method_not_allowed", "GET")
-    for path in (f"{RESPONSES}/", f"{RESPONSES}/a/input_items", f"{RESPONSES}/%2e%2e", f"{RESPONSES}/a?x=%0a"):
+    for path in (f"{RESPONSES}/a/b", f"{RESPONSES}/a/input_items", f"{RESPONSES}/%2e%2e", f"{RESPONSES}/a?x=%0a"):
         answer = await call(gateway.port, request(b"", path=path, method="GET"))
         assert (answer.status, answer.code) == (404, "route_not_found")
     assert len(engine.seen) + len(other_engine.seen) == 1

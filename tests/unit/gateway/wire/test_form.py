@@ -134,10 +134,51 @@ def test_a_form_names_no_class() -> None:
             read([part("vllm_xargs", text) + b"--xYz--"])
 
 
+FIELDS = [
+    b'form-data; name="model"',
+    b"form-data; name=model",
+    b"Form-Data;name=model",
+    b"form-data ; Name=model ;",
+    b'form-data; size=7; name="model"',
+    b'form-data; x="a; name=\\"b\\""; name=model',
+]
+FILES = [
+    b'form-data; name="file"; filename="a.wav"',
+    b"form-data; name=file; filename=a.wav",
+    b"form-data; filename=a.wav; name=file",
+    b"form-data; filename*=UTF-8''gr%C3%BC%C3%9Fe.wav; name=file",
+    b"form-data; name=file; filename=a.wav; filename*=utf-8''a.wav",  # as .NET has it
+    b'form-data; name="file"; filename="a\\"b; name=\\"model\\".wav"',
+    'form-data; name="file"; filename="größe.wav"'.encode(),
+    b'form-data; name="file"; filename=""',
+]
+TYPES = [
+    b"multipart/form-data; boundary=xYz",
+    b'multipart/form-data; boundary="xYz"',
+    b'Multipart/Form-Data;BOUNDARY="xYz";charset=utf-8',
+    b'multipart/form-data; charset="UTF-8"; boundary=xYz',
+    b"multipart/form-data; profile=a/b; boundary=xYz ;",
+]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("field", FIELDS)
+def test_parameters_may_be_tokens_or_quoted_and_in_any_order(field: bytes, file: bytes, kind: bytes) -> None:
+    body = b"--xYz\r\nContent-Type: audio/wav\r\nContent-Disposition: %b\r\n\r\nRIFF\r\n" % file
+    body += b"--xYz\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Disposition: %b\r\n\r\ntiny\r\n" % field
+    assert read([body + b"--xYz--\r\n"], b"content-type: %b\r\n" % kind) == {"model": "tiny"}
+
+
 @pytest.mark.parametrize(
     "lines",
     [
         b"",
+        b"content-type: multipart/form-data; boundary=xYz; boundary=abc\r\n",
+        b'content-type: multipart/form-data; boundary="xYz\r\n',
+        b'content-type: multipart/form-data; boundary="x\\Yz"\r\n',
+        b'content-type: multipart/form-data; boundary="xYz "\r\n',
+        b'content-type: multipart/form-data; boundary=""\r\n',
         b"content-type: application/json\r\n",
         b"content-type: multipart/form-data\r\n",
         b"content-type: multipart/mixed; boundary=xYz\r\n",
@@ -156,7 +197,12 @@ def test_another_content_type_is_refused(lines: bytes) -> None:
     [
         b"",
         b"Content-Disposition: attachment\r\n",
-        b"Content-Disposition: form-data; name=model\r\n",
+        b"Content-Disposition: form-data; name=model name=x\r\n",
+        b'Content-Disposition: form-data; name="model\r\n',
+        b"Content-Disposition: form-data; name=model; name=other\r\n",
+        b'Content-Disposition: form-data; name="a"b\r\n',
+        b"Content-Disposition: form-data; name=\r\n",
+        b"Content-Disposition: form-data; filename=a; name*=utf-8''model\r\n",
         b'Content-Disposition: form-data; name="mo\\del"\r\n',
         b"Content-Disposition: form-data; name=\"a\"; name*=utf-8''model\r\n",
         b'Content-Disposition: form-data; name="a"\r\nContent-Disposition: form-data; name="model"\r\n',
