@@ -42,6 +42,7 @@ STREAM_OPTIONS: Final = "stream_options"
 INCLUDE_USAGE: Final = "include_usage"
 REQUEST_ID: Final = "request_id"
 PREVIOUS: Final = "previous_response_id"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _PROMPT_FIELDS: Final[tuple[str, ...]] = ("messages", "prompt", "input", "system", "instructions")
 _USAGE: Final = {INCLUDE_USAGE: b"true"}
 _USUAL_LIMIT_FIELDS: Final[tuple[str, ...]] = ("max_tokens",)
@@ -152,8 +153,9 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
 
     Raises `InvalidJsonError` and `InvalidFieldError`.
     """
+    text = body if body[:1] != _BYTE_ORDER_MARK[:1] else body.removeprefix(_BYTE_ORDER_MARK)  # as vLLM reads it
     try:
-        found = orjson.loads(body)
+        found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidJsonError(f"the request body is not valid JSON: {error}; send one JSON object") from error
     if type(found) is not dict:

@@ -137,6 +137,7 @@ class Delivery:
         """Whether a body that has ended may be taken for whole: framed, or at least a stream that said its end."""
         if not isinstance(self._framer, OpenFramer) or not isinstance(self._tap, SseTap):
             return True
+        self._tap.end()
         return self._held is not None or self._tap.is_done
 
     def take(self, raw: bytes, payload: list[bytes], now: float) -> bytes:

@@ -157,6 +157,7 @@ class SseTap:
     """
 
     __slots__ = (
+        "_has_ended",
         "_rest",
         "_shortest_bytes",
         "_text_bytes",
@@ -178,6 +179,7 @@ class SseTap:
         self.has_failed = False
         self.has_failed_first = False
         self._rest = b""
+        self._has_ended = False
         self._shortest_bytes = _UNKNOWN_BYTES
         self._text_bytes = 0
         self._usage_frame = b""
@@ -257,8 +259,15 @@ class SseTap:
             self.is_done = True
         return kind == _FAILED
 
+    def end(self) -> None:
+        """The connection has ended, and with it the last event, whether a blank line came or not."""
+        if not self._has_ended and self._rest.endswith((b"\n", b"\r", b"]", b"}")):
+            self._frame(self._rest.replace(b"\r\n", b"\n").rstrip(b"\r\n"))
+        self._has_ended = True
+
     def finish(self, usage: Usage) -> None:
         """The stream is over: put what it said of itself into `usage`."""
+        self.end()
         frame = self._usage_frame
         if frame and not usage.read_document(frame[5:].split(b"\n", 1)[0]):
             usage.read(frame[max(0, _last_usage(frame)) :])  # what is echoed stands before it

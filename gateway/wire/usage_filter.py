@@ -50,7 +50,7 @@ class UsageFilter:
 
     def rest(self) -> bytes:
         """Return what waits for its end in a stream whose end is that of its connection."""
-        return self._held
+        return b"" if _is_usage(self._held) else self._held
 
 
 def _are_whole(payload: list[bytes]) -> bool:
