@@ -13,6 +13,7 @@ import uvicorn
 from specpilot.controller.admin.audited import AUDIT_LOGGER
 from specpilot.controller.app import create_app
 from specpilot.controller.settings import ControllerSettings
+from specpilot.policy import json_log
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
 from specpilot.policy.redis_store import RedisStore
@@ -24,9 +25,11 @@ PROGRAM = "specpilot controller"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until stopped. Ends the process with status 2 when it cannot start."""
     settings = load(ControllerSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    if settings.log_format == "json":
+        json_log.use(settings.log_level)
+    else:
+        line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(level=settings.log_level.upper(), format=line, stream=sys.stderr)
     _log_audit()
     try:
         store = RedisStore(settings.redis_url)

@@ -65,6 +65,10 @@ class ControllerSettings(ProgramSettings):
     without: Annotated[
         str, Field(description=f"ideas of the law to switch off, for measurements: {', '.join(ABLATIONS)}")
     ] = ""
+    log_format: Annotated[
+        Literal["text", "json"],
+        Field(description="form of the lines on standard error; json: every line is one object, from the first"),
+    ] = "text"
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least severe log line")] = (
         "info"
     )

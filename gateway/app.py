@@ -56,6 +56,7 @@ from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
 from specpilot.gateway.wire.deadlines import Limits
 from specpilot.gateway.wire.origins import Origins
+from specpilot.policy import json_log
 from specpilot.policy.clock import Clock, SystemClock
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
@@ -191,7 +192,10 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     """Serve until a signal; ends the process with status 2 when that cannot even begin."""
     who = "" if worker is None else f" [worker {worker.number}]"
     log_format = f"%(levelname)s %(name)s{who}: %(message)s"
-    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
+    if settings.log_format == "json":
+        json_log.use(settings.log_level, **({} if worker is None else {"worker": worker.number}))
+    else:
+        logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     is_asked_for = "max_connections" in settings.model_fields_set
     fewer: list[str] = []

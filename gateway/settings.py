@@ -156,6 +156,9 @@ class GatewaySettings(ProgramSettings):
         "and API keys in /metrics of --port",
     )
     access_log: bool = Field(default=True, description="one JSON line per request on standard error")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="form of the lines on standard error; json: every line is one object, from the first"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged; above info there is no access log"
     )

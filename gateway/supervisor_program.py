@@ -13,6 +13,7 @@ from specpilot.gateway.process.supervision import Supervision
 from specpilot.gateway.process.supervisor import Supervisor
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.worker_files import Ledger
+from specpilot.policy import json_log
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.settings import fail
 
@@ -23,7 +24,10 @@ STOP_MARGIN_S = 10.0
 def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
     """Run `settings.workers` workers until a signal. Ends the process with status 2 on bad settings."""
     log_format = "%(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
+    if settings.log_format == "json":
+        json_log.use(settings.log_level)
+    else:
+        logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
     try:
         reserved = reserve(settings.host, settings.port)
         admin = None

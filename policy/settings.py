@@ -5,6 +5,7 @@ reads the environment. A fault prints one line a setting, with the remedy, and e
 variable that begins like a program's settings and is none of them is a fault too: misspelt, it would go unnoticed.
 """
 
+import logging
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import ClassVar, NoReturn, TypeVar
 from pydantic import AliasChoices, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
+from specpilot.policy import json_log
 from specpilot.policy.codec import faults_of
 
 
@@ -46,9 +48,16 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
 
     Ends the process with status 0 after `--help` and with status 2, and a line per fault, on bad settings.
     """
+    if "log_format" in kind.model_fields:
+        variable = kind.model_config["env_prefix"].upper() + "LOG_FORMAT"
+        if json_log.is_asked_for(arguments, os.environ.get(variable)):
+            json_log.use()
     try:
         source: CliSettingsSource[S] = CliSettingsSource(
-            kind, cli_prog_name=program, cli_parse_args=[_one_dash(item) for item in arguments]
+            kind,
+            cli_prog_name=program,
+            cli_parse_args=[_one_dash(item) for item in arguments],
+            cli_exit_on_error=not json_log.is_used(),  # the parser would write its usage, in lines of its own
         )
         unknown = [] if kind.shares_prefix else unknown_variables(kind)
         if unknown:
@@ -81,7 +90,10 @@ def unknown_variables(kind: type[BaseSettings]) -> list[str]:
 def fail(program: str, *lines: str) -> NoReturn:
     """Print what is wrong with the start of `program`, one line each, and end it with status 2."""
     for line in lines:
-        sys.stderr.write(f"{program}: {line}\n")
+        if json_log.is_used():
+            logging.getLogger(program).critical("%s", line)
+        else:
+            sys.stderr.write(f"{program}: {line}\n")
     sys.exit(2)
 
 

@@ -1,8 +1,12 @@
 """What a wrong setting shows when the controller starts: one line that names it and the remedy, and status 2."""
 
+import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -56,3 +60,23 @@ def test_a_busy_port_is_named(redis: RedisServer) -> None:
     assert done.returncode == 2
     assert f"127.0.0.1:{port}" in done.stderr
     assert "another --port" in done.stderr
+
+
+def test_every_line_is_json_where_that_is_asked_for(redis: RedisServer) -> None:
+    environment = {**os.environ, "REDIS_URL": redis.url}
+    arguments = ["--port", "0", "--log-format", "json"]
+    done = start(*arguments, "--default-mode", "no")
+    assert done.returncode == 2
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specpilot.controller", *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    said = done.stderr + first + process.stderr.read()
+    process.stderr.close()
+    assert process.wait(10) == 0
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert any("admin API and console on" in line["message"] for line in lines)
+    assert any(line["level"] == "warning" for line in lines)

@@ -1,0 +1,84 @@
+"""Standard error as lines of JSON: everything that a program says there, from its first line to its last.
+
+`use` takes over what would otherwise write plain lines: log records, Python's warnings, exceptions that nobody caught
+in any thread, and `policy.settings.fail`. Each line is one object: `at` (Unix seconds), `level`, `logger`, `message`,
+what the program adds to all its lines, and `exception` with the traceback where there is one. Lines that are JSON of
+another shape (access log, audit) stay as they are.
+"""
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import override
+
+FORMATS = ("text", "json")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record; `more` is added to each."""
+
+    def __init__(self, more: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._more = more
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "at": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **self._more,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            said["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(said, ensure_ascii=False, default=str)
+
+
+def use(level: str = "info", **more: Any) -> None:
+    """Write lines of JSON from now on, of at least `level`, with `more` in each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(more))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def is_used() -> bool:
+    """Whether standard error is lines of JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def is_asked_for(arguments: Sequence[str], variable: str | None) -> bool:
+    """Whether `--log-format json` is among `arguments`, or else the environment's `variable` says so.
+
+    It is needed before the settings are read, as what is wrong with them is said in the same way.
+    """
+    asked = (variable or "").lower()
+    for at, argument in enumerate(arguments):
+        if argument == "--log-format" and at + 1 < len(arguments):
+            asked = arguments[at + 1]
+        elif argument.startswith("--log-format="):
+            asked = argument.partition("=")[2]
+    return asked == "json"
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    logging.getLogger().critical("the program ends by an exception", exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
