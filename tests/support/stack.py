@@ -101,7 +101,8 @@ class Engine:
 class Stack:
     """`specpilot up`, ready."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, **variables: str) -> None:
+        """`variables` are added to the environment."""
         self.folder = folder
         ports = {name: free_port() for name in ("port", "admin-port", "engine-port")}
         self.gateway = f"http://127.0.0.1:{ports['port']}"
@@ -110,7 +111,13 @@ class Stack:
         command = [sys.executable, "-m", "specpilot.cli", "up", "--state-dir", str(folder / "state"), *flags]
         command += [item for name, port in ports.items() for item in (f"--{name}", str(port))]
         self._output = (folder / "up.log").open("wb")
-        self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True)
+        self.process = subprocess.Popen(
+            command,
+            env=os.environ | variables,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         with ended_on_failure(self.process):
             wait_for(f"{self.gateway}/ready", self.process, 300.0)
             wait_for(f"{self.engine}/health", self.process, 10.0)

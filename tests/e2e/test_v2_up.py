@@ -1,0 +1,73 @@
+"""The whole system on model runner V2: `specpilot up` with P-EAGLE, vLLM's kernels interpreted on a CPU, adapts K."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from openai import AsyncOpenAI
+
+from specpilot.engine_adapter.vllm import compat
+from specpilot.policy import engine_metrics as names
+from tests.support.stack import ROOT, Stack, call, counters, prompts
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+    ),
+]
+
+SECONDS, IN_FLIGHT = 25.0, 6
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    running = Stack(
+        tmp_path_factory.mktemp("v2"),
+        *("--max-num-seqs", "8", "--engine-args", "--dtype float32 --max-num-batched-tokens 512"),
+        PYTHONPATH=f"{ROOT / 'tests' / 'support' / 'interpreted'}:{ROOT}",
+        TRITON_INTERPRET="1",
+        VLLM_USE_V2_MODEL_RUNNER="1",
+        SPECPILOT_ENGINE_CALIBRATE_S="0",  # its steps would take minutes
+    )
+    yield running
+    assert running.stop() == 0
+
+
+async def serve(stack: Stack) -> int:
+    """Keep so many requests in flight for a while; return how many replies came."""
+    end, wanted = time.monotonic() + SECONDS, prompts(30)
+    async with AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="test", max_retries=0) as client:
+
+        async def chat(first: int) -> int:
+            done = 0
+            while time.monotonic() < end:
+                name, item = wanted[(first * 7 + done) % len(wanted)]
+                reply = await client.chat.completions.create(
+                    model="demo",
+                    messages=item["messages"],  # type: ignore[arg-type]
+                    max_tokens=60,
+                    temperature=0,
+                    extra_headers={"X-Traffic-Class": name},
+                )
+                assert reply.choices[0].message.content
+                done += 1
+            return done
+
+        return sum(await asyncio.gather(*(chat(number) for number in range(IN_FLIGHT))))
+
+
+def test_the_controller_learns_from_an_engine_on_v2_and_sets_its_k(stack: Stack) -> None:
+    assert asyncio.run(serve(stack)) > IN_FLIGHT
+    assert "Using V2 Model Runner" in (stack.folder / "state" / "logs" / "engine-0.log").read_text()
+    found = call(f"{stack.engine}/speculation")[1]
+    assert found["source"] in ("schedule", "trial")
+    assert found["schedule"]["version"] > 2
+    k_of_rows = {k for ranges in found["schedule"]["classes"].values() for _, _, k in ranges}
+    assert len(k_of_rows) > 2
+    drafts = {int(k): count for (k,), count in counters(stack.engine, names.DRAFTS, "k").items()}
+    assert len([k for k, count in drafts.items() if count > 3]) > 2
+    accepts = sum(counters(stack.engine, names.ACCEPTS, "position").values())
+    assert accepts > 0.1 * sum(k * count for k, count in drafts.items())
