@@ -7,7 +7,8 @@ with status 1 when a part keeps dying. `--sagemaker` is that, with what a manage
 
 On a machine without a GPU each engine is bound to cores of its own and the other programs to the last core, or as many
 as the gateway has workers: an engine's OpenMP threads spin, and any other busy process on their cores would make its
-steps many times longer. With GPUs several engines get a share of them each.
+steps many times longer. With GPUs several engines get a share of them each, are bound to no cores, and the other
+programs have all cores but those that the engines need.
 
 What is secret, tokens and the password in a Redis URL, reaches the parts by their environment: every user of a machine
 can read the arguments of its processes.
@@ -52,6 +53,10 @@ _WHAT_K_DOES = {
     Mode.ADVISE: "K is decided and shown, and each engine runs its static K",
     Mode.OFF: "K is static",
 }
+CORES_OF_ENGINE = 2
+"""Of an engine on GPUs: its API server and its scheduler, which are busy while it serves."""
+CORES_OF_GPU = 1
+"""Its worker, which launches kernels."""
 GATEWAY_STOP_S = 35.0  # it lets requests in flight finish, 30 s at most
 
 
@@ -255,7 +260,8 @@ def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
 
 
 def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
-    _, server_cores = _cores(settings)
+    has_gpu = shutil.which("nvidia-smi") is not None
+    _, server_cores = _cores(settings, max(1, len(gpus.visible(os.environ))) if has_gpu else 0)
     specpilot = (sys.executable, "-m", "specpilot.cli")
     public = ("--public-paths", settings.public_paths) if settings.public_paths else ()
     way_in = () if settings.admin_token else ("--trust-this-machine",)
@@ -294,10 +300,16 @@ def _token_for(program: str, settings: UpSettings) -> dict[str, str]:
     return {f"SPECPILOT_{program}_ADMIN_TOKEN": settings.admin_token} if settings.admin_token else {}
 
 
-def _cores(settings: UpSettings) -> tuple[list[int], list[int]]:
-    """Return the cores of the engines and those of the other programs; where there is only one, it is everybody's."""
+def _cores(settings: UpSettings, gpu_count: int = 0) -> tuple[list[int], list[int]]:
+    """Return the cores of the engines and those of the other programs; where there is only one, it is everybody's.
+
+    With GPUs an engine needs a few cores and no more, so the other programs have the rest.
+    """
     cores = sorted(os.sched_getaffinity(0))
     count = max(1, min(settings.workers, len(cores) - 1))
+    if gpu_count:
+        needed = CORES_OF_ENGINE * settings.engines + CORES_OF_GPU * max(gpu_count, settings.engines)
+        count = max(count, len(cores) - needed)
     return cores[:-count] or cores, cores[-count:]
 
 

@@ -112,6 +112,29 @@ def test_sigterm_ends_a_start_that_waits_for_a_model(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("cores", "gpus", "arguments", "servers"),
+    [
+        (16, 1, (), 13),
+        (16, 4, ("--engines", "4"), 4),
+        (16, 8, ("--engines", "2"), 4),  # tensor parallel
+        (16, 8, ("--engines", "8"), 1),
+        (16, 8, ("--engines", "8", "--workers", "4"), 4),
+        (4, 1, (), 1),
+        (2, 1, (), 1),
+        (1, 1, (), 1),
+    ],
+)
+def test_with_gpus_the_other_programs_have_the_cores_that_engines_do_not_need(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gpus: int, arguments: tuple[str, ...], servers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(up.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+    found = up._servers(settings_of(*arguments), "redis://x")
+    assert [part.cores for part in found] == [frozenset(range(cores - servers, cores))] * len(found)
+
+
+@pytest.mark.parametrize(
     ("cores", "workers", "engines", "servers"),
     [
         ({0}, 1, [0], [0]),
