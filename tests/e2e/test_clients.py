@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from tests.support.client_packages import node_folder, python_folder
 from tests.support.gateway_server import GatewayProgram
 from tests.support.stack import DEMO_MODEL, Engine, counters
 
@@ -188,6 +192,39 @@ def test_embeddings_of_a_model_that_has_none_are_an_error(client: OpenAI) -> Non
         client.embeddings.create(model="demo", input="hello")
     assert 400 <= caught.value.status_code < 500 or caught.value.status_code == 501
     assert caught.value.body["message"]  # type: ignore[index]
+
+
+SUITES = Path(__file__).parent / "client_suites"
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
+def test_the_openai_package_of_node(gateway: str) -> None:
+    folder = node_folder("openai@6.49.0")
+    suite = shutil.copy(SUITES / "openai_node.mjs", folder)  # modules are looked for beside it
+    done = subprocess.run(["node", suite, gateway], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cases = re.findall(r'^  async (?:\w+|".*")\(\)', Path(suite).read_text(), re.MULTILINE)
+    assert len(cases) > 9
+    assert done.stdout.count("ok: ") == len(cases)
+
+
+@pytest.mark.parametrize(
+    ("suite", "package"),
+    [("langchain_suite", "langchain-openai==1.7.4"), ("pydantic_ai_suite", "pydantic-ai-slim[openai]==2.68.0")],
+)
+def test_clients_built_upon_it(gateway: str, suite: str, package: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(python_folder(package)), "PYTHONWARNINGS": "default"}
+    command = [sys.executable, str(SUITES / f"{suite}.py"), gateway]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-3000:]
+
+
+def test_the_request_of_the_readme_gets_what_it_asks_for(client: OpenAI) -> None:
+    [found] = re.findall(r"chat/completions .*?-d '(.*?)'", README, re.DOTALL)
+    said = client.chat.completions.create(**json.loads(found))
+    assert "catalogue_number" in said.choices[0].message.content
+    if said.choices[0].finish_reason == "stop":
+        assert json.loads(said.choices[0].message.content)
 
 
 def bench_serve(url: str, folder: Path) -> tuple[str, dict[str, Any]]:
