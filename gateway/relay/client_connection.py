@@ -248,7 +248,9 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1 but HTTP/{version}"))
             return
         headers = self.headers
-        size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
+        size = len(self.url)
+        for name, value in headers:  # `sum` would make a generator, for every request
+            size += len(name) + len(value)
         if size > HEAD_BYTES or len(headers) >= HEADERS_MAX:
             self._refuse_rest(_head_too_large())
             return

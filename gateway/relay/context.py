@@ -24,7 +24,7 @@ from specpilot.gateway.wire.deadlines import Limits
 from specpilot.gateway.wire.errors import GatewayError, InvalidApiKeyError, KeysUnknownError
 from specpilot.gateway.wire.origins import Origins
 from specpilot.policy.clock import Clock
-from specpilot.policy.types import OTHER, ApiKey, ClassPolicy
+from specpilot.policy.types import OTHER, ApiKey, ClassPolicy, MatchRule
 
 _SWEEPS_A_MINUTE: Final = 600
 _RETRY_AFTER_S: Final = 1.0
@@ -105,6 +105,7 @@ class GatewayContext:
         self.tasks: set[asyncio.Task[None]] = set()
         self.body_bytes = 0  # of all requests whose answer has not begun
         self._classes: dict[str, frozenset[str]] = {}
+        self._terms: dict[str, tuple[tuple[MatchRule, ...], int]] = {}
         self._id_count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeps = 0
@@ -144,6 +145,7 @@ class GatewayContext:
         """Serve by `snapshot` from now on. On the loop only, or before it runs."""
         self.snapshot = snapshot
         self._classes.clear()
+        self._terms.clear()
         self.fleet.apply(snapshot.engines)
         self.serve_queue()
 
@@ -178,6 +180,15 @@ class GatewayContext:
             found = self.snapshot.known_classes(model)
             if model in self.fleet.by_model:
                 self._classes[model] = found
+        return found
+
+    def terms(self, model: str) -> tuple[tuple[MatchRule, ...], int]:
+        """Return the match rules of the policy of `model`, and its version; remembered until the next snapshot."""
+        found = self._terms.get(model)
+        if found is None:
+            found = (self.snapshot.rules(model), self.snapshot.policy_version(model))
+            if model in self.fleet.by_model:
+                self._terms[model] = found
         return found
 
     def model_label(self, model: str) -> str:

@@ -256,8 +256,8 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
 ) -> PreparedRequest:
     """Prepare a request for the model of `facts`, which is in the fleet; `asked` is the name that has a route."""
     path, model = facts.path, facts.model
-    snapshot = context.snapshot
-    found = classify(facts, head.traffic_class, key, context.known_classes(model), snapshot.rules(model))
+    rules, version = context.terms(model)
+    found = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
     if found.has_unknown:
         context.metrics.unknown_class += 1
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
@@ -276,7 +276,7 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     )
     own = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
         found.traffic_class.encode(),
-        snapshot.policy_version(model),
+        version,
     )
     if k_max is not None:
         own += b"%s: %d\r\n" % (K_MAX_HEADER, k_max)

@@ -14,11 +14,10 @@ from typing import Final
 
 LENGTH_DIGITS: Final = 15
 
-_USUAL_NAMES: Final = frozenset(
-    (b"connection", b"content-length", b"content-type", b"date", b"server", b"transfer-encoding", b"x-request-id")
-)
-"""Names that need no look at each of their characters."""
-
+_known: dict[bytes, tuple[bytes, bytes]] = {}
+"""Lines of headers that were read before."""
+_KNOWN_MAX: Final = 512
+_KNOWN_BYTES: Final = 128
 _USUAL_STATUS_LINE: Final = b"HTTP/1.1 200 OK"
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\x00-\x08\x0a-\x1f\x7f]*)?")
 _NAME: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -106,7 +105,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
     coding other than chunked.
     """
     lines = text.split(b"\r\n")
-    if lines.pop() or not lines or text.translate(None, _TEXT) != b"\r\n" * len(lines):
+    if lines.pop() or not lines:
         raise FramingError("the head is not HTTP/1.1")
     status, is_modern = _read_status(lines[0])
     is_kept_alive = is_modern
@@ -116,11 +115,10 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
     dropped: frozenset[bytes] = _PER_HOP
     headers: list[tuple[bytes, bytes]] = []
     for field in lines[1:]:
-        name, colon, value = field.partition(b":")
-        name = name.lower()
-        if not colon or (name not in _USUAL_NAMES and (not name or name.translate(None, _NAME))):
-            raise FramingError("the head is not HTTP/1.1")
-        value = value.strip(b" \t")
+        header = _known.get(field)
+        if header is None:
+            header = _read_field(field)
+        name, value = header
         if name == b"content-length":
             if not value.isdigit() or len(value) > LENGTH_DIGITS or stated not in (None, value):
                 raise FramingError("content-length is not one number")
@@ -136,7 +134,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         else:
             if name == b"content-type":
                 content_type = value.lower()
-            headers.append((name, value))
+            headers.append(header)
     length = None if stated is None else int(stated)
     if is_chunked and length is not None:
         raise FramingError("both content-length and transfer-encoding")
@@ -151,6 +149,20 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         is_kept_alive=is_kept_alive,
         content_type=content_type,
     )
+
+
+def _read_field(field: bytes) -> tuple[bytes, bytes]:
+    """Return name and value of a header's line, and remember them, as engines send the same ones with each answer."""
+    name, colon, value = field.partition(b":")
+    name = name.lower()
+    if not colon or not name or name.translate(None, _NAME) or value.translate(None, _TEXT):
+        raise FramingError("the head is not HTTP/1.1")
+    header = (name, value.strip(b" \t"))
+    if name != b"x-request-id" and len(field) <= _KNOWN_BYTES:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()  # dates and lengths that have passed
+        _known[field] = header
+    return header
 
 
 def _read_status(line: bytes) -> tuple[int, bool]:

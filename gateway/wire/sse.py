@@ -103,6 +103,17 @@ class Usage:
             self.acceptance_length = float(length) if isfinite(length) else None
         return True
 
+    def read_ending(self, text: bytes) -> bool:
+        """Learn from the end of one whole JSON object, where engines put usage; return whether that was possible.
+
+        What begins with a member of the outermost object is an object too, with a brace before it; what begins with any
+        other has a brace or bracket too many. So the choices, which may be long, need not be parsed.
+        """
+        at = text.rfind(b'"usage"')
+        if at < 1 or text.find(b'"speculative_decoding"', 0, at) >= 0:
+            return False
+        return self.read_document(b"{" + text[at:])
+
     def read(self, text: bytes) -> None:
         """Learn from a part of JSON that may hold usage; later values replace earlier ones."""
         has_input = False
@@ -308,7 +319,7 @@ class JsonTap:
     def finish(self, usage: Usage) -> None:
         """The body is whole: put what it said of itself into `usage`."""
         text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        if not self._is_shortened and usage.read_document(text):
+        if not self._is_shortened and (usage.read_ending(text) or usage.read_document(text)):
             return
         at = _last_usage(text)
         if at >= 0:
