@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specpilot.bench.adapter.engine_worker import EngineWorker, prompt_texts
+from tests.support.chi_square import SIGMAS, sigmas
 from tests.support.stack import DEMO_MODEL
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -13,9 +14,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 DRAWS = 2500
 PREFIXES = 4
 TOKENS = 3  # the first is sampled by the prefill; the others are drafted and verified
-FEWEST = 8
-SIGMAS = 4.5
-"""A chi-square statistic this many standard deviations above its mean has a chance of about 1 in 10,000."""
 
 
 def drawn(speculates: bool) -> list[list[Counter[int]]]:
@@ -43,31 +41,18 @@ def drawn(speculates: bool) -> list[list[Counter[int]]]:
         worker.close()
 
 
-def sigmas(mine: Counter[int], theirs: Counter[int]) -> float:
-    """How many standard deviations the two-sample chi-square lies above its mean; rare tokens count as one."""
-    tokens = [token for token in mine | theirs if mine[token] + theirs[token] >= 2 * FEWEST]
-    counts = np.array([[sample[token] for token in tokens] for sample in (mine, theirs)], dtype=float)
-    rest = DRAWS - counts.sum(axis=1)
-    if rest.sum() > 0:
-        counts = np.column_stack([counts, rest])
-    expected = counts.sum(axis=0) / 2
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    freedom = counts.shape[1] - 1
-    return float((statistic - freedom) / np.sqrt(2 * freedom)) if freedom else 0.0
-
-
 def test_the_test_sees_a_distribution_that_is_off() -> None:
     rng = np.random.default_rng(0)
     even = Counter(rng.choice(20, DRAWS).tolist())
     again = Counter(rng.choice(20, DRAWS).tolist())
     skewed = Counter(rng.choice(20, DRAWS, p=[0.08, 0.02, *[0.05] * 18]).tolist())
-    assert sigmas(even, again) < SIGMAS < sigmas(even, skewed)
+    assert sigmas(even, again, DRAWS) < SIGMAS < sigmas(even, skewed, DRAWS)
 
 
 def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
     plain, speculating = drawn(speculates=False), drawn(speculates=True)
     found = [
-        round(sigmas(mine, theirs), 1)
+        round(sigmas(mine, theirs, DRAWS), 1)
         for prefix in zip(speculating, plain, strict=True)
         for mine, theirs in zip(*prefix, strict=True)
     ]

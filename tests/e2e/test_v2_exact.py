@@ -6,11 +6,13 @@ The load is half of the other's (`tests.support.exact_engine`, "short").
 import json
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from specpilot.engine_adapter.vllm import compat
+from tests.support.chi_square import SIGMAS, sigmas
 from tests.support.stack import ROOT
 
 pytestmark = [
@@ -107,3 +109,14 @@ def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
     assert sum(map(len, v1["drafts"].values())) > 100
     assert v2["drafts"] == v1["drafts"]
     assert v2["seen"] == v1["seen"]
+
+
+def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
+    """The chi-square test of `test_distribution`, on fewer draws of one prompt."""
+    draws = "400"
+    plain = run("tests.support.draws", "plain", draws)["counts"]
+    speculating = on_v2("tests.support.draws", "peagle", draws)["counts"]
+    found = [
+        sigmas(Counter(mine), Counter(theirs), int(draws)) for mine, theirs in zip(speculating, plain, strict=True)
+    ]
+    assert max(found) < SIGMAS, found
