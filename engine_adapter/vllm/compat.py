@@ -315,9 +315,12 @@ def mode_note(configured: Any, resolved: Any) -> str | None:
 
 
 def is_steered(vllm_config: Any) -> bool:
-    """Whether the drafter is one that can be steered, and the scheduler says that it does so, like the adapter's."""
-    if vllm_config.speculative_config.method not in STEERABLE_METHODS:
-        return False
+    """Whether the drafter is one that can be left out, and the scheduler says that it does so, like the adapter's."""
+    return vllm_config.speculative_config.method in STEERABLE_METHODS and plans_drafts(vllm_config)
+
+
+def plans_drafts(vllm_config: Any) -> bool:
+    """Whether the scheduler is the adapter's, or one like it."""
     kind = vllm_config.scheduler_config.scheduler_cls
     return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
 

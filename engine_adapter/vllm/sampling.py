@@ -4,6 +4,8 @@
   step has none it takes the first row for everybody's: the end of one request's thinking would be forced upon another.
 - `logprob_token_ids`: a request with it, in a step that verifies drafts, ends the engine if it or another wants
   log-probabilities. Such a request is refused, as `min_p` and `logit_bias` are by vLLM.
+- *Model runner V2*: a request with more stop tokens (beside `min_tokens`) or allowed tokens than its buffers hold ends
+  the engine, not the request. It is refused.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,13 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from specpilot.engine_adapter.vllm.compat import is_steered
+from specpilot.engine_adapter.vllm.compat import is_steered, plans_drafts
+
+MOST_STOPS = 120
+"""vLLM's buffer holds 128 (`MAX_NUM_STOP_TOKEN_IDS`); the model's own ends, which are added later, are among them."""
+
+MOST_ALLOWED = 1024
+"""vLLM's `MAX_NUM_ALLOWED_TOKEN_IDS`."""
 
 
 @contextmanager
@@ -35,9 +43,26 @@ def one_row_each(runner: Any, metadata: SpecDecodeMetadata | None) -> Iterator[N
 
 def refuse_unserved(params: Any, vllm_config: Any) -> None:
     """Raise `VLLMValidationError` for the `params` of a request that a steered engine cannot serve beside drafts."""
-    is_asked = getattr(params, "logprob_token_ids", None) is not None
-    if is_asked and vllm_config.speculative_config is not None and is_steered(vllm_config):
+    if vllm_config.speculative_config is None:
+        return
+    if getattr(params, "logprob_token_ids", None) is not None and is_steered(vllm_config):
         raise VLLMValidationError(
             "The logprob_token_ids sampling parameter is not supported with speculative decoding: ask for logprobs.",
             parameter="logprob_token_ids",
+        )
+    if vllm_config.use_v2_model_runner and plans_drafts(vllm_config):
+        _refuse_too_many(params)
+
+
+def _refuse_too_many(params: Any) -> None:
+    """Raise `VLLMValidationError` for more tokens than model runner V2 has room for."""
+    stops = getattr(params, "stop_token_ids", None) or ()
+    if getattr(params, "min_tokens", 0) and len(stops) > MOST_STOPS:
+        raise VLLMValidationError(
+            f"With min_tokens there may be {MOST_STOPS} stop_token_ids, not {len(stops)}.", parameter="stop_token_ids"
+        )
+    allowed = getattr(params, "allowed_token_ids", None) or ()
+    if len(allowed) > MOST_ALLOWED:
+        raise VLLMValidationError(
+            f"There may be {MOST_ALLOWED} allowed_token_ids, not {len(allowed)}.", parameter="allowed_token_ids"
         )

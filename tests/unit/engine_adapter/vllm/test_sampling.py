@@ -20,7 +20,9 @@ with warnings.catch_warnings():
 def engine(*, speculates: bool = True, scheduler_cls: Any = SpecPilotScheduler) -> Any:
     speculative = SimpleNamespace(method="eagle3") if speculates else None
     return SimpleNamespace(
-        speculative_config=speculative, scheduler_config=SimpleNamespace(scheduler_cls=scheduler_cls)
+        speculative_config=speculative,
+        scheduler_config=SimpleNamespace(scheduler_cls=scheduler_cls),
+        use_v2_model_runner=False,
     )
 
 
@@ -31,6 +33,24 @@ def test_log_probabilities_of_named_tokens_are_refused_where_the_adapter_has_dra
         sampling.refuse_unserved(params, engine())
     sampling.refuse_unserved(params, engine(speculates=False))
     sampling.refuse_unserved(params, engine(scheduler_cls=None))
+
+
+@pytest.mark.parametrize(
+    ("too_many", "enough", "named"),
+    [
+        ({"min_tokens": 1, "stop_token_ids": list(range(121))}, {"stop_token_ids": list(range(121))}, "stop_token_ids"),
+        ({"allowed_token_ids": list(range(1025))}, {"allowed_token_ids": list(range(1024))}, "allowed_token_ids"),
+    ],
+)
+def test_more_tokens_than_model_runner_v2_has_room_for_are_refused_there(
+    too_many: dict[str, Any], enough: dict[str, Any], named: str
+) -> None:
+    on_v2 = engine()
+    on_v2.use_v2_model_runner = True
+    with pytest.raises(VLLMValidationError, match=named):
+        sampling.refuse_unserved(SamplingParams(**too_many), on_v2)
+    sampling.refuse_unserved(SamplingParams(**enough), on_v2)
+    sampling.refuse_unserved(SamplingParams(**too_many), engine())
 
 
 def test_other_log_probabilities_and_what_samples_nothing_are_let_in() -> None:
