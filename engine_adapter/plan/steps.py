@@ -138,7 +138,8 @@ class Steps:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
                 prefill += scheduled
-            state.allowed, state.positions, state.prefills = None, scheduled, not state.decoding
+            # What a request is padded with as it joins (`drafted`) is verified like a draft, and is no prompt.
+            state.allowed, state.positions, state.prefills = None, scheduled, not (state.decoding or drafted)
             state.decoding = not request.is_prefill_chunk
             state.ceiling = max(0, min(state.stated, self._planner.k_max, _left(state, request, drafted)))
             (decoding if state.decoding else prefilling).append(state)

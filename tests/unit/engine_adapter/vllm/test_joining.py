@@ -1,8 +1,14 @@
 """How many positions a request gets that joins with one token left to prefill, from vLLM's own scheduler."""
 
+import warnings
+
 import pytest
 
-from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
+
+from specpilot.engine_adapter.plan.planner import PLAN
 from specpilot.policy.graphs import Graphs
 from tests.support.adapter_scheduler import K_MAX, add, offer, scheduler, step
 
@@ -24,6 +30,21 @@ def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch
     assert step(engine) == {"first": 1 + k, "second": 1 + k}
     assert step(engine) == {"first": 1 + k, "second": 1 + k}
     assert engine.num_spec_tokens == K_MAX
+
+
+def test_what_a_request_is_padded_with_does_not_wait_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K falls to 0 in the step in which it joins. Its one token is at position 0: a row more would be before that."""
+    engine = scheduler(monkeypatch)
+    engine.graphs = GRAPHS
+    offer(engine, 1, 3)
+    add(engine, "first", [*range(1, 9)])
+    step(engine)
+    add(engine, "second", [1])
+    offer(engine, 2, 0)
+    output = engine.schedule()
+    assert output.num_scheduled_tokens == {"first": 4, "second": 4}
+    assert getattr(output, PLAN).held == ()
+    assert [engine.steps.backlog(name) for name in ("first", "second")] == [1, 1]
 
 
 def test_where_the_others_differ_nobody_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
