@@ -25,3 +25,8 @@ class Graphs:
     drafter: tuple[int, ...] = ()
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+
+    @property
+    def fit_any_mix(self) -> bool:
+        """Whether one FULL graph is replayed for any mix of K and prompts, so that uniform steps gain nothing."""
+        return self.mode == "FULL"

@@ -95,8 +95,8 @@ class _SpecPilotScheduler:
 
         A request that joins with one token left to prefill gets placeholders from vLLM, so that all have as many
         positions and the step finds its CUDA graph: K_max of them. It gets as many as the others verify drafts of, and
-        none where these differ or there are no graphs. (On a CPU such a placeholder might even be accepted: vLLM's
-        stand-in for the kernel that rejects it reads the probability of token -1.)
+        none where these differ, or where no graph depends on it. (On a CPU such a placeholder might even be accepted:
+        vLLM's stand-in for the kernel that rejects it reads the probability of token -1.)
 
         Of what the drafter's buffers hold vLLM keeps K_max - 1 slots for each request where the drafter drafts in
         parallel, whatever is drafted. Here it keeps them for the width that the schedule gives by now. What is drafted
@@ -111,12 +111,12 @@ class _SpecPilotScheduler:
             self.num_spec_tokens, self.vllm_config = k_max, config
 
     def _joining_k(self) -> int:
-        """Return the K that all who decode have in the step to be scheduled; 0 where they differ, or nobody does.
+        """Return the K that all decodes have in the step to be scheduled; 0 where they differ, or there are none.
 
-        0 without CUDA graphs, too, and while somebody waits who may not stop yet: asynchronously vLLM would take the
-        placeholders for tokens that count (`steps.least_tokens`).
+        0 also without CUDA graphs, with graphs for any mix of K, and while a request waits that may not stop yet:
+        asynchronously vLLM would take the placeholders for tokens that count (`steps.least_tokens`).
         """
-        if self._width == 0 or self.graphs is None:
+        if self._width == 0 or self.graphs is None or self.graphs.fit_any_mix:
             return 0
         found = {state.k for state in self.steps.decoding}
         if len(found) != 1:

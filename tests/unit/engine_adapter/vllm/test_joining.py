@@ -32,6 +32,18 @@ def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch
     assert engine.num_spec_tokens == K_MAX
 
 
+def test_where_a_graph_fits_any_mix_a_request_that_joins_gets_its_own_token_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = scheduler(monkeypatch)
+    engine.graphs = Graphs("FULL")
+    offer(engine, 1, 3)
+    add(engine, "first", [*range(1, 9)])
+    step(engine)
+    add(engine, "second", [1])
+    assert step(engine) == {"first": 4, "second": 1}
+
+
 def test_what_a_request_is_padded_with_does_not_wait_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """K falls to 0 in the step in which it joins. Its one token is at position 0: a row more would be before that."""
     engine = scheduler(monkeypatch)
