@@ -27,10 +27,13 @@ from specpilot.policy.types import Objective
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
-REST_STEPS = 128.0
-"""Steps over which catching up with a backlog is spread: the rest of a reply. With few, a request that was at K = 0 for
-long stays there though drafting pays: its backlog grows with each step, and the charge with it. In simulation 8 steps
-held 60 of 66 predictable requests at K = 0, at 0.63 of the rate that K = 3 for all had."""
+REST_STEPS = 512.0
+"""Steps over which catching up with a backlog is spread: the rest of a reply, and of the replies after it, which begin
+without a backlog once all are drafted for. With few, requests that were at K = 0 for long stay there though drafting
+pays: their backlog grows with each step, and the charge with it. In simulation 8 steps held 60 of 66 predictable
+requests at K = 0, at 0.63 of the rate that K = 3 for all had; 128 steps held 66 of acceptance 0.5 there, at 0.81 of the
+rate of K = 2, where 512 and 1,000 have 1.04 (trace `uncalibrated-graphs`). What goes to and fro is not charged here but
+by `Prices.left_s`."""
 
 
 class Group(NamedTuple):

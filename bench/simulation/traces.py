@@ -9,6 +9,8 @@ import numpy as np
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.bench.simulation.gpu_plants import plants
 from specpilot.bench.simulation.graph_plant import GRAPHS, graph_step_s
+from specpilot.bench.simulation.h200_plant import FULL, SLOW_HOST, H200Plant
+from specpilot.bench.simulation.h200_plant import graphs as h200_graphs
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.step_times import demo_pair_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
@@ -39,6 +41,7 @@ def traces() -> dict[str, Trace]:
     gpu = {"step_s": plant.step_s, "catch_up_s": plant.catch_up_s, "max_num_seqs": 128}
     gpu |= {"noise": 0.01, "reply_tokens": 400.0}
     graphs = {"step_s": graph_step_s, "graphs": GRAPHS, "max_num_seqs": 256, "noise": 0.005, "reply_tokens": 600.0}
+    h200 = {"max_num_seqs": 128, "noise": 0.005, "reply_tokens": 150.0}
     classes = {name: ClassPolicy() for name in ("json", "code", "chat")}
     return {
         "mixed": Trace("15 loads of 15 to 20 s, classes mixed in most", _mixed(), demo),
@@ -57,6 +60,16 @@ def traces() -> dict[str, Trace]:
         "pace": Trace("a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo),
         "gpu": Trace("10 loads of up to 72 requests, a GPU's step times", _mixed(3)[:10], gpu),
         "graphs": Trace("CUDA graphs: padded steps, and cliffs", _cliffs(), graphs),
+        "h200": Trace(
+            "7 loads of 8 to 120 requests on a measured GPU, a prompt in many steps, a host that is slow for seconds",
+            _h200(),
+            {**h200, "plant": H200Plant(), "graphs": H200Plant().graphs},
+        ),
+        "h200-full": Trace(
+            "the same with one CUDA graph for every mix of K",
+            _h200(),
+            {**h200, "plant": H200Plant(h200_graphs(FULL, largest=1024)), "graphs": h200_graphs(FULL, largest=1024)},
+        ),
         "uncalibrated": Trace("step times are learned from traffic alone", _new(), {**demo, "is_calibrated": False}),
         "uncalibrated-graphs": Trace(
             "the same with CUDA graphs, from K = 7",
@@ -152,6 +165,23 @@ def _cliffs() -> list[Phase]:
         Phase(15, [Source("json", 20), Source("code", 20)]),
         Phase(15, [Source("chat", 40), Source("json", 10)]),
     ]
+
+
+def _h200() -> list[Phase]:
+    loads = [
+        [("json", 8)],
+        [("json", 24), ("code", 24)],
+        [("chat_hot", 64)],
+        [("code", 96)],
+        [("json", 32)],
+        [("json", 6), ("chat", 58)],
+        [("json", 60), ("chat", 60)],
+    ]
+    found = []
+    for counts in loads:
+        sources = [Source(kind, count) for kind, count in counts]
+        found += [Phase(8, sources), Phase(4, sources, host_slowdown=SLOW_HOST)]
+    return found
 
 
 def _new() -> list[Phase]:
