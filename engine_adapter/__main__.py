@@ -89,11 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speculative-config", help="vLLM's own JSON, in place of --drafter and --k-max")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--redis-url", help="shared state (REDIS_URL); none: K by PUT only")
+    parser.add_argument("--redis-url", help="shared state (REDIS_URL); none: K by PUT, or --adapt")
     parser.add_argument("--advertise-url", help="where the gateway reaches this engine (http://host:port)")
     parser.add_argument("--engine-id", help="name of this engine (from its URL)")
     parser.add_argument("--pool", help="engines alike in model, hardware and configuration (default)")
     parser.add_argument("--static-k", type=int, help="K while there is no schedule (K_max)")
+    parser.add_argument("--adapt", action="store_true", help="choose K in the engine while no schedule is in force")
+    parser.add_argument("--least-k", type=int, help="least K that the engine chooses with --adapt (0)")
     parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
     parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
     parser.add_argument("--graph-k", help="K that get FULL CUDA graphs of their own, by commas (by attention backend)")
@@ -115,6 +117,8 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
         "ID": ours.engine_id,
         "POOL": ours.pool,
         "STATIC_K": ours.static_k,
+        "ADAPT": "1" if ours.adapt else None,
+        "LEAST_K": ours.least_k,
         "HOLD_SCHEDULE_S": ours.hold_schedule_s,
         "CALIBRATE_S": ours.calibrate_s,
         "GRAPH_K": ours.graph_k,

@@ -25,6 +25,13 @@ class AdapterSettings(BaseSettings):
     id: str | None = Field(default=None, description="name of the engine; default: made from its URL")
     pool: str = Field(default="default", description="engines of one model, hardware and configuration")
     static_k: int | None = Field(default=None, ge=0, description="K without a schedule; default: K_max")
+    adapt: bool = Field(
+        default=False, description="choose K in the engine, from what it counts, while no schedule is in force"
+    )
+    probe_ratio: float = Field(
+        default=0.005, ge=0, le=0.5, description="share of the time for probes while the engine chooses K"
+    )
+    least_k: int = Field(default=0, ge=0, description="the least K that the engine chooses")
     hold_schedule_s: float = Field(
         default=86_400.0, ge=0, description="seconds that a schedule's K stays when no controller renews it"
     )

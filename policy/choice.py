@@ -17,7 +17,8 @@ grow with the groups.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,44 +58,45 @@ def choose(
 ) -> list[int]:
     """Return K of each group; `lengths` [bands, K_max + 1] is AL by K. There is a group, and none is empty."""
     k_max = lengths.shape[1] - 1
-    count, band, weight, low, high, backlog, _ = (np.array(column) for column in zip(*groups, strict=True))
-    n, k = int(count.sum()), np.arange(1, k_max + 1)
-    whole = weight * count
-    values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[band]
-    gain = whole[:, None] * np.diff(values)  # [groups, K]
+    least_k = [group.low for group in groups]
+    if k_max == 0 or all(group.low >= group.high for group in groups):
+        return least_k
+    count, band, weight, low, high, backlog, _ = np.array(groups, dtype=np.float64).T
+    n, number_of, widest = int(count.sum()), len(groups), max(least_k)
+    values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[band.astype(int)]
+    gain = (weight * count)[:, None] * np.diff(values)  # [groups, K]
     least = _least(groups, values, prices)
-    if k_max == 0 or bool((low >= high).all()):
-        return [group.low for group in groups]
+    k, widths, is_allowed = _grid(k_max, max(1, widest))  # is_allowed: [widths, 1, K]
+    is_bound = widest > 0 or bool((high < k_max).any())
 
-    widths = np.arange(max(1, int(low.max())), k_max + 1)
-    token_s = prices.token_s(n, k_max)[widths - 1]
-    position_s = token_s[:, None] * count  # [widths, groups]
+    position_s = prices.token_s(n, k_max)[widths - 1][:, None] * count  # [widths, groups]
     opening_s = widths[:, None] * (count * prices.slot_s) + backlog * (prices.read_s / REST_STEPS)
-    is_allowed = (k <= widths[:, None])[:, None] & (k <= high[:, None])  # [widths, groups, K]
-    if low.any():
+    depth: NDArray[Any] = k
+    if is_bound:
+        is_allowed = is_allowed & (k <= high[:, None]) & (k > low[:, None])
         opening_s *= low == 0
-        is_allowed &= k > low[:, None]
         gain *= k > low[:, None]
-    price_s = position_s[..., None] * np.maximum(k - low[:, None], 1) + opening_s[..., None]
-    together = gain.cumsum(axis=1) / price_s * is_allowed
+        depth = np.maximum(k - low[:, None], 1)
+    together = gain.cumsum(axis=1) / (position_s[..., None] * depth + opening_s[..., None]) * is_allowed
     first, best = together.argmax(axis=2), together.max(axis=2)
     density = np.where(k <= first[..., None] + 1, best[..., None], gain / position_s[..., None]) * is_allowed
-    density = density.reshape(len(widths), -1)
-    order = np.argsort(-density, axis=1, kind="stable")  # stable: a draft's positions stay in their order
+    order = (-density.reshape(len(widths), -1)).argsort(
+        axis=1, kind="stable"
+    )  # a draft's positions stay in their order
 
-    opens = (k == 1) & (low == 0)[:, None]
-    adds = np.stack([
-        np.broadcast_to(count[:, None], gain.shape), count[:, None] * opens, backlog[:, None] * opens, gain
-    ], axis=-1).reshape(-1, 4)  # fmt: skip
-    sums = adds[order].cumsum(axis=1)
+    adds = np.zeros((number_of, k_max, 4))  # of each position: tokens, requests drafted for, their rows, value
+    adds[:, :, 0], adds[:, :, 3] = count[:, None], gain
+    adds[:, 0, 1], adds[:, 0, 2] = count * (low == 0), backlog * (low == 0)
+    sums = adds.reshape(-1, 4)[order].cumsum(axis=1)
     sums += np.array([least.tokens, least.drafted, least.rows, least.value])
-    tokens, drafted, rows, value = sums[..., 0].astype(int), sums[..., 1], sums[..., 2], sums[..., 3]
-    number = is_allowed.sum(axis=(1, 2))  # of positions, by width
-    tokens = np.minimum(tokens, n * (1 + k_max))
+    drafted, rows, value = sums[..., 1], sums[..., 2], sums[..., 3]
+    tokens = np.minimum(sums[..., 0], n * (1 + k_max)).astype(int)
     seconds = prices.steps_s(n, tokens, (drafted * widths[:, None]).astype(int))
-    last = np.arange(len(widths)), number - 1
-    is_uniform = tokens[last] == n * (1 + widths)
-    seconds[last] += np.where(is_uniform, prices.uniform_gain_s(n, k_max)[widths], 0.0)
+    number = is_allowed.sum(axis=(1, 2)) if is_bound else number_of * widths  # of positions, by width
+    if prices.has_graphs:
+        last = np.arange(len(widths)), number - 1
+        is_uniform = tokens[last] == n * (1 + widths)
+        seconds[last] += np.where(is_uniform, prices.uniform_gain_s(n, k_max)[widths], 0.0)
     seconds += _later_s(prices, n, drafted, rows)
     score = _score(value, seconds, objective)
     limits_s = _limits_s(groups, low, lengths, order // k_max)
@@ -103,10 +105,17 @@ def choose(
     score[np.arange(score.shape[1]) >= number[:, None]] = -np.inf
     at = int(score.argmax())
     if score.flat[at] <= least.score(objective):
-        return [group.low for group in groups]
+        return least_k
     row, taken = divmod(at, score.shape[1])
-    found: list[int] = (low + np.bincount(order[row, : taken + 1] // k_max, minlength=len(groups))).tolist()
+    found: list[int] = (low.astype(int) + np.bincount(order[row, : taken + 1] // k_max, minlength=number_of)).tolist()
     return found
+
+
+@cache
+def _grid(k_max: int, narrowest: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return K from 1, the widths, and which positions each width has room for [widths, 1, K]."""
+    k, widths = np.arange(1, k_max + 1), np.arange(narrowest, k_max + 1)
+    return k, widths, (k <= widths[:, None])[:, None]
 
 
 def rate_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> float:
@@ -154,8 +163,9 @@ def _least(groups: Sequence[Group], values: Vector, prices: Prices) -> _Least:
 
 def _later_s(prices: Prices, n: int, drafted: Vector, rows: Vector) -> Vector:
     """Return what catching up costs by a step that drafts: what is behind now, and what is left out for later."""
-    behind_s = (prices.reads_s * (rows > 0) + prices.read_s * rows) / REST_STEPS
-    found: Vector = behind_s + (n - drafted) * drafted * (prices.left_out_s(n) / n**2)
+    found: Vector = (n - drafted) * drafted * (prices.left_out_s(n) / n**2)
+    if rows.any():
+        found += (prices.reads_s * (rows > 0) + prices.read_s * rows) / REST_STEPS
     return found
 
 
@@ -164,12 +174,12 @@ def _score(value: Vector, seconds: Vector, objective: Objective) -> Vector:
     return found
 
 
-def _limits_s(groups: Sequence[Group], low: Ints, lengths: Vector, owner: Ints) -> Vector | None:
+def _limits_s(groups: Sequence[Group], low: Vector, lengths: Vector, owner: Ints) -> Vector | None:
     """Return how long a step may take after so many positions [widths, positions]; `None`: as long as it likes."""
     found: Vector | None = None
     for at, group in enumerate(groups):
         if group.itl_slo_s:
-            k = np.minimum(low[at] + (owner == at).cumsum(axis=1), lengths.shape[1] - 1)
+            k = np.minimum(int(low[at]) + (owner == at).cumsum(axis=1), lengths.shape[1] - 1)
             own = group.itl_slo_s * lengths[group.band][k]
             found = own if found is None else np.minimum(found, own)
     return found

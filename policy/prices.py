@@ -79,6 +79,7 @@ class Prices:
         left_s: float = 0.0,
     ) -> None:
         self._c = dict(zip(PARTS, coefficients.parts, strict=True))
+        self.has_graphs = graphs is not None
         self._graphs = graphs
         self._load = load
         self._most = most

@@ -1,8 +1,9 @@
 """`specpilot bench ablate`: what each idea of the control law is worth. SIMULATION.
 
 The real control law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
-(`controller.tuning.ABLATIONS`), over the same traces with the same seeds. Told is how many tokens per second are left
-without the idea: below 1, it pays. An idea that is worth nothing on any trace has no place in the law.
+(`controller.tuning.ABLATIONS`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
+where the engines choose K themselves. The table says how many tokens per second are left without the idea: below 1, it
+pays. An idea that is worth nothing on any trace has no place in the law.
 """
 
 import json
@@ -25,6 +26,9 @@ from specpilot.controller.tuning import ABLATIONS, without
 from specpilot.policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench ablate"
+CONTROLLER = "controller"
+"""The idea without which each engine's own law chooses K."""
+_IDEAS = (*ABLATIONS, CONTROLLER)
 _WHOLE = ""
 _TAIL = 0.025
 
@@ -34,7 +38,7 @@ class AblateSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ABLATE_")
 
-    ideas: str = Field(default=",".join(ABLATIONS), description="which are switched off, one at a time, by commas")
+    ideas: str = Field(default=",".join(_IDEAS), description="which are switched off, one at a time, by commas")
     traces: str = Field(default=",".join(traces()), description="what is played, comma separated")
     seeds: int = Field(default=5, ge=2, le=100, description="plays of each, whose requests differ")
     processes: int = Field(default=2, ge=1, le=256, description="plays at a time")
@@ -52,7 +56,7 @@ class _Play(NamedTuple):
 def main(arguments: Sequence[str]) -> None:
     """Run it."""
     settings = load(AblateSettings, PROGRAM, arguments)
-    ideas = chosen(PROGRAM, "--ideas", settings.ideas, tuple(ABLATIONS))
+    ideas = chosen(PROGRAM, "--ideas", settings.ideas, _IDEAS)
     names = chosen(PROGRAM, "--traces", settings.traces, tuple(traces()))
     plays = [_Play(name, idea, seed) for seed in range(settings.seeds) for name in names for idea in (_WHOLE, *ideas)]
     rates = dict(_played(plays, settings.processes))
@@ -97,7 +101,8 @@ def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, lis
 
 def _rates(play: _Play) -> list[float]:
     trace = traces()[play.trace]
-    run = trace.play(without([play.idea] if play.idea else []), play.seed)
+    ideas = [play.idea] if play.idea in ABLATIONS else []
+    run = trace.play(without(ideas), play.seed, adapts=play.idea == CONTROLLER)
     return [math.log(run.throughput(index)) for index in range(len(trace.phases))]
 
 

@@ -29,9 +29,9 @@ class Trace:
     phases: Sequence[Phase]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def play(self, tuning: Tuning, seed: int) -> Run:
-        """Play it under a law of these constants."""
-        return simulate(self.phases, tuning=tuning, seed=seed, **self.options)
+    def play(self, tuning: Tuning, seed: int, *, adapts: bool = False) -> Run:
+        """Play it under a law of these constants, or with engines that choose K themselves."""
+        return simulate(self.phases, tuning=tuning, seed=seed, adapts=adapts, **self.options)
 
 
 def traces() -> dict[str, Trace]:

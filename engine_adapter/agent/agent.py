@@ -23,8 +23,10 @@ from typing import Any
 
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.agent.learning import Learning
 from specpilot.engine_adapter.agent.tuning import EXPORT_S, HEARTBEAT_S, LOOK_S, POLL_S, RETRY_S, STALLED_S, TTL_S
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
+from specpilot.engine_adapter.law.law import Wish
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.policy import keys
@@ -157,19 +159,21 @@ class EngineLink:
 class Agent:
     """The threads of one engine."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what an engine's threads work with
         self,
         scheduler: Any,
         exporter: MetricsExporter,
         link: EngineLink | None,
         calibration: Calibration | None,
         clock: Clock,
+        learning: Learning,
     ) -> None:
         self._scheduler = scheduler
         self._exporter = exporter
         self._link = link
         self._calibration = calibration
         self._clock = clock
+        self._learning = learning
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -208,10 +212,12 @@ class Agent:
                     logger.exception("SpecPilot: the evidence of this moment was not exported")
 
     def _export_once(self) -> None:
-        """Export what was counted and what runs."""
+        """Export what was counted and what runs, and let the law learn from it."""
         scheduler = self._scheduler
-        self._exporter.add(scheduler.meter.take())
+        evidence = scheduler.meter.take()
+        self._exporter.add(evidence)
         now = self._clock.monotonic()
+        self._learning.take(evidence, now)
         table = scheduler.control.table(now)
         running = scheduler.running_decodes if scheduler.has_unfinished_requests() else {}
         decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
@@ -270,6 +276,9 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     exporter = MetricsExporter(control.model)
     is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1  # else its requests would go elsewhere too
     calibration = Calibration(scheduler, exporter, settings.url, settings.calibrate_s) if is_alone else None
-    agent = Agent(scheduler, exporter, link, calibration, clock)
+    learning = Learning(scheduler, adapts=settings.adapt, probe_ratio=settings.probe_ratio)
+    agent = Agent(scheduler, exporter, link, calibration, clock, learning)
+    if settings.least_k:
+        scheduler.law.wish({DEFAULT_CLASS: Wish(low=settings.least_k)})
     agent.start()
     return agent

@@ -113,6 +113,7 @@ class Calibration:
         while self._scheduler.has_unfinished_requests() and time.monotonic() < until and not stopped.is_set():
             time.sleep(_POLL_S)
         self._scheduler.meter.take()
+        self._scheduler.meter.take_steps()
         self._scheduler.steps.priors = Priors()
         self._control.calibrating = None
 
@@ -138,6 +139,7 @@ class Calibration:
             if now > until:
                 break
             found = self._scheduler.meter.take()
+            self._scheduler.law.learn(self._scheduler.meter.take_steps())
             count += sum(sums.steps for sums in found.cells.values() if 2 * sums.decodes >= n * sums.steps)
             self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
             for batch in batches:

@@ -5,7 +5,7 @@ takes the evidence in and, once a second, sets prices and acceptance anew (`refr
 scheduler's thread sees the old state or the new one and never a mixture.
 
 Decodes are grouped by what their class wishes, by band, and by whether a draft of theirs was verified yet. K is chosen
-anew when an eighth of the decodes changed their group, or the state is another one.
+anew when many of the decodes changed their group (`MOVED_RATIO`), or the state is another one.
 
 Requests without a verified draft lie in the band in which their kind begins. Where they are most of the decodes, the
 bands of the others say nothing of the whole: then each known request gets K as if all were like it, so that one that
@@ -18,7 +18,7 @@ learned of the first requests.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +141,7 @@ class EngineLaw:
         counts = Counter(groups)
         of_state, before, chosen = self._latest
         self.steps += 1
-        if of_state is not state or not self._is_like(counts, before, len(requests)):
+        if of_state is not state or not _is_like(counts, before, len(requests)):
             self.choices += 1
             backlogs: Counter[int] = Counter()
             for group, request in zip(groups, requests, strict=True):
@@ -149,14 +149,6 @@ class EngineLaw:
             chosen = self._chosen(state, wishes, counts, backlogs)
             self._latest = state, counts, chosen
         return [chosen[group] for group in groups]
-
-    @staticmethod
-    def _is_like(counts: Counter[int], before: Counter[int], n: int) -> bool:
-        """Whether few of `n` decodes changed their group, and each has a K."""
-        return (
-            counts.keys() <= before.keys()
-            and sum([abs(count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n
-        )
 
     def note_plan(self, decodes: int, drafted: int, rows: int) -> None:
         """Take in for how many of the decodes the next drafts are made by choice, and how many rows these catch up."""
@@ -224,6 +216,18 @@ class EngineLaw:
         if self._has_traffic:
             self.state = State(self.acceptance.lengths(), prices, self.cost.slowdown)
 
+    def described(self) -> dict[str, Any] | None:
+        """Return what K is chosen by, as plain data: AL by band and K, and the slowdown factor; `None`: unknown yet."""
+        state = self.state
+        if state is None:
+            return None
+        return {
+            "acceptance_lengths": np.round(state.lengths, 3).tolist(),
+            "slowdown_ratio": round(state.slowdown, 3),
+            "steps": self.steps,
+            "choices": self.choices,
+        }
+
     def table(
         self, mix: Mapping[tuple[str, int], float], loads: Sequence[int]
     ) -> dict[int, dict[tuple[str, int], int]]:
@@ -239,3 +243,10 @@ class EngineLaw:
             ]
             found[n] = dict(zip(mix, choose(groups, state.lengths, state.prices, wishes.objective), strict=True))
         return found
+
+
+def _is_like(counts: Counter[int], before: Counter[int], n: int) -> bool:
+    """Whether few of `n` decodes changed their group, and each group has a K."""
+    if not counts.keys() <= before.keys():
+        return False
+    return sum([abs(count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n

@@ -7,7 +7,9 @@ whole, so a step sees the old table or the new one and never a mixture.
 Regimes, by a schedule's age: its trial, on the trial's engine, for the trial's `valid_for_s`; its rows, for its
 `valid_for_s`; then held: the same rows for `hold_s` more, because K by band and load stays right while the hardware
 does not change, whereas one K for everything is right at one load only; then expired, as before the first schedule: the
-static K for every class. A version that is not newer than the one in force is refused, expired or not.
+static K for every class. An engine that adapts by itself (`adapting`) does so where no schedule is valid: before the
+first one, and in place of held and expired rows. A version that is not newer than the one in force is refused, expired
+or not.
 """
 
 from collections.abc import Mapping
@@ -124,7 +126,8 @@ class SpeculationControl:
     `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K when no
     schedule is there, `max_running` vLLM's `max_num_seqs`. `hold_s` is for how many seconds the rows of a schedule that
     nobody renews stay. Of a schedule's trial only `engine_id` takes part. While `calibrating` is set, that table goes
-    before all others.
+    before all others. `adapting` is the table that has the engine's own law choose K while no schedule is valid; `None`
+    where it does not.
     """
 
     def __init__(  # noqa: PLR0913 - what there is to know of an engine
@@ -147,6 +150,7 @@ class SpeculationControl:
         self.max_running = max_running
         self.hold_s = hold_s
         self.calibrating: KTable | None = None
+        self.adapting: KTable | None = None
         self._engine_id = engine_id
         self._static = static_table(static_k)
         self._expired = static_table(static_k, Source.EXPIRED)
@@ -183,14 +187,16 @@ class SpeculationControl:
         calibrating = self.calibrating  # read once: the agent's thread sets it
         if calibrating is not None:
             return calibrating
-        applied = self._applied
+        applied, adapting = self._applied, self.adapting
         if applied is None:
-            return self._static
+            return adapting or self._static
         age_s, schedule = now - applied.received_at, applied.schedule
         if applied.trial is not None and schedule.trial is not None and age_s <= schedule.trial.valid_for_s:
             return applied.trial
         if age_s <= schedule.valid_for_s:
             return applied.table
+        if adapting is not None:
+            return adapting
         return applied.held if age_s <= schedule.valid_for_s + self.hold_s else self._expired
 
     @property

@@ -25,6 +25,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from specpilot.engine_adapter.agent.agent import start_agent
 from specpilot.engine_adapter.evidence.meter import Meter
+from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.planner import PLAN, DraftState, Planner
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.plan.steps import Steps, least_tokens
@@ -74,6 +75,8 @@ class _SpecPilotScheduler:
         )
         self._config_at = compat.at_widths(vllm_config)
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
+        self.planner = planner
+        self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
         self._bound: set[str] = set()  # requests with a least number of tokens, also some that are gone

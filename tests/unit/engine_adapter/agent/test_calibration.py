@@ -18,6 +18,7 @@ from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Group, Meter, Outcome, StepShape
+from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
 from specpilot.policy import engine_metrics as names
 
@@ -64,6 +65,7 @@ def scheduler() -> Any:
     config = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1000, max_model_len=2048))
     return SimpleNamespace(
         control=SpeculationControl("m", "p", 7, 3, 4),
+        law=EngineLaw(7, 3, 4),
         meter=Meter(),
         steps=SimpleNamespace(priors=Priors()),
         vllm_config=config,

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
+from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import speculation_control as apply
-from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, table_of
+from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, law_table, table_of
 from specpilot.policy.bands import BANDS
 from specpilot.policy.types import KRange, Schedule, Trial
 
@@ -35,6 +36,18 @@ def ranges(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 def test_the_table_says_what_the_ranges_say(items: list[tuple[int, int, int]], running: int) -> None:
     expected = next((k for lo, hi, k in items if lo <= running <= hi), items[-1][2])
     assert table_of(schedule(default=items), max_running=200).k("default", 4, running) == expected
+
+
+def test_an_engine_that_adapts_does_so_where_no_schedule_is_valid() -> None:
+    """A controller that comes takes over, and one that goes away leaves the engine adapting."""
+    engine = control(hold_s=100.0)
+    assert engine.table(0.0).source is Source.STATIC
+    engine.adapting = law_table(EngineLaw(7, 3, 32), 0.005)
+    assert engine.table(0.0) is engine.adapting
+    engine.offer(schedule(valid_for_s=10.0), 0.0)
+    assert [engine.table(at).source for at in (5.0, 11.0, 200.0)] == [Source.SCHEDULE, Source.ENGINE, Source.ENGINE]
+    engine.adapting = None
+    assert [engine.table(at).source for at in (5.0, 11.0, 200.0)] == [Source.SCHEDULE, Source.HELD, Source.EXPIRED]
 
 
 def test_a_class_that_the_schedule_does_not_name_uses_default() -> None:

@@ -1,0 +1,70 @@
+"""Engines that choose K themselves, in virtual time: no controller, no schedule."""
+
+import numpy as np
+import pytest
+
+from specpilot.bench.simulation.engine import MODEL
+from specpilot.bench.simulation.loop import Run, simulate
+from specpilot.bench.simulation.step_times import demo_pair_step_s, gpu_step_s
+from specpilot.bench.simulation.traces import traces
+from specpilot.bench.simulation.traffic import Phase, Source
+from specpilot.controller.tuning import Tuning
+from specpilot.policy.types import ClassPolicy, Policy
+from tests.closed_loop.single_k import best_single_k
+
+SETTLE_S = 3
+
+
+def played(phases: list[Phase], seed: int = 0, **options: object) -> Run:
+    return simulate(phases, seed=seed, adapts=True, **options)  # type: ignore[arg-type]
+
+
+def test_without_labels_it_beats_the_best_single_k_of_a_mixed_load() -> None:
+    phase = Phase(20, [Source("json", 8), Source("code", 8)])
+    reached = np.mean([played([phase], seed, step_s=demo_pair_step_s).throughput(0, SETTLE_S) for seed in range(2)])
+    assert reached >= 1.1 * best_single_k(phase, step_s=demo_pair_step_s)[0]
+
+
+@pytest.mark.parametrize("kind", ["json", "code_hot"])
+def test_where_one_k_is_right_for_all_it_loses_little(kind: str) -> None:
+    phase = Phase(20, [Source(kind, 8)])
+    reached = played([phase], step_s=demo_pair_step_s).throughput(0, SETTLE_S)
+    assert reached >= 0.95 * best_single_k(phase, step_s=demo_pair_step_s)[0]
+
+
+def test_it_follows_traffic_that_turns_within_two_seconds() -> None:
+    phases = [Phase(10, [Source(kind, 12)]) for kind in ("code_hot", "json", "code_hot")]
+    run = played(phases, step_s=demo_pair_step_s)
+    for phase in (1, 2):
+        settled = run.throughput(phase, settle_s=5)
+        assert np.mean([second.throughput for second in run.of_phase(phase)[2:4]]) >= 0.9 * settled
+
+
+def test_unlike_machines_with_unlike_traffic_are_each_served() -> None:
+    """One table for a pool would serve neither."""
+    phase = Phase(15, [Source("json", 8)], of_engine={"engine-1": [Source("chat_hot", 8)]})
+    run = played([phase], step_s=gpu_step_s, engines=2)
+    for engine_id, kind in (("engine-0", "json"), ("engine-1", "chat_hot")):
+        reached = np.mean([second.by_engine[engine_id] for second in run.seconds[SETTLE_S:]])
+        assert reached >= 0.93 * best_single_k(Phase(15, [Source(kind, 8)]), step_s=gpu_step_s)[0]
+
+
+def test_bounds_and_pins_hold() -> None:
+    policy = Policy(MODEL, classes={"chat": ClassPolicy(k_max=2), "json": ClassPolicy(pin=4)})
+    run = played([Phase(10, [Source("json", 4, "json"), Source("json", 4, "chat")])], policy=policy)
+    decodes, k = run.fleet[0].by_source.T
+    assert k[0] / decodes[0] == pytest.approx(4.0, abs=0.3)  # fewer where a reply is about to end, more never
+    assert k[1] / decodes[1] <= 2.0 + 1e-9
+
+
+@pytest.mark.parametrize("name", ["uncalibrated-graphs", "pauses"])
+def test_it_delivers_what_the_controllers_law_does(name: str) -> None:
+    """All traces, with more seeds, are `specpilot bench ablate --ideas controller`."""
+    trace = traces()[name]
+    ratios = []
+    for seed in range(2):
+        own, law = trace.play(Tuning(), seed, adapts=True), trace.play(Tuning(), seed)
+        rates = [[item.throughput(phase) for phase in range(len(trace.phases))] for item in (own, law)]
+        lengths = [phase.seconds for phase in trace.phases]
+        ratios.append(np.average(np.log(rates[0]) - np.log(rates[1]), weights=lengths))
+    assert np.exp(np.mean(ratios)) >= 0.97

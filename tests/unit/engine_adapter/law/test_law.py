@@ -1,0 +1,131 @@
+"""The law of one engine: what it chooses, from what it counted."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
+from specpilot.engine_adapter.law.law import EngineLaw, Wish
+from specpilot.engine_adapter.law.tuning import LEAST_STEPS, QUIET_S
+
+K_MAX, STATIC = 7, 3
+HIGH, LOW = 7, 1
+
+
+def request(band: int, label: str = "default", backlog: int = 0, drafts: int = 5) -> Any:
+    return SimpleNamespace(label=label, band=band, backlog=backlog, acceptance=SimpleNamespace(drafts=drafts))
+
+
+def step_s(n: int, m: int, slots: int) -> float:
+    return 4.6e-3 + 1.1e-4 * m + (2e-3 + 1.5e-4 * n + 6.5e-5 * slots if slots else 0.0)
+
+
+def measured(law: EngineLaw) -> EngineLaw:
+    """Let the law know what steps take, and that there is traffic."""
+    for n in (1, 4, 8, 16, 32):
+        for k in (0, 2, 7):
+            law.learn([(StepShape(n, n * (1 + k), n * k), step_s(n, n * (1 + k), n * k), 0)] * 30)
+    law.learn((), counted(HIGH, 0.97), 1.0)
+    law.refresh()
+    return law
+
+
+def counted(band: int, acceptance: float, drafts: int = 100, k: int = K_MAX) -> Evidence:
+    """What so many drafts of `k` come to."""
+    evidence, left = Evidence(), float(drafts)
+    evidence.drafts["default", band, k] = drafts
+    for position in range(1, k + 1):
+        evidence.trials[band, position] = round(left)
+        left *= acceptance
+        evidence.accepts[band, position] = round(left)
+    return evidence
+
+
+def test_before_steps_were_measured_and_traffic_was_seen_the_static_k_holds() -> None:
+    law = EngineLaw(K_MAX, STATIC, 32)
+    law.learn([(StepShape(1, 1, 0), 0.005, 0)] * (LEAST_STEPS - 1), counted(HIGH, 0.97), 1.0)
+    law.refresh()
+    assert law.k_of([request(HIGH)]) == [STATIC]
+    calibrated = EngineLaw(K_MAX, STATIC, 32)
+    calibrated.learn([(StepShape(1, 1, 0), 0.005, 0)] * LEAST_STEPS)
+    calibrated.refresh()
+    assert calibrated.k_of([request(HIGH)]) == [STATIC]
+    assert calibrated.probe_prices is not None
+
+
+def test_each_request_gets_the_k_of_its_band() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    assert law.k_of([request(HIGH), request(LOW), request(HIGH)]) == [K_MAX, 0, K_MAX]
+
+
+def test_k_is_chosen_anew_when_many_changed_their_group_and_by_new_prices() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    batch = [request(HIGH) for _ in range(8)] + [request(LOW) for _ in range(8)]
+    for moved, choices in ((0, 1), (3, 1), (5, 2)):
+        law.k_of([request(LOW) if at < moved else item for at, item in enumerate(batch)])
+        assert law.choices == choices
+    law.refresh()
+    law.k_of(batch)
+    assert law.choices == 3
+
+
+def test_classes_with_the_same_wishes_are_one_and_others_have_their_bounds() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    law.wish({"chat": Wish(), "batch": Wish(high=2), "pinned": Wish(low=5, high=5)})
+    assert len(law.wishes.each) == 3
+    batch = [request(HIGH, name) for name in ("default", "chat", "batch", "pinned", "unknown")]
+    assert law.k_of(batch) == [K_MAX, K_MAX, 2, 5, K_MAX]
+    assert law.wishes.deepest == {"default": K_MAX, "chat": K_MAX, "batch": 2, "pinned": 0}
+
+
+def test_one_request_that_drafts_well_among_unprobed_ones_is_drafted_for() -> None:
+    """Among requests that are known to draft badly it would not pay for the drafter."""
+    law = measured(EngineLaw(K_MAX, STATIC, 64))
+    alone = request(HIGH)
+    assert law.k_of([alone, *(request(LOW) for _ in range(40))])[0] == 0
+    assert law.k_of([alone, *(request(LOW, drafts=0) for _ in range(40))])[0] == K_MAX
+
+
+def test_a_band_that_was_learned_to_be_worth_nothing_gets_evidence_again() -> None:
+    """At K = 0 nothing is verified, so nothing would ever say that it has become worth it."""
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    law.learn((), counted(HIGH, 0.0, drafts=3000), 1.0)
+    law.refresh()
+    batch = [request(HIGH) for _ in range(4)]
+    assert law.k_of(batch)[0] == 0
+    idle = Evidence(drafts=Counter({("default", HIGH, 0): 100}))
+    for _ in range(round(6 * QUIET_S)):
+        law.learn((), idle, 1.0)
+    law.refresh()
+    assert law.k_of(batch)[0] > 0
+
+
+def test_a_slower_machine_keeps_bounds_on_latency() -> None:
+    """The slowdown factor strikes what is predicted, too."""
+    batch = [request(HIGH, "chat"), *(request(5) for _ in range(15))]
+    found = []
+    for slowdown in (1.0, 1.8):
+        law = measured(EngineLaw(K_MAX, STATIC, 32))
+        law.wish({"chat": Wish(itl_slo_s=0.0035)})
+        law.learn([(StepShape(16, 16, 0), slowdown * step_s(16, 16, 0), 0)] * 200)
+        law.refresh()
+        found.append(sum(law.k_of(batch)[1:]))
+    assert found[1] < found[0]
+
+
+@pytest.mark.parametrize("k_max", [0, 1])
+def test_engines_of_the_smallest_k_max(k_max: int) -> None:
+    law = EngineLaw(k_max, 0, 8)
+    law.learn([(StepShape(1, 1, 0), 0.005, 0)] * LEAST_STEPS, Evidence(drafts=Counter({("default", 0, 0): 1})), 1.0)
+    law.refresh()
+    assert law.k_of([request(HIGH)])[0] in (0, k_max)
+
+
+def test_a_table_of_hypothetical_loads_has_k_by_class_band_and_load() -> None:
+    law = EngineLaw(K_MAX, STATIC, 64)
+    assert law.table({("default", HIGH): 1.0}, [1]) == {}
+    found = measured(law).table({("default", HIGH): 0.5, ("default", LOW): 0.5}, [2, 16])
+    assert found[16]["default", HIGH] == K_MAX
+    assert found[16]["default", LOW] == 0
