@@ -80,6 +80,7 @@ class _Request:
     max_tokens: int = 1 << 30
     is_prefill_chunk: bool = True
     use_structured_output: bool = False
+    mm_features: tuple[object, ...] = ()
 
 
 class _UnderWay(NamedTuple):

@@ -113,8 +113,8 @@ class DraftState:
     `backlog` is how many of its latest positions the drafter has not seen, `positions` how many it has in the step.
     `left_out` is how many of them it has because others alone were drafted for, by choice.
     `allowed` is how many tokens of its next draft its grammar allows, `None` when it cut nothing off.
-    `prefills`: the positions that it has in the step are a prompt's. `held_until` is the step by which its prompt goes
-    through the drafter, `None` if that holds no prompt back.
+    `prefills`: the positions that it has in the step are a prompt's, of text alone. `held_until` is the step by which
+    its prompt goes through the drafter, `None` if that holds no prompt back.
     `verifies_at` is the step for which a draft of it was last planned. `needs_follow_up`: that was a probe, was
     accepted whole, and the request may belong in a higher band than it is in.
     """

@@ -138,8 +138,7 @@ class Steps:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
                 prefill += scheduled
-            # What a request is padded with as it joins (`drafted`) is verified like a draft, and is no prompt.
-            state.allowed, state.positions, state.prefills = None, scheduled, not (state.decoding or drafted)
+            state.allowed, state.positions, state.prefills = None, scheduled, _reads_text(state, request, drafted)
             state.decoding = not request.is_prefill_chunk
             state.ceiling = max(0, min(state.stated, self._planner.k_max, _left(state, request, drafted)))
             (decoding if state.decoding else prefilling).append(state)
@@ -382,6 +381,15 @@ def _outcome(step: _Step, drafts: Mapping[str, Draft], items: Sequence[Any]) -> 
             continue
         tokens[group] = tokens.get(group, 0) + len(item.new_token_ids)
     return outcome
+
+
+def _reads_text(state: DraftState, request: Any, drafted: int) -> bool:
+    """Whether a step with `drafted` tokens of a request to verify reads its prompt, and that is text alone.
+
+    What a request is padded with as it joins is verified like a draft, and is no prompt. The position of a row is taken
+    from the one after it, which is right for text, and not for an image where positions have three dimensions.
+    """
+    return not (state.decoding or drafted or request.mm_features)
 
 
 def _left(state: DraftState, request: Any, drafted: int) -> int:

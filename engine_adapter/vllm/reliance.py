@@ -74,7 +74,7 @@ RELIANCE: tuple[Item, ...] = (
         "v1/request.py", "Request",
         (
             "request_id", "sampling_params", "spec_token_ids", "is_prefill_chunk", "num_computed_tokens",
-            "use_structured_output", "max_tokens", "num_output_tokens", "num_output_placeholders",
+            "use_structured_output", "max_tokens", "num_output_tokens", "num_output_placeholders", "mm_features",
         ),
     ),
     Attributes(

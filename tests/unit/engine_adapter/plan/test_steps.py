@@ -82,6 +82,7 @@ def named(name: str) -> Any:
         num_output_tokens=0,
         sampling_params=SimpleNamespace(extra_args=extra, temperature=0.0, min_tokens=0, all_stop_token_ids={2}),
         use_structured_output=False,
+        mm_features=[],
     )
 
 
@@ -111,6 +112,16 @@ def by_position(counts: Mapping[tuple[int, int], int]) -> dict[int, int]:
     for (_, position), count in counts.items():
         found[position] += count
     return dict(found)
+
+
+def test_a_prompt_with_an_image_is_not_held() -> None:
+    """Where a model has positions in three dimensions, those of an image are not the ones before the next token's."""
+    engine = Engine(table(default=0))
+    engine.requests["image"] = named("image")
+    engine.requests["image"].mm_features = [object()]
+    engine.begin(image=9, text=9)
+    assert engine.plan == StepPlan(0, read=8, held=("text",))
+    assert [engine.steps.backlog(name) for name in ("image", "text")] == [1, 9]
 
 
 def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
