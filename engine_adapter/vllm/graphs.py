@@ -10,7 +10,7 @@ The *query length* q of a request is its number of tokens in the step: 1 + K for
 1. uniform graphs: a step whose requests all have the same q, if that q has FULL graphs. q = 1 (K = 0) always has some.
 2. graphs for any mix: every other step, prompts included. An attention backend that supports FULL graphs for any batch
    (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton) replays one graph by the number of tokens alone.
-3. PIECEWISE graphs, where the backend does not support 2.
+3. PIECEWISE graphs, where the backend does not support 2, or `may_mix` rules it out.
 
 A step of q = 1 never replays a graph for any mix: FlashAttention 3 writes less scheduler metadata for such a step than
 a mixed graph reads, and Triton's attention selects another kernel for it. Where the backend supports 2, no further q
@@ -24,7 +24,7 @@ vLLM keeps: which modes the attention backend supports (`resolve_cudagraph_mode_
 drafter's graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs. So the target
 keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, and the drafter has
 no graphs: `compat.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they are put back to the
-configured ones.
+configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets some.
 
 Hybrid models keep vLLM's dispatcher: their recurrent layers expect K_max drafts in each uniform step.
 """
@@ -178,9 +178,14 @@ def replace_dispatcher(runner: Any, attention_backends: Any, kv_cache_groups: An
     config = runner.vllm_config
     if isinstance(runner.cudagraph_dispatcher, StepDispatcher) or not is_graphed(config):
         return
-    any_mix = supports_any_mix(config, attention_backends, kv_cache_groups)
+    any_mix = may_mix(config) and supports_any_mix(config, attention_backends, kv_cache_groups)
     lengths = query_lengths(config.num_speculative_tokens, any_mix=any_mix)
     runner.cudagraph_dispatcher = StepDispatcher(config, lengths, any_mix=any_mix)
+
+
+def may_mix(vllm_config: Any) -> bool:
+    """Whether one graph may serve any mix: the mode has graphs for mixed steps."""
+    return vllm_config.compilation_config.cudagraph_mode.mixed_mode() != CUDAGraphMode.NONE
 
 
 def supports_any_mix(vllm_config: Any, attention_backends: Any, kv_cache_groups: Any) -> bool:

@@ -186,6 +186,12 @@ def test_a_backend_that_supports_less_for_one_group_of_layers_decides_for_all() 
     assert not graphs.supports_any_mix(None, [{_AnyMixBackend}, {_AnyMixBackend, _Backend}], groups)
 
 
+def test_where_mixed_steps_have_no_graphs_each_k_has_its_own() -> None:
+    made = runner(mode=CUDAGraphMode.FULL_DECODE_ONLY, backend=_AnyMixBackend)
+    assert [found(made, [1 + k] * 3) for k in (0, 1, 7)] == [(FULL, 4), (FULL, 6), (FULL, 24)]
+    assert found(made, [1, 8]) == (NONE, 9)
+
+
 @pytest.mark.parametrize("running", [97, 100])
 def test_as_many_as_may_run_have_a_graph_of_their_own(running: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys end at `max_num_seqs`; a batch that is padded beyond it would find none."""
