@@ -184,8 +184,13 @@ def replace_dispatcher(runner: Any, attention_backends: Any, kv_cache_groups: An
 
 
 def may_mix(vllm_config: Any) -> bool:
-    """Whether one graph may serve any mix: the mode has graphs for mixed steps."""
-    return vllm_config.compilation_config.cudagraph_mode.mixed_mode() != CUDAGraphMode.NONE
+    """Whether one graph may serve any mix: the mode has graphs for mixed steps, and these read tokens alone.
+
+    Where images are attended to in both directions, vLLM hands a step's attention their places as an argument. A FULL
+    graph keeps the argument of its capture, so a prompt with an image would be read as text.
+    """
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return mode.mixed_mode() != CUDAGraphMode.NONE and not getattr(vllm_config.model_config, "is_mm_prefix_lm", False)
 
 
 def supports_any_mix(vllm_config: Any, attention_backends: Any, kv_cache_groups: Any) -> bool:

@@ -59,6 +59,7 @@ def runner(
     *,
     max_num_seqs: int = 256,
     is_hybrid: bool = False,
+    is_mm_prefix_lm: bool = False,
     backend: type = _Backend,
     largest: int = SIZES[-1],
 ) -> Any:
@@ -78,7 +79,7 @@ def runner(
             max_num_seqs=max_num_seqs, scheduler_cls=scheduler, async_scheduling=scheduler is SpecPilotAsyncScheduler
         ),
         speculative_config=SimpleNamespace(method="eagle3"),
-        model_config=SimpleNamespace(is_hybrid=is_hybrid, is_encoder_decoder=False),
+        model_config=SimpleNamespace(is_hybrid=is_hybrid, is_encoder_decoder=False, is_mm_prefix_lm=is_mm_prefix_lm),
         parallel_config=SimpleNamespace(data_parallel_size=1),
         observability_config=SimpleNamespace(cudagraph_metrics=False),
     )
@@ -190,6 +191,14 @@ def test_where_mixed_steps_have_no_graphs_each_k_has_its_own() -> None:
     made = runner(mode=CUDAGraphMode.FULL_DECODE_ONLY, backend=_AnyMixBackend)
     assert [found(made, [1 + k] * 3) for k in (0, 1, 7)] == [(FULL, 4), (FULL, 6), (FULL, 24)]
     assert found(made, [1, 8]) == (NONE, 9)
+
+
+def test_attention_that_reads_images_both_ways_has_no_full_graph_for_prompts() -> None:
+    """Where the images of a step lie goes to its attention as an argument, which a FULL graph does not read again."""
+    made = runner(is_mm_prefix_lm=True, backend=_AnyMixBackend)
+    assert [found(made, [1 + k] * 3) for k in (0, 1, 7)] == [(FULL, 4), (FULL, 6), (FULL, 24)]
+    for positions in ([300], [1, 300], [8, 1, 1]):
+        assert found(made, positions)[0] == PIECEWISE
 
 
 @pytest.mark.parametrize("running", [97, 100])
