@@ -54,12 +54,16 @@ def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata
 
 
 def reads_ahead(drafting: Drafting, runner: Any, state: Any) -> bool:
-    """Whether the drafter runs over rows, or over positions of the step, before vLLM's drafting reads these.
+    """Whether the drafter runs before something of what the target left of a step is read.
 
-    `state` is the runner's between the target's pass and sampling.
+    So it does over rows, or over positions of the step, before vLLM's drafting reads these. And vLLM's own drafting
+    runs before the probabilities of a prompt's tokens are taken. `state` is the runner's between the target's pass and
+    sampling.
     """
     if drafting.is_plain or drafting.plan is None:
         return False
+    if drafting.plan.width > 0 and runner.num_prompt_logprobs:
+        return True
     common = state.spec_decode_common_attn_metadata
     takes_in = common is not None and common.max_query_len > 1
     if takes_in and drafting.plan.width > 0:

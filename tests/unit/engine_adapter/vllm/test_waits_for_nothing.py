@@ -171,6 +171,7 @@ class Step:
         self.runner = SimpleNamespace(
             input_batch=SimpleNamespace(req_ids=NAMES),
             input_ids=SimpleNamespace(gpu=torch.zeros(64, dtype=torch.int32, device=META)),
+            num_prompt_logprobs={},
             execute_model_state=self.state,
             _get_positions=lambda number: torch.zeros(number, dtype=torch.int64, device=META),
             _input_fits_in_drafter=lambda _: self.width > 0,
@@ -282,6 +283,17 @@ def test_states_that_prompts_probabilities_are_read_of_are_copied_too(drafter: D
     assert found.aux_hidden_states[0] is not state.aux_hidden_states[0]
     found = backlog.beyond_passes(state, has_prompt_logprobs=False)
     assert found.hidden_states is state.hidden_states
+
+
+@pytest.mark.parametrize(("width", "is_plain", "is_ahead"), [(3, False, True), (0, False, False), (0, True, False)])
+def test_prompts_probabilities_are_read_after_vllms_own_drafting(
+    drafter: Drafter, width: int, *, is_plain: bool, is_ahead: bool
+) -> None:
+    drafting, step = Drafting(Backlog(drafter)), Step([1, 8, 1, 3] if width else [1] * 4)
+    drafting.plan, drafting.is_plain, step.width = StepPlan(width), is_plain, width
+    assert not reads_ahead(drafting, step.runner, step.state)
+    step.runner.num_prompt_logprobs = {"b": 1}
+    assert reads_ahead(drafting, step.runner, step.state) is is_ahead
 
 
 @pytest.mark.parametrize(
