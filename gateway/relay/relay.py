@@ -208,7 +208,8 @@ class Relay:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.drop()
-        self._judge_blamed(is_engines=False)
+        if self._blamed is not None:
+            self._judge_blamed(is_engines=False)
 
     def _fail(self, now: float) -> bool:
         """The engine failed before its answer; return whether another one is tried.
