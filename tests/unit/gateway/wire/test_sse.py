@@ -257,3 +257,34 @@ def test_streams_without_a_marker_end_by_an_event(name: str) -> None:
         tap.feed(part)
     assert tap.is_done
     assert tap.deltas == 2
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.integers(-9, 99), st.text(max_size=8), st.just("usage"), st.just('"usage":{')),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["usage", "a", "prompt_tokens", "completion_tokens", "metrics"]), inner, max_size=3
+        ),
+    ),
+    max_leaves=12,
+)
+MEMBERS = st.lists(
+    st.tuples(st.sampled_from(["id", "choices", "usage", "metrics", "response", "x"]), json_values), max_size=6
+)
+
+
+@given(members=MEMBERS, is_pretty=st.booleans())
+def test_usage_is_that_of_the_whole_document_wherever_it_stands(
+    members: list[tuple[str, object]], is_pretty: bool
+) -> None:
+    members = [*members, ("usage", {"prompt_tokens": 3, "completion_tokens": 5})] if len(members) % 2 else members
+    text = ("{" + ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in members) + "}").encode()
+    text = text.replace(b",", b" ,\n ") if is_pretty and b'"' not in text else text
+    whole, ending = Usage(), Usage()
+    whole.read_document(text)
+    tap = JsonTap()
+    tap.feed(text)
+    tap.finish(ending)
+    for name in ("input_tokens", "output_tokens", "acceptance_length"):
+        assert getattr(ending, name) == getattr(whole, name)

@@ -1,0 +1,63 @@
+"""What keeps a stream alive is found however it is cut, and nothing of the rest is lost or moved."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specpilot.gateway.wire.keep_alive import KeepAlives, keeps_alive
+
+ALIVE = [
+    b": keep-alive\n\n",
+    b":\n\n",
+    b": a\n: b\n\n",
+    b"event: ping\ndata: {}\n\n",
+    b'event:ping\ndata: {"type": "ping"}\n\n',
+    b'event: keepalive\ndata: {"type":"keepalive","sequence_number":1}\n\n',
+    b"event: heartbeat\n\n",
+    b'data: {"type":"ping"}\n\n',
+    b"retry: 10\n\n",
+    b"id: 7\n\n",
+    b"data:\n\n",
+]
+OPENING = [
+    b'event: message_start\ndata: {"type":"message_start"}\n\n',
+    b'event: response.created\ndata: {"type":"response.created","response":{"id":"ping"}}\n\n',
+    b'id: 1\nevent: response.queued\ndata: {"type":"response.queued"}\n\n',
+    b'data: {"type":"ping","content":{"a":1}}\n\n',
+]
+
+
+@pytest.mark.parametrize("frame", ALIVE)
+def test_what_keeps_alive(frame: bytes) -> None:
+    assert keeps_alive(frame)
+    assert keeps_alive(frame.replace(b"\n", b"\r\n"))
+
+
+@pytest.mark.parametrize(
+    "frame", [*OPENING, b"data: [DONE]\n\n", b'data: {"id":"ping"}\n\n', b"data\n\ndata: x\n\n"[6:]]
+)
+def test_what_does_not(frame: bytes) -> None:
+    assert not keeps_alive(frame)
+    assert not keeps_alive(frame.replace(b"\n", b"\r\n"))
+
+
+@given(
+    frames=st.lists(st.sampled_from(ALIVE + OPENING), max_size=8),
+    cuts=st.lists(st.integers(0, 2000), max_size=20),
+    is_crlf=st.booleans(),
+)
+def test_all_of_it_goes_on_once_and_in_order(frames: list[bytes], cuts: list[int], is_crlf: bool) -> None:
+    if is_crlf:
+        frames = [frame.replace(b"\n", b"\r\n") for frame in frames]
+    data = b"".join(frames)
+    at = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    subject = KeepAlives()
+    alive = b"".join([subject.feed(data[start:end]) for start, end in pairwise(at)])
+    kept = [frame for frame in frames if keeps_alive(frame)]
+    assert alive == b"".join(kept)
+    others = b"".join(frame for frame in frames if not keeps_alive(frame))
+    assert subject.size == len(others)
+    assert subject.rest() == others
+    assert (subject.size, subject.rest()) == (0, b"")
