@@ -232,7 +232,7 @@ def test_a_batch_is_cut_and_put_together(drafter: Drafter) -> None:
     step = Step([1, 8, 1, 3])
     count = step.metadata.num_actual_tokens
     with Apart() as apart:
-        given = chosen(
+        given, there = chosen(
             {
                 "target_token_ids": torch.zeros(count, dtype=torch.int32, device=META),
                 "target_positions": torch.zeros(count, dtype=torch.int64, device=META),
@@ -246,10 +246,10 @@ def test_a_batch_is_cut_and_put_together(drafter: Drafter) -> None:
             [1, 3],
             META,
         )
-        drafts = spread(torch.zeros(2, K_MAX, dtype=torch.int64, device=META), [1, 3], 4)
+        drafts = spread(torch.zeros(2, K_MAX, dtype=torch.int64, device=META), there, 4)
     assert given["target_hidden_states"].shape == (11, HIDDEN)
     assert drafts.shape == (4, K_MAX)
-    assert apart.handed_over == 3
+    assert apart.handed_over == 1  # all indices in one piece
 
 
 def test_image_embeddings_are_cut_with_the_batch(drafter: Drafter) -> None:
@@ -268,7 +268,8 @@ def test_image_embeddings_are_cut_with_the_batch(drafter: Drafter) -> None:
     }
     embeddings = [torch.zeros(3, HIDDEN, device=META), torch.zeros(1, HIDDEN, device=META)]
     with Apart():
-        kept, places = chosen(given | {"mm_embed_inputs": (embeddings, is_embedding)}, [1, 3], META)["mm_embed_inputs"]
+        cut, _ = chosen(given | {"mm_embed_inputs": (embeddings, is_embedding)}, [1, 3], META)
+    kept, places = cut["mm_embed_inputs"]
     assert [len(part) for part in kept] == [3]
     assert places.nonzero().flatten().tolist() == [1, 2, 9]
     positions = torch.tensor([*range(1, 9), *range(10, 13)])
