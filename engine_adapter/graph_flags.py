@@ -13,26 +13,31 @@ step takes 33 ms, most of it arithmetic, so that a lost graph costs less and les
 DEFAULT = 512
 """vLLM's own largest size, in tokens; `specpilot engine` sets none below it."""
 
+_STEP = 16
+"""vLLM captures multiples of so many tokens above 256, the largest one within the size that it is given."""
+
 _OWN = (CAPTURE_SIZE, "--cudagraph-capture-sizes", "--compilation-config", "-O", "-cc", "--enforce-eager")
 
 
 def capture_size(passed: Sequence[str], k_max: int) -> list[str]:
-    """Return the flag that sets the capture size for vLLM's flags `passed`; none where these decide it themselves."""
+    """Return the flag that sets the capture size for vLLM's flags `passed`; none where these decide it themselves.
+
+    A file of flags (`--config`) may decide it: vLLM would let the flag win, or refuse it beside the file's sizes.
+    """
     flags = [argument.replace("_", "-") for argument in passed]
-    if any(flag.startswith(_OWN) for flag in flags):  # `-O3` and `-cc.max_cudagraph_capture_size=64` too
+    if "--config" in flags or any(flag.startswith(_OWN) for flag in flags):  # `-O3`, `-cc.cudagraph_mode=NONE` too
         return []
     running = _max_num_seqs(flags)
-    size = LARGEST if running is None else min(LARGEST, running * (1 + k_max))
+    size = LARGEST if running is None else min(LARGEST, -(-running * (1 + k_max) // _STEP) * _STEP)
     return [CAPTURE_SIZE, str(size)] if size > DEFAULT else []
 
 
 def _max_num_seqs(flags: Sequence[str]) -> int | None:
     """Return how many requests may run at once by vLLM's flags; `None` where they do not say."""
-    name = "--max-num-seqs"
+    name, last = "--max-num-seqs", None
     for place, flag in enumerate(flags):
-        text = flag.removeprefix(name + "=") if flag.startswith(name + "=") else None
-        if flag == name and place + 1 < len(flags):
-            text = flags[place + 1]
-        if text is not None:
-            return int(text) if text.isdecimal() else None
-    return None
+        if flag.startswith(name + "="):
+            last = flag.removeprefix(name + "=")
+        elif flag == name and place + 1 < len(flags):
+            last = flags[place + 1]
+    return int(last) if last is not None and last.isdecimal() else None
