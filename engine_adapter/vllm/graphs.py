@@ -244,6 +244,16 @@ def captured(runner: Any, key: Any, mode: Any) -> Iterator[None]:
         taken.memory_bytes += free - _free_bytes()
 
 
+def capture_length(runner: Any, key: Any) -> int | None:
+    """Return the length of the sequences over which the graph of `key` is to be captured; `None`: as vLLM has it.
+
+    vLLM takes as many tokens for each request as the whole mixed step has. Where that is more than the model takes, the
+    warm-up's attention would read block numbers beyond the block table.
+    """
+    own, longest = isinstance(runner.cudagraph_dispatcher, StepDispatcher), runner.max_model_len
+    return longest if own and not key.uniform and key.num_tokens > longest else None
+
+
 def is_too_much(runner: Any, estimate_bytes: int) -> bool:
     """Whether graphs of this size are to be made fewer; they are by the time that this returns true."""
     dispatcher = runner.cudagraph_dispatcher

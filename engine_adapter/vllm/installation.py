@@ -43,6 +43,7 @@ from specpilot.engine_adapter.vllm.backlog import Backlog
 from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
 from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
 from specpilot.engine_adapter.vllm.graphs import (
+    capture_length,
     captured,
     is_too_much,
     of_length,
@@ -174,6 +175,7 @@ def _wrap_graphs() -> None:
     check, capture = GPUModelRunner._check_and_update_cudagraph_mode, GPUModelRunner._warmup_and_capture
     determine = GPUModelRunner._determine_batch_execution_and_padding
     profile, capture_model = GPUModelRunner.profile_cudagraph_memory, GPUModelRunner.capture_model
+    takes_length = "profile_seq_lens" in signature(capture).parameters  # `reliance` does not list it
 
     @wraps(check)
     def make_keys_by_step(self: Any, attention_backends: Any, kv_cache_groups: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,6 +197,8 @@ def _wrap_graphs() -> None:
 
     @wraps(capture)
     def capture_of_length(self: Any, desc: Any, cudagraph_runtime_mode: Any, *args: Any, **kwargs: Any) -> Any:
+        if takes_length and kwargs.get("profile_seq_lens") is None:
+            kwargs["profile_seq_lens"] = capture_length(self, desc)
         with captured(self, desc, cudagraph_runtime_mode):
             return capture(self, desc, cudagraph_runtime_mode, *args, **kwargs)
 

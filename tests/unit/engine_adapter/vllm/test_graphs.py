@@ -94,6 +94,7 @@ def runner(
         speculative_config=None,  # the drafter's keys are its own
         kv_cache_config=None,
         max_num_reqs=max_num_seqs,
+        max_model_len=4096,
     )
     GPUModelRunner._check_and_update_cudagraph_mode(made, [{backend}], [SimpleNamespace(kv_cache_spec=None)])
     return made
@@ -289,6 +290,27 @@ def test_every_captured_graph_is_found_by_the_dummy_run_that_captures_it(
     with caplog.at_level("INFO", logger="vllm.specpilot"):
         graphs.say_captured(made)
     assert [line.split(":")[1].split(",")[0].strip() for line in caplog.messages] == said
+
+
+@pytest.mark.parametrize("asked", [None, 3])
+def test_no_graph_is_captured_over_sequences_longer_than_the_model_takes(asked: int | None) -> None:
+    """By itself vLLM takes as many tokens for each request as the step has: attention would read beyond the blocks."""
+    made = runner(backend=_AnyMixBackend)
+    made.max_model_len = 100
+    lengths: dict[tuple[str, Any], set[Any]] = {}
+
+    def dummy_run(tokens: int, *, uniform_decode: bool, profile_seq_lens: int | None, **_: Any) -> None:
+        length = made.uniform_decode_query_len if uniform_decode else tokens
+        lengths.setdefault((mode.name, key), set()).add(length if profile_seq_lens is None else profile_seq_lens)
+
+    made._dummy_run = dummy_run
+    for mode, keys in made.cudagraph_dispatcher.get_capture_descs():
+        for key in keys:
+            GPUModelRunner._warmup_and_capture(made, key, mode, num_warmups=0, profile_seq_lens=asked)
+    for (mode_name, key), found_lengths in lengths.items():
+        if mode_name == FULL:
+            longest = key.num_tokens // key.num_reqs if key.uniform else min(100, key.num_tokens)
+            assert found_lengths == {longest if asked is None else asked}
 
 
 def test_the_query_length_is_put_back_after_a_step() -> None:
