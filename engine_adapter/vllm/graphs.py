@@ -186,11 +186,16 @@ def replace_dispatcher(runner: Any, attention_backends: Any, kv_cache_groups: An
 def may_mix(vllm_config: Any) -> bool:
     """Whether one graph may serve any mix: the mode has graphs for mixed steps, and these read tokens alone.
 
-    Where images are attended to in both directions, vLLM hands a step's attention their places as an argument. A FULL
-    graph keeps the argument of its capture, so a prompt with an image would be read as text.
+    A FULL graph keeps the arguments of its capture. Two kinds of attention read a prompt by others:
+
+    - where images are attended to in both directions, a step's attention is handed their places, so a prompt with an
+      image would be read as text;
+    - MLA's attention reads prompts and decodes by different kernels, and the host says where the one end and the others
+      begin. FLASHINFER_MLA declares `ALWAYS` for decodes of any lengths; a prompt would be read by the decodes' kernel.
     """
-    mode = vllm_config.compilation_config.cudagraph_mode
-    return mode.mixed_mode() != CUDAGraphMode.NONE and not getattr(vllm_config.model_config, "is_mm_prefix_lm", False)
+    mode, model = vllm_config.compilation_config.cudagraph_mode, vllm_config.model_config
+    reads_more = getattr(model, "is_mm_prefix_lm", False) or getattr(model, "use_mla", False)
+    return mode.mixed_mode() != CUDAGraphMode.NONE and not reads_more
 
 
 def supports_any_mix(vllm_config: Any, attention_backends: Any, kv_cache_groups: Any) -> bool:

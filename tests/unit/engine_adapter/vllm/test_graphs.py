@@ -60,6 +60,7 @@ def runner(
     max_num_seqs: int = 256,
     is_hybrid: bool = False,
     is_mm_prefix_lm: bool = False,
+    use_mla: bool = False,
     backend: type = _Backend,
     largest: int = SIZES[-1],
 ) -> Any:
@@ -79,7 +80,9 @@ def runner(
             max_num_seqs=max_num_seqs, scheduler_cls=scheduler, async_scheduling=scheduler is SpecPilotAsyncScheduler
         ),
         speculative_config=SimpleNamespace(method="eagle3"),
-        model_config=SimpleNamespace(is_hybrid=is_hybrid, is_encoder_decoder=False, is_mm_prefix_lm=is_mm_prefix_lm),
+        model_config=SimpleNamespace(
+            is_hybrid=is_hybrid, is_encoder_decoder=False, is_mm_prefix_lm=is_mm_prefix_lm, use_mla=use_mla
+        ),
         parallel_config=SimpleNamespace(data_parallel_size=1),
         observability_config=SimpleNamespace(cudagraph_metrics=False),
     )
@@ -194,9 +197,11 @@ def test_where_mixed_steps_have_no_graphs_each_k_has_its_own() -> None:
     assert found(made, [1, 8]) == (NONE, 9)
 
 
-def test_attention_that_reads_images_both_ways_has_no_full_graph_for_prompts() -> None:
-    """Where the images of a step lie goes to its attention as an argument, which a FULL graph does not read again."""
-    made = runner(is_mm_prefix_lm=True, backend=_AnyMixBackend)
+@pytest.mark.parametrize("kind", ["is_mm_prefix_lm", "use_mla"])
+def test_attention_that_reads_a_prompt_by_arguments_of_the_step_has_no_full_graph_for_it(kind: str) -> None:
+    """Which a graph does not read again: where images lie, how many tokens are prompts'."""
+    options: dict[str, Any] = {kind: True}
+    made = runner(**options, backend=_AnyMixBackend)
     assert [found(made, [1 + k] * 3) for k in (0, 1, 7)] == [(FULL, 4), (FULL, 6), (FULL, 24)]
     for positions in ([300], [1, 300], [8, 1, 1]):
         assert found(made, positions)[0] == PIECEWISE
