@@ -127,11 +127,11 @@ class EngineLaw:
 
     def k_of(self, requests: Sequence[Request]) -> list[int]:
         """Return K of each of the requests that decode."""
-        state = self.state
-        if state is None:
-            return [min(self.static_k, self.k_max)] * len(requests)
-        wishes = self.wishes
+        state, wishes = self.state, self.wishes
         wish_of, default = wishes.of_class, wishes.of_class[DEFAULT_CLASS]
+        if state is None:
+            static = [min(max(self.static_k, wish.low), wish.high, self.k_max) for wish in wishes.each]
+            return [static[wish_of.get(request.label, default)] for request in requests]
         groups = [
             wish_of.get(request.label, default) << _WISH_AT
             | (request.acceptance.drafts == 0) << _UNPROBED_AT

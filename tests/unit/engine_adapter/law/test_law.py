@@ -55,6 +55,12 @@ def test_before_steps_were_measured_and_traffic_was_seen_the_static_k_holds() ->
     assert calibrated.probe_prices is not None
 
 
+def test_the_static_k_of_before_keeps_the_bounds_of_each_class() -> None:
+    law = EngineLaw(K_MAX, STATIC, 32)
+    law.wish({"low": Wish(high=1), "pinned": Wish(low=5, high=5)})
+    assert law.k_of([request(HIGH, name) for name in ("default", "low", "pinned", "unknown")]) == [3, 1, 5, 3]
+
+
 def test_each_request_gets_the_k_of_its_band() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     assert law.k_of([request(HIGH), request(LOW), request(HIGH)]) == [K_MAX, 0, K_MAX]
