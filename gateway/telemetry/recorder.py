@@ -1,6 +1,5 @@
 """What remains of a request when it is over: counts, a line in the access log, a span. No body, no secret."""
 
-import re
 from typing import Final
 
 import orjson
@@ -15,8 +14,6 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER
 
 _WRITTEN_MAX: Final = 1024
-_PLAIN: Final = re.compile(rb"[!#-\[\]-~]{1,128}")
-"""An identifier that JSON has as it is."""
 _HUNDREDTHS: Final = tuple(b"%02d" % number for number in range(100))
 _THOUSANDTHS: Final = tuple(b"%03d" % number for number in range(1000))
 
@@ -63,9 +60,18 @@ class Recorder:
         """
         usage, ttft_s = outcome.usage, outcome.ttft_s
         common = (
-            *(outcome.method, outcome.path, outcome.model, outcome.requested_model, outcome.traffic_class),
-            *(outcome.key_id, outcome.client_host, outcome.engine_id, outcome.engines_tried),
-            *(outcome.status, outcome.error, outcome.phase),
+            outcome.method,
+            outcome.path,
+            outcome.model,
+            outcome.requested_model,
+            outcome.traffic_class,
+            outcome.key_id,
+            outcome.client_host,
+            outcome.engine_id,
+            outcome.engines_tried,
+            outcome.status,
+            outcome.error,
+            outcome.phase,
         )
         written = self._written.get(common)
         if written is None:
@@ -74,28 +80,22 @@ class Recorder:
                 self._written.clear()
             self._written[common] = written
         at_ms = int(self._clock.now() * 1e3)
-        tokens = b'null, "output_tokens": null, "acceptance_length": null'
-        if usage is not None:
-            tokens = b'%s, "output_tokens": %s, "acceptance_length": %s' % (
-                _number(usage.input_tokens),
-                _number(usage.output_tokens),
-                b"null" if usage.acceptance_length is None else orjson.dumps(usage.acceptance_length),
-            )
         request_id = outcome.request_id
-        return (
-            b'{"at": %s.%s, "request_id": %s, %s, "queue_ms": %s, "duration_ms": %s, "ttft_ms": %s, '
-            b'"input_tokens": %s, "trace_id": %s}'
-        ) % (
-            b"%d" % (at_ms // 1000),
-            _THOUSANDTHS[at_ms % 1000],
-            b'"%s"' % request_id if _PLAIN.fullmatch(request_id) is not None else orjson.dumps(request_id.decode()),
-            written,
-            _ms(outcome.waited_s),
-            _ms(outcome.duration_s),
-            b"null" if ttft_s is None else _ms(ttft_s),
-            tokens,
-            b"null" if trace is None else orjson.dumps(trace),
-        )
+        is_plain = b'"' not in request_id and b"\\" not in request_id
+        length = None if usage is None else usage.acceptance_length
+        return b"".join((
+            b'{"at": ', b"%d" % (at_ms // 1000), b".", _THOUSANDTHS[at_ms % 1000],
+            b', "request_id": ', b'"%s"' % request_id if is_plain else orjson.dumps(request_id.decode()),
+            b", ", written,
+            b', "queue_ms": ', _ms(outcome.waited_s),
+            b', "duration_ms": ', _ms(outcome.duration_s),
+            b', "ttft_ms": ', b"null" if ttft_s is None else _ms(ttft_s),
+            b', "input_tokens": ', b"null" if usage is None else _number(usage.input_tokens),
+            b', "output_tokens": ', b"null" if usage is None else _number(usage.output_tokens),
+            b', "acceptance_length": ', b"null" if length is None else orjson.dumps(length),
+            b', "trace_id": ', b"null" if trace is None else orjson.dumps(trace),
+            b"}",
+        ))  # fmt: skip
 
     def record_unread(
         self, request_id: bytes, error: GatewayError, began_at: float | None, client_host: str | None
