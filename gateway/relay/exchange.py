@@ -83,9 +83,7 @@ class Exchange:
         self._last_at = self._received_at = context.monotonic()
         self._state: str = exchange_state.PENDING
         self.refusal: GatewayError | None = None
-        self._codings: tuple[str, ...] = ()
-        if request.coding:
-            self._read_coding(request.coding)
+        self._codings = self._read_coding(request.coding)
         self._body = RequestBody(context, request.forwarded, is_form=path in FORMS, is_encoded=bool(self._codings))
         self._key: ApiKey | None = None
         self._prepared: PreparedRequest | None = None
@@ -100,14 +98,18 @@ class Exchange:
         self.response_complete = False
         self.disconnected = False
 
-    def _read_coding(self, stated: str) -> None:
-        """Take the body in its codings, or refuse it before it has come."""
+    def _read_coding(self, stated: str) -> tuple[str, ...]:
+        """Return the codings of the body; one that will not be decoded is refused before it has come."""
+        if not stated:
+            return ()
         try:
-            self._codings = codings_of(stated)
+            codings = codings_of(stated)
         except UnsupportedCodingError as error:
             self.refusal = error
-        if self._codings and not self._context.decodes_bodies:
+            return ()
+        if codings and not self._context.decodes_bodies:
             self.refusal = UnsupportedCodingError(stated[:64], decoded="")
+        return codings
 
     @property
     def phase(self) -> str:

@@ -14,8 +14,6 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER
 
 _WRITTEN_MAX: Final = 1024
-_HUNDREDTHS: Final = tuple(b"%02d" % number for number in range(100))
-_THOUSANDTHS: Final = tuple(b"%03d" % number for number in range(1000))
 
 
 class Recorder:
@@ -58,7 +56,6 @@ class Recorder:
 
         What many requests have in common is written once: to write it all with each took a tenth of a request's time.
         """
-        usage, ttft_s = outcome.usage, outcome.ttft_s
         common = (
             outcome.method,
             outcome.path,
@@ -79,23 +76,19 @@ class Recorder:
             if len(self._written) >= _WRITTEN_MAX:
                 self._written.clear()
             self._written[common] = written
-        at_ms = int(self._clock.now() * 1e3)
-        request_id = outcome.request_id
-        is_plain = b'"' not in request_id and b"\\" not in request_id
-        length = None if usage is None else usage.acceptance_length
-        return b"".join((
-            b'{"at": ', b"%d" % (at_ms // 1000), b".", _THOUSANDTHS[at_ms % 1000],
-            b', "request_id": ', b'"%s"' % request_id if is_plain else orjson.dumps(request_id.decode()),
-            b", ", written,
-            b', "queue_ms": ', _ms(outcome.waited_s),
-            b', "duration_ms": ', _ms(outcome.duration_s),
-            b', "ttft_ms": ', b"null" if ttft_s is None else _ms(ttft_s),
-            b', "input_tokens": ', b"null" if usage is None else _number(usage.input_tokens),
-            b', "output_tokens": ', b"null" if usage is None else _number(usage.output_tokens),
-            b', "acceptance_length": ', b"null" if length is None else orjson.dumps(length),
-            b', "trace_id": ', b"null" if trace is None else orjson.dumps(trace),
-            b"}",
-        ))  # fmt: skip
+        usage, ttft_s = outcome.usage, outcome.ttft_s
+        own = {
+            "at": _rounded(self._clock.now(), 1e3),
+            "request_id": outcome.request_id.decode(),
+            "queue_ms": _ms(outcome.waited_s),
+            "duration_ms": _ms(outcome.duration_s),
+            "ttft_ms": None if ttft_s is None else _ms(ttft_s),
+            "input_tokens": None if usage is None else usage.input_tokens,
+            "output_tokens": None if usage is None else usage.output_tokens,
+            "acceptance_length": None if usage is None else usage.acceptance_length,
+            "trace_id": trace,
+        }
+        return orjson.dumps(own)[:-1] + b"," + written + b"}"
 
     def record_unread(
         self, request_id: bytes, error: GatewayError, began_at: float | None, client_host: str | None
@@ -135,11 +128,11 @@ def _common(outcome: Outcome) -> bytes:
     return orjson.dumps(members)[1:-1]
 
 
-def _number(value: int | None) -> bytes:
-    return b"null" if value is None else b"%d" % value
-
-
-def _ms(seconds: float) -> bytes:
+def _ms(seconds: float) -> float:
     """Return milliseconds to two decimals."""
-    hundredths = int(max(0.0, seconds) * 1e5 + 0.5)
-    return b"%d.%s" % (hundredths // 100, _HUNDREDTHS[hundredths % 100])
+    return _rounded(seconds * 1e3, 1e2)
+
+
+def _rounded(value: float, steps: float) -> float:
+    """Return `value` to the nearest of `steps` to a unit; `round` takes the way by decimal text, ten times as long."""
+    return int(value * steps + (0.5 if value >= 0 else -0.5)) / steps

@@ -63,9 +63,9 @@ def _are_whole(payload: list[bytes]) -> bool:
 def _without_usage(text: bytes) -> bytes:
     """Return whole events without those that hold nothing but usage."""
     border = b"\r\n\r\n" if b"\r\n\r\n" in text else b"\n\n"
-    return b"".join(
-        frame for frame in (part + border for part in text.split(border)) if not _is_usage(frame)
-    ).removesuffix(border)
+    *frames, rest = text.split(border)
+    kept = [frame + border for frame in frames if not _is_usage(frame)]
+    return b"".join(kept) + (b"" if _is_usage(rest) else rest)
 
 
 def _is_usage(frame: bytes) -> bool:
