@@ -120,3 +120,18 @@ def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
         sigmas(Counter(mine), Counter(theirs), int(draws)) for mine, theirs in zip(speculating, plain, strict=True)
     ]
     assert max(found) < SIGMAS, found
+
+
+@pytest.mark.parametrize(
+    ("head", "kinds"),
+    [
+        ("eagle3", {"up to 4", "1 each", "1 each, width 2", "1 each, width 3"}),
+        ("peagle", {"up to 4", "up to 6", "1 each"}),  # the target's, its own, the target's at K = 0
+    ],
+)
+def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(head: str, kinds: set[str]) -> None:
+    plain, found = run("tests.support.replayed_graphs", "plain"), on_v2("tests.support.replayed_graphs", head)
+    assert found["ids"] == plain["ids"]
+    assert set(found["replays"]) == kinds
+    assert sum(found["replays"].values()) > 15
+    assert found["seen"]["accepted"] > 0.3 * found["seen"]["verified"] > 5
