@@ -11,7 +11,8 @@ which plans and counts. The mixin acts at these of vLLM's methods:
 - `update_draft_token_ids` brings the drafts to the synchronous scheduler: each is cut to its K.
 - `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
 - `update_from_output` ends a step: what it delivered is known, so it is timed, and counted whole.
-- `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: a backlog must not outlive it.
+- `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: a backlog must not outlive it. Nor does it
+  outlive a turn of a session.
 - `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between is no step's.
 """
 
@@ -134,6 +135,8 @@ class _SpecPilotScheduler:
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
         requests, running, now = self.requests, self.running, time.monotonic()  # type: ignore[attr-defined]
+        for new in scheduler_output.scheduled_new_reqs:  # of the next turn of a session the rows are forgotten
+            self._uncache_unseen(requests[new.req_id], scheduler_output.num_scheduled_tokens[new.req_id])
         plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now, running)
         scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
         setattr(scheduler_output, PLAN, plan)
@@ -187,14 +190,21 @@ class _SpecPilotScheduler:
         self.steps.restart(request.request_id)
 
     def _free_request_blocks(self, request: Any) -> None:
-        """Free the blocks, after taking those with a backlog off the prefix cache: who needs them prefills them."""
+        """Free the blocks, after taking those with a backlog off the prefix cache."""
+        self._uncache_unseen(request)
+        super()._free_request_blocks(request)  # type: ignore[misc]
+
+    def _uncache_unseen(self, request: Any, scheduled: int = 0) -> None:
+        """Take the blocks with a backlog off the prefix cache: a request that needs them prefills them.
+
+        `scheduled` positions at the end are of a step that is no part of the backlog.
+        """
         backlog = self.steps.backlog(request.request_id)
         if backlog:
-            seen = min(max(0, request.num_computed_tokens - backlog), self._drafter_length)
+            seen = min(max(0, request.num_computed_tokens - scheduled - backlog), self._drafter_length)
             cache = self.kv_cache_manager  # type: ignore[attr-defined]
             groups = zip(cache.get_block_ids(request.request_id), cache.coordinator.single_type_managers, strict=True)
             cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})
-        super()._free_request_blocks(request)  # type: ignore[misc]
 
     def begin_drain(self) -> None:
         """Say to all gateways that the engine takes nothing new."""

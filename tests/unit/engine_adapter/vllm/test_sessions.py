@@ -1,0 +1,42 @@
+"""The next turn of a session, from vLLM's own scheduler: the rows of the turn before are forgotten with it."""
+
+import warnings
+from typing import Any
+
+import pytest
+
+from tests.support.adapter_scheduler import offer, scheduler, step
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
+BLOCK, TOKENS = 16, 8
+
+
+def add(engine: Any, name: str, prompt: list[int], *, resumable: bool = False) -> None:
+    """Add a request, or the next turn of one that is `resumable`."""
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    engine.add_request(Request(name, prompt, sampling, None, block_hasher=hasher, resumable=resumable))
+
+
+@pytest.mark.parametrize(("k", "prefilled"), [(0, 40), (3, 40 - BLOCK)])
+def test_what_the_drafter_missed_of_a_turn_is_taken_off_the_prefix_cache(
+    k: int, prefilled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt of two blocks and a half vLLM takes one from the cache: an EAGLE head needs the last again."""
+    init_none_hash(sha256)
+    engine = scheduler(monkeypatch, enable_prefix_caching=True)
+    offer(engine, 1, k)
+    add(engine, "session", [*range(1, 41)], resumable=True)
+    for _ in range(TOKENS):
+        step(engine)
+    add(engine, "session", [*range(50, 60)], resumable=True)
+    step(engine)
+    add(engine, "other", [*range(1, 41)])
+    assert step(engine)["other"] == prefilled
