@@ -47,6 +47,9 @@ from specpilot.engine_adapter.vllm.compat import is_steered, mode_note
 
 ANY_MIX = 0
 """Stands for "any query lengths" where graphs are listed by query length."""
+ANY_MIX_BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
+"""Attention backends whose graphs for any mix ran on a GPU. FLEX_ATTENTION declares `ALWAYS` too, but its block masks
+are those of the capture; ROCM_ATTN was not tried."""
 UNIFORM_K = (0, 1, 2, 3, 5, 7)
 """K that get FULL graphs of their own, beside K_max, where the backend supports none for any mix.
 
@@ -201,7 +204,9 @@ def may_mix(vllm_config: Any) -> bool:
 def supports_any_mix(vllm_config: Any, attention_backends: Any, kv_cache_groups: Any) -> bool:
     """Whether all attention backends of an engine can replay one FULL graph for any mix of query lengths."""
     return all(
-        backend.get_builder_cls().get_cudagraph_support(vllm_config, group.kv_cache_spec) == AttentionCGSupport.ALWAYS
+        backend.get_name() in ANY_MIX_BACKENDS
+        and backend.get_builder_cls().get_cudagraph_support(vllm_config, group.kv_cache_spec)
+        == AttentionCGSupport.ALWAYS
         for backends, group in zip(attention_backends, kv_cache_groups, strict=False)
         for backend in backends
     )

@@ -41,6 +41,10 @@ class _Backend:
         return cls
 
     @staticmethod
+    def get_name() -> str:
+        return "FLASH_ATTN"
+
+    @staticmethod
     def get_cudagraph_support(*_: object) -> AttentionCGSupport:
         return AttentionCGSupport.UNIFORM_BATCH
 
@@ -49,8 +53,20 @@ class _AnyMixBackend(_Backend):
     """An attention backend with FULL graphs for any batch, like FlashAttention 3 and Triton's."""
 
     @staticmethod
+    def get_name() -> str:
+        return "TRITON_ATTN"
+
+    @staticmethod
     def get_cudagraph_support(*_: object) -> AttentionCGSupport:
         return AttentionCGSupport.ALWAYS
+
+
+class _UntriedBackend(_AnyMixBackend):
+    """A backend that declares the same, like FLEX_ATTENTION, and whose graphs nobody ran."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "FLEX_ATTENTION"
 
 
 def runner(
@@ -189,6 +205,7 @@ def test_a_backend_that_supports_less_for_one_group_of_layers_decides_for_all() 
     groups = [SimpleNamespace(kv_cache_spec=None)] * 2
     assert graphs.supports_any_mix(None, [{_AnyMixBackend}, {_AnyMixBackend}], groups)
     assert not graphs.supports_any_mix(None, [{_AnyMixBackend}, {_AnyMixBackend, _Backend}], groups)
+    assert not graphs.supports_any_mix(None, [{_AnyMixBackend}, {_UntriedBackend}], groups)
 
 
 def test_where_mixed_steps_have_no_graphs_each_k_has_its_own() -> None:
