@@ -5,8 +5,8 @@ It has graphs of variable length (`varlen_decode`), and makes them for adaptive 
 engine gets, in place of vLLM's managers and before anything is captured:
 
 - *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, where every attention backend can
-  (`get_varlen_cudagraph_unsupported_backend`), and in any case graphs for each length of `query_lengths`: for one
-  position of each request, K = 0, kernels are faster when they know;
+  (`get_varlen_cudagraph_unsupported_backend`) and is one of `ANY_MIX_BACKENDS`. In any case graphs for each length of
+  `query_lengths`: for one position of each request, K = 0, kernels are faster when they know;
 - *a sequential head's first pass*: the same lengths, as it runs over the target's step;
 - *its further passes*: one graph of all passes for each width. vLLM's own has K_max passes whatever the width.
 
@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
-from specpilot.engine_adapter.vllm.graphs import query_lengths
+from specpilot.engine_adapter.vllm.graphs import ANY_MIX_BACKENDS, query_lengths
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -173,6 +173,12 @@ def note_longest(speculator: Any, batch: Any) -> None:
 def can_mix(runner: Any) -> bool:
     """Whether the FULL graphs of every attention backend take decodes of any lengths up to 1 + K_max in one step."""
     return (
-        get_varlen_cudagraph_unsupported_backend(runner.attn_groups, runner.vllm_config, runner.decode_query_len)
+        are_known(runner.attn_groups)
+        and get_varlen_cudagraph_unsupported_backend(runner.attn_groups, runner.vllm_config, runner.decode_query_len)
         is None
     )
+
+
+def are_known(attn_groups: Any) -> bool:
+    """Whether graphs of variable length are made for these attention backends."""
+    return all(group.backend.get_name() in ANY_MIX_BACKENDS for groups in attn_groups for group in groups)

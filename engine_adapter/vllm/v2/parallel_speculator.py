@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import S
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
 from specpilot.engine_adapter.vllm.v2.attention import Pass
+from specpilot.engine_adapter.vllm.v2.graphs import are_known
 from specpilot.engine_adapter.vllm.v2.parallel_layout import Layout, lay_out
 from specpilot.engine_adapter.vllm.v2.proposal import planned
 from specpilot.engine_adapter.vllm.v2.steered import of_speculator
@@ -67,7 +68,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             self.device,
             CUDAGraphMode.FULL_DECODE_ONLY if is_full else CUDAGraphMode.NONE,
             2 * self.num_speculative_steps,
-            varlen_decode=support == AttentionCGSupport.ALWAYS,
+            varlen_decode=support == AttentionCGSupport.ALWAYS and are_known(self.attn_groups),
         )
         self.decode_cudagraph_manager = None
 

@@ -61,6 +61,7 @@ def runner(
     is_varlen: bool = True,
     mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
     is_hybrid: bool = False,
+    backend: str = "FLASH_ATTN",
 ) -> Any:
     """A runner after vLLM has made its managers and the adapter has replaced them, and all is captured."""
     unsupported = None if is_varlen else ("FLASHINFER", None)
@@ -68,7 +69,7 @@ def runner(
     found = SimpleNamespace(
         vllm_config=config(),
         device=None,
-        attn_groups=[],
+        attn_groups=[[SimpleNamespace(backend=SimpleNamespace(get_name=lambda: backend))]],
         decode_query_len=1 + K_MAX,
         model_config=SimpleNamespace(is_hybrid=is_hybrid),
         speculator=Speculator(mode),
@@ -132,6 +133,12 @@ def test_attention_without_variable_lengths_has_graphs_for_some_k(
 ) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3")
     assert found_by(runner(monkeypatch, is_varlen=False).cudagraph_manager, lengths)[0] == mode
+
+
+def test_backends_whose_graphs_for_any_mix_never_ran_have_graphs_for_some_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = runner(monkeypatch, backend="FLEX_ATTENTION")
+    assert found_by(own.cudagraph_manager, [1, 4])[0] == "PIECEWISE"
+    assert found_by(own.cudagraph_manager, [4] * 5)[0] == "FULL"
 
 
 @pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE])
