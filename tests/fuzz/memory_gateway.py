@@ -106,7 +106,7 @@ class _EnginePool(Pool):
         self.waiting: list[EngineConnection] = []
 
     def take(self, now: float) -> EngineConnection:
-        connection = EngineConnection(self)
+        connection = EngineConnection(self, 0)
         connection.connection_made(_Transport())
         self.waiting.append(connection)
         return connection
@@ -115,6 +115,9 @@ class _EnginePool(Pool):
         pass
 
     def forget(self, connection: EngineConnection) -> None:
+        pass
+
+    def renew(self) -> None:
         pass
 
 

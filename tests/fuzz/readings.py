@@ -1,6 +1,7 @@
 """How other parsers (h11, Starlette's of forms) and plain reference code read the same bytes."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -96,12 +97,12 @@ class Events:
 
     deltas: int
     is_done: bool
-    has_error: bool
+    has_error: bool | None  # `None`: some data looks like an error and is no JSON
 
 
 def events_in(data: bytes) -> Events:
     """Read `data` line by line, as the standard has it but for lone CRs, which no engine sends."""
-    deltas, is_done, has_error = 0, False, False
+    deltas, is_done, has_error, is_unsure = 0, False, False, False
     kind = ""
     first: bytes | None = None
     for line in re.split(rb"\r?\n", data)[:-1]:
@@ -111,7 +112,8 @@ def events_in(data: bytes) -> Events:
             if line.startswith(b"data:") and first is None:
                 first = line[5:].removeprefix(b" ")
         elif first is not None:
-            has_error = has_error or kind == "error" or first.startswith(b'{"error"')
+            is_error = _is_error(first)
+            has_error, is_unsure = has_error or kind == "error" or is_error is True, is_unsure or is_error is None
             is_done = is_done or kind == "end"
             if first.startswith(b"[DONE]"):
                 is_done = True
@@ -120,7 +122,17 @@ def events_in(data: bytes) -> Events:
             kind, first = "", None
         else:
             kind = ""
-    return Events(deltas, is_done, has_error)
+    return Events(deltas, is_done, None if is_unsure and not has_error else has_error)
+
+
+def _is_error(data: bytes) -> bool | None:
+    """Whether data is a JSON object whose first member, by its value, says that it is an error; `None`: no JSON."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None if re.match(rb'\s*\{\s*"(?:error|object|type)"', data) else False
+    name, value = next(iter(found.items()), ("", None)) if isinstance(found, dict) else ("", None)
+    return bool(value) if name == "error" else name in ("object", "type") and value == "error"
 
 
 def form_in(content_type: bytes, body: bytes) -> dict[str, str] | None:

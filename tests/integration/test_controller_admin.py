@@ -132,7 +132,7 @@ def test_the_models_places_and_ceiling_of_a_client_key_are_set_changed_and_check
     status, refused, _ = controller.call(path, "PATCH", wrong)
     assert status == 422
     assert {fault["field"] for fault in refused["error"]["faults"]} == set(wrong)
-    status, refused, _ = controller.call(path, "PATCH", {"allowed_models": ["a b"], "k_max": True})
+    status, refused, _ = controller.call(path, "PATCH", {"allowed_models": ["a\nb"], "k_max": True})
     assert [fault["field"] for fault in refused["error"]["faults"]] == ["allowed_models", "k_max"]
     assert controller.call(path, "DELETE")[0] == 204
 
