@@ -172,12 +172,10 @@ class BruteForce:
 
     def _band(self, key: str) -> int:
         """The band of a request, which began where the adapter let it begin, by its drafts before it was scheduled."""
-        history = self._history[key][: self._known[key]]
-        weights = [0.9 ** (len(history) - number) for number in range(1, len(history) + 1)]
-        start = 3.0 * 0.9 ** len(history)
-        accepts = sum(weight * accepted for weight, (accepted, _) in zip(weights, history, strict=True))
-        tried = sum(weight * tried for weight, (_, tried) in zip(weights, history, strict=True))
-        p = (start * self._begins[key] + accepts) / (start + tried)
+        accepts, tried = 3.0 * self._begins[key], 3.0
+        for accepted, of in self._history[key][: self._known[key]]:  # in this order: one half is an edge, also rounded
+            accepts, tried = 0.9 * accepts + accepted, 0.9 * tried + of
+        p = accepts / tried
         return sum(p >= edge for edge in (0.08, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92))
 
     def _watch_beginnings(self) -> None:
