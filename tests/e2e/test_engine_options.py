@@ -98,7 +98,7 @@ def test_the_kernel_that_lays_out_drafts_is_compiled_for_every_width_before_the_
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"speculative_config": NGRAM}, "the adapter steers eagle and eagle3 drafters, not method 'ngram'"),
+        ({"speculative_config": NGRAM}, "the adapter steers method 'ngram' on model runner V2 alone"),
         (
             {"scheduler_cls": ASYNC},
             "vLLM schedules synchronously here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.S",
@@ -123,7 +123,7 @@ def test_a_setting_that_is_wrong_ends_the_start_with_its_variable(monkeypatch: p
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--speculative-config", json.dumps(NGRAM)], "not method 'ngram'"),
+        (["--speculative-config", json.dumps(NGRAM)], "steers method 'ngram' on model runner V2 alone"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "--data-parallel-size=2"], "one engine per rank"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-pp", "2"], "pipeline parallelism is not steered"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-dcp=2"], "context parallelism is not steered"),
