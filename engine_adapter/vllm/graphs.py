@@ -12,9 +12,10 @@ The *query length* q of a request is its number of tokens in the step: 1 + K for
    (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton) replays one graph by the number of tokens alone.
 3. PIECEWISE graphs, where the backend does not support 2, or `may_mix` rules it out.
 
-A step of q = 1 never replays a graph for any mix: FlashAttention 3 writes less scheduler metadata for such a step than
-a mixed graph reads, and Triton's attention selects another kernel for it. Where the backend supports 2, no further q
-needs graphs of its own. Where it does not (FlashAttention 2 and 4, FlashInfer), each q of `UNIFORM_K` gets some.
+A step of q = 1 never replays a graph for any mix. By their sources, FlashAttention 3 writes less scheduler metadata for
+such a step than a mixed graph reads, and Triton's attention selects another kernel for it. Where the backend supports
+2, no further q needs graphs of its own. Where it does not (FlashAttention 2 and 4, FlashInfer), each q of `UNIFORM_K`
+gets some.
 
 Keys of each set are made by one of vLLM's own dispatchers, on a copy of the configuration with the sizes of that set.
 The keys of all sets stand in the one list from which vLLM profiles memory and captures. Keys of two sets never meet: a

@@ -130,6 +130,8 @@ def _is_error(data: bytes) -> bool | None:
     try:
         found = json.loads(data)
     except ValueError:
+        if re.match(rb'\s*\{\s*"error"\s*:\s*(?:"[^"]|\{\s*"|\[\s*"|[1-9]|true)', data):
+            return True  # whatever follows, the value is not empty
         return None if re.match(rb'\s*\{\s*"(?:error|object|type)"', data) else False
     name, value = next(iter(found.items()), ("", None)) if isinstance(found, dict) else ("", None)
     return bool(value) if name == "error" else name in ("object", "type") and value == "error"
