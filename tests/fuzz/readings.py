@@ -82,10 +82,13 @@ def response_in(data: bytes, *, ends: bool) -> Reading:
         return Reading((), str(error), b"")
 
 
+KEEP_ALIVE = (b"ping", b"keepalive", b"keep-alive", b"heartbeat")
+"""What an engine sends only to show that it lives, as the name of an event or as the type of its data."""
+
 _KINDS = {
     **dict.fromkeys((b"error", b"response.failed"), "error"),
     **dict.fromkeys((b"response.created", b"response.queued", b"response.in_progress"), "opening"),
-    **dict.fromkeys((b"message_start", b"ping"), "opening"),
+    **dict.fromkeys((b"message_start", *KEEP_ALIVE), "opening"),
     **dict.fromkeys((b"message_stop", b"response.completed", b"response.incomplete"), "end"),
 }
 """Names of events that mean something; of several before the data the first."""
@@ -103,26 +106,42 @@ class Events:
 def events_in(data: bytes) -> Events:
     """Read `data` line by line, as the standard has it but for lone CRs, which no engine sends."""
     deltas, is_done, has_error, is_unsure = 0, False, False, False
-    kind = ""
+    kind, openings, others = "", 0, 0
     first: bytes | None = None
     for line in re.split(rb"\r?\n", data)[:-1]:
         if line:
             if line.startswith(b"event:") and first is None:
                 kind = kind or _KINDS.get(line[6:].removeprefix(b" "), "")
-            if line.startswith(b"data:") and first is None:
+            if first is not None:
+                others += bool(line.strip())
+            elif line.startswith(b"data:"):
                 first = line[5:].removeprefix(b" ")
         elif first is not None:
-            is_error = _is_error(first)
-            has_error, is_unsure = has_error or kind == "error" or is_error is True, is_unsure or is_error is None
+            openings += kind == "opening" and openings == deltas
             is_done = is_done or kind == "end"
             if first.startswith(b"[DONE]"):
                 is_done = True
-            else:
+            elif deltas != openings or others or not _says_nothing(first):  # before content keep-alives do not count
                 deltas += 1
-            kind, first = "", None
+                is_error = _is_error(first)
+                has_error, is_unsure = has_error or kind == "error" or is_error is True, is_unsure or is_error is None
+            kind, first, others = "", None, 0
         else:
             kind = ""
     return Events(deltas, is_done, None if is_unsure and not has_error else has_error)
+
+
+def _says_nothing(data: bytes) -> bool:
+    """Whether data is empty, or a flat JSON object whose first member is a keep-alive's type."""
+    if not data.strip():
+        return True
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return False
+    name, value = next(iter(found.items()), ("", None)) if isinstance(found, dict) else ("", None)
+    is_flat = data.count(b"{") == 1 and b"[" not in data
+    return is_flat and name == "type" and isinstance(value, str) and value.encode() in KEEP_ALIVE
 
 
 def _is_error(data: bytes) -> bool | None:

@@ -268,7 +268,8 @@ def _is_enveloped(body: bytes, sent_bytes: int) -> bool:
 
 
 def _has_error_event(body: bytes) -> bool:
-    return b'"code":"stream_broken"}}' in body
+    """Whether a stream ends in the gateway's own error: broken off, or of an engine that failed after keep-alives."""
+    return any(b'"code":"' + code + b'"}}' in body for code in (b"stream_broken", b"bad_engine_response"))
 
 
 def _check_same(ours: Reading, theirs: Reading) -> None:
