@@ -35,11 +35,12 @@ class BruteForce:
         self._allowed: dict[str, int] = {}
         self._due: dict[str, int] = {}
         self._chosen: dict[str, int] = {}  # the band in which the draft to verify next was given its K
-        self._begins: dict[str, float] = {}
+        self._begins: dict[str, float] = {}  # the accepts that a request begins with, beside 3 trials
         self._history: dict[str, list[tuple[int, int]]] = {}  # accepted and tried tokens of each verified draft
         self._judged: set[str] = set()  # whose drafts vLLM did not drop in the step that ends
         self._known: dict[str, int] = {}  # how many of these were known when the request was scheduled last
         self._planned: list[str] = []
+        self._first_refused: set[str] = set()  # whose first draft their grammar refused whole, in this step
         self._steps: dict[int, dict[str, Any]] = {}
         self._watch_beginnings()
         self._watch_scheduler()
@@ -115,10 +116,13 @@ class BruteForce:
         self._planned = list(output.num_scheduled_tokens)
         anew = _begins_anew(output)
         allowed = {key: self._allowed.pop(key, None) for key in self._planned}
+        self._first_refused.clear()
         for key in self._planned:
             history = self._history.setdefault(key, [])
             is_decode = key in self._decoding and key not in anew
             if allowed[key] == 0 and is_decode and not output.scheduled_spec_decode_tokens.get(key):
+                if not history:
+                    self._first_refused.add(key)
                 history.append((0, 1))
             self._known[key] = len(history)
         self._steps[id(output)] = {
@@ -172,7 +176,7 @@ class BruteForce:
 
     def _band(self, key: str) -> int:
         """The band of a request, which began where the adapter let it begin, by its drafts before it was scheduled."""
-        accepts, tried = 3.0 * self._begins[key], 3.0
+        accepts, tried = self._begins[key], 3.0
         for accepted, of in self._history[key][: self._known[key]]:  # in this order: one half is an edge, also rounded
             accepts, tried = 0.9 * accepts + accepted, 0.9 * tried + of
         p = accepts / tried
@@ -182,7 +186,7 @@ class BruteForce:
         init = DraftState.__init__
 
         def begin(state: Any, request_id: str, kind: Any, at: float, *more: int) -> None:
-            self._begins.setdefault(request_id, at)
+            self._begins.setdefault(request_id, 3.0 * at)
             init(state, request_id, kind, at, *more)
 
         begin_anew = Steps._begin_anew
@@ -190,8 +194,9 @@ class BruteForce:
         def again(steps: Any) -> None:
             begin_anew(steps)
             for key, state in steps.states.items():
-                if not self._history.get(key):  # nothing was verified yet: it begins where its kind does by now
-                    self._begins[key] = state.acceptance.accepts / state.acceptance.trials
+                # Nothing was verified before this step: the request begins where its kind does by now.
+                if not self._history.get(key) or key in self._first_refused:
+                    self._begins[key] = state.acceptance.accepts
 
         DraftState.__init__ = begin  # type: ignore[assignment, method-assign]
         Steps._begin_anew = again  # type: ignore[method-assign]
