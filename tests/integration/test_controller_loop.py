@@ -83,6 +83,12 @@ def k_of(engine: HttpEngine, band: int = 7) -> int:
     return k_at(row_of(engine.applied[-1].classes, "default", band), 8) if engine.applied else -1
 
 
+def has_tried_enough(store: RedisStore) -> bool:
+    """Whether the leader has measured every depth that it wants to: ten decisions in a row were no trial."""
+    newest = store.decisions(MODEL, POOL, 10)
+    return len(newest) == 10 and all(item.reason != "trial" for item in newest)
+
+
 def is_settled(engine: HttpEngine) -> bool:
     return k_of(engine) >= 4
 
@@ -117,7 +123,7 @@ async def test_a_stand_by_takes_over_within_five_seconds_without_a_jump(server: 
     store.put_policy(STARTS_SHALLOW, 0, 1.0)
     async with HttpEngine(store) as engine, running(server.url, "a") as first, running(server.url, "b") as second:
         await until(lambda: any(item.reason == "gain" for item in store.decisions(MODEL, POOL, 100)))
-        await until(lambda: is_settled(engine))
+        await until(lambda: is_settled(engine) and has_tried_enough(store), 20.0)
         assert (first._leadership.lease is None) != (second._leadership.lease is None)
         leader, other = (first, second) if first._leadership.lease else (second, first)
         before = k_of(engine)
