@@ -36,11 +36,10 @@ from specpilot.gateway.process.admin_listener import AdminListener
 from specpilot.gateway.process.certificates import engine_certificates, listener_certificates
 from specpilot.gateway.process.heap import trimmer
 from specpilot.gateway.process.lifespan import Follower, serving, serving_with
-from specpilot.gateway.process.listening import listen, listen_together
+from specpilot.gateway.process.listening import BACKLOG, listen, listen_together
 from specpilot.gateway.process.open_files import connections_within, raise_limit
 from specpilot.gateway.process.server import GatewayServer
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.tuning import BACKLOG
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.context import GatewayContext

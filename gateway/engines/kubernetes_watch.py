@@ -23,11 +23,25 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from specpilot.gateway.engines.endpoint_slices import Endpoints, endpoints, service_of
-from specpilot.gateway.engines.tuning import LINE_BYTES, LIST_TIMEOUT_S, PAUSE_LIMIT_S, PAUSE_S, WATCH_S
+
+WATCH_S: Final = 60
+"""Seconds after which the API server ends a watch: how long a connection that died in silence may go unnoticed."""
+
+LIST_TIMEOUT_S: Final = 10.0
+"""Seconds that the API server gets to list a service: for how long a hung one delays news."""
+
+PAUSE_S: Final = 0.5
+"""Seconds before a watch that broke begins again, at first."""
+
+PAUSE_LIMIT_S: Final = 15.0
+"""The longest such pause, doubling up to it: news of engines against load on an API server in trouble."""
+
+LINE_BYTES: Final = 16 * 1024 * 1024
+"""A longer event is none: a slice has at most 1,000 endpoints, of some hundred bytes each."""
 
 SILENCE_S = WATCH_S + 10.0
 

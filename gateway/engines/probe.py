@@ -11,22 +11,32 @@ An engine suspected of failures that may be one client's own fault is asked for 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from specpilot.gateway.engines.fetch import UnreachableError, fetch
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
-from specpilot.gateway.engines.tuning import (
-    MODELS_BYTES,
-    PROBE_CHECK_S,
-    PROBE_S,
-    PROBE_TIMEOUT_S,
-    PROBE_UNKNOWN_S,
-    STOOD_STILL_S,
-)
 from specpilot.policy.types import is_model_name
+
+PROBE_CHECK_S: Final = 0.25
+"""Seconds between two looks at who is due, and so between two probes of an ejected engine at least."""
+
+PROBE_UNKNOWN_S: Final = 1.0
+"""Seconds between probes of an engine that has not answered: how soon a new one serves."""
+
+PROBE_S: Final = 3.0
+"""Seconds between probes of an engine that answers: with `PROBE_TIMEOUT_S`, how soon a hung engine is ejected."""
+
+MODELS_BYTES: Final = 4 * 1024 * 1024
+"""A longer list of models is no list of models."""
+
+PROBE_TIMEOUT_S: Final = 3.0
+"""Seconds that an engine gets to answer a probe: less ejects a busy one, more lets a hung one serve on."""
+
+STOOD_STILL_S: Final = 0.25
+"""A time-out that comes so much too late says more of this process than of the engine."""
 
 _log = logging.getLogger(__name__)
 _PATH = b"/v1/models"

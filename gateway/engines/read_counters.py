@@ -3,11 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from specpilot.gateway.engines.fetch import fetch
 from specpilot.gateway.engines.fleet import Engine, Fleet
-from specpilot.gateway.engines.tuning import METRICS_BYTES, TIMEOUT_S
 from specpilot.gateway.wire.spec_decode import Reading, parse
+
+TIMEOUT_S: Final = 2.0
+"""Seconds that an engine gets to answer: how long a hung one can hold up `/metrics`, until it is ejected."""
+
+METRICS_BYTES: Final = 16 * 1024 * 1024
+"""A longer exposition is left unread: vLLM's takes some 100 kB a model."""
 
 _log = logging.getLogger(__name__)
 _PATH = b"/metrics"

@@ -10,18 +10,28 @@ that key, and where there is none it still counts as a key.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow
-from specpilot.gateway.engines.tuning import RETRY_S, SETTLE_S
 from specpilot.gateway.limits.rate_limit import Shares, divide
-from specpilot.gateway.limits.tuning import EXCHANGE_S, PRESENCE_S
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
 from specpilot.policy.keys import SCHEDULES
 from specpilot.policy.model_routes import VersionedModelRoutes
 from specpilot.policy.store import Store
 from specpilot.policy.types import ApiKey, GatewayUsage, VersionedPolicy
+
+EXCHANGE_S: Final = 1.0
+"""Seconds between two exchanges of statements: 1.7 % of a limit that moves is let through twice (`rate_limit`)."""
+
+PRESENCE_S: Final = 5.0
+"""Seconds after which a silent replica's share goes to the others; what it lets through meanwhile comes on top."""
+
+RETRY_S: Final = 0.5
+"""Seconds before Redis is tried again."""
+
+SETTLE_S: Final = 15.0
+"""Seconds after Redis came back in which nothing missing is dropped: time for its writers to write again."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

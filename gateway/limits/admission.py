@@ -13,12 +13,14 @@ seconds; the engines come from `engines_of`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from specpilot.gateway.limits.fair_queue import FairQueue
-from specpilot.gateway.limits.tuning import RETRY_AFTER_MIN_S
 from specpilot.gateway.routing.balance import Candidate
 from specpilot.gateway.wire.errors import GatewayError, QueueFullError
+
+RETRY_AFTER_MIN_S: Final = 1.0
+"""Least seconds that a refused request is told to wait; `Retry-After` has whole ones."""
 
 
 class Bounded(Candidate, Protocol):

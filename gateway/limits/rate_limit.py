@@ -44,14 +44,22 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Final
 
-from specpilot.gateway.limits.tuning import (
-    DEMAND_MAX,
-    DEMAND_S,
-    IDLE_DEMAND,
-    PLACE_RETRY_S,
-    PRIOR,
-)
 from specpilot.policy.types import ApiKey, GatewayUsage
+
+DEMAND_S: Final = 5.0
+"""Seconds over which demand is averaged: less follows bursts, and moves shares more often."""
+
+DEMAND_MAX: Final = 2.0
+"""The most that one replica may state, in limits per minute: what a flood at one replica can take from the others."""
+
+PRIOR: Final = 0.02
+"""Demand that every replica counts with: what one that was not asked yet has of a limit, taken from those that were."""
+
+PLACE_RETRY_S: Final = 1.0
+"""Seconds that a client is told to wait for a place: nobody knows when a request ends, and places move every second."""
+
+IDLE_DEMAND: Final = 0.00001
+"""Below this a demand is not stated: the last request was then a minute ago, and its bucket is full."""
 
 MINUTE_S: Final = 60.0
 CLIENT_LEFT: Final = 499

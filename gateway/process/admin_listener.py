@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,7 +13,9 @@ from uvicorn.server import ServerState
 from specpilot.gateway.process.certificates import Certificates
 from specpilot.gateway.process.listening import url_of
 from specpilot.gateway.process.tls_listener import TlsListener
-from specpilot.gateway.process.tuning import HANDSHAKES_ADMIN_MAX
+
+HANDSHAKES_ADMIN_MAX: Final = 128
+"""Handshakes under way on the port for operators: a few Prometheus servers and health checks."""
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,12 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.tuning import LOOK_S
+
+LOOK_S: Final = 2.0
+"""Seconds between two looks at the files."""
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ All begins before the first request is taken, and a first look at the engines wi
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Final
 
 from fastapi import FastAPI
 
@@ -15,9 +16,11 @@ from specpilot.gateway.engines.probe import Probe
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.process.admin_listener import AdminListener
 from specpilot.gateway.process.certificates import Certificates
-from specpilot.gateway.process.tuning import FIRST_PROBE_S
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.context import GatewayContext
+
+FIRST_PROBE_S: Final = 1.0
+"""Seconds that the first look at the engines may take before requests are taken without it."""
 
 Follower = Watcher | Resolver | EndpointWatch
 """Hands news of engines or keys to a context, from a thread of its own."""

@@ -6,9 +6,12 @@ a word, so the port is tried without it first.
 """
 
 import socket
+from typing import Final
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.tuning import BACKLOG
+
+BACKLOG: Final = 4096
+"""Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:

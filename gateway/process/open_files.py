@@ -6,8 +6,10 @@ no more clients are admitted than can each have a connection to an engine.
 
 import resource
 from collections.abc import Callable
+from typing import Final
 
-from specpilot.gateway.process.tuning import FILES_KEPT
+FILES_KEPT: Final = 128
+"""Open files that are no clients' and no requests': listeners, Redis, probes, connections to engines kept open."""
 
 
 def raise_limit() -> int | None:

@@ -15,7 +15,7 @@ import logging
 import socket
 import ssl
 from types import FrameType
-from typing import cast
+from typing import Final, cast
 
 from uvicorn.config import Config
 from uvicorn.server import Server
@@ -23,10 +23,15 @@ from uvicorn.server import Server
 from specpilot.gateway.process.certificates import Certificates
 from specpilot.gateway.process.listening import url_of
 from specpilot.gateway.process.tls_listener import TlsListener
-from specpilot.gateway.process.tuning import ANOTHER_SIGNAL_S, LINGER_S
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.wire.errors import DrainingError
+
+LINGER_S: Final = 2.0
+"""Seconds without a request after which a worker that was replaced ends: its clients' pauses against two workers."""
+
+ANOTHER_SIGNAL_S: Final = 0.5
+"""Seconds within which a second signal to a worker is the same one, passed on."""
 
 _log = logging.getLogger(__name__)
 

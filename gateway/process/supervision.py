@@ -22,8 +22,20 @@ Times are monotonic seconds.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
-from specpilot.gateway.process.tuning import HEALTHY_S, PAUSE_LIMIT_S, PAUSE_S, START_LIMIT_S
+PAUSE_S: Final = 1.0
+"""Seconds before a worker that died young is replaced, at first."""
+
+PAUSE_LIMIT_S: Final = 30.0
+"""The longest such pause, doubling up to it: service against a busy loop."""
+
+HEALTHY_S: Final = 60.0
+"""A worker that lived so long is replaced at once."""
+
+START_LIMIT_S: Final = 60.0
+"""Seconds that a worker may take to get ready before it is killed."""
+
 
 FAULT_STATUS = 2
 """The exit status of a worker that has said itself which setting is at fault."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from specpilot.gateway.process.listening import share, url_of
 from specpilot.gateway.process.start_error import StartError
@@ -35,10 +36,12 @@ from specpilot.gateway.process.supervision import (
     Supervision,
     Unlisten,
 )
-from specpilot.gateway.process.tuning import LEDGER_S
 from specpilot.gateway.process.worker import READY, RETIRE, SKIP_REDIS
 from specpilot.gateway.telemetry.worker_files import Ledger
 from specpilot.policy.clock import Clock
+
+LEDGER_S: Final = 60.0
+"""Seconds after which the ledger is written anew though nothing changed: cleaners look for what is old."""
 
 _log = logging.getLogger(__name__)
 

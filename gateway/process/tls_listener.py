@@ -12,8 +12,17 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
-from specpilot.gateway.process.tuning import ACCEPT_PAUSE_S, ACCEPTS_A_TURN, HANDSHAKE_S
+HANDSHAKE_S: Final = 10.0
+"""Seconds that a client may take to agree on TLS: slow networks against places that nobody uses."""
+
+ACCEPTS_A_TURN: Final = 64
+"""Connections that are accepted in one turn of the loop: each begins a handshake of some 0.5 ms in a later one."""
+
+ACCEPT_PAUSE_S: Final = 1.0
+"""Seconds before accepting is tried again when the system has no descriptor left."""
+
 
 _log = logging.getLogger(__name__)
 

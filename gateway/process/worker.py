@@ -15,13 +15,20 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.tuning import PUBLISH_S, RETRY_S, START_LIMIT_S
+from specpilot.gateway.process.supervision import START_LIMIT_S
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.worker_files import publish, read_total
 from specpilot.policy.errors import StoreUnavailableError
+
+RETRY_S: Final = 0.5
+"""Seconds between two tries to read Redis before the start."""
+
+PUBLISH_S: Final = 1.0
+"""Seconds between two snapshots of a worker's counts: how much its sudden death can lose."""
 
 READY = b"r"
 RETIRE = b"q"

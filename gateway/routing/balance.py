@@ -16,10 +16,15 @@ Pure: `now` is monotonic seconds.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
-from specpilot.gateway.routing.tuning import BOUND_RATIO, BOUND_TOKENS
+
+BOUND_RATIO: Final = 1.5
+"""How many times as busy as the least busy a preferred engine may be."""
+
+BOUND_TOKENS: Final = 8192.0
+"""How many tokens of work busier than that it may be besides: more keeps caches warm, and queues longer."""
 
 
 class Candidate(Protocol):

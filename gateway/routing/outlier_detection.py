@@ -28,16 +28,29 @@ nobody listening ejects at once; `PROBES_ALLOWED` probes in a row without an ans
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from specpilot.gateway.routing.tuning import (
-    EJECTED_MAX_S,
-    EJECTED_MIN_S,
-    FAILURES_ALLOWED,
-    PROBES_ALLOWED,
-    RAMP_FLOOR,
-    RAMP_S,
-    SOURCES_MAX,
-)
+FAILURES_ALLOWED: Final = 5
+"""Failures in a row, connecting aside, before an ejection: fewer eject an engine for one bad request."""
+
+SOURCES_MAX: Final = 16
+"""Different requests of a row of failures that are told apart: two would do."""
+
+PROBES_ALLOWED: Final = 2
+"""Probes in a row that may time out before an ejection: one may have met a busy moment."""
+
+EJECTED_MIN_S: Final = 0.5
+"""Seconds of the first ejection: how soon an engine that restarts is tried again."""
+
+EJECTED_MAX_S: Final = 30.0
+"""Seconds of the longest ejection, doubling up to it: how late a restart is noticed, against probes of the dead."""
+
+RAMP_S: Final = 10.0
+"""Seconds in which a returning engine's share of load grows to all: cold caches against the others' load."""
+
+RAMP_FLOOR: Final = 0.1
+"""The share of load (a ratio) with which it begins."""
+
 
 Source = tuple[str, int]
 """Whose request failed, and a hash of its body."""

@@ -18,16 +18,28 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from specpilot.gateway.routing.tuning import (
-    BLOCK_CHARS,
-    HOLDERS_MAX,
-    LEAST_CHARS,
-    PREFIXES_MAX,
-    READ_CHARS,
-    TAIL_CHARS,
-    TEXTS_MAX,
-)
 from specpilot.gateway.wire.body import RequestFacts
+
+LEAST_CHARS: Final = 1024
+"""A shorter common beginning is worth no preference: some 250 tokens, some milliseconds of prefill."""
+
+BLOCK_CHARS: Final = 1024
+"""Characters from one point to the next: fewer find longer common beginnings, for a hash and an entry each."""
+
+READ_CHARS: Final = 8192
+"""Characters of a prompt that are read in full: the cost of a choice is bounded by them."""
+
+TAIL_CHARS: Final = 64
+"""Characters at the end of a text beyond that which tell it from others of its length."""
+
+TEXTS_MAX: Final = 32
+"""Texts of a prompt (messages, or parts of one) that are looked at."""
+
+PREFIXES_MAX: Final = 65_536
+"""Points that are remembered: some 10 MB, against prompts whose engine is forgotten."""
+
+HOLDERS_MAX: Final = 4
+"""Engines that are remembered for a point, the latest first."""
 
 _ITEMS_MAX: Final = 4 * TEXTS_MAX
 _RESPONSES: Final = "/v1/responses"

@@ -6,8 +6,10 @@ that has gathered on it.
 """
 
 import math
+from typing import Final
 
-from specpilot.gateway.routing.tuning import SAVED_S
+SAVED_S: Final = 60.0
+"""Seconds over which earned retries can be saved up."""
 
 
 class RetryBudget:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from specpilot.gateway.engines import probe
-from specpilot.gateway.routing.tuning import FAILURES_ALLOWED
+from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.gateway.routing.tuning import FAILURES_ALLOWED
+from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, call, request
 from tests.support.gateway_server import GatewayThread, eventually

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specpilot.gateway.routing.tuning import FAILURES_ALLOWED
+from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, call, request
 from tests.support.scripted_engine import CLOSE, DONE, Script, ScriptedEngine, event, stream, usage_event

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from specpilot.gateway.engines.redis_watch import EXCHANGE_S, PRESENCE_S
 from specpilot.gateway.engines.snapshot import hash_of
-from specpilot.gateway.limits.tuning import EXCHANGE_S, PRESENCE_S, PRIOR
+from specpilot.gateway.limits.rate_limit import PRIOR
 from specpilot.policy import keys
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.types import ApiKey, GatewayUsage

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specpilot.gateway.limits.rate_limit import MINUTE_S, Denied, Meter, Rates, Shares, divide
-from specpilot.gateway.limits.tuning import DEMAND_S, EXCHANGE_S, PRIOR
+from specpilot.gateway.engines.redis_watch import EXCHANGE_S
+from specpilot.gateway.limits.rate_limit import DEMAND_S, MINUTE_S, PRIOR, Denied, Meter, Rates, Shares, divide
 from specpilot.gateway.wire.heads import duration, rate_lines
 from specpilot.policy.types import ApiKey, GatewayUsage
 

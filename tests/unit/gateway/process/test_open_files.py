@@ -2,8 +2,7 @@ import resource
 
 import pytest
 
-from specpilot.gateway.process.open_files import connections_within, raise_limit
-from specpilot.gateway.process.tuning import FILES_KEPT
+from specpilot.gateway.process.open_files import FILES_KEPT, connections_within, raise_limit
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from specpilot.gateway.process.supervision import (
+    HEALTHY_S,
+    PAUSE_LIMIT_S,
+    START_LIMIT_S,
     Action,
     Kill,
     Log,
@@ -12,7 +15,6 @@ from specpilot.gateway.process.supervision import (
     Supervision,
     Unlisten,
 )
-from specpilot.gateway.process.tuning import HEALTHY_S, PAUSE_LIMIT_S, START_LIMIT_S
 
 
 def deeds(actions: list[Action]) -> list[Action]:

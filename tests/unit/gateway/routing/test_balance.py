@@ -2,19 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.routing.balance import bound, least, two_choices, usable
-from specpilot.gateway.routing.outlier_detection import OutlierDetection
-from specpilot.gateway.routing.retry_budget import RetryBudget
-from specpilot.gateway.routing.tuning import (
-    BOUND_RATIO,
-    BOUND_TOKENS,
+from specpilot.gateway.routing.balance import BOUND_RATIO, BOUND_TOKENS, bound, least, two_choices, usable
+from specpilot.gateway.routing.outlier_detection import (
     EJECTED_MAX_S,
     EJECTED_MIN_S,
     FAILURES_ALLOWED,
     RAMP_FLOOR,
     RAMP_S,
-    SAVED_S,
+    OutlierDetection,
 )
+from specpilot.gateway.routing.retry_budget import SAVED_S, RetryBudget
 from tests.support.candidates import One, ejected, fleet, fleets
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from specpilot.gateway.routing.outlier_detection import OutlierDetection, Source
-from specpilot.gateway.routing.tuning import FAILURES_ALLOWED, SOURCES_MAX
+from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED, SOURCES_MAX, OutlierDetection, Source
 
 A1, A2, B1 = ("a", 1), ("a", 2), ("b", 1)
 

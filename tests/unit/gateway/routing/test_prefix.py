@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.routing.prefix import Prefixes, points_of
-from specpilot.gateway.routing.tuning import BLOCK_CHARS, HOLDERS_MAX, LEAST_CHARS, PREFIXES_MAX, READ_CHARS, TEXTS_MAX
+from specpilot.gateway.routing.prefix import (
+    BLOCK_CHARS,
+    HOLDERS_MAX,
+    LEAST_CHARS,
+    PREFIXES_MAX,
+    READ_CHARS,
+    TEXTS_MAX,
+    Prefixes,
+    points_of,
+)
 from tests.support.candidates import chat, facts
 
 SYSTEM = "You are a careful assistant. " * 80
