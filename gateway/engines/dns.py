@@ -1,9 +1,9 @@
 """Finds the engines behind a DNS name: each address of `dns+http://name:port` is one engine.
 
-One thread for each name asks the system's resolver, again and again, so that no request ever waits for DNS. Every
-answer is handed over whole: an address that is new is an engine that joins, one that is missing is an engine that
-leaves, whose requests under way end in peace. A resolver that fails, and an answer without an address, change
-nothing: the last answer holds, and engines that are really gone are ejected by their refused connections.
+One thread for each name calls the system's resolver repeatedly, so that no request waits for DNS. Each answer replaces
+the one before. An engine with a new address joins. An engine whose address is missing leaves, and its requests under
+way finish. When the resolver fails, or returns no address, the last answer stays in force: engines that are really gone
+are ejected when they refuse connections.
 """
 
 import logging
@@ -22,15 +22,15 @@ Lookup = Callable[[str, int], Collection[str]]
 
 
 def lookup(host: str, port: int) -> frozenset[str]:
-    """Ask the system: hosts file, A and AAAA records. Raises `OSError`."""
+    """Resolve `host` by the system: hosts file, A and AAAA records. Raises `OSError`."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return frozenset(str(address[0]) for *_, address in found)
 
 
 class Resolver:
-    """Follows `name`, a URL of the form `dns+http://host:port/base`, and hands the engines' URLs to `publish`.
+    """Follows `name`, a URL of the form `dns+http://host:port/base`, and passes the engines' URLs to `publish`.
 
-    From its own thread; a `publish` that raises `RuntimeError` (the loop is closed) ends it.
+    Calls `publish` from its own thread. A `publish` that raises `RuntimeError` (the loop is closed) ends the thread.
     """
 
     def __init__(
@@ -51,28 +51,28 @@ class Resolver:
         self._thread = threading.Thread(target=self._run, name=f"dns {self._host}", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Hand over nothing further. The thread ends with its next answer, or with the process."""
+        """Publish nothing more. The thread ends after its current look-up, or with the process."""
         self._stopped.set()
 
-    def look(self) -> tuple[str, ...]:
-        """Ask once; return the engines' URLs, those of the last good answer when there is no new one."""
+    def resolve(self) -> tuple[str, ...]:
+        """Resolve the name once and return the engines' URLs; without a new answer, those of the last good one."""
         try:
-            found = sorted(self._look_up(self._host, self._port))
-            complaint = None if found else "it has no address"
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS cannot hold
-            found, complaint = [], str(error) or type(error).__name__
+            addresses = sorted(self._look_up(self._host, self._port))
+            complaint = None if addresses else "it has no address"
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for DNS
+            addresses, complaint = [], str(error) or type(error).__name__
         if complaint != self._complaint:
             self._complaint = complaint
             if complaint is None:
                 _log.warning("%s resolves again", self.name)
             else:
                 _log.warning("%s does not resolve, keeping its %d engines: %s", self.name, len(self._last), complaint)
-        if found:
-            self._last = tuple(self._url(address) for address in found)
+        if addresses:
+            self._last = tuple(self._url(address) for address in addresses)
         return self._last
 
     def _url(self, address: str) -> str:
@@ -82,12 +82,12 @@ class Resolver:
     def _run(self) -> None:
         published: tuple[str, ...] = ()
         while not self._stopped.is_set():
-            found = self.look()
-            if found != published and not self._stopped.is_set():
+            urls = self.resolve()
+            if urls != published and not self._stopped.is_set():
                 try:
-                    self._publish(self.name, found)
+                    self._publish(self.name, urls)
                 except RuntimeError:
                     return
-                published = found
-                _log.info("%s is %s", self.name, ", ".join(found))
+                published = urls
+                _log.info("%s is %s", self.name, ", ".join(urls))
             self._stopped.wait(self._refresh_s)

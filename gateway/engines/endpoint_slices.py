@@ -1,13 +1,14 @@
-"""What the EndpointSlices of a Kubernetes service say of its engines. Pure.
+"""Reads the engines of a Kubernetes service from its EndpointSlices. Pure.
 
-| condition of an endpoint        | engine                                       |
-|---------------------------------|----------------------------------------------|
-| `ready` (also when it is unset) | takes requests                               |
-| `terminating`                   | drains: nothing new, what it has goes on      |
-| neither                         | is not there (it loads, or fails its probe)  |
+| condition of an endpoint        | engine                                              |
+|---------------------------------|-----------------------------------------------------|
+| `ready` (also when it is unset) | takes requests                                      |
+| `terminating`                   | drains: no new request, requests under way go on    |
+| neither                         | is left out: the pod loads, or fails its probe      |
 
-A service of two address families has each pod in two slices: those of IPv4 count, and of IPv6 where there are none. A
-pod may stand in two slices while the cluster moves it: the better of its conditions counts.
+A dual-stack service lists each pod in two slices, one for each address family. The IPv4 slices count, and the IPv6
+slices only where there are no IPv4 ones. A pod may be in two slices while the cluster moves it: the better of its two
+conditions counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,16 +20,17 @@ FAMILIES = ("IPv4", "IPv6")
 
 
 class Endpoints(NamedTuple):
-    """The engines' URLs, and which of them get nothing new."""
+    """The URLs of the engines, and those that get no new request."""
 
     urls: tuple[str, ...] = ()
     draining: frozenset[str] = frozenset()
 
 
 class Service(NamedTuple):
-    """The service that a URL `k8s+http://NAME.NAMESPACE:PORT/base` names.
+    """The service in a URL `k8s+http://NAME.NAMESPACE:PORT/base`.
 
-    `namespace` is `None` for the gateway's own, `port` (the pods', not the service's) for the only one of the slice.
+    `namespace` is `None` for the gateway's own namespace. `port` is the pods' port, not the service's; `None` stands
+    for the only port of the slice.
     """
 
     scheme: str
@@ -39,7 +41,7 @@ class Service(NamedTuple):
 
 
 def service_of(url: str) -> Service:
-    """Return what `url` names: `NAME`, `NAME.NAMESPACE`, or that with a cluster's `.svc...` behind it."""
+    """Return the service in `url`, whose host is `NAME`, `NAME.NAMESPACE`, or that followed by `.svc...`."""
     parts = urlsplit(url)
     name, _, rest = (parts.hostname or "").partition(".")
     namespace = rest.partition(".")[0] or None
@@ -47,7 +49,7 @@ def service_of(url: str) -> Service:
 
 
 def endpoints(service: Service, slices: Iterable[Mapping[str, Any]]) -> Endpoints:
-    """Return the engines that `slices`, all of the service, state."""
+    """Return the engines in `slices`, which all belong to `service`."""
     every = list(slices)
     family = next((item for item in FAMILIES if any(part.get("addressType") == item for part in every)), None)
     takes: dict[str, bool] = {}
@@ -69,7 +71,10 @@ def endpoints(service: Service, slices: Iterable[Mapping[str, Any]]) -> Endpoint
 
 
 def _port(service: Service, part: Mapping[str, Any]) -> int | None:
-    """Return the pods' port in one slice; `None` where it has not the one that is asked for, or not just one."""
+    """Return the pods' port in one slice.
+
+    `None`: the slice lacks the requested port, or it has several and none was requested.
+    """
     ports = [int(item["port"]) for item in part.get("ports") or () if item.get("port")]
     if service.port is not None:
         return service.port if service.port in ports else None

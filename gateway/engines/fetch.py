@@ -1,4 +1,4 @@
-"""Asks one engine for one small document: a list of models, its metrics. Not for clients' requests."""
+"""Requests one small document from an engine: its models, its health or its metrics. Not for clients' requests."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ _OK = 200
 
 
 class UnreachableError(OSError):
-    """Nobody listens there."""
+    """Nothing listens at the engine's address."""
 
 
 class _Answer:
@@ -38,7 +38,7 @@ class _Answer:
             self._fail("too long")
 
     def complete(self) -> None:
-        """The answer is whole: hand it over if its status is 200."""
+        """The answer is whole: return it if its status is 200."""
         if self._status != _OK:
             self._fail(f"status {self._status}")
         elif not self.whole.done():
@@ -55,10 +55,10 @@ class _Answer:
 
 
 async def fetch(engine: Engine, path: bytes, accept: bytes, limit_bytes: int, timeout_s: float) -> bytes:
-    """Return what `engine` answers to `GET path`, on a connection of its own.
+    """Return the body of `engine`'s answer to `GET path`, on a connection of its own.
 
-    Raises `UnreachableError` when there is no connection, `OutOfFilesError` when none could be tried, and `OSError`
-    (time-outs included) when there is no answer with status 200 of at most `limit_bytes`.
+    Raises `UnreachableError` when the connection cannot be opened and `OutOfFilesError` when this process cannot try.
+    Raises `OSError` (time-outs included) when there is no answer with status 200 of at most `limit_bytes`.
     """
     async with asyncio.timeout(timeout_s):
         try:

@@ -1,13 +1,14 @@
-"""The engines as this gateway sees them now: where they are, what they serve, what they are busy with.
+"""The engines as this gateway sees them now: their addresses, models and work under way.
 
-Fed from three sides: the snapshot (engines that registered in Redis), the static list, and the addresses of DNS names
-and Kubernetes services. An engine of the latter two that also registered is one engine, under its registered id, and
-drains when either side says so. Outstanding work is this gateway's own count, exact for what it sent; it is unknown for
-an engine that never answered, so such an engine ranks last. Requests under way on an engine that left the fleet end in
-peace. An engine whose URL is not one is logged and
-left out, and disturbs no other.
+Engines come from three sources: the snapshot (engines that registered in Redis), the static list, and the addresses of
+DNS names and Kubernetes services. An engine of the second or third source that also registered is one engine. It has
+its registered id and drains when either source says so. An engine with a malformed URL is logged and left out; the
+others are unaffected. When an engine leaves the fleet, its requests under way finish.
 
-Owned by the event loop: nothing here may be called from another thread.
+Outstanding work is this gateway's own count, exact for the requests that it sent. For an engine that has never answered
+the work is unknown, so that engine ranks last.
+
+Owned by the event loop: no function here may be called from another thread.
 """
 
 import logging
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One engine. `cards` are its entries of `/v1/models`, `None` until it was asked."""
+    """One engine. `cards` are its entries of `/v1/models`, `None` until its first answer."""
 
     def __init__(self, engine_id: str, url: str, pool: Pool, address: Address, api_key: str | None) -> None:
         self.engine_id = engine_id
@@ -40,23 +41,23 @@ class Engine:
         self.pool = pool
         self.outlier_detection = OutlierDetection()
         self.is_draining = False
-        self.is_stalled = False  # by its own record
+        self.is_stalled = False  # its own record says that its model completes no step
         self.registered_model: str | None = None
         self.cards: tuple[Mapping[str, Any], ...] | None = None
         self.outstanding_requests = 0
         self.outstanding_tokens = 0
         self.probed_at: float | None = None
         self.heard_at = 0.0  # monotonic seconds of the last byte of any response
-        self.content_at = 0.0  # the same, of what its model made: not of what only keeps a connection alive
+        self.content_at = 0.0  # the same for content of the model: keep-alives do not count
         self.probe_error: str | None = None
-        self.refused_models: list[str] = []  # what it serves under names that cannot be used, as last logged
+        self.refused_models: list[str] = []  # its models with unusable names, as last logged
         self._address = address
         self._authorization = b"" if api_key is None else b"authorization: Bearer " + api_key.encode() + b"\r\n"
         self._heads: dict[tuple[bytes, bytes], bytes] = {}
 
     @property
     def work_tokens(self) -> float | None:
-        """Outstanding work in tokens; `None` while the engine never answered and has nothing to do."""
+        """Outstanding work in tokens; `None` when the engine has never answered and has no request."""
         return None if self.cards is None and not self.outstanding_requests else float(self.outstanding_tokens)
 
     @property
@@ -74,13 +75,13 @@ class Engine:
             target = self._address.prefix + path
             host = self._address.host_header
             found = method + b" " + target + b" HTTP/1.1\r\nhost: " + host + b"\r\n" + self._authorization
-            if len(self._heads) < 64:  # noqa: PLR2004 - queries make paths many; the usual ones come first
+            if len(self._heads) < 64:  # noqa: PLR2004 - queries make paths unbounded; the frequent ones come first
                 self._heads[method, path] = found
         return found
 
 
 class Fleet:
-    """Every engine, and which of them serves a model."""
+    """Every engine, and the engines of each model."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Fleet:
         api_key: str | None,
         tls: Callable[[], ssl.SSLContext] = tls_context,
     ) -> None:
-        """`urls` is the static list; `tls` returns what new connections to `https://` are made with."""
+        """`urls` is the static list. `tls` returns the context of new connections to `https://` engines."""
         self._tls = tls
         self._keep_alive_s = engine_keep_alive_s
         self._api_key = api_key
@@ -98,31 +99,31 @@ class Fleet:
         self._resolved: dict[str, tuple[str, ...]] = {}
         self._draining: dict[str, frozenset[str]] = {}
         self._records: tuple[EngineRecord, ...] = ()
-        self._left_out: dict[str, str] = {}  # by id the URL, so that each is logged once
+        self._left_out: dict[str, str] = {}  # malformed URLs by engine id, so that each is logged once
         self.chooser = chooser
         self.engines: dict[str, Engine] = {}
         self.by_model: dict[str, tuple[Engine, ...]] = {}
-        self.longest: dict[str, int] = {}  # by model, the most tokens of one request that an engine states
+        self.longest: dict[str, int] = {}  # by model, the largest `max_model_len` of its engines, in tokens
         self.apply(())
 
     @property
     def is_serving(self) -> bool:
-        """Whether some engine can be given a request."""
+        """Whether some engine can take a request."""
         return any(self.has_engine(model) for model in self.by_model)
 
     def apply(self, records: Collection[EngineRecord]) -> None:
-        """Take over the engines that registered."""
+        """Replace the engines that registered."""
         self._records = tuple(records)
         self._gather()
 
     def resolve(self, name: str, urls: tuple[str, ...], draining: frozenset[str] = frozenset()) -> None:
-        """Take over `urls`, the engines behind the URL `name`; those `draining` get nothing new."""
+        """Replace the engines behind the URL `name` by `urls`. Those in `draining` get no new request."""
         self._resolved[name] = urls
         self._draining[name] = draining
         self._gather()
 
     def _gather(self) -> None:
-        """Make the fleet what its three sides say."""
+        """Build the fleet from its three sources."""
         wanted: dict[str, tuple[str, EngineRecord | None]] = {}
         for record in self._records:
             wanted[record.engine_id] = (record.url.rstrip("/"), record)
@@ -144,8 +145,8 @@ class Fleet:
                 except ValueError:
                     self._left_out[engine_id] = url
                     if left_out.get(engine_id) != url:
-                        said = "engine %s is left out, its URL %r cannot be used: let it register as http://HOST:PORT"
-                        _log.error(said, engine_id, without_secrets(url))
+                        line = "engine %s is left out, its URL %r cannot be used: let it register as http://HOST:PORT"
+                        _log.error(line, engine_id, without_secrets(url))
                     continue
                 engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
                 self.engines[engine_id] = engine
@@ -155,7 +156,7 @@ class Fleet:
         self.index()
 
     def index(self) -> None:
-        """Find anew which engines serve which model."""
+        """Rebuild the engines by model."""
         by_model: dict[str, list[Engine]] = {}
         for engine in self.engines.values():
             for model in engine.models:
@@ -170,7 +171,7 @@ class Fleet:
                     self.longest[model] = max(length, self.longest.get(model, 0))
 
     def has_engine(self, model: str) -> bool:
-        """Whether an engine of `model` in good standing takes requests."""
+        """Whether an engine of `model` takes requests: it neither drains nor is ejected."""
         return any(
             not engine.is_draining and not engine.outlier_detection.is_ejected
             for engine in self.by_model.get(model, ())
@@ -179,10 +180,11 @@ class Fleet:
     def pick(
         self, facts: RequestFacts, session: str | None, now: float, avoid: Collection[Engine] = ()
     ) -> Engine | None:
-        """Return the engine for a request; `None` when there is none but those to `avoid`.
+        """Return the engine for a request; `None` when every usable engine is in `avoid`.
 
-        `session` is what its header names. What goes on from a stored response or asks for it goes to the engine that
-        has it, also to one that drains or is to be avoided: any other would say that there is no such response.
+        `session` is the value of the request's session header. A request that continues a stored response, or reads
+        one, goes to the engine that made it, even when that engine drains or is in `avoid`: any other engine would
+        answer that there is no such response.
         """
         candidates = self.by_model.get(facts.model, ())
         previous = facts.previous_response
@@ -195,14 +197,14 @@ class Fleet:
         return self.chooser.choose(candidates, facts, session, now, avoid)
 
     def maker(self, identifier: str, engines: Collection[Engine]) -> Engine | None:
-        """Return which of `engines` made the response `identifier`; `None` when that cannot be told."""
+        """Return the one of `engines` that made the response `identifier`; `None` when it is unknown."""
         if len(self.engines) == 1:
             return next(iter(engines), None)
         tag = tag_in(identifier)
         return next((engine for engine in engines if engine.response_tag == tag), None)
 
     def cards(self) -> list[Mapping[str, Any]]:
-        """Return `/v1/models` over all engines: one entry per model, those not yet asked as registered."""
+        """Return `/v1/models` over all engines, one entry per model. Engines without an answer count as registered."""
         cards: dict[str, Mapping[str, Any]] = {}
         for engine in self.engines.values():
             for card in engine.cards or ():

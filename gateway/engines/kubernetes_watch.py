@@ -1,17 +1,18 @@
-"""Finds the engines of a Kubernetes service by the API: lists its EndpointSlices, then watches them.
+"""Finds the engines of a Kubernetes service: lists its EndpointSlices, then watches them.
 
-One thread for each `k8s+http://` URL, so that no request ever waits for the API server. A list states everything; a
-watch then brings each change as it happens. What holds:
+One thread for each `k8s+http://` URL, so that no request waits for the API server. A list states everything; a watch
+then brings each change as it happens.
 
-| what happens                                | what follows                                                        |
-|---------------------------------------------|---------------------------------------------------------------------|
-| a watch ends (each does, after `WATCH_S`)    | the next goes on from the last `resourceVersion`, bookmarks included |
-| the connection breaks, or is silent too long | the same, after a pause that doubles up to `PAUSE_LIMIT_S`           |
-| 410 Gone, as status or as event             | a new list: it replaces all, so a deletion that was missed counts    |
-| the API server is gone, refuses, or answers nonsense | the last engines hold; said once, with the remedy           |
-| it lists nothing                            | there are no engines: unlike a resolver it knows                    |
+| event | reaction |
+|---|---|
+| a watch ends (each does, after `WATCH_S`) | the next continues from the last `resourceVersion`, bookmarks included |
+| the connection breaks, or is silent too long | the same, after a pause that doubles up to `PAUSE_LIMIT_S` |
+| 410 Gone, as status or as event | a new list, which replaces all slices, so missed deletions take effect |
+| the API server is gone, or rejects, or sends garbage | the last engines stay; one log line has the remedy |
+| the list is empty | there are no engines: unlike a resolver, the API server is authoritative |
 
-The token is read for each request, as the kubelet replaces it about once an hour; the certificates likewise.
+The token is read for each request, because the kubelet replaces it about once an hour. The certificates are read as
+often.
 """
 
 import http.client
@@ -29,19 +30,19 @@ from urllib.parse import quote, urlencode, urlsplit
 from specpilot.gateway.engines.endpoint_slices import Endpoints, endpoints, service_of
 
 WATCH_S: Final = 60
-"""Seconds after which the API server ends a watch: how long a connection that died in silence may go unnoticed."""
+"""Seconds after which the API server ends a watch, so the longest that a silently dead connection goes unnoticed."""
 
 LIST_TIMEOUT_S: Final = 10.0
-"""Seconds that the API server gets to list a service: for how long a hung one delays news."""
+"""Seconds that the API server has to list a service: a hung one delays changes by this."""
 
 PAUSE_S: Final = 0.5
-"""Seconds before a watch that broke begins again, at first."""
+"""Seconds before a broken watch is opened again, the first time."""
 
 PAUSE_LIMIT_S: Final = 15.0
-"""The longest such pause, doubling up to it: news of engines against load on an API server in trouble."""
+"""Seconds of the longest such pause. Longer spares an API server in trouble; shorter notices new engines sooner."""
 
 LINE_BYTES: Final = 16 * 1024 * 1024
-"""A longer event is none: a slice has at most 1,000 endpoints, of some hundred bytes each."""
+"""Bytes of the longest event that is read. A slice has at most 1,000 endpoints of some hundred bytes each."""
 
 SILENCE_S = WATCH_S + 10.0
 
@@ -51,29 +52,29 @@ _log = logging.getLogger(__name__)
 
 
 class Cluster(NamedTuple):
-    """Where the API server is, and the folder with `token`, `ca.crt` and `namespace` that a pod's account has."""
+    """The URL of the API server, and the folder of the pod's service account with `token`, `ca.crt` and `namespace`."""
 
     api: str
     credentials: Path
 
 
 class _ExpiredError(Exception):
-    """The version to go on from is too old: list anew."""
+    """The watch's last version is too old: list again."""
 
 
 class _WatchError(Exception):
-    """The API server did not give what was asked; the text says why and what to do."""
+    """The API server did not answer as requested. The text has the reason and the remedy."""
 
 
 Publish = Callable[[str, tuple[str, ...], frozenset[str]], None]
-"""Takes the URL that was followed, the engines' URLs and which of them drain."""
+"""Receives the URL that is followed, the engines' URLs, and those that drain."""
 
 
 class EndpointWatch:
     """Follows the service of `name`, a URL of the form `k8s+http://service.namespace:port`.
 
-    Hands its engines to `publish` from its own thread; a `publish` that raises `RuntimeError` (the loop is closed) ends
-    it.
+    Passes its engines to `publish` from its own thread. A `publish` that raises `RuntimeError` (the loop is closed)
+    ends the thread.
     """
 
     def __init__(self, name: str, cluster: Cluster, publish: Publish, rng: Random) -> None:
@@ -86,22 +87,22 @@ class EndpointWatch:
         self._found = Endpoints()  # of the last slices that could be read
         self._version: str | None = None
         self._complaint: str | None = None
-        self._looking = threading.Lock()
+        self._listing = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"endpoints {self._service.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Hand over nothing further. The thread ends with its next event, or with the process."""
+        """Publish nothing more. The thread ends with its next event, or with the process."""
         self._stopped.set()
 
-    def look(self) -> Endpoints:
-        """Return the engines now; those of the last good answer when there is no new one that can be read."""
+    def list_once(self) -> Endpoints:
+        """List once and return the engines; without a readable answer, those of the last good one."""
         try:
-            with self._looking:
+            with self._listing:
                 self._list()
             self._endpoints()
             self._say(None)
@@ -110,7 +111,7 @@ class EndpointWatch:
         return self._found
 
     def _run(self) -> None:
-        with self._looking:  # a first look that took too long must not come after what the watch brings
+        with self._listing:  # wait for the first list: finished late, it would overwrite newer events of the watch
             pause_s = PAUSE_S
         published: Endpoints | None = None
         while not self._stopped.is_set():
@@ -130,8 +131,8 @@ class EndpointWatch:
                 return
             except (OSError, http.client.HTTPException, _WatchError) as error:
                 self._say(str(error) or type(error).__name__)
-            except Exception:  # noqa: BLE001 - nothing may end this thread but the program
-                _log.exception("%s: the watch failed; it begins anew", self.name)
+            except Exception:  # noqa: BLE001 - this thread must outlive any fault
+                _log.exception("%s: the watch failed; listing again", self.name)
                 self._version = None
             self._stopped.wait(pause_s * (0.5 + self._rng.random()))
             pause_s = min(PAUSE_LIMIT_S, pause_s * 2)
@@ -140,8 +141,8 @@ class EndpointWatch:
         try:
             self._found = endpoints(self._service, self._slices.values())
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            self._version = None  # to read on would not mend it: list anew
-            raise _WatchError(f"what the API server says are no EndpointSlices ({error!r})") from error
+            self._version = None  # more events would not repair the slices: list again
+            raise _WatchError(f"the API server's answer is not a list of EndpointSlices ({error!r})") from error
         return self._found
 
     def _say(self, complaint: str | None) -> None:
@@ -154,7 +155,10 @@ class EndpointWatch:
             _log.warning("%s cannot be followed, keeping its %d slices: %s", self.name, len(self._slices), complaint)
 
     def _changes(self) -> Generator[bool]:
-        """Yield `False` after the list, if there was none yet, `True` with the watch and after each of its events."""
+        """List if there is no version, then watch.
+
+        Yields `False` after the list, `True` after the watch opens and after each of its events.
+        """
         if self._version is None:
             self._list()
             yield False
@@ -162,17 +166,17 @@ class EndpointWatch:
         with self._get({**asked, "resourceVersion": str(self._version)}, SILENCE_S) as response:
             yield True
             while not self._stopped.is_set() and (line := response.readline(LINE_BYTES)):
-                self._take(line)
+                self._apply(line)
                 yield True
 
-    def _take(self, line: bytes) -> None:
+    def _apply(self, line: bytes) -> None:
         """Apply one event of the watch."""
         try:
             event = json.loads(line)
             kind, found = event["type"], event["object"]
             meta = found.get("metadata") or {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _WatchError(f"an event of the watch is cut off or none ({error!r})") from error
+            raise _WatchError(f"an event of the watch is incomplete or malformed ({error!r})") from error
         if kind == "ERROR":
             if found.get("code") == _GONE:
                 raise _ExpiredError
@@ -191,12 +195,12 @@ class EndpointWatch:
             slices = {str(item["metadata"]["name"]): item for item in found["items"] or ()}
             version = str(found["metadata"]["resourceVersion"])
         except (ValueError, KeyError, TypeError) as error:
-            raise _WatchError(f"what the API server lists is no list of EndpointSlices ({error!r})") from error
+            raise _WatchError(f"the API server's answer is not a list of EndpointSlices ({error!r})") from error
         self._slices, self._version = slices, version
 
     @contextmanager
     def _get(self, query: Mapping[str, str], timeout_s: float) -> Iterator[http.client.HTTPResponse]:
-        """Ask for the service's slices. Raises `OSError`, `HTTPException`, `_ExpiredError` and `_WatchError`."""
+        """Request the service's slices. Raises `OSError`, `HTTPException`, `_ExpiredError` and `_WatchError`."""
         folder, parts = self._cluster.credentials, urlsplit(self._cluster.api)
         namespace = self._service.namespace or (folder / "namespace").read_text().strip()
         asked = {"labelSelector": f"kubernetes.io/service-name={self._service.name}", **query}
@@ -217,18 +221,18 @@ class EndpointWatch:
                 if response.status == _OK:
                     yield response
                     return
-                said = _message(response.read(LINE_BYTES))
+                message = _message(response.read(LINE_BYTES))
         if response.status == _GONE:
             raise _ExpiredError
         remedy = {
             401: "; the account's token is not accepted",
             403: f"; give the gateway's service account `list` and `watch` of `endpointslices` in {namespace}",
         }.get(response.status, "")
-        raise _WatchError(f"the API server answers {response.status}: {said}{remedy}")
+        raise _WatchError(f"the API server answers {response.status}: {message}{remedy}")
 
 
 def _message(body: bytes) -> str:
-    """Return what a `Status` says, or the beginning of whatever it is."""
+    """Return the message of a `Status` document, or the beginning of any other body."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,5 +1,5 @@
-"""What a new connection fails with by the gateway's own fault. Not compiled: mypyc cannot extend `OSError`."""
+"""The error of a new connection that fails because of this process. Not compiled: mypyc cannot extend `OSError`."""
 
 
 class OutOfFilesError(OSError):
-    """This process, or its machine, has no file descriptor left: that says nothing of the engine."""
+    """This process, or its machine, has no file descriptor left. The engine is not at fault."""

@@ -1,11 +1,17 @@
-"""Asks each engine for `/v1/models`.
+"""Probes each engine by `GET /v1/models`.
 
-To know what an engine serves that did not say so in Redis, to see whether an ejected engine is back, and to eject one
-that hangs or is gone, so that no user's request has to find out. Only silence counts against an engine, and none is
-silent that sends any response meanwhile: an answer that cannot be used (a status, no JSON) is logged. An engine whose
-server answers while its model stands still, by its own record, counts as silent.
+Probes have three purposes: they learn the models of an engine that did not register in Redis, they restore an ejected
+engine, and they eject an engine that hangs or is gone before a client's request fails there.
 
-An engine suspected of failures that may be one client's own fault is asked for `/health`, at once.
+| outcome of a probe | effect |
+|---|---|
+| a good answer | the models are updated; an ejection whose time is over ends |
+| an answer that cannot be used (a status, no JSON) | it is logged |
+| no answer in time, but bytes of another response came meanwhile | it is logged |
+| no answer in time and no other byte, or nothing listens | it is logged and counts against the engine |
+| an answer, but the engine's record says that its model stands still | as no answer in time |
+
+An engine under suspicion (see `gateway.routing.outlier_detection`) is asked for `/health` at once.
 """
 
 import asyncio
@@ -21,7 +27,7 @@ from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.policy.types import is_model_name
 
 PROBE_CHECK_S: Final = 0.25
-"""Seconds between two looks at who is due, and so between two probes of an ejected engine at least."""
+"""Seconds between two searches for engines that are due, so the least between two probes of an ejected engine."""
 
 PROBE_UNKNOWN_S: Final = 1.0
 """Seconds between probes of an engine that has not answered: how soon a new one serves."""
@@ -30,13 +36,14 @@ PROBE_S: Final = 3.0
 """Seconds between probes of an engine that answers: with `PROBE_TIMEOUT_S`, how soon a hung engine is ejected."""
 
 MODELS_BYTES: Final = 4 * 1024 * 1024
-"""A longer list of models is no list of models."""
+"""Bytes of the largest list of models that is read."""
 
 PROBE_TIMEOUT_S: Final = 3.0
-"""Seconds that an engine gets to answer a probe: less ejects a busy one, more lets a hung one serve on."""
+"""Seconds that an engine has to answer a probe. Fewer eject a busy engine; more leave a hung one in service."""
 
 STOOD_STILL_S: Final = 0.25
-"""A time-out that comes so much too late says more of this process than of the engine."""
+"""A time-out that fires this many seconds late means that this process stood still, and says nothing about the engine.
+"""
 
 _log = logging.getLogger(__name__)
 _PATH = b"/v1/models"
@@ -48,9 +55,9 @@ _REFUSED = (
 
 
 async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, Any], ...]:
-    """Return what `engine` says it serves, without names that cannot be used, which are logged.
+    """Return the entries of `engine`'s `/v1/models`. Entries whose names cannot be used are left out and logged.
 
-    Raises `OSError` (time-outs included) when it does not say.
+    Raises `OSError` (time-outs included) when there is no usable list.
     """
     text = await fetch(engine, _PATH, b"application/json", MODELS_BYTES, timeout_s)
     try:
@@ -76,7 +83,7 @@ async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, A
 
 
 class Probe:
-    """Keeps what the fleet serves up to date."""
+    """Keeps the models and the ejections of the fleet up to date."""
 
     def __init__(
         self,
@@ -85,7 +92,7 @@ class Probe:
         ejected: Callable[[Engine], None],
         timeout_s: float = PROBE_TIMEOUT_S,
     ) -> None:
-        """`ejected` is called with an engine that a probe has ejected."""
+        """`ejected` is called with each engine that a probe ejects."""
         self._fleet = fleet
         self._monotonic = monotonic
         self._ejected = ejected
@@ -94,7 +101,7 @@ class Probe:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Ask for ever whoever is due."""
+        """Probe each engine when it is due, without end."""
         while True:
             now = self._monotonic()
             for engine in [*self._fleet.engines.values()]:
@@ -106,7 +113,7 @@ class Probe:
             await asyncio.sleep(PROBE_CHECK_S)
 
     async def once(self) -> None:
-        """Ask everybody once, at the same time."""
+        """Probe every engine once, all at the same time."""
         await asyncio.gather(*(self._probe(engine) for engine in self._fleet.engines.values()))
 
     def _is_due(self, engine: Engine, now: float) -> bool:
@@ -124,13 +131,13 @@ class Probe:
                 await self._settle(engine)
             cards = await fetch_models(engine, self._timeout_s)
             if engine.is_stalled:
-                raise TimeoutError("its model has ended no step for long")
+                raise TimeoutError("its model has completed no step for long")
         except OSError as error:
             self._failed(engine, error)
-            said = str(error) or type(error).__name__
-            if said != engine.probe_error:
-                engine.probe_error = said
-                _log.warning("%s does not say what it serves, asking on: %s", engine.engine_id, said)
+            reason = str(error) or type(error).__name__
+            if reason != engine.probe_error:
+                engine.probe_error = reason
+                _log.warning("%s does not list its models, probing on: %s", engine.engine_id, reason)
             return
         finally:
             self._probing.discard(engine)
@@ -144,14 +151,14 @@ class Probe:
             self._fleet.index()
 
     async def _settle(self, engine: Engine) -> None:
-        """Find out whether a suspected engine is at fault."""
+        """Find out by `/health` whether an engine under suspicion is at fault."""
         try:
             await fetch(engine, _HEALTH, b"*/*", MODELS_BYTES, self._timeout_s)
         except OutOfFilesError:
             return
         except OSError as error:
-            said = str(error) or type(error).__name__
-            _log.warning("%s is ejected: it fails requests, and %s says %s", engine.engine_id, _HEALTH.decode(), said)
+            reason = str(error) or type(error).__name__
+            _log.warning("%s is ejected: it fails requests, and /health fails: %s", engine.engine_id, reason)
             engine.outlier_detection.settle(self._monotonic(), is_healthy=False)
             self._ejected(engine)
         else:
@@ -162,9 +169,9 @@ class Probe:
         is_silent = isinstance(error, TimeoutError)
         began_at = engine.probed_at or now
         if isinstance(error, OutOfFilesError):
-            return
+            return  # this process is at fault
         if is_silent and (now - began_at > self._timeout_s + STOOD_STILL_S or engine.heard_at > began_at):
-            return
+            return  # this process stood still, or another response came from the engine
         if outlier_detection.is_ejected:
             outlier_detection.eject(now)
         elif (is_silent or isinstance(error, UnreachableError)) and engine.cards is not None:

@@ -1,4 +1,4 @@
-"""Reads what the engines have counted of speculation, all at the same time."""
+"""Reads each engine's counters of speculative decoding, all engines at the same time."""
 
 import asyncio
 import logging
@@ -10,20 +10,17 @@ from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.wire.spec_decode import Reading, parse
 
 TIMEOUT_S: Final = 2.0
-"""Seconds that an engine gets to answer: how long a hung one can hold up `/metrics`, until it is ejected."""
+"""Seconds that an engine has to answer. Until it is ejected, a hung engine delays `/metrics` by this."""
 
 METRICS_BYTES: Final = 16 * 1024 * 1024
-"""A longer exposition is left unread: vLLM's takes some 100 kB a model."""
+"""Bytes of the largest exposition that is read. vLLM's has some 100 kB a model."""
 
 _log = logging.getLogger(__name__)
 _PATH = b"/metrics"
 
 
 async def read_counters(fleet: Fleet, monotonic: Callable[[], float]) -> list[Reading]:
-    """Return a reading of each engine.
-
-    Engines that are ejected are not asked; those that do not answer, or have none of these counters, are left out.
-    """
+    """Return one reading for each engine that answers and has these counters. Ejected engines are not asked."""
 
     async def read(engine: Engine) -> Reading | None:
         began_at = monotonic()
@@ -36,5 +33,5 @@ async def read_counters(fleet: Fleet, monotonic: Callable[[], float]) -> list[Re
         return Reading(engine.url, began_at, monotonic(), counts) if counts else None
 
     asked = [engine for engine in fleet.engines.values() if not engine.outlier_detection.is_ejected]
-    found = await asyncio.gather(*(read(engine) for engine in asked))
-    return [item for item in found if item is not None]
+    readings = await asyncio.gather(*(read(engine) for engine in asked))
+    return [reading for reading in readings if reading is not None]

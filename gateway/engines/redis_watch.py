@@ -1,10 +1,13 @@
-"""Keeps the snapshot fresh from Redis, on a thread of its own: no request ever waits for Redis.
+"""Keeps the snapshot up to date from Redis, on a thread of its own, so that no request waits for Redis.
 
-The thread follows announcements and reads everything again after `poll_s` without one. Every `EXCHANGE_S` it tells the
-other gateways what is asked of this one and reads what they say, which divides the limits of API keys. When Redis does
-not answer it keeps trying; whoever reads the snapshot notices nothing but its age, and the last shares hold. A document
-that cannot be read is logged and leaves the last good ones of its kind in place; an API key's only the last good one of
-that key, and where there is none it still counts as a key.
+The thread follows announcements, and reads everything again after `poll_s` without one. Every `EXCHANGE_S` it publishes
+the demand on this gateway and reads the demand on the others, by which the limits of API keys are divided.
+
+| failure                   | behaviour                                                                       |
+|---------------------------|---------------------------------------------------------------------------------|
+| Redis does not answer     | it is tried again; the last snapshot and the last shares stay in force          |
+| a document cannot be read | it is logged; the last good documents of its kind stay in force                 |
+| an API key cannot be read | it is logged; it counts as a key; its last good version, if any, stays in force |
 """
 
 import logging
@@ -22,25 +25,29 @@ from specpilot.policy.store import Store
 from specpilot.policy.types import ApiKey, GatewayUsage, VersionedPolicy
 
 EXCHANGE_S: Final = 1.0
-"""Seconds between two exchanges of statements: 1.7 % of a limit that moves is let through twice (`rate_limit`)."""
+"""Seconds between two exchanges of demand.
+
+1.7 % of a limit that moves between replicas is allowed twice, see `gateway.limits.rate_limit`.
+"""
 
 PRESENCE_S: Final = 5.0
-"""Seconds after which a silent replica's share goes to the others; what it lets through meanwhile comes on top."""
+"""Seconds after which the share of a silent replica goes to the others. Requests that it allows meanwhile come on top.
+"""
 
 RETRY_S: Final = 0.5
 """Seconds before Redis is tried again."""
 
 SETTLE_S: Final = 15.0
-"""Seconds after Redis came back in which nothing missing is dropped: time for its writers to write again."""
+"""Seconds after Redis is back during which missing documents are kept: time for their writers to write them again."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class Watcher:
-    """Reads the shared state and hands each new snapshot to `publish`, each new share to `share`, from its own thread.
+    """Reads the shared state; passes each new snapshot to `publish` and each new share to `share`, from its own thread.
 
-    `own_keys` are the keys that did not come from Redis, `demands` returns what is asked of `gateway_id`.
+    `own_keys` are the keys of the API keys file. `demands` returns the demand on gateway `gateway_id` by key.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of a thread
@@ -73,11 +80,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Hand over no further snapshot. The thread ends with its next look at Redis, or with the process."""
+        """Publish nothing more. The thread ends with its next answer from Redis, or with the process."""
         self._stopped.set()
 
     def read(self) -> Snapshot:
@@ -97,18 +104,18 @@ class Watcher:
         return self._last
 
     def _api_keys(self, last: Sequence[ApiKey]) -> list[ApiKey]:
-        """Return the keys in Redis; of one that cannot be read, what `last` has."""
+        """Return the keys in Redis. A key that cannot be read is replaced by its version in `last`."""
         found = self._store.api_keys_by_id()
         faults = {key_id: str(item) for key_id, item in found.items() if isinstance(item, InvalidDocumentError)}
-        for key_id, said in faults.items():
-            if self._key_faults.get(key_id) != said:
-                _log.error("API key %r cannot be read, keeping the last good one if there is one: %s", key_id, said)
+        for key_id, fault in faults.items():
+            if self._key_faults.get(key_id) != fault:
+                _log.error("API key %r cannot be read, keeping the last good one if there is one: %s", key_id, fault)
         self._key_faults = faults
-        kept = [key for key in last if key.key_id in faults]
-        return [*kept, *(item for item in found.values() if isinstance(item, ApiKey))]
+        last_good = [key for key in last if key.key_id in faults]
+        return [*last_good, *(item for item in found.values() if isinstance(item, ApiKey))]
 
     def exchange(self) -> Shares | None:
-        """Tell the other gateways of this one's demands, and return its shares; `None` when they cannot be read.
+        """Publish the demand on this gateway and return its shares; `None` when the others' demand cannot be read.
 
         Raises `StoreUnavailableError`.
         """
@@ -131,21 +138,21 @@ class Watcher:
                 if not self._is_lost:
                     self._is_lost = True
                     _log.warning("serving from the last snapshot: %s", error)
-            except Exception:  # noqa: BLE001 - nothing may end this thread but the program
+            except Exception:  # noqa: BLE001 - this thread must outlive any fault
                 if self._stopped.is_set():
                     return
                 _log.exception("the snapshot could not be refreshed; serving from the last one")
             self._stopped.wait(RETRY_S)
 
     def _follow(self, changed: str | None) -> None:
-        """Do what is due: now that `changed` was announced, or nothing was for a while."""
+        """Do what is due now. `changed` is the announced document, `None` after a time without an announcement."""
         now = self._clock.monotonic()
         if changed is None or now - self._exchanged_at >= EXCHANGE_S:
             self._exchanged_at = now
             shares = self.exchange()
             if shares is not None:
                 self._share(shares)
-        is_news = changed is not None and changed != SCHEDULES  # schedules are the engines' business
+        is_news = changed is not None and changed != SCHEDULES  # only engines read schedules
         if not is_news and now - self._read_at < self._poll_s:
             return
         is_back = self._is_lost

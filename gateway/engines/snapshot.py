@@ -1,12 +1,13 @@
-"""What the gateway knows of the shared state at one moment: engines, policies, API keys, model routes.
+"""The gateway's copy of the shared state at one moment: engines, policies, API keys, model routes. Pure.
 
-Immutable, so that a request sees one state, however often the next one replaces it.
+A snapshot is immutable, so a request sees one state even when a new snapshot replaces it meanwhile.
 
-After Redis was away it may come back empty, with engines and people still to write their parts again. So for
-`SETTLE_S` after a reconnection nothing that the last snapshot had is dropped because it is missing. And once a key
-has been seen, a key stays required for the life of the process: losing the keys closes the gateway, it never opens
-it. Keys that cannot be read are not the same as no keys: a gateway that has not read Redis yet does not know whether
-one is required. Pure.
+- Redis may come back empty after an outage, and engines and operators then still have to write their documents again.
+  So for `SETTLE_S` after a reconnection, a document that the last snapshot had is kept although Redis lacks it.
+- Once a key has been seen, requests need a key until the process ends. Losing the keys closes the gateway; it never
+  opens it.
+- Unreadable keys are not the same as no keys: a gateway that has not read Redis yet does not know whether requests need
+  a key.
 """
 
 import hashlib
@@ -31,9 +32,9 @@ from specpilot.policy.types import (
 class Snapshot:
     """The shared state as last read.
 
-    `keys` maps the SHA-256 of a key to it, `model_routes` a name to what serves it. `is_awaiting_keys`: Redis was never
-    read, so `keys` may lack some and `needs_key` may be wrong. `taken_at` is monotonic seconds of the last good read,
-    `None` when the state comes from flags alone.
+    `keys` maps the SHA-256 of a key to the key; `model_routes` maps a name to its route. `is_awaiting_keys`: Redis has
+    never been read, so `keys` may lack some and `needs_key` may be wrong. `taken_at` is the time of the last good read,
+    in monotonic seconds; `None` when the state comes from flags alone.
     """
 
     engines: tuple[EngineRecord, ...] = ()
@@ -45,7 +46,7 @@ class Snapshot:
     taken_at: float | None = None
 
     def known_classes(self, model: str) -> frozenset[str]:
-        """Return the traffic classes of `model`: its policy's, or without one `default` and those that keys name."""
+        """Return the traffic classes of `model`: its policy's; without a policy, `default` and those of API keys."""
         found = self.policies.get(model)
         if found is not None:
             return frozenset(found.policy.class_names)
@@ -64,7 +65,7 @@ class Snapshot:
 
 
 def follow(previous: Snapshot, found: Snapshot, *, is_settling: bool) -> Snapshot:
-    """Return the snapshot that follows `previous`, when Redis now states `found`."""
+    """Return the snapshot after `previous`, when Redis now holds `found`. `is_settling`: keep what `found` lacks."""
     needs_key = previous.needs_key or found.needs_key or bool(found.keys)
     if not is_settling:
         return replace(found, needs_key=needs_key)
@@ -81,19 +82,19 @@ def follow(previous: Snapshot, found: Snapshot, *, is_settling: bool) -> Snapsho
 
 
 def by_hash(keys: Sequence[ApiKey]) -> dict[str, ApiKey]:
-    """Return `keys` as the gateway looks them up."""
+    """Return `keys` by SHA-256, the current hash and the previous one of a rotated key."""
     found = {key.previous_sha256.lower(): key for key in keys if key.previous_sha256}
     return found | {key.sha256.lower(): key for key in keys}
 
 
 def hash_of(key: str | bytes) -> str:
-    """Return what is kept of an API key."""
+    """Return the SHA-256 of an API key, the only form of it that is kept."""
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One entry of the API keys file. The key itself goes no further than `keys_of`."""
+    """One entry of the API keys file. The key itself does not leave `keys_of`."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     key_id: str
@@ -109,7 +110,7 @@ class KeyEntry:
 
 
 def keys_of(plain: object) -> tuple[ApiKey, ...]:
-    """Return the keys that an API keys file's JSON states. Raises `InvalidDocumentError` with every fault."""
+    """Return the API keys in the parsed JSON of an API keys file. Raises `InvalidDocumentError` with every fault."""
     if not isinstance(plain, list):
         raise InvalidDocumentError("API keys file", (Fault("", "must be a JSON list of objects with key_id and key"),))
     faults: list[Fault] = []

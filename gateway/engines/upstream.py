@@ -1,9 +1,25 @@
-"""Connections to one engine: HTTP/1.1, kept alive, one request at a time each, pooled newest first.
+"""Connections to one engine: HTTP/1.1, kept alive, one request at a time each. The pool reuses the newest first.
 
-`EngineConnection` turns the engine's bytes into calls on the `Reader` whose request it carries. It keeps nothing
-after the response's end: bytes beyond it, or bytes that nobody asked for, close the connection. Only a connection
-whose request and response are both whole goes back to the pool, and it is let go there before the engine's own
-keep-alive would close it under a new request.
+`EngineConnection` turns the engine's bytes into calls on the `Reader` of the current request. Its state is in these
+fields:
+
+| state                | `reader` | `_framer` | in the pool | bytes from the engine                                  |
+|----------------------|----------|-----------|-------------|--------------------------------------------------------|
+| idle                 | `None`   | `None`    | yes         | nobody requested them: close                           |
+| waiting for the head | set      | `None`    | no          | collected in `_buffer` until the head is whole         |
+| reading the body     | set      | set       | no          | passed to the reader                                   |
+| closed               | `None`   | any       | no          | none                                                   |
+
+Transitions:
+
+- `send`: idle to waiting. The final head: waiting to reading (interim heads are dropped).
+- End of the body: reading to idle, if the connection may be reused, else to closed. A connection may be reused when the
+  engine keeps it alive, no byte came after the response and the request has been written whole.
+- `release`, `abort`, a malformed byte, or the end of the connection: to closed. A body that is delimited by the end of
+  the connection is complete then; any other response is reset.
+
+The pool closes an idle connection before the engine's own keep-alive would, because a request that is sent at that
+moment would fail.
 """
 
 import asyncio
@@ -23,44 +39,44 @@ _OUT_OF_FILES: Final[tuple[int, ...]] = (errno.EMFILE, errno.ENFILE)
 
 
 class Reader(Protocol):
-    """Whoever asked. After `complete`, `reset` or `EngineConnection.release` it hears nothing more."""
+    """Receives one response. After `complete`, `reset` or `EngineConnection.release` there are no further calls."""
 
     def head(self, head: ResponseHead, framer: Framer) -> None:
         """The final head arrived."""
 
     def body(self, raw: bytes, payload: list[bytes]) -> None:
-        """Part of the body arrived: as it came, and without chunk framing."""
+        """Part of the body arrived: `raw` as sent, `payload` without chunk framing."""
 
     def complete(self) -> None:
         """The response is whole."""
 
     def reset(self, reason: str, *, is_stale: bool) -> None:
-        """The response will never be whole.
+        """The response will not be completed.
 
-        `is_stale`: a kept connection was closed before a single byte of answer, as engines do with idle ones. Soon
-        after the request went out that is the likely reason; later it is not.
+        `is_stale`: a kept connection was closed before the first byte of the answer, as engines do with idle
+        connections. Soon after the request was sent that is the likely reason; later it is not.
         """
 
 
 @lru_cache(maxsize=1)
 def tls_context() -> ssl.SSLContext:
-    """Return what checks engines' certificates by the system's authorities: loaded once, as it takes tens of ms."""
+    """Return the context that checks engines by the system's authorities. Loaded once, as that takes tens of ms."""
     return ssl.create_default_context()
 
 
 class Address:
-    """Where an engine is. `host_header` is what its `Host` must say; `prefix` comes before each path.
+    """The address of an engine. `host_header` is the value of `Host`; `prefix` comes before each path.
 
-    `name` is the host that its certificate must be for, `None` without TLS.
+    `name` is the host in the engine's certificate, `None` without TLS.
     """
 
     __slots__ = ("host", "host_header", "name", "port", "prefix", "tls")
 
     def __init__(self, url: str, name: str | None = None, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
-        """`url` is the engine's base URL, without a trailing `/v1`; `name` its host's name where `url` has none.
+        """`url` is the engine's base URL without `/v1`; `name` is its host's name where `url` has an address instead.
 
-        `tls` returns what new connections to `https://` are made with; it must not block.
-        Raises `ValueError` for a `url` that names no place.
+        `tls` returns the context of new connections to `https://`; it must not block. Raises `ValueError` for a
+        malformed `url`.
         """
         parts = urlsplit(url)
         port = parts.port
@@ -77,9 +93,9 @@ class Address:
 
 
 class EngineConnection:
-    """One connection. `reader` is whose response it carries now, `None` while idle.
+    """One connection. `reader` receives the current response, `None` while idle. States: see the module.
 
-    An `asyncio.Protocol` in all but name: with that as its base it could not be compiled to plain structures.
+    It is an `asyncio.Protocol` without that base class: with it, the class could not be compiled to a plain structure.
     """
 
     __slots__ = (
@@ -99,14 +115,14 @@ class EngineConnection:
         self.transport: asyncio.Transport
 
     def send(self, reader: Reader, request: Iterable[bytes | memoryview]) -> None:
-        """Send `request`, whole, and tell `reader` what comes back."""
+        """Send `request`, whole, and pass the response to `reader`."""
         self.reader = reader
         self.transport.writelines(request)
 
     def release(self, reader: Reader) -> None:
-        """Close at once if `reader` still waits for its response; the engine sees it and stops working.
+        """Close at once if `reader` still waits for its response. The engine notices and stops working.
 
-        Once that response was whole the connection may be another's: then nothing happens.
+        After the end of its response the connection may carry another request; then nothing happens.
         """
         if self.reader is reader:
             self.abort()
@@ -117,24 +133,24 @@ class EngineConnection:
         self.transport.abort()
 
     def pause(self) -> None:
-        """Read no more until `resume`: the client is slower than the engine."""
+        """Stop reading until `resume`: the client is slower than the engine."""
         if not self.transport.is_closing():
             self._is_paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue reading."""
         if not self.transport.is_closing():
             self._is_paused = False
             self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
+        """The connection is open."""
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self.transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: complete a body that ends with it, reset any other."""
+        """The connection is closed: complete a body that is delimited by that, reset any other response."""
         self._pool.forget(self)
         reader, self.reader = self.reader, None
         if reader is None:
@@ -146,16 +162,16 @@ class EngineConnection:
             reader.reset("closed" if exc is None else "reset", is_stale=is_stale)
 
     def pause_writing(self) -> None:
-        """The engine is behind with reading; a request is held in memory anyway."""
+        """The engine reads slowly. There is nothing to do: the request is in memory in any case."""
 
     def resume_writing(self) -> None:
-        """The engine has read on."""
+        """The engine reads again."""
 
     def eof_received(self) -> None:
-        """The engine sends no more; `connection_lost` follows."""
+        """The engine closed its sending half; `connection_lost` follows."""
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what the engine sent. Bytes that nobody asked for, and malformed ones, close the connection."""
+        """Process bytes of the engine. Unrequested and malformed bytes close the connection."""
         reader = self.reader
         if reader is None:
             self.transport.abort()
@@ -172,10 +188,10 @@ class EngineConnection:
             rest = self._receive_head(data, reader)
             framer = self._framer
             if rest is None or framer is None or self.reader is not reader:
-                return  # not whole yet, or the reader wants no more of it
+                return  # the head is not whole yet, or the reader released the connection
             data = rest
         if data:
-            taken = framer.feed(data)
+            taken = framer.feed(data)  # bytes of this response; the others make the connection unfit for reuse
             if taken == len(data):
                 reader.body(data, framer.payload)
             else:
@@ -188,7 +204,7 @@ class EngineConnection:
             self._finish(reader)
 
     def _receive_head(self, data: bytes, reader: Reader) -> bytes | None:
-        """Return what follows the head; `None` while that is not whole."""
+        """Return the bytes after the head; `None` while the head is not whole."""
         buffer = self._buffer + data if self._buffer else data
         while True:
             end = buffer.find(b"\r\n\r\n")
@@ -204,7 +220,7 @@ class EngineConnection:
             if not 100 <= head.status < 200:  # noqa: PLR2004 - interim responses
                 break
             if head.status == SWITCHING_PROTOCOLS:
-                raise FramingError("it switches protocols, which nobody asked for")
+                raise FramingError("it switches protocols without a request to do so")
         self._buffer = b""
         self._head = head
         self._framer = head.framer()
@@ -216,8 +232,8 @@ class EngineConnection:
         self.reader = self._framer = self._head = None
         self._is_used = True
         if self._is_paused:
-            self.resume()  # a client too slow for the end of this response is no reason to leave the next one unread
-        unsent = self.transport.get_write_buffer_size()
+            self.resume()  # the slow client of this response must not block the next one
+        unsent = self.transport.get_write_buffer_size()  # an engine may answer before it has read the whole request
         if head is None or not head.is_kept_alive or self._buffer or unsent:
             self.transport.abort()
         else:
@@ -233,11 +249,11 @@ class Pool:
         self._keep_alive_s = keep_alive_s
         self._idle: list[EngineConnection] = []
         self._is_closed = False
-        self._epoch = 0  # connections of an earlier one are not kept
-        self._now = 0.0
+        self._epoch = 0  # connections of earlier epochs are not reused
+        self._now = 0.0  # of the last `take` or `sweep`, so that `keep` needs no clock
 
     async def connect(self) -> EngineConnection:
-        """Open a new connection. Raises `OSError` when that fails, `OutOfFilesError` when it could not be tried."""
+        """Open a new connection. Raises `OSError` when that fails, `OutOfFilesError` when this process cannot try."""
         address = self._address
         connection = EngineConnection(self, self._epoch)
         try:
@@ -257,7 +273,7 @@ class Pool:
         return connection
 
     def take(self, now: float) -> EngineConnection | None:
-        """Return an idle connection that should still stand, `None` when there is none."""
+        """Return the newest idle connection that is young enough and open; `None` when there is none."""
         self._now = now
         while self._idle:
             connection = self._idle.pop()
@@ -267,7 +283,7 @@ class Pool:
         return None
 
     def keep(self, connection: EngineConnection) -> None:
-        """Put a connection back."""
+        """Put a connection back, unless the pool is closed or the connection is of an earlier epoch."""
         if self._is_closed or connection.epoch != self._epoch:
             connection.transport.close()
             return
@@ -275,24 +291,24 @@ class Pool:
         self._idle.append(connection)
 
     def renew(self) -> None:
-        """The engine fails: keep no connection that there is now, as its address may lead to another one since."""
+        """Reuse none of the present connections: the engine failed, and its address may lead to another engine now."""
         self._epoch += 1
         while self._idle:
             self._idle.pop().transport.close()
 
     def forget(self, connection: EngineConnection) -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def sweep(self, now: float) -> None:
-        """Close what has been idle too long."""
+        """Close the connections that have been idle for too long."""
         self._now = now
         while self._idle and now - self._idle[0].idle_since >= self._keep_alive_s:
             self._idle.pop(0).transport.close()
 
     def close(self) -> None:
-        """Close what is idle, now and from now on. Requests under way are not touched."""
+        """Close the idle connections, and from now on each one that becomes idle. Requests under way are unaffected."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().transport.close()

@@ -1,6 +1,6 @@
 """TLS contexts made of certificate files, and made anew when the files change.
 
-Files are looked at every `LOOK_S`, on a thread: secret mounts and certificate managers replace them without a word to
+Files are looked at every `CHECK_S`, on a thread: secret mounts and certificate managers replace them without a word to
 anybody. Certificate and key are two files and change one after the other, so a pair that does not fit keeps the context
 that there is, and is tried again at the next look. Connections that stand keep what they began with.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 from specpilot.gateway.process.start_error import StartError
 
-LOOK_S: Final = 2.0
+CHECK_S: Final = 2.0
 """Seconds between two looks at the files."""
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Certificates:
         self._seen = self._state()
         self.context = self._made()
 
-    def look(self) -> bool:
+    def reload(self) -> bool:
         """Return whether there is a new context, because files have changed. Blocks."""
         state = self._state()
         if state == self._seen:
@@ -53,9 +53,9 @@ class Certificates:
         """Look for ever; `changed` gets each new context, again at the next look if it fails."""
         is_due = False
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
-                is_due = await asyncio.to_thread(self.look) or is_due
+                is_due = await asyncio.to_thread(self.reload) or is_due
                 if is_due and changed is not None:
                     await changed(self.context)
                 is_due = False

@@ -42,9 +42,9 @@ async def serving(
         async with asyncio.timeout(FIRST_PROBE_S):
             for follower in followers:
                 if isinstance(follower, Resolver):
-                    context.fleet.resolve(follower.name, await asyncio.to_thread(follower.look))
+                    context.fleet.resolve(follower.name, await asyncio.to_thread(follower.resolve))
                 elif isinstance(follower, EndpointWatch):
-                    context.fleet.resolve(follower.name, *await asyncio.to_thread(follower.look))
+                    context.fleet.resolve(follower.name, *await asyncio.to_thread(follower.list_once))
             await probe.once()
     running = [probe.run()]
     running += [] if worker is None else [worker.run(context)]

@@ -31,7 +31,7 @@ async def test_every_line_from_the_start_to_the_end(engine: ScriptedEngine, work
     try:
         # The port is read out of the line, which is JSON: "message": "listening on http://..."
         await program.started()
-        await eventually(lambda: any("does not say what it serves" in line for line in program.errors), 10)
+        await eventually(lambda: any("does not list its models" in line for line in program.errors), 10)
         await asyncio.sleep(0.1)
         await call(program.port, request())
         program.process.send_signal(signal.SIGHUP)

@@ -27,7 +27,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.05)
+    monkeypatch.setattr(certificates, "CHECK_S", 0.05)
 
 
 def replace(path: str, text: bytes) -> bytes:

@@ -174,7 +174,7 @@ def test_an_api_server_that_is_gone_keeps_the_engines_and_is_found_again(
     with caplog.at_level(logging.WARNING):
         api.close()
         until(lambda: any("cannot be followed" in item.message for item in caplog.records), 5.0)
-    assert followed.watch.look().urls == (A,)
+    assert followed.watch.list_once().urls == (A,)
     assert followed.seen == [((A,), frozenset())]
 
 
@@ -184,11 +184,11 @@ def test_the_certificate_is_checked_with_the_accounts_ca(tmp_path: Path) -> None
     api.put(endpoint_slice("a", [endpoint("10.0.0.1")]))
     watch = EndpointWatch("k8s+http://vllm:8000", Cluster(api.url, api.credentials), lambda *_: None, Random(1))
     try:
-        assert watch.look().urls == (A,)
+        assert watch.list_once().urls == (A,)
         (api.credentials / "ca.crt").write_bytes((make_certificates(tmp_path / "other") / "ca.pem").read_bytes())
         other = EndpointWatch("k8s+http://vllm:8000", Cluster(api.url, api.credentials), lambda *_: None, Random(1))
-        assert other.look().urls == ()
-        assert watch.look().urls == (A,)  # what was known holds
+        assert other.list_once().urls == ()
+        assert watch.list_once().urls == (A,)  # what was known holds
     finally:
         api.close()
 

@@ -41,7 +41,7 @@ def resolver(records: Records, name: str = "dns+http://vllm.example:8000") -> Re
 )
 def test_every_address_is_an_engine(name: str, asked: tuple[str, int], urls: tuple[str, ...]) -> None:
     records = Records("fd00::1", "10.0.0.1")
-    assert resolver(records, name).look() == urls
+    assert resolver(records, name).resolve() == urls
     assert records.asked == [asked]
 
 
@@ -51,18 +51,18 @@ def test_a_failure_keeps_the_last_answer_and_is_said_once(
 ) -> None:
     records = Records("10.0.0.1")
     found = resolver(records)
-    before = found.look()
+    before = found.resolve()
     records.addresses = failure
     with caplog.at_level(logging.WARNING):
-        assert [found.look() for _ in range(3)] == [before] * 3
+        assert [found.resolve() for _ in range(3)] == [before] * 3
         assert len(caplog.records) == 1
         records.addresses = ("10.0.0.2",)
-        assert found.look() == ("http://10.0.0.2:8000",)
+        assert found.resolve() == ("http://10.0.0.2:8000",)
     assert len(caplog.records) == 2
 
 
 def test_a_name_that_never_resolved_has_no_engines() -> None:
-    assert resolver(Records()).look() == ()
+    assert resolver(Records()).resolve() == ()
 
 
 def test_the_systems_resolver_is_asked_by_default() -> None:

@@ -15,7 +15,7 @@ from tests.support.certificates import Authority
 async def test_a_failure_to_take_new_certificates_into_use_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(certificates, "CHECK_S", 0.01)
     authority = Authority(tmp_path, "authority")
     cert, key = authority.issue("gateway")
     followed = listener_certificates(cert, key, None)

@@ -10,7 +10,7 @@ from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
 from tests.support.kubernetes_api import KubernetesApi, endpoint, endpoint_slice
 
 
-def test_a_first_look_at_what_cannot_be_read_finds_no_engine_and_says_so(
+def test_a_first_list_that_cannot_be_read_gives_no_engine_and_a_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = KubernetesApi(tmp_path)
@@ -19,11 +19,11 @@ def test_a_first_look_at_what_cannot_be_read_finds_no_engine_and_says_so(
         for broken in ({"ports": [{"port": "http"}]}, {"endpoints": [7]}, {"endpoints": [{"addresses": {"a": 1}}]}):
             api.put({**endpoint_slice("a", [endpoint("10.0.0.1")]), **broken})
             caplog.clear()
-            assert watch.look() == Endpoints()
-            assert "are no EndpointSlices" in caplog.text
+            assert watch.list_once() == Endpoints()
+            assert "is not a list of EndpointSlices" in caplog.text
         api.put(endpoint_slice("a", [endpoint("10.0.0.1")]))
-        assert watch.look() == Endpoints(("http://10.0.0.1:8000",))
+        assert watch.list_once() == Endpoints(("http://10.0.0.1:8000",))
         api.put({**endpoint_slice("a", []), "endpoints": [7]})
-        assert watch.look() == Endpoints(("http://10.0.0.1:8000",))  # what was known holds
+        assert watch.list_once() == Endpoints(("http://10.0.0.1:8000",))  # what was known holds
     finally:
         api.close()
