@@ -1,18 +1,18 @@
-"""Which engines may get a request, and which of them is the least busy.
+"""Which engines may get a request, and which of them is the least busy. Pure: `now` is monotonic seconds.
 
-Rank. Engines that drain get nothing new. Among the rest: those not ejected before ejected ones, then
-known load before unknown load. Only the best rank that there is takes part in any choice. An ejected engine is
-still the answer when there is no other: a refused connection costs little, and a wrong verdict must not take a model
-down.
+Rank. A draining engine gets no new request. Among the others, engines in service come before ejected ones, and engines
+of known load before engines of unknown load. Only the engines of the best rank present take part in a choice. When all
+engines are ejected, one of them is still chosen: a refused connection costs little, and a wrong ejection must not take
+a model down.
 
-Busy. `(outstanding work + 1) / share`, where work is in estimated tokens and `share` (0..1] grows back to 1 over
-`RAMP_S` after an ejection, so that an engine returns slowly. `least` takes the least busy, equals in turn;
-`two_choices` the less busy of two drawn at random, so that many gateways that cannot see one another's requests do
-not all run to the same engine. An engine that is preferred for what it keeps (`gateway.routing.chooser`) may be busier
-than the best, up to `BOUND_RATIO * least + BOUND_TOKENS`: a few requests more cost a batch little, and never half again
-as much as elsewhere.
+Load. `busy = (outstanding work + 1) / share`. Work is in estimated tokens. `share` (0..1] grows back to 1 over `RAMP_S`
+after an ejection, so that an engine returns slowly. `least` takes the least busy engine, equals by rotation.
+`two_choices` takes the less busy of two random engines, so that gateways that cannot see each other's requests do not
+all choose the same engine.
 
-Pure: `now` is monotonic seconds.
+Bound. An engine that is preferred for its cache (`gateway.routing.chooser`) may be busier than the least busy one, up
+to `BOUND_RATIO * least + BOUND_TOKENS`. The constant term allows a few requests more, which cost a batch little; the
+ratio limits the rest to half as much again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,14 +21,14 @@ from typing import Final, Protocol, TypeVar
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
 
 BOUND_RATIO: Final = 1.5
-"""How many times as busy as the least busy a preferred engine may be."""
+"""How many times as busy as the least busy engine a preferred one may be."""
 
 BOUND_TOKENS: Final = 8192.0
-"""How many tokens of work busier than that it may be besides: more keeps caches warm, and queues longer."""
+"""Tokens of work above that ratio that a preferred engine may have. More keeps caches warm, and queues longer."""
 
 
 class Candidate(Protocol):
-    """What the choice looks at. `engine_id` is the same in every gateway, and `engine_hash` follows from it."""
+    """The properties of an engine that the choice reads. `engine_id` is the same in every gateway."""
 
     @property
     def engine_id(self) -> str:
@@ -36,26 +36,26 @@ class Candidate(Protocol):
 
     @property
     def engine_hash(self) -> int:
-        """`gateway.routing.session.hash_of` the name."""
+        """`gateway.routing.session.hash_of` the engine's name."""
 
     @property
     def work_tokens(self) -> float | None:
-        """Outstanding work in tokens; `None` when it is not known, which ranks last."""
+        """Outstanding work in tokens; `None` when it is unknown, which ranks last."""
 
     @property
     def is_draining(self) -> bool:
-        """Whether the engine asked for nothing new."""
+        """Whether the engine takes no new request."""
 
     @property
     def outlier_detection(self) -> OutlierDetection:
-        """Whether the engine is ejected, and how much of its load it should carry."""
+        """Whether the engine is ejected, and its share of normal load."""
 
 
 C = TypeVar("C", bound=Candidate)
 
 
 def usable(candidates: Iterable[C], now: float) -> tuple[list[C], list[float]]:
-    """Return those of the best rank among `candidates`, and how busy each of them is. Empty when none may be used."""
+    """Return the candidates of the best rank, and how busy each of them is. Both are empty when all of them drain."""
     engines: list[C] = []
     busy: list[float] = []
     best_rank = 4
@@ -64,7 +64,7 @@ def usable(candidates: Iterable[C], now: float) -> tuple[list[C], list[float]]:
             continue
         outlier_detection = candidate.outlier_detection
         work = candidate.work_tokens
-        rank = 2 * outlier_detection.is_ejected + (work is None)
+        rank = 2 * outlier_detection.is_ejected + (work is None)  # ejection weighs more than unknown load
         if rank > best_rank:
             continue
         if rank < best_rank:
@@ -77,17 +77,17 @@ def usable(candidates: Iterable[C], now: float) -> tuple[list[C], list[float]]:
 
 
 def is_peer(candidate: Candidate, chosen: Candidate) -> bool:
-    """Whether `candidate` could take requests as well as `chosen` if it had room: it is not ejected unless that is."""
+    """Whether `candidate` would be as eligible as `chosen` if it had room: it is not ejected unless `chosen` is."""
     return not candidate.is_draining and candidate.outlier_detection.is_ejected <= chosen.outlier_detection.is_ejected
 
 
-def least(engines: Sequence[C], busy: Sequence[float], turn: int) -> C:
-    """Return the least busy; `turn` says whose turn it is among equals: any number that changes from call to call."""
+def least(engines: Sequence[C], busy: Sequence[float], rotation: int) -> C:
+    """Return the least busy engine. Among equals `rotation` decides: any number that changes from call to call."""
     lowest = min(busy)
     if busy.count(lowest) == 1:
         return engines[busy.index(lowest)]
     equals = [engine for engine, tokens in zip(engines, busy, strict=True) if tokens == lowest]
-    return equals[turn % len(equals)]
+    return equals[rotation % len(equals)]
 
 
 def two_choices(engines: Sequence[C], busy: Sequence[float], draw: int) -> C:
@@ -101,5 +101,5 @@ def two_choices(engines: Sequence[C], busy: Sequence[float], draw: int) -> C:
 
 
 def bound(busy: Sequence[float]) -> float:
-    """Return how busy an engine may be and still be preferred for what it keeps, where others are this `busy`."""
+    """Return how busy a preferred engine may be when the engines are this `busy`."""
     return BOUND_RATIO * min(busy) + BOUND_TOKENS

@@ -1,15 +1,18 @@
-"""The choice of an engine for one request: what keeps its cache, else what has the least to do.
+"""Chooses the engine for one request: one with its cache, else the least busy.
 
-In this order, among the engines of the best rank (`gateway.routing.balance`):
+The first rule that applies, among the engines of the best rank (`gateway.routing.balance`):
 
-1. the request names a session: the session's home (`gateway.routing.session`);
-2. an engine has a beginning of its prompt in its cache: the least busy of those that have the longest one
-   (`gateway.routing.prefix`);
-3. the least busy, or the less busy of two.
+1. The request names a session: the session's home (`gateway.routing.session`).
+2. An engine has a beginning of the request's prompt in its cache: the least busy of the engines with the longest such
+   beginning (`gateway.routing.prefix`).
+3. The least busy engine, or the less busy of two.
 
-1 and 2 only take an engine within `gateway.routing.balance.bound`; else the next home, or the next shorter beginning,
-or 3. An engine that is to be avoided (it is full, or has failed this request) counts there as one beyond every bound.
-What is found under 2 or 3 is remembered for 2. Owns the memory and the turns; clock and randomness come by argument.
+Rules 1 and 2 only take an engine within `gateway.routing.balance.bound`. When the preferred engine is beyond it, rule 1
+takes the next home, and rule 2 the next shorter beginning, else rule 3 applies. An engine in `avoid` (it is full, or
+has failed this request) counts as beyond every bound.
+
+The choices of rules 2 and 3 are remembered for rule 2. Owns that memory and the rotation; clock and randomness are
+arguments.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,14 +26,14 @@ from specpilot.gateway.wire.body import RequestFacts
 
 
 class Balance(StrEnum):
-    """How to choose among engines that are all the same to a request."""
+    """How to choose among engines when the request prefers none."""
 
     LEAST = "least"
     TWO_CHOICES = "two_choices"
 
 
 class Affinity(StrEnum):
-    """What a request may prefer an engine for."""
+    """The reasons for which a request may prefer an engine."""
 
     NONE = "none"
     SESSION = "session"
@@ -39,7 +42,7 @@ class Affinity(StrEnum):
 
 
 class Rule(StrEnum):
-    """Why an engine was chosen. Spilled: the one preferred first was too busy, or to be avoided."""
+    """Why an engine was chosen. Spilled: the engine preferred first was too busy, or to be avoided."""
 
     SESSION = "session"
     SESSION_SPILLED = "session_spilled"
@@ -49,7 +52,7 @@ class Rule(StrEnum):
 
 
 class Chooser:
-    """Chooses engines, and counts by which rule."""
+    """Chooses engines, and counts the choices by rule."""
 
     def __init__(self, balance: Balance, affinity: Affinity, draw: Callable[[], int]) -> None:
         """`draw` returns a random whole number, 0 or more, of at least 32 bits."""
@@ -57,7 +60,7 @@ class Chooser:
         self._has_session = affinity in (Affinity.SESSION, Affinity.BOTH)
         self._has_prefix = affinity in (Affinity.PREFIX, Affinity.BOTH)
         self.draw = draw
-        self._turn = 0
+        self._rotation = 0
         self.prefixes = Prefixes()
         self.counts: dict[str, int] = dict.fromkeys((rule.value for rule in Rule), 0)
 
@@ -69,41 +72,41 @@ class Chooser:
         now: float,
         avoid: Collection[C] = (),
     ) -> C | None:
-        """Return the engine for a request; `None` when none of `candidates` but those to `avoid` may be used.
+        """Return the engine for a request; `None` when every usable one of `candidates` is in `avoid`.
 
-        `session` is what the request's header names; `now` is monotonic seconds.
+        `session` is the value of the request's session header; `now` is monotonic seconds.
         """
         engines, busy = usable([item for item in candidates if item not in avoid] if avoid else candidates, now)
         if not engines:
             return None
         preferable, load = engines, busy
-        if avoid:
-            passed = [item for item in candidates if item in avoid and is_peer(item, engines[0])]
-            preferable, load = engines + passed, busy + [inf] * len(passed)
-        if self._has_session:
+        if avoid:  # avoided engines stay visible to rules 1 and 2, so that a choice beside them counts as spilled
+            avoided = [item for item in candidates if item in avoid and is_peer(item, engines[0])]
+            preferable, load = engines + avoided, busy + [inf] * len(avoided)
+        if self._has_session:  # rule 1
             name = session_of(session, facts.body)
             if name is not None:
                 engine, is_home = home(name, preferable, load, bound(busy))
                 self.counts[Rule.SESSION if is_home else Rule.SESSION_SPILLED] += 1
                 return engine
         points = points_of(facts) if self._has_prefix else []
-        rule, found = self._holder(points, preferable, load) if points else (Rule.BALANCED, None)
-        engine = self._balanced(engines, busy) if found is None else found
+        rule, holder = self._holder(points, preferable, load) if points else (Rule.BALANCED, None)  # rule 2
+        engine = self._balanced(engines, busy) if holder is None else holder  # rule 3
         self.counts[rule] += 1
         if points:
             self.prefixes.learn(points, engine.engine_id)
         return engine
 
     def _holder(self, points: Sequence[int], engines: Sequence[C], busy: Sequence[float]) -> tuple[Rule, C | None]:
-        """Return the engine that has the longest beginning, of those not too busy, and what to call that."""
+        """Return the engine within the bound that has the longest beginning, if any, and the rule to count."""
         rule = Rule.BALANCED
         limit = bound(busy)
-        at = {engine.engine_id: index for index, engine in enumerate(engines)}
+        index_of = {engine.engine_id: index for index, engine in enumerate(engines)}
         for point in reversed(points):
-            having = [at[name] for name in self.prefixes.holders(point) if name in at]
-            if not having:
+            holders = [index_of[name] for name in self.prefixes.holders(point) if name in index_of]
+            if not holders:
                 continue
-            best = min(having, key=busy.__getitem__)
+            best = min(holders, key=busy.__getitem__)
             if busy[best] <= limit:
                 return (Rule.PREFIX if rule is Rule.BALANCED else rule), engines[best]
             rule = Rule.PREFIX_SPILLED
@@ -111,6 +114,6 @@ class Chooser:
 
     def _balanced(self, engines: Sequence[C], busy: Sequence[float]) -> C:
         if self._is_least:
-            self._turn += 1
-            return least(engines, busy, self._turn)
+            self._rotation += 1
+            return least(engines, busy, self._rotation)
         return two_choices(engines, busy, self.draw())

@@ -1,17 +1,17 @@
-"""Which traffic class a request belongs to. The server decides; the client may ask.
+"""Which traffic class a request belongs to. The server decides; the client may ask. Pure.
 
-In this order, the first that yields a class of the model:
+The first of these that is a class of the model:
 
-1. what the request asks for (`X-Traffic-Class`, else the body's `metadata.traffic_class`, else `service_tier`),
-   if its API key allows that class (`may_ask`);
+1. the class that the request asks for (`X-Traffic-Class`, else the body's `metadata.traffic_class`, else
+   `service_tier`), if its API key allows that class (`may_ask`);
 2. the class of its API key;
-3. the first match rule of the model's policy that fits;
+3. the class of the first matching rule of the model's policy;
 4. `default`.
 
-A class that the model does not have is never an error: the decision says that it was unknown, so that it can be
-counted, and the next rule is tried. A `service_tier` that is no class is OpenAI's own and is passed over silently; so
-are `auto` and `default`, which OpenAI's clients send without meaning a class.
-Without a policy a model has `default` and the classes that API keys name. Pure.
+A class that the model does not have is never an error: it is counted as unknown, and the next step is tried. A
+`service_tier` that is no class is ignored without being counted, since OpenAI has tiers of its own; so are `auto` and
+`default`, which OpenAI's clients send as a matter of course. A model without a policy has `default` and the classes of
+API keys.
 """
 
 from collections.abc import Collection
@@ -27,14 +27,14 @@ OPENAI_TIERS: Final = frozenset(("auto", "default"))
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """The class of a request, and whether it or its key named one that the model does not have."""
+    """The class of a request, and whether the request or its key named a class that the model does not have."""
 
     traffic_class: str
     has_unknown: bool = False
 
 
 _of = lru_cache(maxsize=256)(Classified)
-"""A model's classes are few, and each is the same value every time."""
+"""A model has few classes, so these values are shared."""
 
 
 def classify(
@@ -54,25 +54,25 @@ def classify(
     if asked is None:
         tier = facts.service_tier
         asked = tier if tier in known and tier not in OPENAI_TIERS else None
-    if asked is not None:
+    if asked is not None:  # 1
         if asked not in known:
             has_unknown = True
         elif key is None or may_ask(key, asked):
             return _of(asked)
-    if key is not None and key.traffic_class is not None:
+    if key is not None and key.traffic_class is not None:  # 2
         if key.traffic_class in known:
             return Classified(key.traffic_class, has_unknown)
         has_unknown = True
-    for rule in rules:
+    for rule in rules:  # 3
         if is_match(rule, facts):
             return Classified(rule.traffic_class, has_unknown)
-    return Classified(DEFAULT_CLASS, has_unknown=True) if has_unknown else _of(DEFAULT_CLASS)
+    return Classified(DEFAULT_CLASS, has_unknown=True) if has_unknown else _of(DEFAULT_CLASS)  # 4
 
 
 def may_ask(key: ApiKey, asked: str) -> bool:
     """Whether requests of `key` may ask for the class `asked`.
 
-    For those that its `allowed_classes` name and its own; without them for its own alone, or for any if it has none.
+    A key allows its own class and its `allowed_classes`. A key with neither allows every class.
     """
     if asked == key.traffic_class:
         return True
@@ -80,7 +80,7 @@ def may_ask(key: ApiKey, asked: str) -> bool:
 
 
 def is_match(rule: MatchRule, facts: RequestFacts) -> bool:
-    """Whether every fact that `rule` names is so. Not said is not "at most": such a request does not match."""
+    """Whether the request has every property that `rule` names. An unstated length is never "at most" a limit."""
     if rule.path is not None and rule.path != facts.path:
         return False
     if rule.stream is not None and rule.stream != facts.stream:

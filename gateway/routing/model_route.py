@@ -1,15 +1,16 @@
-"""Which model serves a request for a name that has a route: a weighted split, then what it falls back to.
+"""Which model serves a request for a name that has a route: a weighted split, then fall-back models. Pure.
 
-Split, of a request that names a session (`gateway.routing.session`): weighted rendezvous hashing. Each target scores
+Split, for a request that names a session (`gateway.routing.session`): weighted rendezvous hashing. Each target scores
 
     -weight / ln((h + 1/2) / 2^53),   h = 53 bits of hash(name, session, target),
 
-and the highest score wins, so each target gets its weight's share of sessions. Every gateway finds the same one without
-memory, a conversation stays with its model, and a change of weights moves only the sessions whose share it moves.
-Without a session each request is drawn by itself.
+and the highest score wins, so each target gets sessions in proportion to its weight. Every gateway computes the same
+target without memory, a conversation stays with its model, and a change of weights moves only as many sessions as the
+shares change. Each request without a session is drawn at random.
 
-Fall-back: the first model of the list that has an engine in good standing, while the chosen one has none; when nobody
-has, the first that has an engine at all, as a verdict on it may be wrong. A session returns when its model does. Pure.
+Fall-back, while the chosen model has no engine in service: the first model of the list that has one. When no model has
+one, the first that has an engine at all, because an ejection may be wrong. A session returns to its model when that is
+back.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class RouteRule(StrEnum):
 def models_for(name: str, route: ModelRoute, session: str | None, draw: Callable[[], int]) -> tuple[str, ...]:
     """Return the models for a request for `name`: the chosen one, then those to fall back to, in order.
 
-    `session` is what the request names; `draw` returns a random whole number of at least `_BITS` bits.
+    `session` is the request's session; `draw` returns a random whole number of at least `_BITS` bits.
     """
     split = route.split
     if not split:
@@ -46,16 +47,16 @@ def models_for(name: str, route: ModelRoute, session: str | None, draw: Callable
 
 
 def models_of(name: str, route: ModelRoute) -> frozenset[str]:
-    """Return every model that a request for `name` may be for."""
-    own = [target.model for target in route.split] or [name]
-    return frozenset((*own, *route.fallback))
+    """Return every model that may serve a request for `name`."""
+    targets = [target.model for target in route.split] or [name]
+    return frozenset((*targets, *route.fallback))
 
 
 def first_serving(models: tuple[str, ...], has_engine: Callable[[str], bool]) -> int:
-    """Return which of `models` is the first that has an engine; 0 when none has."""
-    for at, model in enumerate(models):
+    """Return the index of the first of `models` that has an engine; 0 when none has."""
+    for index, model in enumerate(models):
         if has_engine(model):
-            return at
+            return index
     return 0
 
 
@@ -67,10 +68,10 @@ def _home(name: str, split: tuple[Target, ...], session: str) -> str:
 
 
 def _drawn(split: tuple[Target, ...], draw: int) -> str:
-    left = _unit(draw) * sum(target.weight for target in split)
+    remaining = _unit(draw) * sum(target.weight for target in split)
     for target in split:
-        left -= target.weight
-        if left < 0:
+        remaining -= target.weight
+        if remaining < 0:
             return target.model
     return split[-1].model
 

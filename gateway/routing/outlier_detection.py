@@ -31,37 +31,35 @@ from dataclasses import dataclass, field
 from typing import Final
 
 FAILURES_ALLOWED: Final = 5
-"""Failures in a row, connecting aside, before an ejection: fewer eject an engine for one bad request."""
+"""Failures in a row, other than connecting, before an ejection. Fewer would eject an engine for one bad request."""
 
 SOURCES_MAX: Final = 16
-"""Different requests of a row of failures that are told apart: two would do."""
+"""Different requests that are remembered of a row of failures. Two would do."""
 
 PROBES_ALLOWED: Final = 2
-"""Probes in a row that may time out before an ejection: one may have met a busy moment."""
+"""Probes in a row that may time out before an ejection. One may have met a busy moment."""
 
 EJECTED_MIN_S: Final = 0.5
-"""Seconds of the first ejection: how soon an engine that restarts is tried again."""
+"""Seconds of the first ejection: how soon a restarted engine is tried again."""
 
 EJECTED_MAX_S: Final = 30.0
-"""Seconds of the longest ejection, doubling up to it: how late a restart is noticed, against probes of the dead."""
+"""Seconds of the longest ejection. Longer notices a restart later; shorter sends more probes to dead engines."""
 
 RAMP_S: Final = 10.0
-"""Seconds in which a returning engine's share of load grows to all: cold caches against the others' load."""
+"""Seconds over which a returning engine's share grows to 1. Longer spares its empty cache; shorter spares the others.
+"""
 
 RAMP_FLOOR: Final = 0.1
-"""The share of load (a ratio) with which it begins."""
+"""The share (0..1] of normal load with which an engine returns."""
 
 
 Source = tuple[str, int]
-"""Whose request failed, and a hash of its body."""
+"""The client of a failed request, and a hash of its body."""
 
 
 @dataclass(slots=True)
 class OutlierDetection:
-    """What one engine's recent behaviour has earned it. Times are monotonic seconds.
-
-    `is_suspect`: whether a row of failures is the engine's fault is for a probe to find out.
-    """
+    """The state of one engine by its recent behaviour: see the module. Times are monotonic seconds."""
 
     failures: int = 0
     is_suspect: bool = False
@@ -75,7 +73,7 @@ class OutlierDetection:
     returned_at: float | None = None
 
     def restore(self, now: float) -> None:
-        """A probe found the engine alive: if it was ejected, let it return, slowly."""
+        """The engine answered a probe: if it was ejected, return it to service."""
         if self.is_ejected:
             self.is_ejected = False
             self.returned_at = now
@@ -85,7 +83,7 @@ class OutlierDetection:
         self.probe_timeouts = 0
 
     def begin_answer(self, now: float) -> None:
-        """An answer below 500 has begun well."""
+        """A good answer has begun."""
         if self.is_ejected and now >= self.ejected_until:
             self.restore(now)
         if self.failures:
@@ -93,7 +91,10 @@ class OutlierDetection:
         self.probe_timeouts = 0
 
     def fail(self, now: float, *, is_connect: bool, source: Source | None = None) -> bool:
-        """The engine failed; return whether it is ejected now. Without a `source` the fault is its own."""
+        """A request failed before its answer (1 and 3); return whether the engine is ejected now.
+
+        `source` is `None` when the fault is certainly the engine's.
+        """
         self.failures += 1
         if is_connect:
             self.eject(now)
@@ -107,9 +108,9 @@ class OutlierDetection:
         return self.is_ejected
 
     def time_out(self, now: float, *, is_silent: bool) -> bool:
-        """A first byte did not come in time; return whether the engine is ejected now.
+        """A first byte did not come in time (2 and 3); return whether the engine is ejected now.
 
-        `is_silent`: nor did a byte of any other response since the request went out.
+        `is_silent`: no byte of any other response came either since the request was sent.
         """
         if is_silent:
             self.failures += 1
@@ -118,13 +119,13 @@ class OutlierDetection:
         return self.fail(now, is_connect=False)
 
     def settle(self, now: float, *, is_healthy: bool) -> None:
-        """A probe has found out about a suspected engine."""
+        """A probe of `/health` has ended for an engine under suspicion."""
         self._end_row()
         if not is_healthy:
             self.eject(now)
 
     def fail_stream(self, now: float, source: Source | None = None) -> bool:
-        """An answer that had begun well failed; return whether the engine is ejected now."""
+        """An answer failed after a good beginning (4); return whether the engine is ejected now."""
         self.stream_failures += 1
         _add(self._stream_sources, source)
         is_shared = None in self._stream_sources or len(self._stream_sources) > 1
@@ -133,7 +134,7 @@ class OutlierDetection:
         return self.is_ejected
 
     def complete_stream(self) -> None:
-        """An answer was whole."""
+        """An answer is complete."""
         if self.stream_failures:
             self.stream_failures = 0
             self._stream_sources.clear()
@@ -144,7 +145,7 @@ class OutlierDetection:
         self._sources.clear()
 
     def fail_probe(self, now: float, *, is_connect: bool) -> bool:
-        """A probe could not connect, or got no answer in time; return whether that ejects the engine now."""
+        """A probe could not connect, or got no answer in time (1 and 5); return whether that ejects the engine now."""
         was_ejected = self.is_ejected
         self.probe_timeouts += 1
         if is_connect or was_ejected or self.probe_timeouts >= PROBES_ALLOWED:
@@ -152,17 +153,17 @@ class OutlierDetection:
         return self.is_ejected and not was_ejected
 
     def eject(self, now: float, least_s: float = 0.0) -> None:
-        """Leave the engine alone, at least `least_s`, for a time that doubles while it fails soon after its return."""
+        """Eject the engine for at least `least_s`. The time doubles while the engine fails soon after each return."""
         if self.is_ejected and now < self.ejected_until:
-            return
+            return  # one outage fails many requests at once, and must double the time once
         if self.returned_at is not None and now - self.returned_at > RAMP_S:
-            self.ejections = 0
+            self.ejections = 0  # it served well after its last return
         self.ejected_until = now + max(least_s, min(EJECTED_MAX_S, EJECTED_MIN_S * 2.0 ** min(self.ejections, 10)))
         self.ejections += 1
         self.is_ejected = True
 
     def share(self, now: float) -> float:
-        """Return the share (0..1] of its normal load that the engine should carry."""
+        """Return the share (0..1] of normal load that the engine should carry."""
         if self.returned_at is None:
             return 1.0
         elapsed_s = now - self.returned_at

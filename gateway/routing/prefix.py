@@ -1,17 +1,18 @@
-"""Which engines have the beginning of a prompt in their KV cache, as far as this gateway's own choices tell.
+"""Which engines should have the beginning of a prompt in their KV cache, by this gateway's own choices. Pure.
 
-Points. A prompt's beginnings, each as one hash: after every whole block of `BLOCK_CHARS`, and after every text
-(a message, or a part of one), so that the next turn of a conversation finds exactly what the last turn left. Each
-hash covers all before it, and the model and vLLM's `cache_salt`, which share nothing. Beginnings shorter than
-`LEAST_CHARS` are not worth a preference.
+Points. Each beginning of a prompt is one hash: after every whole block of `BLOCK_CHARS`, and after every text (a
+message, or a part of one), so that the next request of a conversation finds exactly what the last one left. Each hash
+covers everything before it, the model, and vLLM's `cache_salt`, since different models and salts share no cache.
+Beginnings shorter than `LEAST_CHARS` are not worth a preference.
 
-Cost. The first `READ_CHARS` are read in full; a text beyond them counts by its length and its last `TAIL_CHARS`, so
-that a conversation under a long system prompt is still told from another at a fixed cost. At most `TEXTS_MAX` texts
-are looked at. Tools and token ids do not count. What looks equal and is not costs one prefill, never a wrong answer.
+Cost. The first `READ_CHARS` are read in full. A text beyond them counts by its length and its last `TAIL_CHARS`, so
+that conversations under the same long system prompt still differ, at a fixed cost. At most `TEXTS_MAX` texts are read.
+Tools and token ids do not count. Two prompts with equal hashes and different text cost one prefill, never a wrong
+answer.
 
-Memory. At most `PREFIXES_MAX` points, the one that was not the longest match for the longest time goes first; at
-most `HOLDERS_MAX` engines for each, the latest first. Python's own string hash is keyed anew in every process, so
-nobody can make prompts collide, and nothing of a prompt is kept. Pure.
+Memory. At most `PREFIXES_MAX` points; the first to go is the one least recently added or matched as the longest. At
+most `HOLDERS_MAX` engines for each point, the latest first. Python's string hash has a new key in every process, so a
+client cannot make prompts collide, and no text of a prompt is kept.
 """
 
 from collections import OrderedDict
@@ -21,25 +22,25 @@ from typing import Any, Final
 from specpilot.gateway.wire.body import RequestFacts
 
 LEAST_CHARS: Final = 1024
-"""A shorter common beginning is worth no preference: some 250 tokens, some milliseconds of prefill."""
+"""Characters of the shortest beginning that is worth a preference: some 250 tokens, some milliseconds of prefill."""
 
 BLOCK_CHARS: Final = 1024
-"""Characters from one point to the next: fewer find longer common beginnings, for a hash and an entry each."""
+"""Characters between two points. Fewer find longer common beginnings, at a hash and an entry each."""
 
 READ_CHARS: Final = 8192
-"""Characters of a prompt that are read in full: the cost of a choice is bounded by them."""
+"""Characters of a prompt that are read in full. They bound the cost of a choice."""
 
 TAIL_CHARS: Final = 64
-"""Characters at the end of a text beyond that which tell it from others of its length."""
+"""Characters at the end of a longer text that distinguish it from others of the same length."""
 
 TEXTS_MAX: Final = 32
-"""Texts of a prompt (messages, or parts of one) that are looked at."""
+"""Texts of a prompt (messages, or parts of one) that are read."""
 
 PREFIXES_MAX: Final = 65_536
-"""Points that are remembered: some 10 MB, against prompts whose engine is forgotten."""
+"""Points that are remembered, some 10 MB. Fewer forget the engines of more prompts."""
 
 HOLDERS_MAX: Final = 4
-"""Engines that are remembered for a point, the latest first."""
+"""Engines that are remembered for one point, the latest first."""
 
 _ITEMS_MAX: Final = 4 * TEXTS_MAX
 _RESPONSES: Final = "/v1/responses"
@@ -50,18 +51,18 @@ def points_of(facts: RequestFacts) -> list[int]:
     salt = facts.body.get("cache_salt")
     point = hash((facts.model, salt if type(salt) is str else None))
     points: list[int] = []
-    left, chars = READ_CHARS, 0
+    unread, chars = READ_CHARS, 0
     for text in _texts(facts):
         start, size = 0, len(text)
-        while left >= BLOCK_CHARS < size - start:
+        while unread >= BLOCK_CHARS < size - start:
             point = hash((point, text[start : start + BLOCK_CHARS]))
             points.append(point)
             start += BLOCK_CHARS
-            left -= BLOCK_CHARS
+            unread -= BLOCK_CHARS
         rest = size - start
-        if rest <= left:
+        if rest <= unread:
             point = hash((point, text[start:]))
-            left -= rest
+            unread -= rest
         else:
             point = hash((point, size, text[-TAIL_CHARS:]))
         chars += size
@@ -74,22 +75,22 @@ def _texts(facts: RequestFacts) -> list[str]:
     """Return the prompt's first texts, in order."""
     body = facts.body
     prompt = body.get("messages") or body.get("prompt")
-    if prompt is None and facts.path == _RESPONSES:  # elsewhere `input` is nothing that an engine continues
+    if prompt is None and facts.path == _RESPONSES:  # on other routes, engines generate nothing after `input`
         prompt = body.get("input")
-    found: list[str] = []
-    left = [prompt, body.get("instructions"), body.get("system")]
+    texts: list[str] = []
+    stack = [prompt, body.get("instructions"), body.get("system")]
     for _ in range(_ITEMS_MAX):
-        if not left or len(found) == TEXTS_MAX:
+        if not stack or len(texts) == TEXTS_MAX:
             break
-        item = left.pop()
+        item = stack.pop()
         if type(item) is str:
-            found.append(item)
+            texts.append(item)
         elif type(item) is dict:
             content = item.get("content")
-            left.append(_part(item) if content is None else content)
+            stack.append(_part(item) if content is None else content)
         elif type(item) is list:
-            left += item[_ITEMS_MAX::-1]
-    return found
+            stack += item[_ITEMS_MAX::-1]  # reversed, so that the first is popped first
+    return texts
 
 
 def _part(item: Mapping[str, Any]) -> Any:
@@ -97,15 +98,15 @@ def _part(item: Mapping[str, Any]) -> Any:
 
 
 class Prefixes:
-    """What was sent where: the bounded memory of one gateway."""
+    """The engines of each point: the bounded memory of one gateway."""
 
     def __init__(self, limit: int = PREFIXES_MAX) -> None:
-        """`limit` is the largest number of points kept."""
+        """`limit` is the largest number of points."""
         self._limit = limit
         self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of points kept."""
+        """Return the number of points."""
         return len(self._holders)
 
     def holders(self, point: int) -> tuple[str, ...]:
@@ -113,9 +114,9 @@ class Prefixes:
         return self._holders.get(point, ())
 
     def learn(self, points: Sequence[int], engine_id: str) -> None:
-        """A prompt with `points` goes to `engine_id`.
+        """Remember that a prompt with `points` goes to `engine_id`.
 
-        What the engine was sent before ends the walk: it has everything shorter too.
+        Stops at the first point, from the longest, that the engine has already: it then has all shorter ones too.
         """
         known = self._holders
         alone = (engine_id,)

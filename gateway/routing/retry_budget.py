@@ -1,8 +1,7 @@
-"""How many requests may be tried a second time. Pure: `now` is monotonic seconds.
+"""How many requests may be retried. Pure: `now` is monotonic seconds.
 
-Retries spend from a budget: a share of the requests plus a small floor, so that retries cannot double the load of
-a fleet that fails. What the requests of `SAVED_S` earned can be saved up, because an engine that dies fails at once all
-that has gathered on it.
+Retries spend from a budget that requests earn, plus a small floor, so that retries cannot double the load of a failing
+fleet. The earnings of the last `SAVED_S` can be saved up, because an engine that dies fails all its requests at once.
 """
 
 import math
@@ -13,9 +12,10 @@ SAVED_S: Final = 60.0
 
 
 class RetryBudget:
-    """Retries allowed: `ratio` of the requests, and `floor_per_s` a second besides.
+    """Allows `ratio` retries per request, and `floor_per_s` a second besides.
 
-    Saved up are at most `burst`, and `ratio` of the requests of the last `SAVED_S` (counted with exponential decay).
+    The balance is at most `burst` plus `ratio` times the requests of the last `SAVED_S`, counted with exponential
+    decay.
     """
 
     def __init__(self, ratio: float = 0.1, floor_per_s: float = 1.0, burst: float = 10.0) -> None:
@@ -34,19 +34,19 @@ class RetryBudget:
         self._balance += self._ratio
 
     def allows(self, now: float) -> bool:
-        """Whether there is a retry left to `spend`."""
+        """Whether there is a retry to `spend`."""
         self._settle(now)
         return self._balance >= 1.0
 
     def spend(self, now: float) -> bool:
-        """Take one retry out; `False` when there is none left."""
+        """Spend one retry; return `False` when there is none."""
         if not self.allows(now):
             return False
         self._balance -= 1.0
         return True
 
     def _settle(self, now: float) -> None:
-        """Let the time since the last call count: the floor earns, and requests are forgotten."""
+        """Bring the balance up to `now`: add the floor, and let old requests decay."""
         elapsed_s = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now
         self._recent *= math.exp(-elapsed_s / SAVED_S)

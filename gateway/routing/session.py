@@ -1,13 +1,14 @@
-"""Which engine is a session's home: the same in every gateway, without memory and without talking.
+"""Which engine is a session's home: the same one in every gateway, without memory or communication. Pure.
 
-Rendezvous hashing with bounded loads. Each engine scores `hash(session) * hash(engine) mod 2^64`, both hashes 64
-bits of BLAKE2b and odd; the highest score among the usable engines is the home. So an engine that joins takes only
-the sessions that are now its own, and one that leaves gives up only its own. A home that is busier than
-`gateway.routing.balance.bound` passes the request on to the next score within the bound: again the same engine in every
-gateway that sees the same load. The least busy engine is always within the bound, so there is always an answer.
+Rendezvous hashing with bounded loads. Each engine scores `hash(session) * hash(engine) mod 2^64`, where both hashes are
+64 bits of BLAKE2b, made odd. The usable engine of the highest score is the home. So an engine that joins takes only the
+sessions whose home it becomes, and one that leaves gives up only its own. When the home is busier than
+`gateway.routing.balance.bound`, the request goes to the next highest score within the bound, which is the same engine
+in every gateway that sees the same load. The least busy engine is always within the bound, so there is always an
+answer.
 
-A session is named by the header `x-session-id`, else by the body: `prompt_cache_key`, `metadata.session_id`,
-`metadata.user_id` (Anthropic's), `user`. From what was meant for this to what merely tends to go together. Pure.
+The name of a session is the header `x-session-id`, else, in the body, `prompt_cache_key`, `metadata.session_id`,
+`metadata.user_id` (Anthropic's), `user`: the field that was made for this first, the broadest last.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,26 +26,26 @@ def hash_of(name: str) -> int:
 
 
 def session_of(header: str | None, body: Mapping[str, Any]) -> str | None:
-    """Return the name of the session that a request belongs to; `None` when it names none."""
+    """Return the name of a request's session; `None` when it names none."""
     if header:
         return header
-    found = body.get("prompt_cache_key")
-    if found and type(found) is str:
-        return found
+    session = body.get("prompt_cache_key")
+    if session and type(session) is str:
+        return session
     metadata = body.get("metadata")
     if type(metadata) is dict:
         for name in ("session_id", "user_id"):
-            found = metadata.get(name)
-            if found and type(found) is str:
-                return found
-    found = body.get("user")
-    return found if found and type(found) is str else None
+            session = metadata.get(name)
+            if session and type(session) is str:
+                return session
+    session = body.get("user")
+    return session if session and type(session) is str else None
 
 
 def home(session: str, engines: Sequence[C], busy: Sequence[float], limit: float) -> tuple[C, bool]:
-    """Return the engine for `session`, and whether it is the home rather than the next one after it.
+    """Return the engine for `session`, and whether it is the home rather than a later choice.
 
-    `engines` must not be empty; at least one of them must be at most as busy as `limit`.
+    `engines` must not be empty, and at least one of them must be at most as busy as `limit`.
     """
     key = hash_of(session)
     chosen: C | None = None
