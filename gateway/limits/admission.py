@@ -1,14 +1,21 @@
-"""Whether a request may go to an engine now, and who waits meanwhile.
+"""Whether a request may go to an engine now, or has to wait. Pure: `now` is monotonic seconds.
 
-An engine is full when this gateway has `engine_capacity` requests under way on it; other replicas' are not seen. A
-model is full when each of its engines not ejected is (all that take requests, when none is not ejected: see
-`gateway.routing.balance`). Then a request waits in the line of its model and class, at most `queue_limit` in each. A
-place that falls free goes to the next of the model by `gateway.limits.fair_queue`; models that share engines take
-turns. Nobody passes those who wait: a newcomer goes on only when no request of its model waits.
+| state of a model | condition | a new request |
+|---|---|---|
+| open | an engine in service has fewer than `engine_capacity` requests, and none waits | is sent |
+| full | all engines in service have `engine_capacity` requests | joins the line of its model and class |
+| draining its lines | there is room, and requests wait | the waiting ones go first |
 
-Whoever frees a place calls `serve`; so does the sweep, for places that appear in any other way (an engine joined, came
-back, stopped draining). A retry does not wait again, so it may go beyond the capacity. Pure: `now` is monotonic
-seconds; the engines come from `engines_of`.
+The engines in service are those that neither drain nor are ejected; when all others are ejected, those that do not
+drain (see `gateway.routing.balance`). Without any of these a model is open, and the request fails at once. Only
+requests of this gateway count; other replicas' requests are unknown.
+
+Each line holds at most `queue_limit` requests. Free room goes to the next request of the model by
+`gateway.limits.fair_queue`; models that share engines are served in rotation. No new request overtakes a waiting one of
+its model.
+
+The relay calls `serve` when a request ends. The sweep calls it too, for room that appears in another way: an engine
+joined, returned, or stopped draining. A retry does not wait again, so it may exceed the capacity.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,23 +27,23 @@ from specpilot.gateway.routing.balance import Candidate
 from specpilot.gateway.wire.errors import GatewayError, QueueFullError
 
 RETRY_AFTER_MIN_S: Final = 1.0
-"""Least seconds that a refused request is told to wait; `Retry-After` has whole ones."""
+"""The least `Retry-After` of a rejected request, in seconds; the header has whole seconds."""
 
 
 class Bounded(Candidate, Protocol):
-    """An engine, as far as its room goes."""
+    """An engine with a bounded number of requests."""
 
     outstanding_requests: int
 
 
 class Waiter(Protocol):
-    """Who waits."""
+    """A request that waits."""
 
     def proceed(self, now: float) -> None:
-        """There is a place: take it at once."""
+        """There is room: send the request at once."""
 
     def end_with(self, error: GatewayError) -> None:
-        """End with `error`."""
+        """End the request with `error`."""
 
 
 B = TypeVar("B", bound=Bounded)
@@ -44,7 +51,7 @@ B = TypeVar("B", bound=Bounded)
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One place in a line. `since` is monotonic seconds."""
+    """A request's place in a line. `since` is the monotonic second in which it began to wait."""
 
     waiter: Waiter
     model: str
@@ -53,17 +60,18 @@ class Place:
 
 
 def without_room(engines: Sequence[B], capacity: int) -> tuple[B, ...] | None:
-    """Return those of `engines` that are full, which is usually none; `None` when a request has to wait for one."""
+    """Return the full ones of `engines`, usually none; `None` when all usable engines are full."""
     full = [engine for engine in engines if engine.outstanding_requests >= capacity]
     if not full:
         return ()
-    taking = [engine for engine in engines if not engine.is_draining]
-    usable = [engine for engine in taking if not engine.outlier_detection.is_ejected] or taking
+    undrained = [engine for engine in engines if not engine.is_draining]
+    usable = [engine for engine in undrained if not engine.outlier_detection.is_ejected] or undrained
+    # Without a usable engine nothing waits: the request fails at once with the error for that.
     return None if usable and all(engine.outstanding_requests >= capacity for engine in usable) else tuple(full)
 
 
 class Admission(Generic[B]):
-    """The places of all models, and the lines for them."""
+    """The lines of waiting requests, by model and class."""
 
     def __init__(self, engine_capacity: int, queue_limit: int, engines_of: Callable[[str], Sequence[B]]) -> None:
         """`queue_limit` is per model and class."""
@@ -73,7 +81,7 @@ class Admission(Generic[B]):
         self._queues: dict[str, FairQueue[Place]] = {}
 
     def is_open(self, model: str, now: float) -> bool:
-        """Whether a newcomer may go to an engine of `model` now."""
+        """Whether a new request may go to an engine of `model` now."""
         if self._queues:
             self.serve(now)
             if model in self._queues:
@@ -81,11 +89,11 @@ class Admission(Generic[B]):
         return without_room(self._engines_of(model), self._capacity) is not None
 
     def full_engines(self, model: str) -> tuple[B, ...]:
-        """Return the engines of `model` to pass over for want of room."""
+        """Return the engines of `model` without room."""
         return without_room(self._engines_of(model), self._capacity) or ()
 
     def join(self, place: Place, weight: float, priority: int) -> None:
-        """Let `place` wait, by its class's weight and priority. Raises `QueueFullError`."""
+        """Add `place` to its line, by its class's weight and priority. Raises `QueueFullError`."""
         model, name = place.model, place.traffic_class
         queue = self._queues.get(model)
         if (0 if queue is None else queue.length(name)) >= self._limit:
@@ -99,7 +107,7 @@ class Admission(Generic[B]):
         queue.put(place, name, weight, priority)
 
     def leave(self, place: Place) -> None:
-        """`place` is given up."""
+        """Remove `place`: its request has ended."""
         queue = self._queues.get(place.model)
         if queue is not None:
             queue.drop(place, place.traffic_class)
@@ -107,30 +115,31 @@ class Admission(Generic[B]):
                 del self._queues[place.model]
 
     def serve(self, now: float) -> None:
-        """Let those go on for whom there is room."""
+        """Send waiting requests while there is room."""
         if not self._queues:
             return
         has_moved = True
-        while has_moved:
+        while has_moved:  # one request of each model per round, since models may share engines
             has_moved = False
             for model in [*self._queues]:
                 if without_room(self._engines_of(model), self._capacity) is None:
                     continue
+                # `proceed` below may call `leave` and `serve`, so the queue is out of the way until it is consistent.
                 queue = self._queues.pop(model, None)
                 place = None if queue is None else queue.take()
                 if queue is None or place is None:
                     continue
                 if len(queue):
-                    self._queues[model] = queue  # at the end: models take turns
+                    self._queues[model] = queue  # at the end: rotation
                 has_moved = True
                 place.waiter.proceed(now)
 
     def wait_s(self, model: str, traffic_class: str, now: float) -> float:
-        """Return how long a request may have to wait: as long as the first of its line has until now, 1 s at least."""
+        """Return the expected wait in seconds: how long the first of the line has waited by now, at least 1 s."""
         queue = self._queues.get(model)
         first = None if queue is None else queue.first(traffic_class)
         return RETRY_AFTER_MIN_S if first is None else max(RETRY_AFTER_MIN_S, now - first.since)
 
     def waiting(self) -> list[Waiter]:
-        """Return everybody who waits."""
+        """Return every request that waits."""
         return [place.waiter for queue in self._queues.values() for place in queue]

@@ -1,13 +1,14 @@
-"""Who is next: a queue that many classes share by weight, first come first served within each.
+"""A queue that many classes share by weight, first come first served within each class. Pure.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996), every item costing one. A class that begins to wait gets the
-start tag max(V, F), where V is the start tag of the item last taken and F the class's finish tag; the class with the
-smallest start tag goes next, and then F = start + 1 / weight is its next start. So of two classes that wait the whole
-time, the numbers taken, each divided by its weight, differ by at most 1/w_i + 1/w_j: one item of each. A class that
-comes back has saved nothing up and owes nothing. Equal tags go to the class that began to wait first.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996), where every item costs 1. A class that begins to wait gets the
+start tag max(V, F), where V is the start tag of the item taken last and F the class's finish tag. The class with the
+smallest start tag is served next, and F = start + 1 / weight becomes its next start tag. So for two classes that wait
+the whole time, the numbers of items taken, each divided by its weight, differ by at most 1/w_i + 1/w_j: one item of
+each. A class that returns has no credit and no debt. Equal tags go to the class that began to wait first.
 
-Priorities are strict: while a class of a higher one waits, no lower one is taken. Fairness holds within a priority,
-with a V of its own. When nobody waits any more everything is forgotten. `take` is O(classes), the rest O(1). Pure.
+Priorities are strict: while a class of a higher priority waits, no lower one is served. Fairness holds within a
+priority, which has a V of its own. When the queue is empty, all tags are forgotten. `take` is O(classes), the rest
+O(1).
 """
 
 from collections import OrderedDict
@@ -35,7 +36,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
-        self._virtual: dict[int, float] = {}
+        self._virtual: dict[int, float] = {}  # V by priority
         self._size = 0
 
     def __len__(self) -> int:
@@ -46,7 +47,7 @@ class FairQueue(Generic[T]):
             yield from line.items
 
     def length(self, name: str) -> int:
-        """Return how many items of class `name` wait."""
+        """Return the number of items of class `name`."""
         line = self._lines.get(name)
         return 0 if line is None else len(line.items)
 
@@ -56,7 +57,7 @@ class FairQueue(Generic[T]):
         return None if line is None else next(iter(line.items), None)
 
     def put(self, item: T, name: str, weight: float, priority: int) -> None:
-        """Let `item` wait at the end of class `name`. `weight` (above 0) and `priority` hold for the whole class."""
+        """Append `item` to class `name`. `weight` (above 0) and `priority` hold for the whole class."""
         line = self._lines.get(name)
         if line is None:
             line = self._lines[name] = _Line()
@@ -67,7 +68,7 @@ class FairQueue(Generic[T]):
         self._size += 1
 
     def take(self) -> T | None:
-        """Return the next item and let it go; `None` when nobody waits."""
+        """Remove and return the next item; `None` when the queue is empty."""
         best: _Line[T] | None = None
         for line in self._lines.values():
             if line.items and (best is None or (-line.priority, line.start) < (-best.priority, best.start)):
@@ -77,17 +78,17 @@ class FairQueue(Generic[T]):
         item, _ = best.items.popitem(last=False)
         self._virtual[best.priority] = best.start
         best.start = best.finish = best.start + 1.0 / best.weight
-        self._less()
+        self._count_removal()
         return item
 
     def drop(self, item: T, name: str) -> None:
-        """`item` of class `name` waits no longer. Does nothing when it was taken before."""
+        """Remove `item` of class `name`, if it still waits."""
         line = self._lines.get(name)
         if line is not None and item in line.items:
             del line.items[item]
-            self._less()
+            self._count_removal()
 
-    def _less(self) -> None:
+    def _count_removal(self) -> None:
         self._size -= 1
         if not self._size:
             self._lines.clear()

@@ -47,23 +47,24 @@ from typing import Final
 from specpilot.policy.types import ApiKey, GatewayUsage
 
 DEMAND_S: Final = 5.0
-"""Seconds over which demand is averaged: less follows bursts, and moves shares more often."""
+"""Seconds over which demand is averaged. Fewer follow bursts, and move shares more often."""
 
 DEMAND_MAX: Final = 2.0
-"""The most that one replica may state, in limits per minute: what a flood at one replica can take from the others."""
+"""The largest demand that one replica publishes, in limits per minute. It bounds the effect of a flood at one replica.
+"""
 
 PRIOR: Final = 0.02
-"""Demand that every replica counts with: what one that was not asked yet has of a limit, taken from those that were."""
+"""Demand that is added for every replica: the part of a limit that a replica without requests keeps."""
 
 PLACE_RETRY_S: Final = 1.0
-"""Seconds that a client is told to wait for a place: nobody knows when a request ends, and places move every second."""
+"""`Retry-After` for a place, in seconds. The end of a request cannot be predicted, and places move every second."""
 
 IDLE_DEMAND: Final = 0.00001
-"""Below this a demand is not stated: the last request was then a minute ago, and its bucket is full."""
+"""A demand below this is not published. The last request was then a minute ago, and its bucket is full."""
 
 MINUTE_S: Final = 60.0
 CLIENT_LEFT: Final = 499
-"""The status of a request whose client left before its response was whole."""
+"""The status of a request whose client left before the end of the response."""
 _ERROR_STATUS: Final = 400
 CONCURRENT: Final = "concurrent_requests"
 
@@ -81,7 +82,7 @@ class Bucket:
 
     @property
     def remaining(self) -> int:
-        """What would pass here now, in whole units."""
+        """The whole units that would pass here now."""
         return max(0, int(self.held))
 
     @property
@@ -90,18 +91,18 @@ class Bucket:
         return (self.capacity - self.held) * MINUTE_S / self.capacity
 
     def fill(self, now: float) -> None:
-        """Bring what it holds up to `now`."""
-        if now > self._at:  # a request that waited behind another on its connection came earlier
+        """Add the inflow up to `now`."""
+        if now > self._at:  # a request that was pipelined behind another has an earlier time
             self.held += (now - self._at) * self.capacity / MINUTE_S
             self._at = now
         self.held = min(self.capacity, self.held)
 
     def wait_s(self, cost: float) -> float:
-        """Return in how many seconds a request of `cost` would pass; 0: now."""
+        """Return the seconds until a request of `cost` would pass; 0: now."""
         return max(0.0, min(cost, self.capacity) - self.held) * MINUTE_S / self.capacity
 
     def resize(self, limit: int, share: float) -> None:
-        """Hold at most `share` of `limit` from now on."""
+        """Change the capacity to `share` of `limit`."""
         self.limit = limit
         self.capacity = limit * share
         self.held = min(self.held, self.capacity)
@@ -109,7 +110,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Why a request may not pass: the limit on `requests` or `tokens`, or on those `CONCURRENT`; and when it would."""
+    """Why a request does not pass: the limit on `requests`, on `tokens` or on `CONCURRENT`; and when it would pass."""
 
     kind: str
     limit: int
@@ -117,20 +118,20 @@ class Denied:
 
     @property
     def message(self) -> str:
-        """What the client is told."""
+        """The message for the client."""
         if self.kind == CONCURRENT:
-            said = f"{self.limit} requests of this API key may be under way at once"
-            return f"{said}; wait for the end of one, or try again later"
+            limit = f"{self.limit} requests of this API key may be under way at once"
+            return f"{limit}; wait for the end of one, or try again later"
         return f"rate limit reached: {self.limit} {self.kind} per minute for this API key; try again later"
 
 
 class Meter:
-    """What one key has asked for here."""
+    """The buckets, places and demand of one key at this replica."""
 
     __slots__ = ("_at", "_concurrent", "_demand", "lasting_share", "requests", "share", "tokens", "unsettled")
 
     def __init__(self, key: ApiKey, share: float, now: float, demand: float = 0.0, unsettled: int = 0) -> None:
-        """`unsettled` is how many requests were let pass and are not over."""
+        """`unsettled` is the number of requests that have passed and not ended."""
         self.share = self.lasting_share = share
         self.requests = None if key.requests_per_minute is None else Bucket(key.requests_per_minute, share, now)
         self.tokens = None if key.tokens_per_minute is None else Bucket(key.tokens_per_minute, share, now)
@@ -140,39 +141,40 @@ class Meter:
         self.unsettled = unsettled
 
     def begin_during_use(self, tokens: float) -> None:
-        """Begin with little: others use the key now. `tokens` is what the first request is worth."""
+        """Begin with a small content, as other replicas use the key now. `tokens` is the cost of the first request."""
         for bucket, cost in ((self.requests, 1.0), (self.tokens, tokens)):
             if bucket is not None:
                 bucket.held = min(bucket.held, max(bucket.limit * PRIOR, cost))
 
     def states(self, key: ApiKey) -> bool:
-        """Whether the limits are those that `key` has now."""
+        """Whether the limits are still those of `key`."""
         requests = None if self.requests is None else self.requests.limit
         tokens = None if self.tokens is None else self.tokens.limit
         limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent_requests)
         return (requests, tokens, self._concurrent) == limits
 
     def admit(self, tokens: float, now: float) -> Denied | None:
-        """Let a request of an estimated number of `tokens` pass, or say why not."""
-        asked, wait_s, tight, kind = 0.0, 0.0, None, ""
+        """Charge a request of an estimated number of `tokens`, or return why it does not pass."""
+        cost, wait_s, tightest, kind = 0.0, 0.0, None, ""  # `cost` is in limits
         if self.requests is not None:
             self.requests.fill(now)
-            asked, wait_s = 1.0 / self.requests.limit, self.requests.wait_s(1.0)
-            tight, kind = self.requests, "requests"
+            cost, wait_s = 1.0 / self.requests.limit, self.requests.wait_s(1.0)
+            tightest, kind = self.requests, "requests"
         if self.tokens is not None:
             self.tokens.fill(now)
-            asked = max(asked, tokens / self.tokens.limit)
-            found_s = self.tokens.wait_s(tokens)
-            if tight is None or found_s > wait_s:
-                wait_s, tight, kind = found_s, self.tokens, "tokens"
-        self._demand = min(DEMAND_MAX, self.demand(now) + asked * MINUTE_S / DEMAND_S)
+            cost = max(cost, tokens / self.tokens.limit)
+            tokens_wait_s = self.tokens.wait_s(tokens)
+            if tightest is None or tokens_wait_s > wait_s:
+                wait_s, tightest, kind = tokens_wait_s, self.tokens, "tokens"
+        # Before the decision: rejected requests are demand too.
+        self._demand = min(DEMAND_MAX, self.demand(now) + cost * MINUTE_S / DEMAND_S)
         limit = self._concurrent
         if limit is not None:
             self._demand = max(self._demand, min(DEMAND_MAX, (self.unsettled + 1) / limit))
             if self.unsettled >= max(1, round(self.lasting_share * limit)):
                 return Denied(CONCURRENT, limit, PLACE_RETRY_S)
-        if tight is not None and wait_s > 0:
-            return Denied(kind, tight.limit, wait_s)
+        if tightest is not None and wait_s > 0:
+            return Denied(kind, tightest.limit, wait_s)
         if self.requests is not None:
             self.requests.held -= 1.0
         if self.tokens is not None:
@@ -181,15 +183,15 @@ class Meter:
         return None
 
     def settle(self, estimated_tokens: float, used_tokens: float, now: float) -> None:
-        """A request that was let pass as `estimated_tokens` is over and used `used_tokens`."""
+        """A request that passed with `estimated_tokens` has ended and used `used_tokens`."""
         self.unsettled -= 1
         bucket = self.tokens
         if bucket is not None:
-            bucket.fill(now)  # first, or what had no room in the bucket would pay for the request
+            bucket.fill(now)  # first: inflow above the capacity must be lost, not pay for this request
             bucket.held = min(bucket.capacity, bucket.held + estimated_tokens - used_tokens)
 
     def demand(self, now: float) -> float:
-        """Bring the demand up to `now` and return it: limits asked for per minute."""
+        """Return the demand at `now`, in limits per minute."""
         if now > self._at:
             self._demand *= exp((self._at - now) / DEMAND_S)
             self._at = now
@@ -198,7 +200,7 @@ class Meter:
         return self._demand
 
     def take_share(self, share: float, now: float) -> None:
-        """Hold `share` of the limits from now on."""
+        """Change this replica's share of the limits."""
         self.share = share
         for bucket in (self.requests, self.tokens):
             if bucket is not None:
@@ -206,7 +208,7 @@ class Meter:
                 bucket.resize(bucket.limit, share)
 
     def is_idle(self, now: float) -> bool:
-        """Whether forgetting it changes nothing: no request can still owe something."""
+        """Whether the meter can be forgotten without effect: no request is under way and every bucket is full."""
         if self.unsettled:
             return False
         for bucket in (self.requests, self.tokens):
@@ -219,7 +221,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """This replica's share (0..1] of each key's limits; `other` of those that nobody uses."""
+    """This replica's share (0..1] of each key's limits; `other` for keys without demand."""
 
     by_key: Mapping[str, float] = field(default_factory=dict)
     other: float = 1.0
@@ -230,7 +232,7 @@ class Shares:
 
 
 def divide(gateway_id: str, statements: Sequence[GatewayUsage]) -> Shares:
-    """Return the shares of replica `gateway_id`, whose own statement is among `statements`."""
+    """Return the shares of replica `gateway_id`, whose own demand is among `statements`."""
     own: Mapping[str, float] = {}
     total: dict[str, float] = {}
     for statement in statements:
@@ -246,10 +248,11 @@ def divide(gateway_id: str, statements: Sequence[GatewayUsage]) -> Shares:
 
 
 def used_tokens(estimate: int, prompt: int, said: int | None, sent: int, status: int) -> int:
-    """Return how many tokens a request that was sent to an engine counts for, now that it is over.
+    """Return the tokens to charge for a request that was sent to an engine and has ended.
 
-    `said` is what the response stated; nothing counts where the answer was an error. The `estimate`, of which `prompt`
-    is for the prompt, stands where the response did not say, unless more was `sent` than it has for the output.
+    `said` is the usage in the response, `None` without one. Then the charge is the `estimate` (of which `prompt` is for
+    the prompt), or more when the output `sent` exceeds its part of the estimate. A response with an error status is not
+    charged.
     """
     if status >= _ERROR_STATUS and status != CLIENT_LEFT:
         return 0
@@ -257,49 +260,49 @@ def used_tokens(estimate: int, prompt: int, said: int | None, sent: int, status:
 
 
 class Rates:
-    """The meters of every key that has limits and was used of late."""
+    """The meters of every key that has limits and was used recently."""
 
     def __init__(self) -> None:
         self._meters: dict[str, Meter] = {}
         self._shares = Shares()
 
     def meter(self, key: ApiKey, tokens: float, now: float) -> Meter:
-        """Return the meter of `key`, of which a request of `tokens` wants something. Keys of one `key_id` share it."""
-        found = self._meters.get(key.key_id)
-        if found is None:
-            found = self._meters[key.key_id] = Meter(key, self._shares.of(key.key_id), now)
+        """Return the meter of `key`, which keys of one `key_id` share. `tokens` is the cost of the current request."""
+        meter = self._meters.get(key.key_id)
+        if meter is None:
+            meter = self._meters[key.key_id] = Meter(key, self._shares.of(key.key_id), now)
             if key.key_id in self._shares.by_key:
-                found.begin_during_use(tokens)
-        elif not found.states(key):
-            found = self._meters[key.key_id] = _moved(found, key, now)
-        return found
+                meter.begin_during_use(tokens)
+        elif not meter.states(key):
+            meter = self._meters[key.key_id] = _with_new_limits(meter, key, now)
+        return meter
 
     def settle(self, key_id: str, estimate: float, used: float, now: float) -> None:
-        """Correct the charge of a request that is over, by the limits that hold now."""
-        found = self._meters.get(key_id)
-        if found is not None:
-            found.settle(estimate, used, now)
+        """Correct the charge of a request that has ended, by the limits in force now."""
+        meter = self._meters.get(key_id)
+        if meter is not None:
+            meter.settle(estimate, used, now)
 
     def adopt(self, shares: Shares, now: float) -> None:
-        """Hold `shares` from now on."""
+        """Apply new `shares`."""
         self._shares = shares
         for key_id, meter in self._meters.items():
             share = shares.of(key_id)
-            meter.lasting_share = min(share, meter.share)
+            meter.lasting_share = min(share, meter.share)  # for places: grows one exchange later
             if share != meter.share:
                 meter.take_share(share, now)
 
     def demands(self, now: float) -> dict[str, float]:
-        """Return what to state of the demand of each key; forget the keys that are idle everywhere."""
+        """Return the demand to publish for each key, and forget the keys that are idle at every replica."""
         used = self._shares.by_key
         for key_id in [key_id for key_id, meter in self._meters.items() if key_id not in used and meter.is_idle(now)]:
             del self._meters[key_id]
-        found = {key_id: meter.demand(now) for key_id, meter in self._meters.items()}
-        return {key_id: demand for key_id, demand in found.items() if demand >= IDLE_DEMAND}
+        demands = {key_id: meter.demand(now) for key_id, meter in self._meters.items()}
+        return {key_id: demand for key_id, demand in demands.items() if demand >= IDLE_DEMAND}
 
 
-def _moved(old: Meter, key: ApiKey, now: float) -> Meter:
-    """Return the meter of a key whose limits were changed: what it holds stays, as far as it fits."""
+def _with_new_limits(old: Meter, key: ApiKey, now: float) -> Meter:
+    """Return the meter for changed limits. It keeps the content of the old buckets, up to the new capacity."""
     new = Meter(key, old.share, now, old.demand(now), old.unsettled)
     new.lasting_share = old.lasting_share
     for before, after in ((old.requests, new.requests), (old.tokens, new.tokens)):

@@ -1,30 +1,46 @@
 """When an engine is ejected, for how long, and how it returns. Pure: `now` is monotonic seconds.
 
-A failure to connect ejects at once, and so does a time-out before the first byte of an engine from which nothing at all
-came since that request went out, for the longest time: its server may answer probes while its model hangs, and what
-waits there would wait for the longest of time-outs. Other failures before an answer (closed, 5xx, 401 and 403, time-out
-before the first byte, an error event as the first of a stream) eject after `FAILURES_ALLOWED` in a row, where they may
-be the engine's: see below. Each further
-ejection doubles the time, up to `EJECTED_MAX_S`. The beginning of a good answer clears the count: a 4xx is the client's
-fault. A connection clears nothing, and neither does a head: the kernel still accepts for an engine that hangs, and a
-server whose engine hangs may still send the head of a stream. Failures within answers (an error event, broken off) are
-counted apart, as each has a good beginning; they eject after as many in a row, which a whole answer ends.
+| state | condition | next state |
+|---|---|---|
+| in service | not `is_ejected` | ejected, by one of the causes below; suspected, by failures of one client |
+| suspected | `is_suspect`, in service | in service, by a good answer or probe; ejected, by a bad probe of `/health` |
+| ejected | `is_ejected` | from `ejected_until` on: returning, by a good probe or answer; ejected again, by failures |
+| returning | `returned_at` under `RAMP_S` ago | in service, by time; ejected as from service, for a longer time |
 
-A failure may be the request's own fault: vLLM answers 500 to some grammars. So one client, or one body, ejects nobody:
+An ejected engine still gets requests when its model has no other engine.
 
-| a row of failures is of | then |
+Causes of an ejection:
+
+1. A failed connection, of a request or a probe: one.
+2. A time-out before the first byte, when no byte of any response came from the engine since that request was sent: one,
+   and for `EJECTED_MAX_S`. The engine's server may still answer probes while its model hangs, and other requests there
+   would wait for the whole time-out.
+3. Other failures before an answer (closed, 5xx, 401 and 403, a time-out before the first byte, an error event as the
+   first of a stream): `FAILURES_ALLOWED` in a row, if they may be the engine's fault (see below).
+4. Failures within answers (an error event, broken off): `FAILURES_ALLOWED` in a row, of several clients or several
+   bodies. They have a count of their own, because each of them has a good beginning; a whole answer resets it.
+5. Probes without an answer in time: `PROBES_ALLOWED` in a row.
+
+Each further ejection lasts twice as long, up to `EJECTED_MAX_S`.
+
+The beginning of a good answer resets the failures of 3; a 4xx is good, as the client is at fault. A connection resets
+nothing, since the kernel accepts connections for a hung process. Neither does a head, since a server may send the head
+of a stream while its model hangs.
+
+A failure may be the request's own fault: vLLM answers 500 to some grammars. So one client, or one body, ejects no
+engine:
+
+| a row of failures of 3 comes from | effect |
 |---|---|
-| a request that another engine of the model answered; refused credentials: `source` is `None` | ejected |
+| a request that another engine answered, or rejected credentials (`source` is `None`) | ejected |
 | several clients | ejected |
-| one client, several bodies | the engine is suspected: a probe of its `/health` decides (`settle`) |
-| one client, one body | nothing; the next different failure decides |
+| one client, several bodies | suspected: a probe of `/health` decides (`settle`) |
+| one client, one body | none; the next different failure decides |
 
-A request that fails at two engines counts at neither: whoever relays it does not report it. Of failures within answers,
-which are not tried elsewhere, several clients or several bodies eject.
+A request that fails at two engines counts at neither: the relay does not report it.
 
-An ejection ends by a background probe, which tries the engine when its time is over, or by the first answer that begins
-after that: what begins earlier was asked before the ejection, and may fail as what came before it. A probe that finds
-nobody listening ejects at once; `PROBES_ALLOWED` probes in a row without an answer in time eject too.
+An ejection ends by a background probe after its time, or by the first answer that begins after its time. An answer that
+begins earlier was requested before the ejection, and may yet fail like the ones before it.
 """
 
 from dataclasses import dataclass, field
@@ -46,8 +62,7 @@ EJECTED_MAX_S: Final = 30.0
 """Seconds of the longest ejection. Longer notices a restart later; shorter sends more probes to dead engines."""
 
 RAMP_S: Final = 10.0
-"""Seconds over which a returning engine's share grows to 1. Longer spares its empty cache; shorter spares the others.
-"""
+"""Seconds over which a returning engine's share grows to 1. Longer spares its empty cache, and loads the others."""
 
 RAMP_FLOOR: Final = 0.1
 """The share (0..1] of normal load with which an engine returns."""
