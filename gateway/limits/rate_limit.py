@@ -1,42 +1,48 @@
-"""How much one API key may ask for in a minute, and this replica's share of that.
+"""The limits of one API key, and this replica's share of them. Pure: `now` is monotonic seconds. For one thread.
 
 Bucket. A limit of L per minute is a bucket that holds C = s * L and fills with C per minute, where s (0..1] is the
-share of this replica. A request of cost c passes when the bucket holds at least min(c, C), and takes c out, below zero
-if need be: so a cost above C passes too, once per c / C minutes. Tokens are taken by estimate; `settle` puts that right
-when it is known what was used. A change of s moves C and the pace, never adds to what is held. A request over one of a
-key's limits takes from neither. A key with requests under way is not forgotten, however long they last.
+share of this replica. A request of cost c passes when the bucket holds at least min(c, C), and c is subtracted, below
+zero if necessary. So a request with a cost above C passes too, once per c / C minutes. Tokens are charged by estimate;
+`settle` corrects the charge when the usage is known. A change of s changes C and the fill rate, and never adds to the
+content. A request that exceeds one limit of its key is charged to none. A key with requests under way is not forgotten,
+however long they last.
 
-Share. Each replica states its demand for each key: what was asked of it, refused or not, in limits per minute, averaged
-over the last `DEMAND_S` seconds and at most `DEMAND_MAX`. With d_i that of replica i,
+Share. Each replica publishes its demand for each key: the requests and tokens that were asked of it, rejected or not,
+in limits per minute, averaged over the last `DEMAND_S` seconds, at most `DEMAND_MAX`. With the demand d_i of replica i,
 
     s_i = (d_i + PRIOR) / sum_j (d_j + PRIOR)
 
-which is equal shares for a key that nobody uses, and leaves PRIOR for those that might be asked next. Every replica
-computes it from the same published statements, so the shares of one moment add up to 1. A bucket begins full, but of a
-limit that is in use elsewhere with PRIOR * L or its first request only: the others hold the rest already.
+which is equal shares for a key without requests, and leaves PRIOR for replicas that may get the next request. Every
+replica computes it from the same published demands, so the shares of one moment add up to 1. A bucket begins full. Only
+a bucket of a limit that is in use at other replicas begins with PRIOR * L, or the cost of its first request: the others
+hold the rest already.
 
-Bound. One replica lets at most 2 L through in a minute (L saved up and L that flows in), and L in each minute that
-follows, plus the debt of one request. R replicas together the same, with a debt each, plus two things. A replica uses
-statements that are up to `EXCHANGE_S` old, so a share of x that moves to others is let through by both for so long:
-x * L * EXCHANGE_S / 60, which is 1.7 % of L for a whole limit that moves; when Redis comes back empty, and each replica
-believes for one exchange that it is alone, at most (R - 1) times that. And a bucket that begins during use adds what it
-begins with. While nobody can read statements the last shares hold: they add up to 1, but for what was moving in that
-very second. Replicas that never read any have a share of 1: R times the bound; but N workers of one program have
-1 / N each, and keep it, though all may come to one of them. A replica that alone is cut off keeps its share while the
-others, after `PRESENCE_S`, divide the whole among themselves: its share is then let through twice.
+Bound. One replica allows at most 2 L in a minute (L saved up, and L that flows in), and L in each following minute,
+plus the debt of one request. R replicas together allow the same, with one debt each, plus two terms:
 
-Places. A limit of L requests at once is divided by the same shares: a replica has max(1, round(s * L)) places, and a
-request passes while fewer than that are under way here, those that wait for an engine included. Its demand counts as
-(requests under way + the one that asks) / L, which does not fade while they last. A request may last for an hour, so
-nothing may pass by a statement that is out of date: s is the lesser of the last two exchanges' shares, and grows only
-once every other replica has read what it follows from. So at most L are under way, and one more for each replica
-whose share is below one place; what is under way when places move to other replicas stays, and comes on top until it
-ends.
+- Replicas use demands that are up to `EXCHANGE_S` old (`gateway.engines.redis_watch`), so when a share of x moves to
+  other replicas, both sides allow it for that time: x * L * EXCHANGE_S / 60, which is 1.7 % of L for a whole limit.
+  When Redis comes back empty, each replica may take itself for the only one until its next exchange: at most (R - 1)
+  times that.
+- A bucket that begins during use adds its first content.
 
-All this is about what is charged. Tokens are charged by estimate: what requests under way use beyond theirs is owed
-afterwards, and may be more than one request's.
+| failure | shares |
+|---|---|
+| no replica can read demands | the last shares hold; they add up to 1, except for shares that were moving then |
+| a replica has never read any | it has a share of 1, so R such replicas allow R times the bound |
+| the same, N workers of one program | each has 1 / N, even if all requests come to one of them |
+| one replica is cut off | it keeps its share; after `PRESENCE_S` the others divide the whole: its share counts twice |
 
-Pure: `now` is monotonic seconds. For one thread.
+Places. A limit of L requests at once is divided by the same shares: a replica has max(1, round(s * L)) places. A
+request passes while fewer requests than that are under way here, including those that wait for an engine. The demand of
+such a limit counts as (requests under way + the new one) / L, and does not decay while they last. A request may last
+for an hour, so none may pass by an outdated share: s is the lesser of the last two exchanges' shares, and grows only
+when every other replica has read the demands behind it. So at most L requests are under way, plus one for each replica
+whose share is below one place. Requests that are under way when places move to other replicas continue, and come on top
+until they end.
+
+All of this bounds the charges. Tokens are charged by estimate: usage beyond the estimates of the requests under way
+becomes a debt afterwards, and may exceed one request's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,8 +56,7 @@ DEMAND_S: Final = 5.0
 """Seconds over which demand is averaged. Fewer follow bursts, and move shares more often."""
 
 DEMAND_MAX: Final = 2.0
-"""The largest demand that one replica publishes, in limits per minute. It bounds the effect of a flood at one replica.
-"""
+"""The largest demand that one replica publishes, in limits per minute. It bounds the effect of a local flood."""
 
 PRIOR: Final = 0.02
 """Demand that is added for every replica: the part of a limit that a replica without requests keeps."""
