@@ -54,21 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     host, port = listener.getsockname()[:2]
     log.info("admin API and console on http://%s:%d, leader's lease as %s", host, port, settings.holder)
     if settings.admin_token is None and settings.trust_this_machine:
-        log.warning("no --admin-token: the admin API serves every program on this machine, and nobody else")
+        log.warning("no --admin-token: the admin API serves every program on this machine, and no other caller")
     elif settings.admin_token is None:
-        log.warning("no --admin-token: the admin API serves those only who have a named token")
+        log.warning("no --admin-token: the admin API serves only callers with a named token")
     config = uvicorn.Config(
         create_app(settings, store, SystemClock()), log_config=None, access_log=False, timeout_graceful_shutdown=3
     )
     with contextlib.suppress(KeyboardInterrupt):
-        # uvicorn raises the signal again when all is closed: an end in order, and status 0.
+        # uvicorn raises the signal again after it has closed everything; as KeyboardInterrupt it ends with status 0.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         uvicorn.Server(config).run(sockets=[listener])
     store.close()
 
 
 def _log_audit() -> None:
-    """Write the audit's lines bare, whatever the level of other lines: each is one JSON object."""
+    """Write each audit entry as one JSON object a line, independent of `--log-level`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter('{"audit": %(message)s}'))
     logger = logging.getLogger(AUDIT_LOGGER)

@@ -84,7 +84,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    # FastAPI's pages of the description would run scripts from elsewhere on the origin of the console and the API.
+    # FastAPI's documentation pages load scripts from a CDN, which would run on the origin of the console and the API.
     app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
     forecast = forecaster(lambda: loops[0].view() if loops else None, default_mode)
@@ -122,7 +122,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
 
 
 def _provider(settings: ControllerSettings, clock: Clock) -> IdentityProvider | None:
-    """The identity provider of the settings. Its library is loaded only where one is named."""
+    """Return the identity provider of the settings. PyJWT is imported only when there is one."""
     if settings.oidc_issuer is None or settings.oidc_audience is None:
         return None
     oidc = import_module("specpilot.controller.admin.oidc")
@@ -134,7 +134,7 @@ def _provider(settings: ControllerSettings, clock: Clock) -> IdentityProvider | 
 
 
 class _recorder:  # noqa: N801 - a callable that happens to keep a file
-    """Appends each tick to a file; a full disk ends the recording, not the controller."""
+    """Appends each tick to a file. A full disk ends the recording; the controller goes on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

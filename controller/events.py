@@ -1,4 +1,4 @@
-"""What the controller does by itself, for the audit: canaries and freezes that ended, steps back to the static K."""
+"""Audit entries of the controller's own actions: a canary or freeze ended, a pool fell back to the static K."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ Classes = Mapping[str, tuple[KRange, ...]]
 
 
 def canary_ended(experiment: Experiment, at: float) -> AuditEntry:
-    """Return the entry of a canary that the law ended at `at` (Unix seconds)."""
+    """Return the entry of a canary that ended by its own rule at `at` (Unix seconds)."""
     outcome = experiment.outcome.value if experiment.outcome else ""
     return AuditEntry(
         at=at,
@@ -28,7 +28,7 @@ def canary_ended(experiment: Experiment, at: float) -> AuditEntry:
 
 
 def freeze_ended(freeze: Freeze, at: float) -> AuditEntry:
-    """Return the entry of a freeze whose time was over by `at` (Unix seconds)."""
+    """Return the entry of a freeze that expired by `at` (Unix seconds)."""
     return AuditEntry(
         at=at,
         who=CONTROLLER,
@@ -41,7 +41,7 @@ def freeze_ended(freeze: Freeze, at: float) -> AuditEntry:
 
 
 def stepped_back(before: Schedule | None, after: Schedule, at: float) -> AuditEntry:
-    """Return the entry of a schedule that the static K replaced at `at` (Unix seconds), as the hold-out said."""
+    """Return the entry of a pool that fell back to the static K at `at` (Unix seconds) by its control group."""
     changes, left_out = bounded(differences(_plain(before), _plain(after)))
     return AuditEntry(
         at=at,
@@ -49,7 +49,7 @@ def stepped_back(before: Schedule | None, after: Schedule, at: float) -> AuditEn
         action="step_back_to_static",
         subject=f"{after.model} {after.pool}",
         result=Result.DONE,
-        message=f"version {after.version}: the hold-out says that the static K is better",
+        message=f"version {after.version}: by the control group the static K is better",
         changes=changes,
         changes_left_out=left_out,
     )

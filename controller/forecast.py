@@ -1,8 +1,8 @@
-"""What the law would choose now under another policy, without touching what it remembers.
+"""Forecasts the law's choice under another policy. The law's own state does not change.
 
-The law is asked on a copy, twice for each side: once for what it would choose, and once more with that in force, which
-gives the prediction for it. Dwell times are those of now, as they hold for a new policy too. A window of the hold-out
-that happens to run is left out: it is over in seconds, and says nothing of the policy.
+Copies of the law decide, twice for each policy: the first decision is the choice, the second has this choice in force
+and so predicts its throughput. Dwell times count from the present, as they would for a new policy. When a window of the
+control group runs, the forecast ignores it: it ends within seconds and does not depend on the policy.
 """
 
 import copy
@@ -19,7 +19,7 @@ from specpilot.policy.freeze import Hold
 from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode, Policy, Schedule
 
 _UNKNOWN = {
-    Reason.STALE: "the evidence is stale: no engine of the pool could be read lately",
+    Reason.STALE: "the evidence is stale: no engine of the pool was scraped lately",
     Reason.IDLE: "nothing runs: what a schedule would gain depends on the load",
     Reason.COST_UNKNOWN: "the cost of steps is not known yet",
 }
@@ -27,9 +27,9 @@ _UNKNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the law makes of one policy for one pool at the present load; `None` is unknown.
+    """The law's choice under one policy for one pool at the present load; `None` is unknown.
 
-    `k` is K by row (a class, or a band of one), as the engines would have it; `schedule` K by row and running decodes.
+    `k` is K by row (a class, or a band of one) on the engines; `schedule` is K by row and running decodes.
     `throughput` is predicted in tokens per second and engine, `itl_ms` the predicted mean inter-token latency by row.
     """
 
@@ -43,10 +43,10 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class PoolForecast:
-    """One pool: what holds `today`, and what would hold `then`, both by the same estimates.
+    """One pool under the present policy (`today`) and under the new one (`then`), both from the same estimates.
 
-    `gain_ratio` is the predicted throughput over today's, minus 1. `unknown` says why there is no forecast, empty where
-    there is one.
+    `gain_ratio` is the predicted throughput over today's, minus 1. `unknown` is the reason that there is no forecast;
+    it is empty when there is one.
     """
 
     pool: str
@@ -57,12 +57,12 @@ class PoolForecast:
 
 
 Forecast = Callable[[str, Policy | None], Sequence[PoolForecast]]
-"""What the law would choose for every pool of a model under a policy; `None` is no policy. Quick: no I/O."""
+"""Forecasts every pool of a model under a policy; `None` is the defaults. Does no I/O."""
 
 
 @dataclass(frozen=True, slots=True)
 class LawView:
-    """What a forecast needs of a running loop: the law, every pool with its present policy, and the time.
+    """The state of a running loop that a forecast reads: the law, every pool with its present policy, the time.
 
     `now` is steady seconds, `at` Unix seconds.
     """
@@ -87,17 +87,20 @@ def forecaster(view: Callable[[], LawView | None], default_mode: Mode) -> Foreca
 
 
 def forecast_of(view: LawView, context: PoolContext, policy: Policy) -> PoolForecast:
-    """Return what the law would choose for one pool under `policy`, beside what it chooses under the present one."""
+    """Return the law's choice for one pool under the present policy and under `policy`."""
     today, then = (_outlook(view, replace(context, policy=each)) for each in (context.policy, policy))
     unknown = "" if then.throughput is not None else _why_unknown(then.reason, today.reason)
-    # Both by the weights of `policy`: another weight alone gains nothing.
+    # Both throughputs are weighted by `policy`: a change of weights alone is no gain.
     before = _throughput(_decided_with(view, replace(context, policy=policy), today.schedule))
     gain = then.throughput / before - 1 if then.throughput and before else None
     return PoolForecast(context.pool, today, then, gain, unknown)
 
 
 def _why_unknown(*reasons: str) -> str:
-    """Why nothing can be predicted; the second side tells where the first one's bounds came before its evidence."""
+    """Return why nothing can be predicted: the first of `reasons` that explains it.
+
+    The law checks a policy's bounds before its evidence: a reason about bounds hides the reason about the evidence.
+    """
     return next((_UNKNOWN[Reason(reason)] for reason in reasons if reason in _UNKNOWN), "nothing is predicted yet")
 
 
@@ -122,7 +125,7 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
 
 
 def _decided_with(view: LawView, context: PoolContext, rows: Ranges) -> TickResult:
-    """Return what the law decides, and predicts, with `rows` in force."""
+    """Return the law's decision, with its predictions, when `rows` are in force."""
     schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, 0.0, rows)
     return copy.deepcopy(view.law).decide(replace(context, in_force=schedule, hold=Hold.CURRENT), view.now, view.at)
 
@@ -133,14 +136,14 @@ def _throughput(result: TickResult) -> float | None:
 
 
 def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
-    """Return what the engines would have: in mode `advise`, which publishes nothing, their static K."""
+    """Return the rows on the engines: those published, or in mode `advise`, which publishes none, the static K."""
     if chosen.publish is not None:
         return chosen.publish
     return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.unsteered_k),)}
 
 
 def _itl_ms(step_s: float | None, row: str, k: int, bands: Mapping[str, Any]) -> float | None:
-    """Mean milliseconds between two tokens of a request, T / AL(K); for a row of all bands, over those that run."""
+    """Return the mean inter-token latency T / AL(K) in ms; a row without a band averages over the bands that run."""
     _, band = row_parts(row)
     wanted = bands if band is None else {str(band): bands.get(str(band), {})}
     known = [(found.get("share", 0.0), found["survival"]) for found in wanted.values() if "survival" in found]

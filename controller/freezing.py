@@ -1,7 +1,7 @@
-"""What a freeze makes of one pool's tick. Pure: the loop asks before and after the law.
+"""Applies a freeze to one pool's tick, before and after the law decides. Pure.
 
-While frozen the law decides as in mode `advise`: it goes on learning, and does not take what it chose for what is in
-force. What is published is what the freeze says.
+While a pool is frozen the law decides as in mode `advise`: it goes on learning, and does not assume that its choice is
+in force. The freeze determines the published schedule.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode
 
 
 def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
-    """Return a pool as the law decides for it: under a freeze nothing that it chooses is published."""
+    """Return the context that the law decides for: under a freeze in mode `advise`, which publishes nothing."""
     if freeze is None:
         return context
     mode = Mode.ADVISE if context.policy.mode is Mode.ACT else context.policy.mode
@@ -24,26 +24,26 @@ def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
 
 
 def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Freeze]:
-    """Return those of `freezes` whose time ended after `after`, the time of the last tick, and by `at`.
+    """Return the freezes that expired after `after` (the last tick) and by `at`, both in Unix seconds.
 
-    The leader writes them to the audit. One that ends in the seconds in which nobody leads is in none: the next leader
-    cannot tell whether the last one wrote it.
+    The leader writes them to the audit. A freeze that expires while no controller leads is not written: the next leader
+    cannot know whether the last one wrote it.
     """
     return [freeze for freeze in freezes if freeze.until is not None and after < freeze.until <= at]
 
 
 def undecided(context: PoolContext) -> TickResult:
-    """Return the result of a tick in which the law failed: it knows nothing to publish or to tell."""
+    """Return the result of a tick in which the law failed: no schedule and no evidence."""
     proposed = _static(context) if context.in_force is None else context.in_force.classes
     return TickResult(Reason.FROZEN, proposed, publish=None, probe_ratio=0.0, gain_ratio=None, evidence={})
 
 
 def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> TickResult:
-    """Return `result` with what a freeze publishes; K never exceeds what every engine of the pool can do.
+    """Return `result` with the schedule that `freeze` publishes; K is at most every engine's K_max.
 
-    The current K is the one in force when the freeze began, but not one that only had its turn, by the hold-out or a
-    canary. With nothing in force yet there is nothing to hold: the static K is published, but in mode `advise` engines
-    stay on their own.
+    A freeze of the current K holds the baseline schedule that was in force when it began, not the schedule of a window
+    of the control group or a canary. When no schedule is in force yet, it publishes the static K; in mode `advise` it
+    publishes nothing and the engines keep their own K.
     """
     if freeze is None:
         return result
@@ -73,7 +73,7 @@ def _static(context: PoolContext) -> Ranges:
 
 
 def _standing(context: PoolContext, result: TickResult) -> tuple[Ranges, float] | None:
-    """Return the rows and the share of probes to hold; `None` where nothing is in force."""
+    """Return the rows and the probe ratio of the baseline schedule; `None` when no schedule is in force."""
     if result.standing is not None or context.in_force is None:
         return result.standing
     return context.in_force.classes, context.in_force.probe_ratio

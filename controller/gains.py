@@ -1,6 +1,6 @@
-"""The leader's count of what adaptive K gains each day: kept in Redis, so that it outlives controllers, and shown.
+"""The leader's daily gain of adaptive K over the static K: summed in Redis, so that it outlives controllers, and shown.
 
-A window that Redis does not take is lost: the day's figure has one window less.
+A window that Redis does not store is lost: the day's figure has one window less.
 """
 
 from specpilot.controller.metrics import ControllerMetrics
@@ -12,7 +12,7 @@ PoolKey = tuple[str, str]
 
 
 class DailyGains:
-    """Today's gain of every pool (model and pool), as Redis had it last."""
+    """Today's gain of every pool (model and pool), as last read from Redis."""
 
     def __init__(self, store: Store, metrics: ControllerMetrics) -> None:
         self._store = store
@@ -20,9 +20,9 @@ class DailyGains:
         self._latest: dict[PoolKey, DailyGain] = {}
 
     def count(self, key: PoolKey, log_gain: LogGain | None, at: float, lease: Lease) -> None:
-        """Count a window that was compared at `at` (Unix seconds), if one was, and show the day so far.
+        """Add `log_gain`, the gain of a window compared at `at` (Unix seconds), and show the day so far.
 
-        Asks Redis once for a pool, and for each window. Raises as `Store.add_gain`.
+        `None` adds nothing. Calls Redis for the first tick of a pool and for each window. Raises as `Store.add_gain`.
         """
         today = day_of(at)
         if log_gain is not None:
@@ -34,9 +34,9 @@ class DailyGains:
             self._metrics.show_day(*key, self._latest[key])
 
     def begin(self) -> None:
-        """Begin to lead: another controller has counted meanwhile."""
+        """Begin to lead: read the sums again, as another controller has added to them."""
         self._latest.clear()
 
     def forget(self, key: PoolKey) -> None:
-        """Drop a pool that is gone; what Redis has of it ends by itself."""
+        """Drop a pool that is gone; its keys in Redis expire."""
         self._latest.pop(key, None)

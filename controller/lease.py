@@ -1,12 +1,11 @@
-"""Whether this controller leads: one does, the others stand by and keep learning.
+"""The leader's lease: one controller leads, the others stand by and keep learning.
 
-The lease is renewed by a thread of its own, every `RENEW_S`, however long a tick takes and whatever the event loop
-does. When Redis is silent this controller leads no further than the lease it holds would have lasted: after that
-somebody else may lead, so nothing is published until the lease is renewed. The fence in each write makes sure of it in
-Redis itself.
+A thread renews the lease every `RENEW_S`, independent of the event loop and of the length of a tick. When Redis does
+not answer, this controller leads until the end of the lease that it holds. After that another controller may lead, so
+this one publishes nothing until it has renewed the lease. The fence in each write enforces this in Redis.
 
-A controller whose loop hangs keeps the lease only while it ticks: with `is_alive` false the lease is left to run out,
-so that a stand-by takes over.
+While `is_alive` is false, because the control loop hangs, the thread does not renew the lease. The lease expires and a
+stand-by takes over.
 """
 
 import logging
@@ -19,7 +18,7 @@ from specpilot.policy.store import Store
 from specpilot.policy.types import Lease
 
 TTL_S = 3.0
-"""How long a lease lasts: the pause after a leader died, against taking over from one that only stalled."""
+"""How long a lease lasts. Less shortens the pause after a leader dies; more avoids take-overs from one that stalls."""
 RENEW_S = 0.5
 _log = logging.getLogger(__name__)
 
@@ -32,13 +31,13 @@ class Leadership:
         self._holder = holder
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: tuple[Lease, float] | None = None  # with the time until which it is certainly ours
+        self._held: tuple[Lease, float] | None = None  # with the steady time until which it is certainly held
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def lease(self) -> Lease | None:
-        """The lease, while it is certainly ours; `None` in stand-by."""
+        """The lease while this controller certainly holds it; `None` in stand-by."""
         held = self._held
         return held[0] if held is not None and self._clock.monotonic() < held[1] else None
 
@@ -70,13 +69,13 @@ class Leadership:
         self._thread.start()
 
     def stand_down(self) -> None:
-        """Forget the lease: somebody else has led since."""
+        """Drop the lease, because another controller leads."""
         if self._held is not None:
             _log.warning("%s: another controller leads: standing by", self._holder)
         self._held = None
 
     def release(self) -> None:
-        """Stop renewing, and give the lease up so that a stand-by can lead at once."""
+        """Stop renewing and release the lease, so that a stand-by can lead at once."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(timeout=TTL_S)

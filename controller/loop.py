@@ -1,14 +1,15 @@
-"""The outer loop: once every interval scrape, update estimates, decide, publish and record.
+"""The control loop: every interval it scrapes, updates estimates, decides, publishes and records.
 
-Order of one tick: read the shared state; scrape; take the evidence in (leader and stand-by alike, so that a take-over
-starts from the same estimates and the same schedule); decide; the leader publishes and records (`publication`). The
-lease is renewed apart from all this (`lease`).
+Order of one tick: read the shared state; scrape; update the estimates; decide; publish and record (`publication`). The
+last step is the leader's alone. A stand-by does all others, so that it takes over with the same estimates and the same
+schedule. The lease is renewed in a thread of its own (`lease`).
 
-A policy that cannot be read affects its own model only: its pools are held. Pools that had no engine for `FORGET_S` are
-forgotten, with their schedules.
+A policy that cannot be read affects its own model only: that model's pools keep their schedules. Pools without an
+engine for `FORGET_S` are dropped, with their schedules.
 
-When Redis does not answer the loop goes on with the state it read last (`shared_state`): it takes evidence in and
-decides, but publishes nothing, and a canary's turns stand still. No failure of an engine or of Redis ends the loop.
+When Redis does not answer, the loop goes on with the state that it read last (`shared_state`): it updates estimates and
+decides, but publishes nothing, and the windows of a canary do not advance. No failure of an engine or of Redis ends
+the loop.
 """
 
 import asyncio
@@ -41,19 +42,22 @@ from specpilot.policy.store import Store
 from specpilot.policy.types import EngineRecord, Lease, Mode
 
 HANG_S = 10.0
-"""A loop that has done nothing for so long hangs: the controller is not ready, and its lease is left to run out."""
+"""Seconds without progress after which the loop counts as hanging: not ready, and its lease is not renewed."""
 RESUME_TRIES = 20
-"""Ticks in which a new leader asks whether a pool had stepped back, where Redis does not tell."""
+"""Ticks in which a new leader asks Redis whether a pool had fallen back, before it leads without the answer."""
 _log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where observations come from. `scraped_at` is when each engine was last read, at first since when it is known."""
+    """Where observations come from.
+
+    `scraped_at` is the steady time of each engine's last scrape; before the first, the time of its registration.
+    """
 
     scraped_at: dict[str, float]
 
     async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
-        """Return an observation of every engine that can be told of; must not raise for one that cannot."""
+        """Return an observation of every engine that could be read; must not raise when one could not."""
 
 
 class ControlLoop:
@@ -101,15 +105,15 @@ class ControlLoop:
 
     @property
     def is_hanging(self) -> bool:
-        """Whether neither a tick nor a pool of it was done for far longer than that should take."""
+        """Whether the loop has finished neither a tick nor a pool for `HANG_S` beyond its interval."""
         return self._clock.monotonic() - self._progress_at > HANG_S + self._interval_s
 
     def wake(self) -> None:
-        """Begin the next tick now: an operator changed something."""
+        """Begin the next tick now, after a write of the admin API."""
         self._wake.set()
 
     def view(self) -> LawView:
-        """Return the law and what it is told of every pool, for a forecast. On the loop's own thread only."""
+        """Return the law and the context of every pool, for a forecast. On the loop's own thread only."""
         shared = self._shared.state
         pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
         return LawView(self._law, pools, self._clock.monotonic(), self._clock.now())
@@ -123,7 +127,7 @@ class ControlLoop:
                 try:
                     await self.tick()
                 except Exception:  # noqa: BLE001 - no unforeseen fault may end the loop
-                    _log.exception("this tick failed; the next one starts anew")
+                    _log.exception("this tick failed; the next one starts afresh")
                     self._metrics.count_error()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(
@@ -134,7 +138,7 @@ class ControlLoop:
             try:
                 await asyncio.shield(asyncio.to_thread(self._leadership.release))
             except StoreUnavailableError as error:
-                _log.info("the lease was left to run out: %s", error)
+                _log.info("the lease could not be released and expires: %s", error)
 
     async def tick(self) -> None:
         """Do one round."""
@@ -168,7 +172,7 @@ class ControlLoop:
             try:
                 await self._steer(pool, lease, at, now)
             except Exception:  # noqa: BLE001 - a fault in one pool must not stop the others
-                _log.exception("%s %s: not steered in this tick; the next one starts anew", pool.model, pool.pool)
+                _log.exception("%s %s: not steered in this tick; the next one starts afresh", pool.model, pool.pool)
                 self._metrics.count_error()
         if lease is not None:
             self._runner.end_tick(shared.experiments.values(), at)
@@ -184,7 +188,7 @@ class ControlLoop:
         )
 
     def _begin_to_lead(self, lease: Lease, now: float) -> None:
-        """Forget what was decided in stand-by."""
+        """Drop the decisions made in stand-by, which were not published."""
         self._fence = lease.fence
         self._resume_tries.clear()
         self._shared.begin_to_lead()
@@ -193,9 +197,9 @@ class ControlLoop:
         self._publisher.begin_to_lead()
 
     async def _resume(self, resumed: list[tuple[str, str, str]]) -> None:
-        """Add to `resumed` what the last leader's hold-outs had found of pools that are led for the first time.
+        """Add to `resumed` each pool, led for the first time, whose control group made the last leader fall back.
 
-        A pool of which Redis does not tell is not led until it does, or until it was asked `RESUME_TRIES` times.
+        A pool is not led until Redis has answered this question, or was asked `RESUME_TRIES` times.
         """
         for key in sorted({(engine.model, engine.pool) for engine in self._shared.state.engines}):
             tries = self._resume_tries.get(key, 0)
@@ -211,7 +215,7 @@ class ControlLoop:
         freeze = freeze_of(self._shared.state.freezes, pool.model, at)
         is_readable = pool.model not in self._shared.state.unreadable
         if not is_readable and freeze is None:
-            return  # what is in force stays, until the policy can be read or the schedule lapses
+            return  # the schedule in force stays until the policy can be read or the schedule expires
         experiment = self._shared.state.experiments.get(pool.model)
         if experiment is not None and freeze is not None:
             self._runner.interrupt(experiment)
@@ -229,18 +233,18 @@ class ControlLoop:
             await self._shared.ask(lambda: self._act(context, result, lease))
 
     def _decide(self, context: PoolContext, freeze: Freeze | None, now: float) -> TickResult:
-        """Return what the law decides. Where it fails and the model is frozen, the freeze says what to publish."""
+        """Return the law's decision. When the law fails for a frozen model, the freeze still publishes its schedule."""
         try:
             return self._law.decide(as_frozen(context, freeze), now, self._turns_at)
         except Exception:
             if freeze is None:
                 raise
-            _log.exception("%s %s: the law fails; what the freeze says is published", context.model, context.pool)
+            _log.exception("%s %s: the law fails; the freeze's schedule is published", context.model, context.pool)
             self._metrics.count_error()
             return undecided(context)
 
     async def _forget(self, pools: Sequence[tuple[str, str]], lease: Lease | None, now: float) -> None:
-        """Drop what is kept of pools that have been gone for long: in memory, and the leader in Redis."""
+        """Drop the state of pools that are gone: in memory, and as leader their schedules in Redis."""
         shared = self._shared.state
         gone = self._sightings.take(pools, shared.schedules, now)
         self._law.forget_all_but((engine.engine_id for engine in shared.engines), self._sightings.seen_at)
@@ -252,14 +256,14 @@ class ControlLoop:
                 await self._shared.ask(partial(self._store.remove_schedule, *key, lease))
 
     def _read_stepped_back(self, key: PoolKey, found: list[tuple[str, str, str]]) -> None:
-        """Add a pool's hold-out to `found` if the last leader had stepped back there; runs in a thread."""
+        """Add a pool's control group to `found` if the last leader had fallen back there; runs in a thread."""
         for decision in self._store.decisions(*key, 1):
             state = decision.evidence.get("hold_out")
             if isinstance(state, dict) and state.get("is_stepped_back"):
                 found.append((*key, str(state.get("compared"))))
 
     def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:
-        """Write what a canary came to; runs in a thread."""
+        """Write the new state of a canary; runs in a thread."""
         self._store.put_canary(experiment, lease, at)
         self._shared.state.experiments[experiment.model] = experiment
         if experiment.outcome is not None:
@@ -269,7 +273,7 @@ class ControlLoop:
             self._audit(canary_ended(experiment, at))
 
     def _act(self, context: PoolContext, result: TickResult, lease: Lease) -> None:
-        """Count what the tick compared, publish and record; runs in a thread."""
+        """Add the compared window to the daily gain, publish and record; runs in a thread."""
         self._gains.count((context.model, context.pool), result.log_gain, self._clock.now(), lease)
         if self._publisher.write(context, result, self._shared.state.schedules, lease):
             self._shared.was_written()

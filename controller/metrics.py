@@ -23,7 +23,10 @@ _BAND = (*_POOL, "band")
 
 
 class RedisMemory(Collector):
-    """Two gauges that are shown while their values are known: one of the library without labels is shown always."""
+    """Two gauges that are shown only while their values are known.
+
+    `Gauge` without labels would show 0 before its first value.
+    """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
@@ -51,7 +54,7 @@ class ControllerMetrics:
         self._acceptance = gauge("acceptance_ratio", "Conditional acceptance a_i", (*_BAND, "position"))
         self._survival = gauge("survival_ratio", "Survival S_i", (*_BAND, "position"))
         self._k = gauge("k", "K that the decided schedule gives at the present load", (*_POOL, "traffic_class", "band"))
-        predicted, measured = "Predicted, by schedule", "Measured, without what prefilling took"
+        predicted, measured = "Predicted, by schedule", "Measured, without the time of prefill"
         self._predicted = (
             gauge("predicted_weighted_throughput_tokens_per_second", predicted, (*_POOL, "schedule")),
             gauge("predicted_goodput_tokens_per_second", f"Deprecated name. {predicted}", (*_POOL, "schedule")),
@@ -61,7 +64,7 @@ class ControllerMetrics:
             gauge("measured_goodput_tokens_per_second", f"Deprecated name. {measured}", _POOL),
         )
         self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step under the schedule in force", _POOL)
-        self._measured_step = gauge("measured_step_seconds", "Measured mean step, without what prefilling took", _POOL)
+        self._measured_step = gauge("measured_step_seconds", "Measured mean step, without the time of prefill", _POOL)
         self._surprise = gauge("cost_surprise_ratio", "Relative error of step times before they were learned", _POOL)
         self._gain = gauge(
             "predicted_gain_ratio", "Predicted throughput of the best schedule over the one in force", _POOL
@@ -103,7 +106,7 @@ class ControllerMetrics:
         )
         self._versions: dict[tuple[str, str], int] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self._series: dict[tuple[Gauge | Counter, tuple[str, ...]], bool] = {}  # whether it was shown in this tick
+        self._series: dict[tuple[Gauge | Counter, tuple[str, ...]], bool] = {}  # whether this tick has set it
 
     def render(self) -> bytes:
         """Return the page."""
@@ -142,14 +145,14 @@ class ControllerMetrics:
         self._show(self._version, version, model, pool)
 
     def show_day(self, model: str, pool: str, today: DailyGain) -> None:
-        """Show what adaptive K has gained today; nothing while its windows are too few."""
+        """Show today's gain of adaptive K; nothing while its windows are too few."""
         for measure in MEASURES:
             for bound, value in (gain_ratio_of(today, measure) or {}).items():
                 self._show(self._daily, value, model, pool, measure, bound)
 
     def show_decision(self, model: str, pool: str, result: TickResult) -> None:  # noqa: C901 - one gauge after another
-        """Show what was decided for one pool. What a tick says nothing of is not shown: unknown is no number."""
-        for each in Reason:  # all of them from the first tick on, or their first increase would not be seen
+        """Show the decision for one pool. A value that this tick does not know is removed from the page."""
+        for each in Reason:  # a counter that appears with its first increase hides this increase from `rate()`
             self._decisions.labels(model, pool, each.value).inc(each is result.reason)
             self._series[self._decisions, (model, pool, each.value)] = True
         self._show(self._version, self._versions.get((model, pool)), model, pool)
@@ -183,14 +186,14 @@ class ControllerMetrics:
 
     def _show_hold_out(self, model: str, pool: str, found: Mapping[str, Any]) -> None:
         if found.get("is_paused"):
-            return  # what was found stays, and tells nothing of now
+            return  # the numbers in the evidence are of an earlier state
         for measure in MEASURES:
             decides = "true" if measure == found.get("measure") else "false"
             for bound, value in (found.get(f"{measure}_gain_ratio") or {}).items():
                 self._show(self._hold_out, value, model, pool, measure, decides, bound)
 
     def _show(self, metric: Gauge, value: float | None, *labels: str) -> None:
-        """Set a gauge, which stays until a tick says nothing of it; one whose value is unknown is not shown."""
+        """Set a gauge if its value is known. A gauge that a tick does not set is removed from the page."""
         if value is not None:
             metric.labels(*labels).set(value)
             self._series[metric, labels] = True

@@ -1,4 +1,4 @@
-"""Groups registered engines into pools, says what the law must know of each, and makes schedules of its answers."""
+"""Groups registered engines into pools, builds the law's context of each pool, and schedules from its decisions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from specpilot.policy.canary import Arm, Experiment
 from specpilot.policy.types import CLASS_LIMIT, EngineRecord, Mode, Policy, Schedule
 
 FORGET_S = 600.0
-"""Longer than a rolling restart of all engines, so that what was learned of a pool outlives it."""
+"""Longer than a rolling restart of all engines, so that a pool's estimates outlive it."""
 
 VALID_FOR_S = 60.0
 """How long a schedule is valid: it outlasts a restart of Redis or of the controller, so that K stays through it."""
@@ -27,9 +27,9 @@ class Sightings:
     seen_at: dict[PoolKey, float] = field(default_factory=dict)
 
     def take(self, pools: Iterable[PoolKey], scheduled: Iterable[PoolKey], now: float) -> list[PoolKey]:
-        """Return the pools that are gone, as they had no engine for `FORGET_S`; they are not named again.
+        """Return the pools that have had no engine for `FORGET_S`; each is returned once.
 
-        `pools` have engines at `now`; of `scheduled`, which have a schedule, those that are new count as seen, too.
+        `pools` have engines at `now`. `scheduled` have a schedule; one that was never seen counts as seen at `now`.
         """
         unseen = (key for key in scheduled if key not in self.seen_at)
         self.seen_at |= dict.fromkeys((*pools, *unseen), now)
@@ -47,10 +47,10 @@ def pool_contexts(
 ) -> list[PoolContext]:
     """Return the context of every pool with engines, in order of model and pool.
 
-    Where engines of a pool differ the most careful value holds: the smallest K_max and static K, since an engine
-    refuses a schedule beyond its K_max, and the largest number of running requests, since ranges must cover it. An
-    engine that cannot speculate (K_max 0) has no say in K, and follows no schedule. Steps
-    are priced with the engines' CUDA graphs where all have the same.
+    When the engines of a pool differ, the most careful value applies: the smallest K_max and static K, because an
+    engine rejects a schedule beyond its K_max, and the largest number of running requests, because the ranges must
+    cover it. Engines that cannot speculate (K_max 0) follow no schedule and do not count for K. Steps are priced with
+    the CUDA graphs when all engines have the same ones.
     """
     pools: dict[tuple[str, str], list[EngineRecord]] = {}
     for engine in engines:
@@ -76,13 +76,13 @@ def pool_contexts(
 
 
 def of_steerable(observations: Iterable[Observation], engines: Iterable[EngineRecord]) -> list[Observation]:
-    """Return the observations of engines that can speculate: what others do depends on no K."""
+    """Return the observations of engines that can speculate; the steps of others do not depend on K."""
     wanted = {engine.engine_id for engine in engines if engine.k_max > 0}
     return [seen for seen in observations if seen.engine_id in wanted]
 
 
 def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:
-    """Return `context` with the policy whose turn it is at `at` (Unix seconds), or the arm that a promotion left."""
+    """Return `context` with the policy of the canary's window at `at` (Unix seconds); after a promotion, its arm."""
     if experiment is None:
         return context
     if experiment.outcome is not None and experiment.outcome.is_promotion:
@@ -95,7 +95,7 @@ def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> P
 
 
 def next_version(context: PoolContext) -> int:
-    """Return a version that Redis and every engine of the pool take for newer, even if Redis lost its data."""
+    """Return a version that is newer than those of Redis and of every engine, even if Redis lost its data."""
     return max(context.engines_version, context.in_force.version if context.in_force else 0) + 1
 
 
@@ -112,5 +112,5 @@ def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version:
         probe_ratio=result.probe_ratio,
         classes=rows,
         trial=result.trial,
-        like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # rows that a freeze holds may be of other classes
+        like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # a freeze may hold rows of other classes
     )

@@ -1,11 +1,11 @@
-"""What the leader writes of a decision: the schedule that engines follow, and the record that people read.
+"""Writes the leader's decisions: the schedule that engines follow, and the record that people read.
 
-A schedule is published when it says something new, and renewed before it lapses. The decision is recorded each time but
-while nothing runs: one in `QUIET_RECORD_S` then. The latest are kept, and for longer those that changed the schedule
-and one in `LASTING_S`.
+A schedule is published when it changes, and renewed before it expires. Every decision is recorded; while nothing runs,
+one in `QUIET_RECORD_S`. Redis keeps the latest records, and for longer those that changed the schedule and one in
+`LASTING_S`.
 
-A step back to the static K is one audit entry, of the leader under which the hold-out came to it. The windows in which
-the adaptive K runs meanwhile, and the returns from them, are none.
+A fall back to the static K is one audit entry, written by the leader whose control group caused it. The windows in
+which the adaptive K runs meanwhile, and their ends, write no entry.
 """
 
 import logging
@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Written:
-    """When a pool's schedule and decisions were last written, in steady seconds; and the last decision's reason.
+    """The steady times of a pool's last writes, and the reason of the last decision.
 
-    `is_step_back_audited`: the pool has stepped back, and the audit says so.
+    `is_step_back_audited`: the audit has an entry of the present fall back.
     """
 
     published_at: float = float("-inf")
@@ -47,7 +47,7 @@ class _Written:
 
 @dataclass(slots=True)
 class Publisher:
-    """Writes the leader's decisions, `interval_s` apart. What the store raises passes through."""
+    """Writes the leader's decisions, `interval_s` apart. Errors of the store pass through."""
 
     store: Store
     metrics: ControllerMetrics
@@ -57,18 +57,18 @@ class Publisher:
     _written: dict[PoolKey, _Written] = field(default_factory=dict)
 
     def begin_to_lead(self) -> None:
-        """Forget what was audited: another controller has led meanwhile."""
+        """Drop which fall backs are audited, because another controller has led meanwhile."""
         for written in self._written.values():
             written.is_step_back_audited = False
 
     def resume(self, key: PoolKey) -> None:
-        """Take over a pool that had stepped back under the last leader, which audited it."""
+        """Take over a pool that fell back under the last leader, which wrote the audit entry."""
         self._written.setdefault(key, _Written()).is_step_back_audited = True
 
     def write(self, context: PoolContext, result: TickResult, in_force: dict[PoolKey, Schedule], lease: Lease) -> bool:
-        """Publish if there is something new or due, to `in_force` as well, and record; blocks.
+        """Publish a schedule that is new or due, put it into `in_force`, and record the decision; blocks.
 
-        Returns whether the decision was recorded: a quiet one that repeats the last is not.
+        Returns whether the decision was recorded: while nothing runs, a repetition is not.
         """
         key = (context.model, context.pool)
         old = in_force.get(key)
@@ -116,7 +116,7 @@ class Publisher:
         return True
 
     def forget(self, key: PoolKey) -> None:
-        """Drop what is kept of a pool that is gone."""
+        """Drop the state of a pool that is gone."""
         self._written.pop(key, None)
 
     def _schedule(self, context: PoolContext, rows: Ranges, result: TickResult) -> Schedule:
@@ -124,5 +124,5 @@ class Publisher:
 
 
 def _applied(schedule: Schedule) -> tuple[object, ...]:
-    """Return what of a schedule an engine goes by."""
+    """Return the parts of a schedule that change an engine's K."""
     return schedule.classes, schedule.trial, schedule.like_default, schedule.probe_ratio

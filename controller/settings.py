@@ -1,4 +1,4 @@
-"""What an operator can set at the controller's start: flags, or `SPECPILOT_CONTROLLER_*` in the environment."""
+"""The controller's settings: flags, or `SPECPILOT_CONTROLLER_*` in the environment."""
 
 import socket
 import uuid
@@ -25,7 +25,7 @@ class ControllerSettings(ProgramSettings):
     redis_url: Annotated[
         str,
         Field(
-            description="Redis that the gateway and the engines use too, e.g. redis://127.0.0.1:6379/0",
+            description="the Redis of the gateway and the engines, e.g. redis://127.0.0.1:6379/0",
             validation_alias=AliasChoices("redis_url", "SPECPILOT_CONTROLLER_REDIS_URL", "REDIS_URL"),
         ),
     ]
@@ -47,8 +47,8 @@ class ControllerSettings(ProgramSettings):
         ),
     ] = None
     oidc_audience: Annotated[str | None, Field(description="audience that such a token must name", min_length=1)] = None
-    oidc_claim: Annotated[str, Field(description="claim of such a token that says the role", min_length=1)] = "groups"
-    oidc_roles: Annotated[str, Field(description="which of its values is which role: sre=operator,platform=admin")] = ""
+    oidc_claim: Annotated[str, Field(description="claim of such a token that gives the role", min_length=1)] = "groups"
+    oidc_roles: Annotated[str, Field(description="roles by its values: sre=operator,platform=admin")] = ""
     interval_s: Annotated[float, Field(description="seconds between two decisions", ge=0.1, le=5)] = 0.5
     prometheus: Annotated[
         str | None,
@@ -82,7 +82,7 @@ class ControllerSettings(ProgramSettings):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.oidc_issuer is not None and (self.oidc_audience is None or not self.oidc_roles):
-            raise ValueError("--oidc-issuer needs --oidc-audience and --oidc-roles besides")
+            raise ValueError("--oidc-issuer needs --oidc-audience and --oidc-roles too")
         return self
 
     @field_validator("without")

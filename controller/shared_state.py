@@ -1,8 +1,8 @@
-"""The shared state as the loop sees it: what Redis said last, and questions to it that never raise.
+"""The loop's view of Redis: the state that was read last, and calls of the store that never raise.
 
-Redis may be silent, full, led by another or hold a document that cannot be read. Each has one behaviour for every
-question: nothing is done, and the loop goes on with the state that was read last. Silence and a full store are told
-once in the log, and once when they are over.
+A call can fail because Redis does not answer, is full, has another leader, or holds a document that cannot be read. In
+each case the call does nothing and the loop goes on with the state that was read last. The log has one line when Redis
+stops answering or is full, and one when that is over.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from specpilot.policy.store import Store, StoreMemory
 from specpilot.policy.types import EngineRecord, Policy, Schedule
 
 MEMORY_S = 5.0
-"""Between two looks at the memory of Redis, which fills over hours."""
+"""Between two readings of the memory that Redis uses; it fills over hours."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +52,7 @@ class SharedState:
 
 
 class SharedReader:
-    """Reads the shared state and asks the store; `state` is what was read last, `is_up` whether the store answers."""
+    """Reads the shared state and calls the store; `state` was read last, `is_up` is whether the store answers."""
 
     def __init__(self, store: Store, leadership: Leadership, clock: Clock, audit: Callable[[AuditEntry], None]) -> None:
         self._store = store
@@ -60,18 +60,18 @@ class SharedReader:
         self._clock = clock
         self._audit = audit
         self._is_full = False
-        self._unreadable: frozenset[str] = frozenset()  # as told last
+        self._unreadable: frozenset[str] = frozenset()  # as logged last
         self._memory_at = float("-inf")
         self.state = SharedState()
         self.is_up = True
         self.memory: StoreMemory | None = None
 
     async def read(self) -> bool:
-        """Read the state anew; whether that worked."""
+        """Read the state; return whether that worked."""
         return bool(await self.ask(self._read))
 
     async def ask(self, question: Callable[[], bool | None]) -> bool | None:
-        """Do `question` in a thread and return its answer; `None` where the store did not do it."""
+        """Call `question` in a thread and return its answer; `None` when the store failed."""
         try:
             answer = await asyncio.to_thread(question)
         except StoreFullError as error:
@@ -92,7 +92,7 @@ class SharedReader:
             _log.info("not published, next tick tries again: %s", error)
             return None
         except InvalidDocumentError as error:
-            _log.error("the shared state holds a document that cannot be read; mend or delete it: %s", error)
+            _log.error("the shared state holds a document that cannot be read; repair or delete it: %s", error)
             return None
         if not self.is_up:
             _log.info("Redis answers again")
@@ -100,11 +100,11 @@ class SharedReader:
         return answer
 
     def begin_to_lead(self) -> None:
-        """Tell anew of a store that is full: another controller was told last."""
+        """Log a full store again, as another controller logged it last."""
         self._is_full = False
 
     def was_written(self) -> None:
-        """Tell once that a store that was full takes what it is given."""
+        """Log once that a store that was full accepts writes again."""
         if self._is_full:
             _log.info("Redis takes schedules and decisions again")
         self._is_full = False
@@ -134,9 +134,9 @@ class SharedReader:
         return True
 
     def _look_at_memory(self) -> None:
-        """Ask now and then how full the store is."""
+        """Read the memory of Redis every `MEMORY_S`."""
         if self._clock.monotonic() - self._memory_at < MEMORY_S:
             return
         self.memory, self._memory_at = None, self._clock.monotonic()
-        with contextlib.suppress(StoreUnavailableError):  # it answered all else: it does not let us ask this
+        with contextlib.suppress(StoreUnavailableError):  # Redis answers, but its ACL forbids this command
             self.memory = self._store.memory()

@@ -114,7 +114,7 @@ async def test_a_pool_in_which_the_law_fails_can_be_frozen(
     assert now.classes == (before.classes if hold is Hold.CURRENT else {"default": ((1, 64, 3),)})
     assert rig.store.log[-1].reason == "frozen"
     assert "FROZEN" in text(explain(list(reversed(rig.store.log)))).upper()
-    assert sum("the law fails; what the freeze says is published" in record.message for record in caplog.records) == 8
+    assert sum("the law fails; the freeze's schedule is published" in record.message for record in caplog.records) == 8
     assert rig.metrics.registry.get_sample_value("specpilot_controller_tick_errors_total") == 15
     rig.store.published.clear()
     await rig.tick()
