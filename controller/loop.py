@@ -29,7 +29,7 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import PoolKey, Sightings, in_turn, of_steerable, pool_contexts
+from specpilot.controller.pools import PoolKey, Sightings, in_window, of_steerable, pool_contexts
 from specpilot.controller.publication import Publisher
 from specpilot.controller.recording.record import Recorded
 from specpilot.controller.shared_state import SharedReader
@@ -220,7 +220,7 @@ class ControlLoop:
         if experiment is not None and freeze is not None:
             self._runner.interrupt(experiment)
             experiment = None
-        context = in_turn(pool, experiment, self._turns_at)
+        context = in_window(pool, experiment, self._turns_at)
         if experiment is not None and lease is not None:
             look = self._law.look(context.model, context.pool)
             look = look._replace(at=at - now + look.at) if look else None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.estimation.observation import Observation
-from specpilot.controller.experiments.canary import turn
+from specpilot.controller.experiments.canary import window_at
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.k_table import Ranges
 from specpilot.policy.bands import classes_in
@@ -81,13 +81,13 @@ def of_steerable(observations: Iterable[Observation], engines: Iterable[EngineRe
     return [seen for seen in observations if seen.engine_id in wanted]
 
 
-def in_turn(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:
+def in_window(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:
     """Return `context` with the policy of the canary's window at `at` (Unix seconds); after a promotion, its arm."""
     if experiment is None:
         return context
     if experiment.outcome is not None and experiment.outcome.is_promotion:
         return replace(context, remaining_arm=Arm.CANARY)
-    now = turn(experiment, context.pool, at)
+    now = window_at(experiment, context.pool, at)
     if now is None:
         return context
     policy = experiment.canary.policy if now.arm is Arm.CANARY else context.policy

@@ -21,7 +21,7 @@ from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.freezing import as_frozen, held, undecided
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.pools import VALID_FOR_S, Sightings, in_turn, of_steerable, pool_contexts
+from specpilot.controller.pools import VALID_FOR_S, Sightings, in_window, of_steerable, pool_contexts
 from specpilot.controller.recording.record import Recorded, from_line
 from specpilot.controller.tuning import without
 from specpilot.policy.codec import from_plain
@@ -87,7 +87,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             context = (
                 replace(recorded, in_force=own.get(key, recorded.in_force))
                 if is_other
-                else in_turn(recorded, experiment, turns_at)
+                else in_window(recorded, experiment, turns_at)
             )
             frozen = as_frozen(context, freeze)
             decided = law.decide(frozen, tick.now, turns_at) if is_readable else undecided(context)

@@ -1,18 +1,18 @@
-"""Measures a canary's blocks: from what the engines counted to the gain of each finished block.
+"""Measures a canary's blocks: from the engines' counters to the gain of each finished block.
 
-A window is measured as the hold-out measures it, in throughput and in latency (`window_sums`), all classes alike. Where
-a block has several windows of the present policy, the mean of their logarithms counts.
+A window is measured like one of the control group, in throughput and in latency (`window_sums`), with equal weights of
+all classes. When a block has several windows of the present policy, the mean of their logarithms counts.
 
-What a window's steps at K = 0 leave for the drafter to catch up counts as time of this window, at the pool's measured
-seconds per row: whoever leaves it pays, also when it is spent in the other policy's turn.
+Steps at K = 0 leave rows for the drafter to catch up. Their time, at the pool's measured seconds per row, is charged to
+the window that left them, even when the catch-up runs in a window of the other policy.
 
-What does not count:
+Not counted:
 
-- the time until a schedule has arrived: looks that began `delivered_s` or more after the window's first tick count, and
-  windows with fewer than `window_steps` steps make their block `no_traffic` (`tuning`);
-- a block that this controller did not lead from beginning to end, or in which it paused or lost Redis for more than
-  `GAP_S` seconds over its interval, the model was frozen, or its clock was set back: nobody knows whose schedule was in
-  force (`interrupted`).
+- snapshots that began less than `delivered_s` after the window's first tick: the schedule may not have arrived. A
+  window with fewer than `window_steps` steps makes its block `no_traffic` (`tuning`);
+- a block during which the schedule in force is not certain (`interrupted`): this controller did not lead from its
+  beginning to its end, or it paused or lost Redis for more than `GAP_S` beyond its interval, or the model was frozen,
+  or the clock was set back.
 """
 
 from collections import Counter
@@ -20,19 +20,19 @@ from dataclasses import dataclass, field, replace
 
 from specpilot.controller.estimation.observation import Look
 from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
-from specpilot.controller.experiments.canary import Turn, turn
+from specpilot.controller.experiments.canary import CanaryWindow, window_at
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Block, Experiment, Gain, Lost
 from specpilot.policy.gain import LogGain
 
 GAP_S = 5.0
-"""Between two ticks, besides the loop's interval, after which it is unknown whose schedule was in force."""
+"""Longest time between two ticks, beyond the loop's interval, for which the schedule in force counts as certain."""
 _TUNING = Tuning()
 
 
 @dataclass(slots=True)
 class _Window:
-    """One window of one pool; what happened until `seen_at` is in its sums, or does not count."""
+    """One window of one pool. Snapshots that end by `seen_at` are in its sums or do not count."""
 
     arm: Arm
     seen_at: float
@@ -41,7 +41,7 @@ class _Window:
 
 @dataclass(slots=True)
 class BlockSums:
-    """The running block of one experiment, as this controller saw it, in ticks about `interval_s` apart."""
+    """The running block of one experiment, measured in ticks about `interval_s` apart."""
 
     interval_s: float = 0.5
     block: int | None = None
@@ -52,14 +52,14 @@ class BlockSums:
     version: int = 0
 
     def roll(self, experiment: Experiment, at: float) -> Experiment:
-        """Begin the tick at `at`; return `experiment` with the blocks that ended and are not written yet, if any.
+        """Begin the tick at `at`; return `experiment` with the blocks that ended and are not stored yet, if any.
 
-        They are written once the stored experiment has another version than the one that they were returned with.
-        Call it only in ticks in which this controller leads and Redis answers.
+        A block counts as stored once the experiment has another version than the one that it was returned with.
+        Call only in ticks in which this controller leads and Redis answers.
         """
         if self.last_at is not None and not 0 <= at - self.last_at <= GAP_S + self.interval_s:
             self.is_interrupted = True
-        now = turn(experiment, "", at)
+        now = window_at(experiment, "", at)
         if experiment.version != self.version:
             self.closed.clear()
             self.version = experiment.version
@@ -81,17 +81,17 @@ class BlockSums:
             lost=dict(Counter({**experiment.lost}) + Counter(lost)),
         )
 
-    def take(self, pool: str, now: Turn, at: float, look: Look | None) -> None:
-        """Take in the newest look at `pool`, its time in Unix seconds."""
-        own = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + _TUNING.delivered_s))
-        # Where the source is slow the newest look is one that was taken before, or one from another window.
-        if look is None or look.at - look.elapsed_s < own.seen_at - ROUNDING_S:
+    def add(self, pool: str, now: CanaryWindow, at: float, look: Look | None) -> None:
+        """Add the newest snapshot of `pool`, its time in Unix seconds."""
+        window = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + _TUNING.delivered_s))
+        # With a slow source the newest snapshot may be one that was added before, or one of another window.
+        if look is None or look.at - look.elapsed_s < window.seen_at - ROUNDING_S:
             return
-        own.seen_at = look.at
-        own.sums.take(look)
+        window.seen_at = look.at
+        window.sums.take(look)
 
     def end_tick(self, at: float) -> None:
-        """End the tick: what comes next happens after `at`."""
+        """End the tick at `at`."""
         self.last_at = at
 
     def _close(self, experiment: Experiment, index: int) -> Block | Lost:
@@ -102,15 +102,15 @@ class BlockSums:
         return Lost.INTERRUPTED if self.is_interrupted else Lost.NO_TRAFFIC
 
     def _gain(self, pool: str, experiment: Experiment) -> Gain | None:
-        own = [window for (name, _), window in self.windows.items() if name == pool]
+        windows = [window for (name, _), window in self.windows.items() if name == pool]
         scores: dict[Arm, list[LogGain]] = {arm: [] for arm in Arm}
-        for window in own:
+        for window in windows:
             found = window.sums.log_scores(_TUNING.window_steps)
             if found is None:
                 return None
             scores[window.arm].append(found)
-        if len(own) < experiment.canary.windows:
+        if len(windows) < experiment.canary.windows:
             return None
         (canary,), present = scores[Arm.CANARY], mean(scores[Arm.PRESENT])
         throughput, itl = (round(one - other, 6) for one, other in zip(canary, present, strict=True))
-        return Gain(round(sum(window.sums.busy_s for window in own), 3), throughput, itl)
+        return Gain(round(sum(window.sums.busy_s for window in windows), 3), throughput, itl)

@@ -1,12 +1,12 @@
-"""The canary's plan and judgement: whose turn it is, and whether the new policy is better.
+"""The plan of a canary (which policy a window has) and its test (whether the new policy is better).
 
-Design. A switchback: the policies take turns on all engines of a pool, in blocks of windows, the canary's window drawn
-at random in every block. Both policies meet the same engines; slow drift cancels within a block; one engine is enough.
+Design. A switchback: the policies alternate on all engines of a pool, in blocks of windows, with the canary's window
+drawn at random in every block. Both policies run on the same engines, slow drift cancels within a block, and one engine
+is enough.
 
-Statistic. d_b is the logarithm of the canary's measure over the present policy's, in block b (`blocks`). Ticks follow
-one another closely and resemble each other, blocks do not need to be independent: if the canary makes no difference,
-then d_b has mean 0 given all other noise, as its window was drawn at random, and with independent draws d_b and d_c are
-uncorrelated however the noise is. So
+Statistic. d_b is the logarithm of the canary's measure over the present policy's, in block b (`blocks`). The blocks
+need not be independent. Under the hypothesis that the canary makes no difference, the random draw of the window gives
+d_b the mean 0 for any noise, and independent draws make d_b and d_c uncorrelated for any noise. So
 
     mean(d) +- t(1 - e, B - 1) s(d) / sqrt(B)
 
@@ -14,10 +14,10 @@ is the interval for the mean log ratio over B blocks (batch means, paired; Stude
 this randomisation test). Sources: Cochran and Cox, Experimental Designs; Bojinov, Simchi-Levi and Zhao, Design and
 Analysis of Switchback Experiments, 2023.
 
-Looking often. Each look is one more chance to be wrong. A promotion is considered at few looks only, when the blocks
-that count reach the least number, twice it, four times it and so on, and at the end; with L looks and two measures
-every bound errs with e = error_ratio / (2 L), so that by the union bound the promotion of a policy that is not better
-has a probability of at most error_ratio. To roll back is safe, so that harm is looked for after every block, by the
+Repeated tests. Each test is one more chance to err. A promotion is tested at few checkpoints only: when the number of
+blocks reaches its least value, twice that, four times that and so on, and at the end. With L checkpoints and two
+measures every bound errs with e = error_ratio / (2 L), so that by the union bound a policy that is not better is
+promoted with a probability of at most error_ratio. A roll-back is safe, so harm is tested after every block, with the
 same interval.
 """
 
@@ -32,8 +32,8 @@ from specpilot.policy.canary import FEWEST_BLOCKS, Arm, Canary, Experiment, Lost
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The window that a moment lies in: its block, its place in it, its arm, and the age of the block in seconds."""
+class CanaryWindow:
+    """A window of a canary: its block, its place in the block, its arm, and the age of the block in seconds."""
 
     block: int
     slot: int
@@ -41,8 +41,8 @@ class Turn:
     block_age_s: float
 
 
-def turn(experiment: Experiment, pool: str, at: float) -> Turn | None:
-    """Return whose window `at` (Unix seconds) is in `pool`; `None` when no experiment runs then."""
+def window_at(experiment: Experiment, pool: str, at: float) -> CanaryWindow | None:
+    """Return the window of `pool` at `at` (Unix seconds); `None` when the experiment does not run then."""
     canary, elapsed = experiment.canary, at - experiment.started_at
     if not experiment.is_running or elapsed < 0:
         return None
@@ -51,29 +51,29 @@ def turn(experiment: Experiment, pool: str, at: float) -> Turn | None:
     if block >= canary.max_blocks:
         return None
     drawn = int.from_bytes(sha256(f"{experiment.experiment_id} {pool} {block}".encode()).digest()[:8]) % canary.windows
-    return Turn(block, slot, Arm.CANARY if slot == drawn else Arm.PRESENT, elapsed - block * canary.block_s)
+    return CanaryWindow(block, slot, Arm.CANARY if slot == drawn else Arm.PRESENT, elapsed - block * canary.block_s)
 
 
-def looks(canary: Canary) -> list[int]:
-    """Return the numbers of blocks at which a promotion is considered; the last stands for the end."""
+def checkpoints(canary: Canary) -> list[int]:
+    """Return the numbers of blocks at which a promotion is tested; the last is the end."""
     count = max(FEWEST_BLOCKS, math.ceil(canary.min_duration_s / canary.block_s))
-    found = []
+    counts = []
     while count < canary.max_blocks:
-        found.append(count)
+        counts.append(count)
         count *= 2
-    return [*found, canary.max_blocks]
+    return [*counts, canary.max_blocks]
 
 
 def intervals(experiment: Experiment) -> tuple[Interval, Interval] | None:
     """Return the intervals of the log gains in throughput and in latency; `None` while the blocks are too few."""
     if len(experiment.blocks) < FEWEST_BLOCKS:
         return None
-    tail = experiment.canary.error_ratio / (2 * len(looks(experiment.canary)))
+    tail = experiment.canary.error_ratio / (2 * len(checkpoints(experiment.canary)))
     return interval(_fleet(experiment, "throughput"), tail), interval(_fleet(experiment, "itl"), tail)
 
 
 def judge(experiment: Experiment, policy_version: int, at: float) -> Outcome | None:
-    """Return how it ends at `at`, with the model's policy at `policy_version`; `None` while it shall go on."""
+    """Return the outcome at `at`, with the model's policy at `policy_version`; `None` while it goes on."""
     if policy_version != experiment.base_version:
         return Outcome.POLICY_CHANGED
     canary, count, found = experiment.canary, len(experiment.blocks), intervals(experiment)
@@ -81,7 +81,7 @@ def judge(experiment: Experiment, policy_version: int, at: float) -> Outcome | N
     least, tolerated = math.log1p(canary.minimum_gain_ratio), math.log1p(-canary.tolerance_ratio)
     if found and min(bounds.high for bounds in found) < tolerated:
         return Outcome.WORSE
-    if found and (is_over or count in looks(canary)):
+    if found and (is_over or count in checkpoints(canary)):
         low = sorted(bounds.low for bounds in found)
         if low[1] > least and low[0] >= tolerated:
             return Outcome.BETTER
@@ -107,7 +107,7 @@ def described(experiment: Experiment, arm: Arm | None) -> dict[str, Any]:
 
 
 def ended(experiment: Experiment, outcome: Outcome, at: float) -> Experiment:
-    """Return `experiment` as it ends with `outcome` at `at`, its numbers with it."""
+    """Return `experiment` ended with `outcome` at `at`, with its numbers as evidence."""
     found = replace(experiment, outcome=outcome, ended_at=at)
     return replace(found, evidence=described(found, None))
 
@@ -117,7 +117,7 @@ def _ratios(bounds: Interval) -> Mapping[str, float]:
 
 
 def _fleet(experiment: Experiment, measure: str) -> list[float]:
-    """The gain of each block over all pools, weighted by their busy seconds."""
+    """Return the gain of each block over all pools, weighted by their busy seconds."""
     return [
         math.fsum(gain.busy_s * getattr(gain, measure) for gain in block.pools.values())
         / math.fsum(gain.busy_s for gain in block.pools.values())

@@ -1,8 +1,8 @@
-"""Runs the canaries of all models in one controller: measures their blocks, judges them, and tells of them.
+"""Runs the canaries of all models in one controller: measures their blocks, tests them, and reports them. Pure.
 
-Only the leader measures and judges, in ticks in which Redis answered; every controller tells. All that must outlive a
-controller is in the `Experiment`, which the loop writes: a successor loses the running block and nothing else. Pure, as
-the law: what must be written is returned.
+Only the leader measures and tests, in ticks in which Redis answered; every controller reports. All state that must
+outlive a controller is in the `Experiment`, which this module returns and the loop writes: a new leader loses only the
+running block.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from specpilot.controller.estimation.observation import Look
 from specpilot.controller.experiments.blocks import BlockSums
-from specpilot.controller.experiments.canary import described, ended, judge, turn
+from specpilot.controller.experiments.canary import described, ended, judge, window_at
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Experiment
 
 
 class Runner:
-    """What one controller remembers of the running experiments."""
+    """One controller's state of the running experiments."""
 
     def __init__(self, interval_s: float = 0.5) -> None:
         self._interval_s = interval_s  # between two ticks
@@ -27,7 +27,7 @@ class Runner:
     def judge(
         self, experiments: Iterable[Experiment], policy_versions: Mapping[str, int], at: float
     ) -> list[Experiment]:
-        """Begin a tick of the leader at `at`; return the experiments that came to something new, to be written."""
+        """Begin a tick of the leader at `at`; return the experiments that changed and must be written."""
         running = [item for item in experiments if item.is_running]
         ids = {item.experiment_id for item in running}
         self._sums = {name: sums for name, sums in self._sums.items() if name in ids}
@@ -42,14 +42,14 @@ class Runner:
         return changed
 
     def measure(self, experiment: Experiment, context: PoolContext, look: Look | None, at: float) -> None:
-        """Take in the newest look at a pool, its time in Unix seconds, before the pool is steered."""
-        now, sums = turn(experiment, context.pool, at), self._sums.get(experiment.experiment_id)
+        """Add the newest snapshot of a pool, its time in Unix seconds, before the pool is steered."""
+        now, sums = window_at(experiment, context.pool, at), self._sums.get(experiment.experiment_id)
         if now is None or sums is None:
             return
-        sums.take(context.pool, now, at, look)
+        sums.add(context.pool, now, at, look)
 
     def interrupt(self, experiment: Experiment) -> None:
-        """Note that turns stand still: the running block does not count."""
+        """Mark the running block as interrupted, because the policies do not alternate: it does not count."""
         if experiment.experiment_id in self._sums:
             self._sums[experiment.experiment_id].is_interrupted = True
 
@@ -60,7 +60,7 @@ class Runner:
                 self._sums[experiment.experiment_id].end_tick(at)
 
     def reported(self, experiment: Experiment | None, context: PoolContext, result: TickResult) -> TickResult:
-        """Return `result` with the canary's numbers; in the first tick after its end, with that as the reason."""
+        """Return `result` with the canary's numbers; in the first tick after its end, its end is the reason."""
         if experiment is None:
             return result
         place = (context.model, context.pool)

@@ -1,7 +1,7 @@
-"""Turns recorded decisions into an answer to "why this K?": which K, why, from what, with what gain.
+"""Explains a K from recorded decisions: which K, the reason, the evidence, the gain. Pure.
 
-Pure. The decisions come newest first; the newest one is the moment asked about, the older ones tell what held before
-the latest change and so what the change brought.
+The decisions come newest first. The newest is the decision to explain; the older ones give the throughput before the
+latest change, and so the measured gain of this change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _THROUGHPUTS = (
 )
 _CHANGES = (Reason.GAIN,)
 _NEAR_S = 10.0
-"""Of what was decided long ago only some is kept: what is farther from a change than this tells nothing about it."""
+"""Seconds around a change whose decisions measure its gain: Redis keeps only a sample of older decisions."""
 
 
 def explain(decisions: Sequence[Decision], gains: Sequence[DailyGain] = ()) -> dict[str, Any]:
@@ -98,14 +98,15 @@ def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
     if canary is None:
         return []
     end = canary["outcome"]
-    state = f"ended, {end}" if end else f"turn of the {canary['arm']} policy" if canary["arm"] else "between two turns"
+    window = f"window of the {canary['arm']} policy" if canary["arm"] else "between two windows"
+    state = f"ended, {end}" if end else window
     lost = ", ".join(f"{count} {cause}" for cause, count in sorted(canary["lost_blocks"].items()))
     lines = [f"canary: {state}; {canary['blocks']} of {canary['blocks_at_most']} blocks, lost: {lost or 'none'}"]
     return lines + _gain_lines(canary)
 
 
 def _gain_lines(found: Mapping[str, Any]) -> list[str]:
-    return [f"  gain in {measure}: {gain}" for measure, gain in daily_gain.gains_told(found)]
+    return [f"  gain in {measure}: {gain}" for measure, gain in daily_gain.gain_texts(found)]
 
 
 def _class_line(name: str, facts: Mapping[str, Any]) -> str:
@@ -153,9 +154,10 @@ def _latest_gain_lines(found: Mapping[str, Any] | None) -> list[str]:
         return []
     gain, state = found["gain_ratio"], "; the static K is in force" if found["is_stepped_back"] else ""
     if gain is None:
-        return [f"hold-out: {found['windows']} windows, too few for an interval{state}"]
+        return [f"control group: {found['windows']} windows, too few for an interval{state}"]
     bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {found['windows']} windows)"
-    return [f"hold-out: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}", *_gain_lines(found)]
+    head = f"control group: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}"
+    return [head, *_gain_lines(found)]
 
 
 def _percent(ratio: float | None) -> str:
@@ -166,11 +168,11 @@ def _meaning(reason: str) -> str:
     try:
         return MEANING[Reason(reason)]
     except ValueError:
-        return "a reason of another version of the controller"
+        return "unknown to this version of the controller"
 
 
 def _k_advised(decision: Decision) -> dict[str, int]:
-    """K by class at the load of the tick as the law would have it: in mode `act`, as it is."""
+    """Return K by row of the law's choice, at the load of the tick; in mode `act` this is the K in force."""
     decodes = max(1, round(decision.evidence.get("decodes") or 1))
     if decision.schedule is None:
         return {}
@@ -178,14 +180,15 @@ def _k_advised(decision: Decision) -> dict[str, int]:
 
 
 def _latest_change(decisions: Sequence[Decision]) -> dict[str, Any] | None:
-    """What the latest change within `decisions` was predicted to gain, and the throughput before and after it."""
+    """Return the predicted gain of the latest change in `decisions`, and the throughput before and after it."""
     for item in decisions:
         if item.reason in _CHANGES and item.mode is Mode.ACT:
-            # The tick that changes still measured the schedule before; trials and hold-outs are no comparison.
-            near = [other for other in decisions if abs(other.at - item.at) <= _NEAR_S]
-            at = near.index(item)
-            before = [_measured(older) for older in near[at : at + 4] if not _is_disturbed(older, near)]
-            after = [_measured(newer) for newer in near[max(0, at - 5) : max(0, at - 1)]]
+            # The tick of the change itself measured the old schedule. Windows of trials and of the control group ran
+            # another schedule than the law's.
+            around = [other for other in decisions if abs(other.at - item.at) <= _NEAR_S]
+            at = around.index(item)
+            before = [_measured(older) for older in around[at : at + 4] if not _is_disturbed(older, around)]
+            after = [_measured(newer) for newer in around[max(0, at - 5) : max(0, at - 1)]]
             return {
                 "at": item.at,
                 "reason": item.reason,
@@ -198,7 +201,7 @@ def _latest_change(decisions: Sequence[Decision]) -> dict[str, Any] | None:
 
 
 def _is_disturbed(decision: Decision, decisions: Sequence[Decision]) -> bool:
-    """Whether the tick that `decision` ended did not run wholly under the law's schedule."""
+    """Return whether the tick that ended with `decision` ran, in part, under another schedule than the law's."""
     at = decisions.index(decision)
     return at + 1 < len(decisions) and decisions[at + 1].reason in (Reason.TRIAL, Reason.HOLD_OUT)
 

@@ -1,8 +1,8 @@
-"""One tick as one line of JSON: what `--record` writes and `replay` reads.
+"""One tick as one line of JSON: `--record` writes it and `specpilot replay` reads it.
 
-A line holds everything that the law was given: the time, the engines' registrations, the policies, canaries and
-freezes, the schedules in force, every counter of every engine, and the settings that the law depends on. Nothing else
-decides, so a replay decides the same.
+A line holds all inputs of the law: the time, the engines' registrations, the policies, canaries and freezes, the
+schedules in force, every counter of every engine, and the settings that the law depends on. So a replay makes the same
+decisions.
 """
 
 import json
@@ -19,13 +19,17 @@ from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recorded tick. `now` is on the same steady clock as the observations' times, `at` Unix seconds.
+    """One recorded tick. `now` is steady seconds, as in the observations; `at` is Unix seconds.
 
-    `unreadable` are models whose policy could not be read, so that their pools were held without a decision.
-    `turns_at` is the time by which canaries take turns; it stands still while Redis is silent. `fence` is that of the
-    lease, so that a new one tells a take-over; `None` in stand-by. `default_mode` and `without` are the controller's
-    settings of these names, `look_s` the seconds between two looks. `resumed` are (model, pool, digest) of hold-outs
-    that an earlier leader found to lose, in the tick in which they were taken over.
+    Attributes:
+        unreadable: models whose policy could not be read; their pools kept their schedules without a decision.
+        turns_at: the time that determines a canary's window, Unix seconds; it stands still while Redis does not answer.
+        fence: the lease's; a new number marks a take-over; `None` in stand-by.
+        default_mode: the controller's setting of this name.
+        without: the controller's setting of this name.
+        look_s: seconds between two scrapes.
+        resumed: (model, pool, digest) of each pool that had fallen back to the static K under an earlier leader, in the
+            tick in which this one took it over.
     """
 
     at: float

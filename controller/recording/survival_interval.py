@@ -1,4 +1,4 @@
-"""How sure the survival of a band is: an interval for each position, from the trials behind it.
+"""The confidence interval of a band's survival at each position.
 
 With a_j the conditional acceptance and n_j the trials at position j, the variance of ln S_i is, by Greenwood (1926),
 
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 _QUANTILE = 1.645
-"""Of the normal distribution: 5 % on either side."""
+"""Quantile of the normal distribution with 5 % in each tail."""
 
 
 def with_intervals(bands: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return `bands` of a decision's evidence with `survival_low` and `survival_high`, a 90 % interval by position.
 
-    A bound is `None` from the first position on that has no trial: there the survival rests on what is assumed.
+    A bound is `None` from the first position without a trial on: there the survival is the prior's.
     """
     return {name: {**found, **_bounds(found)} for name, found in bands.items()}
 

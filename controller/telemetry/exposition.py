@@ -1,10 +1,10 @@
-"""Reads the Prometheus text format, but only the lines of the engine adapter.
+"""Reads the engine adapter's lines of a page in the Prometheus text format.
 
-An engine's page holds thousands of lines, of which some hundreds are ours; all other lines cost one prefix
-comparison. The part before the number is the same at every scrape, so its meaning is remembered, and a line that
-has not changed since the last scrape is not read again (`PageReader`). A value that is no finite, non-negative number
-and a line that cannot be read are left out: unknown, not zero. Series that differ only in labels that the law does not
-know (several processes of one engine) are added up.
+An engine's page has thousands of lines; some hundreds are the adapter's, and each of the others costs one prefix
+comparison. The name and labels of a line are parsed once and cached, and a line that has not changed since the last
+scrape is not parsed again (`PageReader`). A value that is not a finite, non-negative number is left out, like a line
+that cannot be parsed: unknown, not zero. Series that differ only in labels that the law does not use (several
+processes of one engine) are summed.
 """
 
 import math
@@ -32,17 +32,17 @@ def _series(head: str) -> Series | None:
 
 
 class PageReader:
-    """Reads one engine's page again and again.
+    """Reads the successive pages of one engine.
 
-    A page of thousands of lines differs from the one before in some hundred. So of each line its hash is kept, and one
-    that is the same as last time is not read. A page with other series than the last is read whole.
+    Two successive pages of thousands of lines differ in some hundred. The reader keeps a hash of each line and parses
+    only lines whose hash changed. It parses the whole page when the series differ from those of the last page.
     """
 
     def __init__(self) -> None:
         self._hashes = array("q")
         self._series: list[Series | None] = []
         self._values: dict[Series, float] = {}
-        self._is_plain = False  # each series has one line, with a value that counts
+        self._is_plain = False  # each series has one line, with a valid value
 
     def read(self, text: str) -> dict[Series, float]:
         """Return the value of every series in `text` that the law reads."""
@@ -54,7 +54,7 @@ class PageReader:
         return self._values
 
     def _update(self, lines: list[str], hashes: "array[int]") -> bool:
-        """Read the lines that changed; return whether every one of them still belongs to the same series."""
+        """Read the lines that changed; return whether each still belongs to the same series."""
         values = dict(self._values)
         for at, (found, known) in enumerate(zip(hashes, self._hashes, strict=True)):
             if found != known:
@@ -80,7 +80,7 @@ class PageReader:
 
 
 def _read(line: str) -> tuple[Series | None, float | None]:
-    """Return the series of a line, `None` for one that is not ours, and its value, `None` for one that is left out."""
+    """Return a line's series (`None`: not the adapter's) and its value (`None`: not valid)."""
     if not line.startswith(PREFIX):
         return None, None
     end = line.rfind("}") + 1 or line.find(" ")

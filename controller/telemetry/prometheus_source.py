@@ -1,9 +1,9 @@
 """Reads the engines' counters from a Prometheus server that scrapes them, instead of from the engines.
 
-For fleets where the controller cannot reach the engines, or where one reader per engine is enough. A target belongs to
-the engine whose URL has the target's `instance` (host:port), or whose id its label `engine_id` names. All series of a
-scrape carry the same time; only the newest scrape of a target counts, and a scrape that was read before is the same
-observation again. Ages are told by the server's own clock, so that clocks that differ do no harm.
+For fleets where the controller cannot reach the engines, or where only one program should scrape them. A target belongs
+to the engine whose URL has the target's `instance` (host:port), or whose id is the target's label `engine_id`. All
+series of a scrape have the same time stamp. Only the newest scrape of a target counts; reading it twice yields the same
+observation twice. Ages are computed from the server's clock alone, so that its offset from this machine's does no harm.
 
 The law is as fast as the server scrapes: every second or two (`SCRAPED_EVERY_S`). An engine whose newest scrape is more
 than `LOOK_BACK_S` old yields no observation.
@@ -24,7 +24,7 @@ from specpilot.policy.types import EngineRecord
 
 TIMEOUT_S = 2.0
 SCRAPED_EVERY_S = 2.0
-"""Seconds between two scrapes of an engine by the server, at most: a look that is older than 5 s steers nothing."""
+"""Longest time between two scrapes of an engine by the server: a scrape older than 5 s changes no schedule."""
 
 LOOK_BACK_S = 10
 _SELECT = f'{{__name__=~"{"|".join(LABELS)}"}}[{LOOK_BACK_S}s]'
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 class PrometheusSource:
-    """Asks one Prometheus server over an HTTP session that its owner closes; `url` is the server's address.
+    """Queries the Prometheus server at `url` over an HTTP session that its owner closes.
 
-    `scraped_at` is the time of each engine's newest scrape; of one without any, since when it has been known.
+    `scraped_at` is the time of each engine's newest scrape; before the first, the time since which it is registered.
     """
 
     def __init__(self, session: aiohttp.ClientSession, clock: Clock, url: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -42,12 +42,12 @@ class PrometheusSource:
         self._clock = clock
         self._query_url = url.rstrip("/") + "/api/v1/query"
         self._timeout_s = timeout_s
-        self._seen: dict[str, tuple[float, float]] = {}  # engine id: time of its scrape by the server's clock and ours
+        self._seen: dict[str, tuple[float, float]] = {}  # engine id: time of its scrape on the server's clock and ours
         self._is_failing = False
         self.scraped_at: dict[str, float] = {}
 
     async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
-        """Return the newest scrape of every engine that the server knows of; nothing when it does not answer."""
+        """Return the newest scrape of every engine that the server scrapes; nothing when it does not answer."""
         ids = {engine.engine_id for engine in engines}
         self._seen = {name: times for name, times in self._seen.items() if name in ids}
         asked_at = self._clock.monotonic()
@@ -84,7 +84,7 @@ class PrometheusSource:
 
 
 def _newest(result: Sequence[Any]) -> dict[tuple[str, str], tuple[float, dict[Series, float]]]:
-    """Return for each target, by `engine_id` or `instance`, the time of its newest scrape and what that said."""
+    """Return the time and the values of each target's newest scrape, by `engine_id` or `instance`."""
     targets: dict[tuple[str, str], tuple[float, dict[Series, float]]] = {}
     for item in result:
         labels = item["metric"]
@@ -106,7 +106,7 @@ def _newest(result: Sequence[Any]) -> dict[tuple[str, str], tuple[float, dict[Se
 
 
 def _address(url: str) -> str | None:
-    """Return host:port, as Prometheus writes a target's `instance`; `None` if `url`, an engine's own word, has none."""
+    """Return host:port as Prometheus writes `instance`; `None` if `url`, which an engine registered, is malformed."""
     try:
         parts = urlsplit(url)
         return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"

@@ -1,9 +1,8 @@
 """Fetches the engines' counters, `AT_ONCE` engines at the same time, each within a time limit.
 
-An engine that fails or is slow costs the others nothing and yields no observation: unknown, not zero. When the
-server honours the `name[]` query of Prometheus client libraries only our own series cross the wire; a server that
-answers such a query with nothing (the multi-process registry does) is asked for the whole page until it is started
-anew.
+An engine that fails or is slow does not delay the others and yields no observation: unknown, not zero. The scraper
+sends the `name[]` query of Prometheus client libraries, so that only the adapter's series cross the wire. A server that
+answers this query with nothing (the multi-process registry does) is asked for the whole page until it restarts.
 """
 
 import asyncio
@@ -18,11 +17,11 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.types import EngineRecord
 
 TIMEOUT_S = 1.0
-"""Seconds that an engine has to answer, from when it is asked."""
+"""Seconds that an engine has to answer, from the start of its own request."""
 
 AT_ONCE = 256
-"""Engines asked at once. A page takes about a millisecond to read, on the one loop: were a thousand asked at once, the
-last ones would be late for the first ones' sake. Half a thousand that hang cost a tick two seconds."""
+"""Engines scraped at once. Parsing a page takes about 1 ms on the one event loop: with a thousand at once the last
+pages would miss `TIMEOUT_S` while the first are parsed. Five hundred engines that hang cost a tick two seconds."""
 
 _LARGEST_PAGE_BYTES = 32 << 20
 _QUERY = [("name[]", name) for name in LABELS]
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 class Collector:
     """Scrapes engines over one HTTP session, which its owner closes.
 
-    `scraped_at` is when each engine was read last; of one that never was, since when it has been known: its age grows.
+    `scraped_at` is the time of each engine's last scrape; before the first, the time since which it is registered.
     """
 
     def __init__(

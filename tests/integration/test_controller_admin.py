@@ -236,7 +236,7 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
         "class default: 100% of the traffic, 2.50 tokens a step measured",
         "K of default: 3\n",
         "band 6: 100% of the running decodes, S = 0.90 (0.88..0.92) 0.79 (0.77..0.81)",
-        "hold-out: adaptive K gains +6.0% over the static K, between +2.0% and +10.0% (95 %, 12 windows)",
+        "control group: adaptive K gains +6.0% over the static K, between +2.0% and +10.0% (95 %, 12 windows)",
         "  gain in inter-token latency: +5.0%, between +1.0% and +9.0%",
     ):
         assert line in told.stdout

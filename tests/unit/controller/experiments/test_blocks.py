@@ -7,7 +7,7 @@ import pytest
 
 from specpilot.controller.estimation.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Look
 from specpilot.controller.experiments.blocks import GAP_S, BlockSums
-from specpilot.controller.experiments.canary import turn
+from specpilot.controller.experiments.canary import window_at
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Canary, Experiment, Lost
 from specpilot.policy.types import Policy
@@ -56,10 +56,10 @@ def play(
             continue
         found = written(found, sums.roll(found, at))
         for pool in pools:
-            now, seen = turn(found, pool, at), turn(found, pool, at - delay_s)
+            now, seen = window_at(found, pool, at), window_at(found, pool, at - delay_s)
             assert now is not None
             assert seen is not None
-            sums.take(pool, now, at, look(at - delay_s, by_arm[seen.arm], left_s.get(seen.arm, 0.0)))
+            sums.add(pool, now, at, look(at - delay_s, by_arm[seen.arm], left_s.get(seen.arm, 0.0)))
         sums.end_tick(at)
     return found
 

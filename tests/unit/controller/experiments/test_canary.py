@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.controller.experiments.canary import described, ended, intervals, judge, looks, turn
+from specpilot.controller.experiments.canary import checkpoints, described, ended, intervals, judge, window_at
 from specpilot.policy.canary import BLOCKS_LIMIT, Arm, Block, Canary, Experiment, Gain, Lost, Outcome
 from specpilot.policy.types import Policy
 
@@ -31,7 +31,7 @@ def test_every_block_gives_the_canary_one_window(seed: int, block: int, share: f
     canary = replace(CANARY, share_ratio=share, max_duration_s=7200.0)
     subject = experiment(canary, seed)
     turns = [
-        turn(subject, "p", 1000.0 + block * canary.block_s + (slot + 0.5) * canary.window_s)
+        window_at(subject, "p", 1000.0 + block * canary.block_s + (slot + 0.5) * canary.window_s)
         for slot in range(canary.windows)
     ]
     assert [item.slot for item in turns if item] == list(range(canary.windows))
@@ -46,22 +46,22 @@ def test_the_window_is_drawn_anew_for_every_block_and_pool() -> None:
         for block in range(400)
         for pool in ("a", "b")
         for slot in range(4)
-        if (item := turn(experiment(canary), pool, 1000.0 + block * canary.block_s + slot * 20 + 1))
+        if (item := window_at(experiment(canary), pool, 1000.0 + block * canary.block_s + slot * 20 + 1))
         and item.arm is Arm.CANARY
     )
     assert all(150 < counts[slot] < 250 for slot in range(4))
 
 
 def test_no_turn_before_the_beginning_and_after_the_end() -> None:
-    assert turn(experiment(), "p", 999.9) is None
-    assert turn(experiment(), "p", 1000.0 + 40 * CANARY.block_s) is None
-    assert turn(replace(experiment(), outcome=Outcome.ABORTED), "p", 1010.0) is None
+    assert window_at(experiment(), "p", 999.9) is None
+    assert window_at(experiment(), "p", 1000.0 + 40 * CANARY.block_s) is None
+    assert window_at(replace(experiment(), outcome=Outcome.ABORTED), "p", 1010.0) is None
 
 
-def test_looks_double_and_end_with_the_end() -> None:
-    assert looks(CANARY) == [6, 12, 24, 40]
-    assert looks(replace(CANARY, min_duration_s=1600.0)) == [40]
-    assert looks(replace(CANARY, min_duration_s=0.0))[0] == 3
+def test_checkpoints_double_and_end_with_the_end() -> None:
+    assert checkpoints(CANARY) == [6, 12, 24, 40]
+    assert checkpoints(replace(CANARY, min_duration_s=1600.0)) == [40]
+    assert checkpoints(replace(CANARY, min_duration_s=0.0))[0] == 3
 
 
 # Truth is known: windows whose noise is drift, sudden steps of load and a strongly correlated disturbance.
@@ -84,7 +84,7 @@ def play(seed: int, gain: float, canary: Canary = CANARY, make: Callable[..., np
     logs = make(rng, canary.max_blocks * canary.windows).reshape(canary.max_blocks, canary.windows)
     for block in range(canary.max_blocks):
         at = 1000.0 + block * canary.block_s
-        arms = [turn(subject, "p", at + (slot + 0.5) * canary.window_s) for slot in range(canary.windows)]
+        arms = [window_at(subject, "p", at + (slot + 0.5) * canary.window_s) for slot in range(canary.windows)]
         chosen = next(item.slot for item in arms if item and item.arm is Arm.CANARY)
         found = gain + logs[block, chosen] - np.delete(logs[block], chosen).mean()
         subject = replace(

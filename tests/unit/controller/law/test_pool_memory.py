@@ -3,7 +3,7 @@ import pytest
 from specpilot.controller.estimation.observation import Cell, CellSums, Evidence
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.pool_memory import PoolMemory
-from specpilot.controller.pools import in_turn
+from specpilot.controller.pools import in_window
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Canary, Experiment, Outcome
 from specpilot.policy.types import KRange, Policy, Schedule
@@ -73,5 +73,5 @@ def test_when_a_canary_ends_the_pool_goes_on_as_the_arm_whose_policy_stays(last:
 def test_the_heir_is_the_canary_after_a_promotion_only(outcome: Outcome) -> None:
     context = PoolContext("m", "p", Policy("m"), 7, 3, 64, None)
     ended = Experiment(2, "id", Canary(Policy("m")), 1, 0.0, ended_at=1.0, outcome=outcome)
-    found = in_turn(context, ended, 5.0)
+    found = in_window(context, ended, 5.0)
     assert (found.remaining_arm, found.arm) == (Arm.CANARY if outcome.is_promotion else Arm.PRESENT, None)

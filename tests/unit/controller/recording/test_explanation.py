@@ -11,7 +11,7 @@ from specpilot.policy.types import Decision, KRange, Mode, Schedule
 
 K = {"default": 3, **{f"default:{band}": band for band in range(BANDS)}, "batch": 0}
 BOUNDS = {"low": -0.01, "mean": 0.04, "high": 0.09}
-TOLD = "hold-out: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n"
+TOLD = "control group: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n"
 GAINS = (
     "throughput: +4.0%, between -1.0% and +9.0%",
     "inter-token latency: +2.0%, between +1.0% and +3.0%",
@@ -47,11 +47,11 @@ def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed()
     [
         (
             {"windows": 1, "is_stepped_back": False, "gain_ratio": None},
-            "hold-out: 1 windows, too few for an interval\n",
+            "control group: 1 windows, too few for an interval\n",
         ),
         (
             {"windows": 0, "is_stepped_back": True, "gain_ratio": None},
-            "hold-out: 0 windows, too few for an interval; the static K is in force\n",
+            "control group: 0 windows, too few for an interval; the static K is in force\n",
         ),
         (
             {"windows": 30, "is_stepped_back": False, "gain_ratio": BOUNDS},  # an older controller's
