@@ -1,12 +1,11 @@
-"""Who may use the admin API, and for what.
+"""Authenticates the callers of the admin API and checks their roles.
 
-A caller is known by a bearer token: the one of `--admin-token`, which is an admin; a named token, with its role; or one
-of the identity provider of `--oidc-issuer`. With `--trust-this-machine` and no other way in, a caller on this machine
-needs none and is an admin. Then neither a web page in a browser on this machine nor the clients of a proxy here may
-reach the API (`specpilot.policy.this_machine`).
+A caller sends a bearer token: the one of `--admin-token`, whose role is admin; a named token, with its role; or one
+of the identity provider of `--oidc-issuer`. With `--trust-this-machine`, and neither `--admin-token` nor
+`--oidc-issuer`, a program on this machine needs no token and is an admin. Web pages in a browser on this machine and
+requests through a proxy here are still rejected (`specpilot.policy.this_machine`).
 
-What a call needs is one table, so that a new route cannot be forgotten: reading needs a viewer, writing an admin unless
-the table says that an operator will do.
+The role that a call needs depends on its method and path (`needed_role`), so that no new route can lack a role.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ _OPERATOR_WRITES = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: the name in histories and audit, the role, and until when (Unix seconds) the token is good."""
+    """A caller: its name in histories and audit, its role, and the time (Unix seconds) at which its token expires."""
 
     name: str
     role: Role
@@ -42,18 +41,18 @@ class Caller:
 
 
 class IdentityProvider(Protocol):
-    """Knows callers by tokens that somebody else issued."""
+    """Identifies callers by tokens that another service issued."""
 
     async def caller(self, token: str) -> Caller | None:
-        """Return who sends `token`; `None` when it is no token of this provider.
+        """Return the caller of `token`; `None` when the token is not one of this provider.
 
-        Raises `ApiError` for one of the provider's that may not go on, with the reason.
+        Raises `ApiError` with the reason for a token of the provider that is rejected.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """The ways in: the first admin's token, whether this machine is trusted, the identity provider."""
+    """The ways to authenticate: the first admin's token, trust in this machine, the identity provider."""
 
     admin_token: str | None = None
     trusts_this_machine: bool = False
@@ -61,7 +60,7 @@ class Entrance:
 
 
 class Access:
-    """The rule, as a FastAPI dependency; leaves the `Caller` in `request.state.caller`."""
+    """Checks a request, as a FastAPI dependency; leaves the `Caller` in `request.state.caller`."""
 
     def __init__(self, store: Store, clock: Clock, entrance: Entrance) -> None:
         self._store = store
@@ -72,7 +71,7 @@ class Access:
         self._trusts_this_machine = entrance.trusts_this_machine and is_only_way
 
     async def __call__(self, request: Request) -> None:
-        """Raise `ApiError` 401 or 403 unless the caller may do what it asks for."""
+        """Raise `ApiError` 401 or 403 unless the caller's role allows the request."""
         request.state.caller = caller = await self._caller(request)
         needed = needed_role(request.method, request.url.path)
         if not caller.role.includes(needed):
@@ -104,18 +103,18 @@ class Access:
             provided = await self._provider.caller(token)
             if provided is not None:
                 return provided
-        raise _unknown("this token is not known, or was revoked; send another one")
+        raise _unknown("this token is unknown or revoked; send another one")
 
 
 def needed_role(method: str, path: str) -> Role:
-    """Return what a call of `method` on `path` needs."""
+    """Return the role that a call of `method` on `path` needs."""
     if method in _READS:
         return Role.ADMIN if path.startswith(_ADMIN_READS) else Role.VIEWER
     return Role.OPERATOR if path.startswith(_OPERATOR_WRITES) else Role.ADMIN
 
 
 def require_this_machine(request: Request) -> None:
-    """Raise `ApiError` 403 unless a program on this machine calls, and neither a web page nor a proxy."""
+    """Raise `ApiError` 403 unless a program on this machine calls directly, not a web page or a proxy."""
     why = why_foreign(request.client.host if request.client else "", request.headers, request.scope["http_version"])
     if why is not None:
         message = f"without a token the admin API serves only this machine, and {why}; start the controller with "

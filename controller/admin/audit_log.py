@@ -1,4 +1,4 @@
-"""The admin API's view of the audit: who did what, when, from where, and what was refused."""
+"""The admin API's route of the audit: every write and every rejected one, with its caller, time and source."""
 
 import asyncio
 from typing import Annotated
@@ -20,9 +20,9 @@ def audit_routes(store: Store, router: APIRouter) -> APIRouter:
     async def read_audit(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100, before: Number = None, after: Number = None
     ) -> JSONResponse:
-        """What was written and refused, newest first; `before` (a number) pages back.
+        """Writes and rejected writes, newest first; `before` (a number) pages back.
 
-        With `after` (a number) what came after that, oldest first: ask again with the last number to follow.
+        With `after` (a number): the entries after that one, oldest first; repeat with the last number to follow.
         """
         found = await asyncio.to_thread(store.audit, limit, before, after)
         return JSONResponse({"entries": [to_plain(item) for item in found]})

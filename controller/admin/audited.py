@@ -1,8 +1,8 @@
-"""Writes one audit entry for every write of the admin API, whatever becomes of it.
+"""Writes one audit entry for every write of the admin API, also for one that failed or was rejected.
 
-`audited` gives a class of routes that does so around each handler, so that no handler can forget it. A handler adds
-what only it knows to the `Note` of its request: what changed, and what the caller said it is for. A dry run changes
-nothing and is not written down, unless its caller was not let in.
+The route class of `audited` writes the entry around each handler, so that no handler can omit it. A handler adds the
+changed fields and the caller's comment to the `Note` of its request. A dry run has no entry, unless it was rejected
+for its token or role.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _audit_log = logging.getLogger(AUDIT_LOGGER)
 
 @dataclass(slots=True)
 class Note:
-    """What a handler adds to the entry of its call."""
+    """The handler's part of the audit entry of its call."""
 
     subject: str
     comment: str = ""
@@ -44,32 +44,32 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What every write may be given besides its body: by whom, what for, and whether it is only tried."""
+    """The parameters of every write besides its body: the caller, the comment, and whether it is a dry run."""
 
     caller: Caller
     note: Note
 
     @property
     def is_dry_run(self) -> bool:
-        """Whether nothing shall be written."""
+        """Whether the call is a dry run, which writes nothing."""
         return self.note.is_dry_run
 
     def change(self, cause: Cause) -> Change:
-        """Return what goes into a policy's history."""
+        """Return the entry for a policy's history."""
         return Change(self.caller.name, cause, self.note.comment)
 
 
 def write_of(
     request: Request,
     *,
-    validate_only: Annotated[bool, Query(description="a dry run: say what it would do, and write nothing")] = False,
-    comment: Annotated[str, Query(max_length=COMMENT_LIMIT, description="what it is for; goes into the audit")] = "",
+    validate_only: Annotated[bool, Query(description="a dry run: return the effect, and write nothing")] = False,
+    comment: Annotated[str, Query(max_length=COMMENT_LIMIT, description="the purpose; goes into the audit")] = "",
 ) -> Write:
-    """Return what a call says of itself; a FastAPI dependency."""
+    """Return the parameters of a write; a FastAPI dependency."""
     note = note_of(request)
     note.comment, note.is_dry_run = comment, validate_only
     unknown = [name for name in request.query_params if name not in _QUERY]
-    if unknown:  # a dry run that is misspelt must not be a write
+    if unknown:  # a misspelt `validate_only` must not write
         raise invalid([Fault(name, f"is not known; give {', '.join(_QUERY)} or nothing") for name in unknown], "query")
     return Write(request.state.caller, note)
 
@@ -79,7 +79,7 @@ Writing = Annotated[Write, Depends(write_of)]
 
 
 class AuditTrail:
-    """Where entries go: the log first, then Redis. An entry that Redis does not take is in the log."""
+    """Writes entries to the log, then to Redis. An entry that Redis does not store is in the log."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -94,7 +94,7 @@ class AuditTrail:
             _log.error("an audit entry is in the log only: %s", error)
 
     async def record(self, request: Request, action: str, status: int, refusal: ApiError | None) -> None:
-        """Write the entry of a call that was answered with `status`."""
+        """Write the entry of a call whose reply has `status`."""
         note = note_of(request)
         caller: Caller | None = getattr(request.state, "caller", None)
         changes, left_out = bounded(note.changes if refusal is None else ())
@@ -105,7 +105,7 @@ class AuditTrail:
             source=request.client.host if request.client else "",
             action=action,
             subject=note.subject[:256],
-            result=_result(status) if caller else Result.REFUSED,  # whoever was not let in changed nothing
+            result=_result(status) if caller else Result.REFUSED,  # no caller: rejected for its token
             status=status,
             code=refusal.code if refusal else "",
             message=str(refusal)[:1000] if refusal else "",
@@ -125,10 +125,10 @@ def note_of(request: Request) -> Note:
 
 
 def audited(trail: AuditTrail) -> type[APIRoute]:
-    """Return the class of routes whose writes go into `trail`."""
+    """Return the route class whose writes go into `trail`."""
 
     class AuditedRoute(APIRoute):
-        """A route that leaves an entry for each write."""
+        """A route that adds an audit entry for each write."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             """Return the handler with the audit around it."""
@@ -156,7 +156,7 @@ def audited(trail: AuditTrail) -> type[APIRoute]:
 
 
 def _unforeseen(error: Exception) -> ApiError:
-    return ApiError(500, "internal_error", f"an error that nobody foresaw: {type(error).__name__}")
+    return ApiError(500, "internal_error", f"an unexpected error: {type(error).__name__}")
 
 
 def _result(status: int) -> Result:

@@ -11,13 +11,13 @@ from specpilot.policy.errors import Fault, InvalidDocumentError
 
 LARGEST_BODY_BYTES = 1 << 20
 _DISCARDED_BYTES = 64 << 20
-"""What is read of a body that is too large: a sender that is cut off while it sends may never read the refusal."""
+"""Bytes of a too large body that are read and dropped: a client cut off while it sends may not read the reply."""
 
 
 def body_schema(schema: dict[str, Any], *, is_required: bool = True) -> dict[str, Any]:
-    """Return what tells the OpenAPI page of a body.
+    """Return the OpenAPI description of a body.
 
-    The routes read their bodies themselves, so that every fault is told in our envelope.
+    The routes read their bodies themselves, not through FastAPI, so that every fault is reported in our envelope.
     """
     return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}
 
@@ -31,13 +31,13 @@ async def _body_of(request: Request) -> bytes:
         elif size > _DISCARDED_BYTES:
             break
     if size > LARGEST_BODY_BYTES:
-        message = f"the body is larger than {LARGEST_BODY_BYTES} bytes, the most that is taken; send a smaller document"
+        message = f"the body is larger than {LARGEST_BODY_BYTES} bytes, the limit; send a smaller document"
         raise ApiError(413, "body_too_large", message)
     return body
 
 
 async def object_of(request: Request) -> dict[str, Any]:
-    """Return the JSON object in `request`'s body; nothing counts as an empty one. Raises `ApiError`."""
+    """Return the JSON object in the body of `request`; an empty body is an empty object. Raises `ApiError`."""
     body = await _body_of(request)
     try:
         return decode(dict, body or b"{}")
@@ -46,9 +46,9 @@ async def object_of(request: Request) -> dict[str, Any]:
 
 
 async def _write_alone(request: Request, write: Writing) -> Write:
-    """Return what a call says of itself that takes no document; a FastAPI dependency.
+    """Return the parameters of a write that takes no document; a FastAPI dependency.
 
-    Raises `ApiError` where one with fields was sent: its caller expects something of it.
+    Raises `ApiError` for a body with fields: its caller expects an effect that they do not have.
     """
     plain = await object_of(request)
     if plain:

@@ -1,8 +1,8 @@
-"""The admin API's canaries: start one, look at it, promote or abort it by hand.
+"""The admin API's canaries: start, read, promote and abort them.
 
-One experiment runs for a model at a time; the latest one stays to be looked at until the next begins. A canary may not
-change `match` nor the names of the classes: those are the gateway's, and requests are in a class before it is known
-whose turn it is.
+A model has one running experiment at most; the latest one can be read until the next begins. A canary may change
+neither `match` nor the names of the classes: the gateway applies them, and it assigns a request's class independent of
+the canary's windows.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
 
     @router.get("/canaries/{model:path}", response_model=Experiment)
     async def get_canary(model: str) -> JSONResponse:
-        """The running or latest canary of a model, with what it came to so far."""
+        """The running or latest canary of a model, with its results so far."""
         found = await asyncio.to_thread(store.canary, model)
         if found is None:
             raise ApiError(404, "canary_not_found", f"model {model!r} never had a canary", param="model")
@@ -93,9 +93,10 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         responses={200: {"model": DryRun}, **refusals(400, 409, 412, 413)},
     )
     async def start_canary(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> JSONResponse:
-        """Try a policy in turn with the present one; 409 while a canary of the model runs.
+        """Try a policy in alternation with the present one; 409 while a canary of the model runs.
 
-        With If-Match only beside the version that it was derived from: its promotion would undo what changed since.
+        If-Match is the version of the present policy that the canary was derived from. With another present version
+        the call is rejected, because a promotion would undo the changes since.
         """
         canary = _canary(await object_of(request), model)
         present = await writer.found(model)
@@ -124,7 +125,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
 
 
 def _canary(plain: dict[str, Any], model: str) -> Canary:
-    """The canary that `plain` states; its policy's model may be left out, as the path names it."""
+    """Return the canary that `plain` describes; its policy may leave out `model`, which the path names."""
     policy = plain.get("policy")
     named = {**plain, "policy": {"model": model, **policy}} if isinstance(policy, dict) else plain
     try:
@@ -138,7 +139,7 @@ def _canary(plain: dict[str, Any], model: str) -> Canary:
 
 
 def _started(store: Store, canary: Canary, present: VersionedPolicy | None, now: float) -> Experiment:
-    """Return the experiment that `canary` begins; raises `ApiError` where it may not."""
+    """Return the experiment that `canary` begins; raises `ApiError` when it may not begin."""
     model = canary.policy.model
     latest = store.canary(model)
     if latest is not None and latest.is_running:
@@ -157,7 +158,7 @@ def _started(store: Store, canary: Canary, present: VersionedPolicy | None, now:
 
 
 def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
-    """What `tried` would change for the gateway, which has no turns."""
+    """Return a fault for each field of `tried` that the gateway applies and that differs from `present`."""
     faults = []
     whole = "a canary's policy is whole, so begin with the present one"
     if tried.match != present.match:
@@ -171,13 +172,13 @@ def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
 
 
 def _another(running: Experiment) -> ApiError:
-    """Return the refusal to end `running`: the caller has looked at another one."""
+    """Return the error for a caller that wanted to end another canary than `running`."""
     message = f"the canary {running.experiment_id} of {running.model!r} runs now, since {running.started_at:.0f}"
     return ApiError(412, "version_conflict", f"{message}; GET it again and repeat what you want", param="If-Match")
 
 
 def _end(store: Store, found: Experiment, outcome: Outcome, now: float, change: Change) -> Experiment:
-    """End `found` for an operator, also when the leader counted another block meanwhile."""
+    """End `found` for an operator, also when the leader has stored another block meanwhile."""
     while True:
         last = replace(ended(found, outcome, now), version=found.version + 1)
         try:

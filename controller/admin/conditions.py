@@ -1,7 +1,7 @@
-"""What a caller may demand of the document that it replaces, and how a part of a document is changed.
+"""Checks If-Match and If-None-Match of a write, and applies JSON merge patches. Pure.
 
-A document's ETag is its version. One that exists is replaced only over the version that the caller has seen, so that
-two operators cannot overwrite each other unseen. Pure.
+A document's ETag is its version. A write must name the version that it replaces, so that no operator overwrites an
+unseen change.
 """
 
 import re
@@ -41,7 +41,7 @@ def version_in(etag: str | None) -> int | None:
 
 
 def merged(old: Any, change: Any) -> Any:
-    """Return `old` with `change` as a JSON merge patch: members of objects one by one, `None` removes."""
+    """Return `old` with the JSON merge patch `change` applied: objects merge by member, `None` removes one."""
     if not isinstance(change, dict):
         return change
     found = dict(old) if isinstance(old, dict) else {}
@@ -54,9 +54,9 @@ def merged(old: Any, change: Any) -> Any:
 
 
 def patched(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole document `old` with `change` as a JSON merge patch.
+    """Return the whole document `old` with the JSON merge patch `change` applied.
 
-    A field that `old` has not stays in it even where it is null, so that the document is refused for it: a misspelt
-    field must not pass for one that was reset.
+    A field of `change` that `old` does not have stays in the result even when it is null, so that the document is
+    rejected: a misspelt field must not look like one that was reset.
     """
     return {**dict.fromkeys(name for name in change if name not in old), **merged(old, change)}

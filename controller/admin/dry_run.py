@@ -1,7 +1,7 @@
-"""What a write would do, said before it is done.
+"""The reply to a dry run: the effect of a write without the write.
 
-A dry run is refused as the write would be, with every fault by its field. Otherwise it answers with the fields that
-would change and, where K may change, with a forecast: what the law would choose now, beside today.
+A dry run is rejected like the write, with every fault by its field. Otherwise the reply has the fields that would
+change and, when K may change, a forecast: the law's choice under the present and under the new policy.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class DryRun:
 
 
 def no_forecast(model: str, policy: Policy | None) -> Sequence[PoolForecast]:
-    """Return that nothing is known: the `Forecast` of a controller that has no law."""
+    """Return no forecast: the `Forecast` of a controller without a law."""
     del model, policy
     return ()
 

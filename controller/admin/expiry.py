@@ -1,11 +1,11 @@
-"""When something of the admin API ends: at a time, or so many seconds from now. Both in one request is a fault."""
+"""Expiry of keys, tokens and freezes: a time, or seconds from now. A request with both is rejected."""
 
 from typing import Any
 
 from specpilot.policy.errors import Fault
 
 LONGEST_S = 10 * 366 * 86_400
-"""Ten years; it only catches times in milliseconds."""
+"""Ten years: catches times given in milliseconds."""
 
 EXPIRY_FIELDS = ("expires_at", "expires_in_s")
 EXPIRY: dict[str, Any] = {
@@ -17,7 +17,7 @@ EXPIRY: dict[str, Any] = {
 def expiry_faults(
     plain: dict[str, Any], now: float, at: str = "expires_at", within: str = "expires_in_s"
 ) -> list[Fault]:
-    """Return what is wrong with the fields `at` and `within` of a request."""
+    """Return the faults of the fields `at` and `within` of a request."""
     faults = []
     for name, low, high in ((at, now, now + LONGEST_S), (within, 0.0, LONGEST_S)):
         value = plain.get(name)
@@ -33,19 +33,19 @@ def expiry_faults(
 
 
 def rotation_faults(plain: dict[str, Any], expires_at: float | None, now: float) -> list[Fault]:
-    """Return what is wrong with the rotation `plain` of something that expires at `expires_at` (Unix seconds)."""
+    """Return the faults of the rotation `plain` of a key or token that expires at `expires_at` (Unix seconds)."""
     if expires_at is None or now < expires_at or plain.keys() & EXPIRY_FIELDS:
         return []
     return [Fault("expires_in_s", "is missing, and it has expired; give it, or expires_at (null: it does not expire)")]
 
 
 def rotated_expiry(plain: dict[str, Any], expires_at: float | None, now: float) -> float | None:
-    """Return when it expires after a rotation without faults: as asked, else as before."""
+    """Return the expiry after a rotation without faults: the one that it names, else the old one."""
     return expiry_in(plain, now) if plain.keys() & EXPIRY_FIELDS else expires_at
 
 
 def expiry_in(plain: dict[str, Any], now: float, at: str = "expires_at", within: str = "expires_in_s") -> float | None:
-    """Return the end in Unix seconds that a request without faults states; `None` where it names none."""
+    """Return the expiry in Unix seconds that a request without faults names; `None` when it names none."""
     if plain.get(within) is not None:
         return now + float(plain[within])
     return None if plain.get(at) is None else float(plain[at])

@@ -1,6 +1,7 @@
-"""The admin API's freezes: K of a model, or of everything, stays until it is lifted or its time is over.
+"""The admin API's freezes: K of a model, or of every model, stays until the freeze is lifted or expires.
 
-The leader reads them every tick, so a freeze is on every engine within one interval and the engines' own second.
+The leader reads them every tick, so a freeze reaches every engine within one interval plus the second in which engines
+read their schedule.
 """
 
 import asyncio
@@ -77,7 +78,7 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
 
     @router.get("/freezes", response_model=FreezeList)
     async def list_freezes() -> JSONResponse:
-        """The freezes in force; the model `*` is everything."""
+        """The freezes in force; the model `*` is every model."""
         found, now = await asyncio.to_thread(store.freezes), clock.now()
         return JSONResponse({"freezes": [to_plain(item) for item in found.values() if item.holds(now)], "now": now})
 
@@ -91,17 +92,17 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
 
     @router.put("/freezes", **written)
     async def freeze_everything(request: Request, write: Writing) -> JSONResponse:
-        """Freeze K of every model, until it is lifted or a time is over."""
+        """Freeze K of every model, until the freeze is lifted or expires."""
         return await begin(EVERYTHING, request, write)
 
     @router.put("/freezes/{model:path}", **written)
     async def freeze_model(model: str, request: Request, write: Writing) -> JSONResponse:
-        """Freeze K of one model, until it is lifted or a time is over."""
+        """Freeze K of one model, until the freeze is lifted or expires."""
         return await begin(model, request, write)
 
     @router.delete("/freezes", **lifted)
     async def unfreeze_everything(write: WritingAlone) -> Response:
-        """Lift the freeze of everything; those of single models stay."""
+        """Lift the freeze of every model; those of single models stay."""
         return await lift(EVERYTHING, write)
 
     @router.delete("/freezes/{model:path}", **lifted)
@@ -127,7 +128,7 @@ def _freeze(plain: dict[str, Any], model: str, write: Write, now: float) -> Free
 
 
 def _anothers(found: Freeze) -> ApiError:
-    """Return the refusal to replace a freeze that somebody else began: it may mean more than the new one."""
+    """Return the error for a call that would replace another caller's freeze, which may have a stricter purpose."""
     until = "it is lifted" if found.until is None else f"{found.until:.0f} (Unix seconds)"
     why = f" ({found.comment})" if found.comment else ""
     message = f"{_name(found.model)} is frozen by {found.author or 'somebody'} until {until}{why}"

@@ -75,7 +75,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
 
     @router.get("/keys", response_model=KeyList)
     async def list_keys() -> JSONResponse:
-        """Client keys, without the keys: only their ids and what they may."""
+        """Every client key: its id and limits, without its secret."""
         found = await asyncio.to_thread(store.api_keys)
         return JSONResponse({"keys": [_shown(key) for key in found], "now": clock.now()})
 
@@ -87,7 +87,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         responses={200: {"model": DryRun}, **refusals(413)},
     )
     async def add_key(request: Request, write: Writing) -> JSONResponse:
-        """Make a client key from what it may, every field optional. It is shown only this once."""
+        """Make a client key with limits, every field optional. The key is shown only this once."""
         secret = _secret()
         blank = ApiKey(secrets.token_hex(6), _sha256(secret))
         key = replace(blank, **_key_request(await object_of(request), clock.now()))
@@ -105,7 +105,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         responses=refusals(413),
     )
     async def change_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
-        """Change what a client key may; `null` resets a field, what is not named stays."""
+        """Change the limits of a client key; `null` resets a field, a field that is left out stays."""
         wanted = _key_request(await object_of(request), clock.now())
         if write.is_dry_run:
             before = await _existing(store, key_id)
@@ -124,9 +124,9 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         responses=refusals(409, 413),
     )
     async def rotate_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
-        """Make a client key anew under its id; the old one is good for `grace_s` more seconds.
+        """Replace the secret of a client key; the old secret is valid for `grace_s` more seconds.
 
-        One that has expired needs a new time to expire, and has no grace.
+        An expired key needs a new expiry, and its old secret has no grace.
         """
         plain, now = await object_of(request), clock.now()
         grace_s = _grace_in(plain, now)
@@ -147,7 +147,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         if write.is_dry_run:
             return answer(key_id, None, changes)
         write.note.changes = changes
-        # What was read is replaced or nothing is: of two rotations at once the second would end the first one's key.
+        # Replaces only the document that was read: of two rotations at once the second would revoke the first's key.
         if not await asyncio.to_thread(store.change_api_key, before, after):
             raise ApiError(409, "key_changed", "somebody else changed this key just now; try again", param="key_id")
         return JSONResponse({**_shown(after), "key": secret})
@@ -167,7 +167,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
 
 
 async def _stored(store: Store, key_id: str) -> ApiKey | None:
-    """Return a key; `None` where there is none, or where it cannot be read."""
+    """Return a key; `None` when there is none or its document cannot be read."""
     return next((key for key in await asyncio.to_thread(store.api_keys) if key.key_id == key_id), None)
 
 
@@ -187,7 +187,7 @@ def _sha256(secret: str) -> str:
 
 
 def _grace_in(plain: dict[str, Any], now: float) -> float:
-    """Return the grace that a rotation states."""
+    """Return the `grace_s` of a rotation."""
     known = ("grace_s", *EXPIRY_FIELDS)
     faults = [Fault(name, f"is not known; give {', '.join(known)} or nothing") for name in plain if name not in known]
     faults += expiry_faults(plain, now)
@@ -201,10 +201,7 @@ def _grace_in(plain: dict[str, Any], now: float) -> float:
 
 
 def _change(store: Store, key_id: str, wanted: dict[str, Any]) -> tuple[ApiKey, ApiKey] | None:
-    """Change the key, as often as somebody else was faster; `None` when there is none, or no more.
-
-    Returns what it was and what it is.
-    """
+    """Change the key, again whenever another write was faster. Returns it before and after; `None` when it is gone."""
     while True:
         found = next((key for key in store.api_keys() if key.key_id == key_id), None)
         if found is None:
@@ -219,7 +216,7 @@ def _unknown(key_id: str) -> ApiError:
 
 
 def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the fields of `ApiKey` that a request states."""
+    """Return the fields of `ApiKey` in a request."""
     faults = [
         Fault(name, f"is not known; give {', '.join(_FIELDS)} or nothing") for name in plain if name not in _FIELDS
     ]

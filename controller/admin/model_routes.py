@@ -1,7 +1,7 @@
 """The admin API's model routes: aliases, splits and fall-back models, one versioned document with ETag and If-Match.
 
-Every gateway follows within a second. Nothing of the control loop depends on it. An earlier document is not kept: the
-audit has what each write changed.
+Every gateway applies a new document within a second. The control loop does not use it. Earlier documents are not kept;
+the audit has the changes of each write.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
 
     @router.get("/model-routes", response_model=VersionedModelRoutes)
     async def get_model_routes() -> Response:
-        """Every model route, by the name that clients ask for; the ETag goes into If-Match of a later PUT."""
+        """Every model route, by the model name in requests; the ETag goes into If-Match of a later PUT."""
         return _response(await asyncio.to_thread(store.model_routes))
 
     @router.put(
@@ -71,7 +71,7 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413)},
     )
     async def patch_model_routes(request: Request, write: Writing, if_match: IfMatch = None) -> Response:
-        """Change the named routes (JSON merge patch: null removes a route, what is not named stays)."""
+        """Change the named routes (JSON merge patch: null removes a route, the others stay)."""
         write.note.subject = _SUBJECT
         change = await object_of(request)
         found = await asyncio.to_thread(store.model_routes)

@@ -1,13 +1,13 @@
-"""Callers whom an OpenID Connect provider knows: its signed tokens in, names and roles out.
+"""Verifies the tokens of an OpenID Connect provider and returns their callers, with names and roles.
 
 The provider's keys are found by discovery (`/.well-known/openid-configuration`) and read again after some minutes;
-while that fails, the last ones are good for an hour. A token that is signed with a key that is not known yet makes them
-be read again, every half minute at most. Checked are the signature (asymmetric algorithms only, those of the key), the
-issuer, the audience and the times; the role is the highest that the values of one claim stand for. Needs PyJWT with
-`cryptography`, the extra `oidc`.
+while that fails, the last ones stay valid for an hour. A token with an unknown key id makes the controller read the
+keys again, every half minute at most. Verified are the signature (asymmetric algorithms only, those of the key), the
+issuer, the audience and the times. The role is the highest that a value of the configured claim maps to. Needs PyJWT
+with `cryptography`, the extra `oidc`.
 
-Anybody can send what looks like a token, so a provider that hangs must not hold anything else up: its keys are read in
-a thread of their own, once for all who wait, and after a failure not for a while.
+Anybody can send a made-up token, so a provider that hangs must not delay other requests: one thread reads the keys, all
+waiting requests share one reading, and after a failure there is none for `REST_S`.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
 TIMEOUT_S = 3.0
 LONGEST_S = 8.0
-"""Two pages, each with its time limit, and a little more; for a provider that drips."""
+"""Limit for both pages together: the time limit of each does not bound a provider that sends slowly."""
 REST_S = 5.0
-"""After a failure: how soon a provider that is back is used again, against asking one that is gone all the time."""
+"""Pause after a failure. Less uses a provider that is back sooner; more sends fewer requests to one that is down."""
 LEEWAY_S = 30
 KEYS_FOR_S = 300
 KEYS_KEPT_S = 3600
-"""How old keys may be while they cannot be read again: against everybody locked out by a short failure. A key that the
-provider withdraws meanwhile is good for so long."""
+"""Oldest age of keys while they cannot be read again. More survives longer failures of the provider, but accepts a key
+that the provider has withdrawn for as long."""
 UNKNOWN_KEY_S = 30
-"""Least seconds between two readings for the sake of a key that is not known: made-up ones must not cost anything."""
+"""Least seconds between two readings for an unknown key id, so that made-up ids do not cause requests."""
 LARGEST_PAGE_BYTES = 1 << 20
 _LOGGED_CHARACTERS = 200
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OidcRules:
-    """What is asked of a token: its issuer and audience, and which value of `claim` stands for which role."""
+    """The requirements on a token: its issuer and audience, and the role of each value of `claim`."""
 
     issuer: str
     audience: str
@@ -59,7 +59,7 @@ class OidcRules:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The issuer's keys by their ids, and when they were read (steady time)."""
+    """The issuer's keys by their ids, and the steady time at which they were read."""
 
     by_id: Mapping[str, jwt.PyJWK]
     read_at: float
@@ -77,9 +77,9 @@ class OidcProvider:
         self._rests_until = float("-inf")
 
     async def caller(self, token: str) -> Caller | None:
-        """Return whose `token` it is by the issuer's keys; `None` for what is no JSON Web Token.
+        """Return the caller of `token`, verified with the issuer's keys; `None` when it is not a JSON Web Token.
 
-        Raises the refusal of a token that is one, but expired, forged, or for others.
+        Raises `ApiError` for a JSON Web Token that is expired, forged or for another audience.
         """
         if token.count(".") != 2:  # noqa: PLR2004 - head, claims, signature
             return None
@@ -92,12 +92,12 @@ class OidcProvider:
             )  # fmt: skip
         except jwt.ExpiredSignatureError as error:
             raise _refused("token_expired", "the token has expired; sign in again") from error
-        except (jwt.PyJWTError, TypeError, ValueError) as error:  # of what is forged PyJWT may raise any of these
+        except (jwt.PyJWTError, TypeError, ValueError) as error:  # PyJWT raises any of these for malformed tokens
             raise _refused("invalid_admin_token", f"the token is not good here: {error}") from error
         return self._known(claims)
 
     async def _key(self, key_id: str | None) -> jwt.PyJWK:
-        """Return the issuer's key of that id; raises the refusal where there is none, or nobody can tell."""
+        """Return the issuer's key of that id; raises `ApiError` when there is none or the keys cannot be read."""
         if key_id is None:
             raise _refused("invalid_admin_token", "the token is not good here: it does not name its key (kid)")
         keys = self._keys
@@ -115,12 +115,12 @@ class OidcProvider:
         return keys.by_id[key_id]
 
     async def _read(self) -> _Keys | None:
-        """Read the keys, together with all who wait for them; `None` where that fails, or failed a moment ago."""
+        """Read the keys, once for all waiting requests; `None` when that fails or failed within `REST_S`."""
         if self._reading is None or self._reading.done():
             if self._clock.monotonic() < self._rests_until:
                 return None
             self._reading = asyncio.create_task(self._read_now())
-        return await asyncio.shield(self._reading)  # who goes away must not take it from the others
+        return await asyncio.shield(self._reading)  # a request that is cancelled must not cancel it for others
 
     async def _read_now(self) -> _Keys | None:
         try:
@@ -138,7 +138,7 @@ class OidcProvider:
     def _known(self, claims: Mapping[str, Any]) -> Caller:
         email = None if claims.get("email_verified") in (False, "false") else claims.get("email")
         name = str(email or claims.get("preferred_username") or claims["sub"])
-        if not name.isprintable():  # it goes into logs, histories and the audit, where it must not look like more
+        if not name.isprintable():  # it must not forge a line of a log or of the audit
             raise _refused("invalid_admin_token", "the token is not good here: its name has unprintable characters")
         stated = claims.get(self._rules.claim)
         values = stated if isinstance(stated, list) else str(stated or "").split()
@@ -159,7 +159,7 @@ def _keys_of(issuer: str) -> dict[str, jwt.PyJWK]:
 
 
 def _algorithms_of(key: jwt.PyJWK) -> list[str]:
-    """Return what `key` may have signed with: its own algorithm; of RSA, whose keys need not name theirs, each."""
+    """Return the algorithms of `key`: its own, or all for RSA, whose keys need not name one."""
     own = RSA_ALGORITHMS if key.key_type == "RSA" else (key.algorithm_name,)
     return [name for name in own if name in ALGORITHMS]
 

@@ -1,6 +1,6 @@
-"""Serves the console: its files as they are, under a policy that lets the browser load nothing else.
+"""Serves the console's static files, with a content security policy that forbids all other sources.
 
-No route of it needs a token, as there is nothing in it: what it shows it asks the admin API for.
+The files need no token, because they hold no data: the console reads all data from the admin API.
 """
 
 from pathlib import Path

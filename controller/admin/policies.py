@@ -1,8 +1,8 @@
 """The admin API's policies: versioned documents with ETag and If-Match.
 
-A policy's ETag is its version. Replacing or deleting one needs `If-Match`, so that two operators cannot overwrite each
-other unseen; the second is told what changed since. `on_change` is called after every write, so that the loop need not
-wait for its next tick.
+A policy's ETag is its version. A call that replaces or deletes one needs `If-Match`, so that no operator overwrites an
+unseen change; the error lists the changes since. `on_change` is called after every write, so that the loop ticks at
+once.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from specpilot.policy.history import Cause, Difference, PolicyVersion, differenc
 from specpilot.policy.store import Store
 from specpilot.policy.types import Mode, Policy, VersionedPolicy
 
-_CHANGES_TOLD = 8
+_CHANGES_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyWriter:
-    """Writes policies for the API: what all of its ways to write one have in common.
+    """Writes policies for all routes that write one.
 
     `default_mode` is the mode of models without a policy.
     """
@@ -44,7 +44,7 @@ class PolicyWriter:
     default_mode: Mode
 
     def plain(self, found: VersionedPolicy | PolicyVersion | None, model: str) -> Any:
-        """Return a model's policy as plain data; without one what holds then, also of what can be no model's name."""
+        """Return a model's policy as plain data, else the defaults; `model` need not be a valid name."""
         if found is not None and found.policy is not None:
             return to_plain(found.policy)
         return {**to_plain(Policy("any", mode=self.default_mode)), "model": model}
@@ -61,7 +61,7 @@ class PolicyWriter:
         return found
 
     async def put(self, policy: Policy, found: VersionedPolicy | None, write: Write, cause: Cause) -> Response:
-        """Write `policy` over `found`, or say what that would do."""
+        """Write `policy` over `found`, or describe the effect in a dry run."""
         model = policy.model
         changes = differences(self.plain(found, model), to_plain(policy))
         if write.is_dry_run:
@@ -76,7 +76,7 @@ class PolicyWriter:
         return policy_response(stored, status=201 if found is None else 200)
 
     async def delete(self, found: VersionedPolicy, write: Write) -> Response:
-        """Remove `found`, or say what that would do."""
+        """Remove `found`, or describe the effect in a dry run."""
         model = found.policy.model
         changes = differences(to_plain(found.policy), self.plain(None, model))
         if write.is_dry_run:
@@ -93,7 +93,7 @@ class PolicyWriter:
     async def expected(
         self, model: str, found: VersionedPolicy | None, if_match: str | None, if_none_match: str | None
     ) -> None:
-        """Raise `ApiError` unless the caller's conditions allow that `found` is replaced."""
+        """Raise `ApiError` unless the caller's conditions allow to replace `found`."""
         try:
             check_conditions("policy", found.version if found else None, if_match, if_none_match)
         except ApiError as error:
@@ -103,7 +103,7 @@ class PolicyWriter:
             raise await self.conflict(model, seen, str(error)) from error
 
     async def conflict(self, model: str, seen: int, message: str) -> ApiError:
-        """Return the refusal of a write over `seen`, with who changed what since."""
+        """Return the error for a write over the version `seen`, with the authors and changes since."""
         versions = [
             item for item in await asyncio.to_thread(self.store.policy_versions, model, 50) if item.version > seen
         ]
@@ -186,7 +186,7 @@ def policy_response(found: VersionedPolicy, status: int = 200) -> JSONResponse:
 
 
 def policy_from(plain: dict[str, Any], model: str) -> Policy:
-    """Return the policy that `plain` states; the model may be left out, as the path names it. Raises `ApiError`."""
+    """Return the policy that `plain` describes; it may leave out `model`, which the path names. Raises `ApiError`."""
     try:
         policy = from_plain(Policy, {"model": model, **plain})
     except InvalidDocumentError as error:
@@ -198,7 +198,7 @@ def policy_from(plain: dict[str, Any], model: str) -> Policy:
 
 
 def _since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
-    """Say who wrote `versions`, newest first, and what they changed in all."""
+    """Return a sentence with the authors of `versions` (newest first) and the sum of their changes."""
     authors = ", ".join(dict.fromkeys(item.author or "somebody" for item in reversed(versions)))
     newest = versions[0]
     if newest.policy is None:
@@ -206,11 +206,13 @@ def _since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
     if before is None:
         return f". Since then {authors} wrote it"
     if before.policy is None:
-        return f". Since then {authors} wrote it anew"
-    found = differences(to_plain(before.policy), to_plain(newest.policy))
-    told = "; ".join(_line(item) for item in found[:_CHANGES_TOLD])
-    more = f" and {len(found) - _CHANGES_TOLD} more" if len(found) > _CHANGES_TOLD else ""
-    return f". Since then {authors} changed {told}{more}" if found else f". Since then {authors} wrote the same again"
+        return f". Since then {authors} wrote it again"
+    changes = differences(to_plain(before.policy), to_plain(newest.policy))
+    if not changes:
+        return f". Since then {authors} wrote the same again"
+    listed = "; ".join(_line(item) for item in changes[:_CHANGES_LISTED])
+    more = f" and {len(changes) - _CHANGES_LISTED} more" if len(changes) > _CHANGES_LISTED else ""
+    return f". Since then {authors} changed {listed}{more}"
 
 
 def _line(item: Difference) -> str:

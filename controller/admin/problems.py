@@ -1,6 +1,6 @@
-"""What the admin API says when it refuses: one envelope, `{"error": {"message", "type", "param", "code"}}`.
+"""The admin API's errors, in one envelope: `{"error": {"message", "type", "param", "code"}}`.
 
-Every refusal is an `ApiError` or is translated into one here, so that no other shape ever leaves.
+Every error is an `ApiError` or is translated into one here, so that all replies have this shape.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ RETRY_AFTER_S = 2
 
 
 class ApiError(Exception):
-    """A refusal: status, code for programs, message for people, the fields at fault."""
+    """An error reply: status, code for programs, message for people, the fields at fault."""
 
     def __init__(  # noqa: PLR0913 - the parts of the envelope, most of them optional
         self,
@@ -38,7 +38,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> JSONResponse:
-        """Return the refusal as a response."""
+        """Return the error as a response."""
         error: dict[str, Any] = {
             "message": str(self),
             "type": "invalid_request_error" if self.status < 500 else "server_error",  # noqa: PLR2004 - HTTP's own line
@@ -51,13 +51,13 @@ class ApiError(Exception):
 
 
 def invalid(faults: Sequence[Fault], kind: str) -> ApiError:
-    """Return the refusal of a body that does not say what it must."""
+    """Return the error for a document with faults."""
     message = f"this is no valid {kind}: " + "; ".join(str(fault) for fault in faults)
     return ApiError(422, "invalid_document", message, param=faults[0].field if faults else None, faults=faults)
 
 
 def refusal_of(error: Exception) -> ApiError | None:
-    """Return what `error` is as a refusal; `None` for one that nobody foresaw."""
+    """Return `error` translated into an `ApiError`; `None` for an unexpected one."""
     for kind, translate in _TRANSLATIONS.items():
         if isinstance(error, kind):
             return translate(error)

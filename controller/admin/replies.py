@@ -1,6 +1,6 @@
-"""The shapes of what the admin API answers, for its OpenAPI page. A test holds every reply against them.
+"""The shapes of the admin API's replies, for its OpenAPI page. A test checks every reply against them.
 
-The routes answer with plain JSON; nothing is built from these types at run time.
+The routes reply with plain JSON; these types are not used at run time.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class FaultShown:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What is wrong, in words for people and for programs."""
+    """The fault, as a message for people and a code for programs."""
 
     message: str
     type: str
@@ -197,7 +197,7 @@ class GainShown:
 
 @dataclass(frozen=True)
 class GainOfDay:
-    """What adaptive K gained over the static K in one day (UTC); `null` where its windows are too few."""
+    """The gain of adaptive K over the static K in one day (UTC); `null` when its windows are too few."""
 
     day: str
     windows: int
@@ -207,7 +207,7 @@ class GainOfDay:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why K was what it was; the members are those of `controller.recording.explanation.explain`."""
+    """The reason of a K; the members are those of `controller.recording.explanation.explain`."""
 
     at: float
     model: str
@@ -225,16 +225,16 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Status:
-    """Whether all is well, and if not, why."""
+    """Whether the controller is well, and the problem if not."""
 
     status: str
     problem: str = ""
 
 
 def refusals(*statuses: int) -> Responses:
-    """Return the documentation of refusals with `statuses`."""
+    """Return the documentation of errors with `statuses`."""
     return {status: {"model": Problem} for status in statuses}
 
 
 ALWAYS = refusals(401, 403, 404, 405, 422, 500, 503)
-"""What any call of the admin API may be refused with: no token, not from here, not there, bad values, Redis gone."""
+"""Errors of every call: no token, role too low, not found, invalid values, Redis unavailable."""

@@ -1,6 +1,6 @@
-"""The admin API: what operators write (policies, canaries, freezes, keys, tokens), and what there is to see.
+"""The admin API: operators write policies, canaries, freezes, keys and tokens, and read the state and its history.
 
-Reads and writes go straight to Redis, so that every controller, leading or not, answers the same.
+Reads and writes go to Redis directly, so that every controller, leader or stand-by, gives the same replies.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def routes(  # noqa: PLR0913 - collaborators
     forecast: Forecast = no_forecast,
     default_mode: Mode = Mode.ACT,
 ) -> APIRouter:
-    """Return the admin API over `store`; `on_change` is told of every write that the loop has to know of.
+    """Return the admin API over `store`; it calls `on_change` after every write that the loop reads.
 
     `default_mode` is the mode of models without a policy.
     """
@@ -92,7 +92,7 @@ def routes(  # noqa: PLR0913 - collaborators
 
     @router.get("/explain", response_model=Explanation)
     async def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
-        """Which K held at a moment (default: now), why, from which evidence, with what predicted and measured gain."""
+        """The K in force at a moment (default: now), its reason, its evidence, its predicted and measured gain."""
         found = await _decisions(store, model, pool, _DECISIONS_TO_EXPLAIN, None if at is None else at + _AT_ONCE_S)
         if not found:
             raise ApiError(
@@ -106,7 +106,7 @@ def routes(  # noqa: PLR0913 - collaborators
 async def _decisions(store: Store, model: str, pool: str, limit: int, before: float | None) -> list[Decision]:
     """Return the decisions made before `before`, newest first.
 
-    Redis files a decision when it arrives, a moment after it was made: so a little more is asked for and cut exactly.
+    Redis orders decisions by arrival, a moment after they were made. So this reads a few more and cuts exactly.
     """
     if before is None:
         return list(await asyncio.to_thread(store.decisions, model, pool, limit))

@@ -83,9 +83,9 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         responses=refusals(409, 413),
     )
     async def rotate_token(token_id: str, request: Request, write: Writing) -> JSONResponse:
-        """Give a token a new secret, and a new time to expire if one is named; the old secret is refused at once.
+        """Replace the secret of a token, and its expiry if one is named; the old secret is rejected at once.
 
-        One that has expired needs a new time.
+        An expired token needs a new expiry.
         """
         plain, now = await object_of(request), clock.now()
         found = await asyncio.to_thread(store.admin_token, token_id)
@@ -108,7 +108,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
 
     @router.delete("/tokens/{token_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
     async def revoke_token(token_id: str, write: WritingAlone) -> Response:
-        """Revoke a token, also one whose document cannot be read; it is refused at once."""
+        """Revoke a token, also one whose document cannot be read; it is rejected at once."""
         found = await asyncio.to_thread(store.admin_token, token_id)
         changes = differences(_shown(found), {}) if found is not None else []
         if write.is_dry_run:
@@ -138,7 +138,7 @@ def _unknown_fields(plain: dict[str, Any], known: tuple[str, ...]) -> list[Fault
 
 
 def _asked(plain: dict[str, Any], now: float) -> tuple[str, Role, float | None]:
-    """Return the name, role and expiry that a request states."""
+    """Return the name, role and expiry in a request."""
     faults = _unknown_fields(plain, ("name", "role", *EXPIRY_FIELDS))
     name, role = plain.get("name"), plain.get("role")
     if not isinstance(name, str) or not is_token_name(name):

@@ -1,7 +1,8 @@
-"""The admin API's history of policies: their versions, what differs between two, and the way back to one.
+"""The admin API's history of policies: their versions, the difference of two, and the rollback to one.
 
-Going back writes the older policy as a new version, so that it can be taken back too. Routes of this file come before
-those of single policies: a model whose name ends in `/versions` would be hidden by them.
+A rollback writes the older policy as a new version, so that it can be rolled back too. The routes of this file are
+added before those of single policies, whose path would match `/policies/MODEL/versions` as a model's name. So a model
+whose name ends in `/versions` cannot be read.
 """
 
 import asyncio
@@ -80,7 +81,7 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     async def rollback_policy(
         model: str, request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
     ) -> Response:
-        """Make an older version of a policy the present one again, as a new version; conditions as for PUT."""
+        """Write an older version of a policy again, as a new version; conditions as for PUT."""
         number = _number_in(await object_of(request))
         found = await writer.found(model)
         await writer.expected(model, found, if_match, if_none_match)

@@ -1,4 +1,4 @@
-"""`specpilot token`: who gets into the admin API."""
+"""`specpilot token`: the named tokens of the admin API."""
 
 import json
 import sys
@@ -16,10 +16,10 @@ _USAGE = """usage: specpilot token COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                                          every named token of the admin API
   create NAME --role ROLE [--expires-in 90d]    a new one (viewer, operator or admin), shown once
-  rotate ID [--expires-in 90d]                  a new secret; the old one is refused at once
+  rotate ID [--expires-in 90d]                  a new secret; the old one is rejected at once
   revoke ID
 
-  --comment TEXT            with any that writes: what it is for; goes into the audit
+  --comment TEXT            with every command that writes: its purpose; goes into the audit
   --expires-in none         it does not expire
 """
 
@@ -27,13 +27,13 @@ _USAGE = """usage: specpilot token COMMAND [--admin-url URL] [--token TOKEN] ...
 class TokenSettings(AdminSettings):
     """Makes, lists, rotates and revokes the admin API's named tokens."""
 
-    role: Annotated[Literal["viewer", "operator", "admin"] | None, Field(description="what it may")] = None
-    expires_in: Annotated[str | None, Field(description="for how long it is good: 12h, 90d; default: for ever")] = None
-    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
+    role: Annotated[Literal["viewer", "operator", "admin"] | None, Field(description="the token's role")] = None
+    expires_in: Annotated[str | None, Field(description="how long it is valid: 12h, 90d; default: for ever")] = None
+    comment: Annotated[str, Field(description="the purpose; goes into the audit")] = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`specpilot token`; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    """`specpilot token`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     commands = {"list": False, "create": True, "rotate": True, "revoke": True}
     command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
     settings = load(TokenSettings, f"{PROGRAM} {command}", rest)

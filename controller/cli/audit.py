@@ -1,4 +1,4 @@
-"""`specpilot audit`: who did what, when and from where; with --follow also what comes."""
+"""`specpilot audit`: prints the audit; with --follow also new entries as they come."""
 
 import json
 import sys
@@ -20,23 +20,23 @@ _PAGE = 500
 
 
 class AuditSettings(AdminSettings):
-    """Shows the audit: every write, refused ones included, and what the controller did by itself."""
+    """Shows the audit: every write, rejected ones included, and the controller's own actions."""
 
     model_config = SettingsConfigDict(populate_by_name=False)
 
-    limit: Annotated[int, Field(description="how many of the latest entries", ge=1, le=1000)] = 50
-    follow: Annotated[bool, Field(description="go on with what comes, until Ctrl-C")] = False
+    limit: Annotated[int, Field(description="number of the latest entries", ge=1, le=1000)] = 50
+    follow: Annotated[bool, Field(description="go on with new entries, until Ctrl-C")] = False
     as_json: Annotated[bool, Field(description="print one JSON object per entry", alias="json")] = False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print entries, oldest first; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    """Print entries, oldest first; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     settings = load(AuditSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
     client = AdminClient(settings, PROGRAM)
     with suppress(KeyboardInterrupt):
         latest = client.ask(f"/admin/audit?limit={settings.limit}")[0]["entries"]
         if not latest:
-            sys.stderr.write("nothing was written or refused yet\n")
+            sys.stderr.write("the audit has no entry yet\n")
         last = _print(reversed(latest), settings, 0)
         while settings.follow:
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""The command line's way to the admin API: plain HTTP, and refusals as one line for a person."""
+"""The command line's HTTP client of the admin API; prints an error reply as one line."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ EXIT_REFUSED = 1
 
 
 class AdminSettings(ProgramSettings):
-    """Where the admin API is and how to be let in."""
+    """The address of the admin API and the token for it."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_")
 
@@ -36,7 +36,7 @@ class AdminSettings(ProgramSettings):
 
 
 class AdminClient:
-    """Asks the admin API; ends the program with status 1 and one line on stderr when it refuses."""
+    """Calls the admin API; ends the program with status 1 and one line on stderr after an error reply."""
 
     def __init__(self, settings: AdminSettings, program: str) -> None:
         self._program = program
@@ -53,11 +53,11 @@ class AdminClient:
         return found
 
     def read(self, path: str) -> Any:
-        """Return the JSON at `path` to be told as text, without what a terminal would obey."""
+        """Return the JSON at `path` with control characters escaped, to print as text."""
         return printable(self.ask(path)[0])
 
     def find(self, path: str) -> tuple[Any, Mapping[str, str]] | None:
-        """Return as `ask`, but `None` for what is not there."""
+        """Return as `ask`; `None` when the reply is 404."""
         request = self._request(path, "GET", None, None)
         found: tuple[Any, Mapping[str, str]] | None = self._send(request, is_optional=True)
         return found

@@ -1,4 +1,4 @@
-"""`specpilot key`: which clients get to the engines, and what they may."""
+"""`specpilot key`: the clients' keys to the engines, and their limits."""
 
 import json
 import sys
@@ -16,14 +16,14 @@ _USAGE = """usage: specpilot key COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                  every client key
   create                a new one, shown once
-  change ID             change what it may
-  rotate ID             a new key under the same id; --grace 1h: the old one is good for that long
+  change ID             change its limits
+  rotate ID             a new key under the same id; --grace 1h: the old one stays valid for that long
   revoke ID
 
   --traffic-class code  --allowed-classes code,chat  --requests-per-minute 60  --tokens-per-minute 9000
   --allowed-models big,small  --max-concurrent-requests 4  --k-max 3 (0: no speculation)
-  --expires-in 90d      with create, change and rotate; `none` takes any of these away
-  --comment TEXT        with any that writes: what it is for; goes into the audit
+  --expires-in 90d      with create, change and rotate; `none` removes any of these limits
+  --comment TEXT        with every command that writes: its purpose; goes into the audit
 """
 
 
@@ -35,20 +35,20 @@ _MAY = ("traffic_class", *_LISTS, *_NUMBERS)
 class KeySettings(AdminSettings):
     """Makes, lists, changes, rotates and revokes client keys."""
 
-    traffic_class: Annotated[str | None, Field(description="class of its requests that ask for none")] = None
-    allowed_classes: Annotated[str | None, Field(description="classes that a request may ask for, by commas")] = None
+    traffic_class: Annotated[str | None, Field(description="class of its requests that name none")] = None
+    allowed_classes: Annotated[str | None, Field(description="classes that a request may name, by commas")] = None
     requests_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None
     tokens_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None
-    allowed_models: Annotated[str | None, Field(description="models that a request may ask for, by commas")] = None
-    max_concurrent_requests: Annotated[str | None, Field(description="requests under way at once")] = None
+    allowed_models: Annotated[str | None, Field(description="models that a request may name, by commas")] = None
+    max_concurrent_requests: Annotated[str | None, Field(description="requests in flight at once")] = None
     k_max: Annotated[str | None, Field(description="ceiling on K of its requests; 0: no speculation")] = None
-    expires_in: Annotated[str | None, Field(description="for how long it is good: 12h, 90d")] = None
-    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
-    grace: Annotated[str | None, Field(description="for how long the old key is good after a rotation: 1h")] = None
+    expires_in: Annotated[str | None, Field(description="how long it is valid: 12h, 90d")] = None
+    comment: Annotated[str, Field(description="the purpose; goes into the audit")] = ""
+    grace: Annotated[str | None, Field(description="how long the old key stays valid after a rotation: 1h")] = None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`specpilot key`; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    """`specpilot key`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     commands = {"list": False, "create": False, "change": True, "rotate": True, "revoke": True}
     command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
     settings = load(KeySettings, f"{PROGRAM} {command}", rest)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         keys = client.read("/admin/keys")["keys"]
         if not keys:
             sys.stderr.write(
-                "no client key: a gateway that starts now serves without one; one that has seen a key refuses all\n"
+                "no client key: a gateway that starts now serves without one; one that has seen a key rejects all\n"
             )
         for item in keys:
             may = ", ".join(f"{field} {item[field]}" for field in _MAY if item[field] is not None) or "no limits"

@@ -1,4 +1,4 @@
-"""What the commands about tokens and client keys share: their words, durations, and how a new secret is shown."""
+"""Shared by the commands `token` and `key`: arguments, durations, and how a new secret is printed."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from specpilot.policy.settings import fail
 def parsed(
     arguments: Sequence[str] | None, commands: dict[str, bool], program: str, usage: str
 ) -> tuple[str, str, list[str]]:
-    """Return the command, the name that it takes (empty where it takes none), and the flags."""
+    """Return the command, its name (empty when it takes none), and the flags."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help"}:
         sys.stdout.write(usage)
@@ -36,7 +36,7 @@ def seconds(program: str, flag: str, given: str) -> float:
 
 
 def expiry_body(program: str, given: str | None) -> dict[str, Any]:
-    """Return what `--expires-in` asks for; `none` for ever, nothing where it was not given."""
+    """Return the body's part for `--expires-in`: `none` is for ever; without the flag it is empty."""
     if given is None:
         return {}
     return {"expires_at": None} if given == "none" else {"expires_in_s": seconds(program, "--expires-in", given)}
@@ -48,12 +48,12 @@ def commented(path: str, comment: str) -> str:
 
 
 def expiry(item: dict[str, Any]) -> str:
-    """Say until when something is good."""
+    """Return the expiry as text."""
     return "does not expire" if item["expires_at"] is None else f"expires {text.moment(item['expires_at'])}"
 
 
 def secret(made: dict[str, Any], field: str) -> None:
-    """Show a new secret: alone on standard output, so that it can be piped; what it is on standard error."""
+    """Print a new secret alone on standard output, so that it can be piped; its id and expiry on standard error."""
     sys.stderr.write(
         f"{text.printable(made.get('token_id') or made['key_id'])}: {expiry(made)}; this is shown only once:\n"
     )

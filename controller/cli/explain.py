@@ -1,4 +1,4 @@
-"""`specpilot explain`: which K is or was in force, why, and from which evidence."""
+"""`specpilot explain`: the K that is or was in force, the reason, and the evidence."""
 
 import json
 import sys
@@ -19,9 +19,9 @@ PROGRAM = "specpilot explain"
 
 
 class ExplainSettings(AdminSettings):
-    """Says which K is in force for one model and pool, why, and from which evidence."""
+    """Prints the K in force for one model and pool, the reason, and the evidence."""
 
-    model_config = SettingsConfigDict(populate_by_name=False)  # or `--as-json` would be a flag besides
+    model_config = SettingsConfigDict(populate_by_name=False)  # else `--as-json` would be a flag too
 
     model: Annotated[str | None, Field(description="model; may be left out when there is only one")] = None
     pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
@@ -55,7 +55,7 @@ def _moment(given: str) -> float:
 
 
 def _only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
-    """Return the only model and pool of running engines that fit what was named of them."""
+    """Return the only model and pool of running engines that match the given ones (`None`: any)."""
     answer, _ = client.ask("/admin/engines")
     found = sorted(
         {

@@ -1,9 +1,9 @@
 """`specpilot export`: the schedule in force as a table for an engine without the adapter.
 
-Such an engine knows neither classes nor bands, so the schedule's rows become one: at each load the mean of the rows' K,
-weighted by each row's share of the running decodes in the latest decision; without such shares, the mean of the rows of
-`default`. Classes that have rows by band are taken to have the pool's mix of bands. The table is a snapshot: it does
-not follow what the controller learns later.
+Such an engine knows neither classes nor bands, so the schedule's rows are averaged into one: at each load the mean of
+the rows' K, weighted by each row's share of the running decodes in the latest decision; without such shares, the mean
+of the rows of `default`. Classes with rows by band are assumed to have the pool's mix of bands. The table does not
+follow later changes of the schedule.
 """
 
 import json
@@ -27,14 +27,14 @@ Row = Sequence[Sequence[int]]
 
 
 class Format(StrEnum):
-    """Whose table it is to be."""
+    """The engine that reads the table."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
 
 
 class Drafter(StrEnum):
-    """What drafts in the engine that is to use the table."""
+    """The drafter of the engine that reads the table."""
 
     P_EAGLE = "p-eagle"
     EAGLE3 = "eagle3"
@@ -50,11 +50,11 @@ class ExportSettings(AdminSettings):
     model: Annotated[str, Field(description="model")]
     pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
     format: Annotated[Format, Field(description="vllm: num_speculative_tokens_per_batch_size; sglang: adaptive config")]
-    drafter: Annotated[Drafter, Field(description="what drafts in the engine that is to use it")]
+    drafter: Annotated[Drafter, Field(description="the drafter of the engine that uses it")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table as JSON and what it leaves out on standard error; status 1 when it is refused."""
+    """Print the table as JSON, and on standard error what it leaves out; status 1 when it is rejected."""
     settings = load(ExportSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
     refusal = refusal_of(settings.format, settings.drafter)
     client = AdminClient(settings, PROGRAM)
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def refusal_of(form: Format, drafter: Drafter) -> str | None:
-    """Return why such an engine cannot use a table, with the remedy; `None` when it can."""
+    """Return the reason that such an engine cannot use a table, with the remedy; `None` when it can."""
     remedy = "run it with specpilot engine, or keep one static K"
     if form is Format.VLLM and drafter is Drafter.P_EAGLE:
         return (
@@ -93,7 +93,7 @@ def refusal_of(form: Format, drafter: Drafter) -> str | None:
 
 
 def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[list[KRange], str]:
-    """Return one row for all traffic, and a line that says how it came about.
+    """Return one row for all traffic, and a line that explains it.
 
     `shares` are the rows' shares of the running decodes; rows without one count as absent.
     """
@@ -123,7 +123,7 @@ def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[li
 def row_shares(rows: Mapping[str, Row], evidence: Mapping[str, Any]) -> dict[str, float]:
     """Return the share of the running decodes (0..1) that each of `rows` serves, from a decision's evidence.
 
-    Shares are known by class and by band; of both together the product is taken.
+    The evidence has shares by class and by band; a row of both has their product.
     """
     found: dict[str, float] = {}
     names, serving = {name: name for name in rows}, serving_rows(rows)
@@ -146,13 +146,13 @@ def vllm_table(row: Sequence[KRange]) -> dict[str, Any]:
 
 
 def sglang_notes(row: Sequence[KRange]) -> list[str]:
-    """Return what SGLang needs besides, and what of `row` it cannot be told."""
+    """Return the other flags that SGLang needs, and the parts of `row` that its configuration cannot express."""
     first = next(k for _, _, k in row if k > 0)
     deepest = max(k for _, _, k in row)
     flags = f"--speculative-eagle-topk 1 --speculative-num-steps {first} --speculative-num-draft-tokens {deepest + 1}"
     notes = [
         f"save it as a file and start SGLang with --speculative-adaptive --speculative-adaptive-config FILE {flags}",
-        "SGLang chooses among these steps by acceptance; at which load each is best it is not told",
+        "SGLang chooses among these steps by acceptance; its configuration cannot state the load of each",
     ]
     if any(k == 0 for _, _, k in row):
         notes.append("K = 0, which the schedule has at some loads, is left out: SGLang drafts at least one step")
@@ -173,7 +173,7 @@ def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, An
 
 
 def _evidence(client: AdminClient, model: str, pool: str) -> Mapping[str, Any]:
-    """Return the evidence of the latest decision; nothing where there is none."""
+    """Return the evidence of the latest decision; empty when there is none."""
     answer = client.read(f"/admin/decisions?{urlencode({'model': model, 'pool': pool, 'limit': 1})}")
     found: Mapping[str, Any] = answer["decisions"][0]["evidence"] if answer["decisions"] else {}
     return found

@@ -1,4 +1,4 @@
-"""`specpilot freeze`: holds K of a model, or of everything, through the admin API."""
+"""`specpilot freeze`: holds K of one model or of all, through the admin API."""
 
 import json
 import sys
@@ -17,32 +17,32 @@ PROGRAM = "specpilot freeze"
 
 
 class FreezeSettings(AdminSettings):
-    """Holds K of MODEL, or of everything with --all, until it is lifted or for a time; lists with --list."""
+    """Holds K of MODEL, or of every model with --all, until it is lifted or for a time; lists with --list."""
 
     model_config = SettingsConfigDict(populate_by_name=False)
 
     model: CliPositionalArg[str] = ""
-    everything: Annotated[bool, Field(description="everything, in place of one model", alias="all")] = False
+    everything: Annotated[bool, Field(description="every model, instead of one", alias="all")] = False
     hold: Annotated[Literal["current", "static"], Field(description="the schedule in force, or the static K")] = (
         "current"
     )
-    duration: Annotated[str | None, Field(description="for how long: 90s, 10m, 2h, 1d", alias="for")] = None
+    duration: Annotated[str | None, Field(description="duration: 90s, 10m, 2h, 1d", alias="for")] = None
     lift: Annotated[bool, Field(description="end the freeze")] = False
-    replace: Annotated[bool, Field(description="put it in the place of a freeze that somebody else began")] = False
+    replace: Annotated[bool, Field(description="replace a freeze that somebody else began")] = False
     show: Annotated[bool, Field(description="list the freezes in force", alias="list")] = False
-    dry_run: Annotated[bool, Field(description="show what it would do, and write nothing", alias="dry-run")] = False
-    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
+    dry_run: Annotated[bool, Field(description="show the effect, and write nothing", alias="dry-run")] = False
+    comment: Annotated[str, Field(description="the purpose; goes into the audit")] = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Freeze, lift or list; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    """Freeze, lift or list; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     settings = load(FreezeSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
     client = AdminClient(settings, PROGRAM)
     if settings.show:
         _list(client)
         return
     if bool(settings.model) == settings.everything:
-        fail(PROGRAM, "name one model, or --all for everything")
+        fail(PROGRAM, "name one model, or give --all")
     name = settings.model or "everything"
     query = {"comment": settings.comment} if settings.comment else {}
     if settings.dry_run:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _unless_it_runs(client: AdminClient, model: str) -> str:
-    """Return a line that warns of a `model` that no engine serves; it is empty where one does."""
+    """Return a warning when no engine serves `model`, else nothing."""
     running = sorted({engine["model"] for engine in client.read("/admin/engines")["engines"]})
     known = f"those of {', '.join(running)} do" if running else "none does"
     return "" if model in running else f"no engine of {text.printable(model)} runs, {known}: check the name\n"

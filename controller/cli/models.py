@@ -1,4 +1,4 @@
-"""`specpilot models`: which model serves a name that clients ask for, through the admin API."""
+"""`specpilot models`: the routes from model names in requests to models, through the admin API."""
 
 import json
 import sys
@@ -20,11 +20,11 @@ _USAGE = """usage: specpilot models COMMAND [--admin-url URL] [--token TOKEN] ..
   set NAME MODEL                    an alias: MODEL serves requests for NAME
   set NAME MODEL=9 MODEL=1          a split by weight
   set NAME [MODEL ...] --fallback A,B
-                                    A, else B, while no engine of the chosen model is left; without MODEL, of NAME
-  remove NAME                       take the route of NAME away
+                                    A, else B, while the chosen model (NAME, without MODEL) has no engine
+  remove NAME                       remove the route of NAME
 
-  --dry-run                         with set and remove: show what it would do, and write nothing
-  --comment TEXT                    what it is for; goes into the audit
+  --dry-run                         with set and remove: show the effect, and write nothing
+  --comment TEXT                    the purpose; goes into the audit
 """
 
 
@@ -32,12 +32,12 @@ class ModelsSettings(AdminSettings):
     """Lists, sets and removes model routes through the admin API."""
 
     fallback: Annotated[str, Field(description="models to fall back to, by commas")] = ""
-    dry_run: Annotated[bool, Field(description="show what it would do, and write nothing")] = False
-    comment: Annotated[str, Field(description="what it is for; goes into the audit")] = ""
+    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
+    comment: Annotated[str, Field(description="the purpose; goes into the audit")] = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`specpilot models`; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    """`specpilot models`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help"}:
         sys.stdout.write(_USAGE)
@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _list(client)
         return
     if not names:
-        fail(PROGRAM, f"{command}: give the name that clients ask for, as in {_USAGE}")
+        fail(PROGRAM, f"{command}: give the model name in requests, as in {_USAGE}")
     if command == "set":
         _write(client, settings, names[0], _route(names[1:], settings.fallback))
     elif names[0] in client.ask(_PATH)[0]["routes"]:
         _write(client, settings, names[0], None)
     else:
-        client.refuse(f"{names[0]!r} has no route; `specpilot models list` lists those that have")
+        client.refuse(f"{names[0]!r} has no route; `specpilot models list` lists the names with one")
 
 
 def _route(targets: Sequence[str], fallback: str) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _write(client: AdminClient, settings: ModelsSettings, name: str, route: dict
     if answer.get("dry_run"):
         sys.stdout.write(text.dry_run(answer))
     elif route is None:
-        sys.stdout.write(f"{name} has no route any more\n")
+        sys.stdout.write(f"removed the route of {name}\n")
     else:
         sys.stdout.write(_line(name, text.printable(answer["routes"][name])))
 

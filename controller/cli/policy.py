@@ -22,27 +22,27 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                      every policy
   get MODEL                 one policy
-  put FILE [--version N]    write the policy in FILE (- for standard input); with --version only over that one;
-                            what `get` printed only over the version that it was
-  edit MODEL                change it in $EDITOR; shows what it would do and asks before it writes
+  put FILE [--version N]    write the policy in FILE (- for standard input); with --version only over that version;
+                            the output of `get` only over the version in it
+  edit MODEL                change it in $EDITOR; shows the effect and asks before it writes
   delete MODEL [--version N]
-  history MODEL             who changed what, when and why
-  diff MODEL FROM [TO]      what differs between two versions; without TO: to the present one
+  history MODEL             its versions, with author, time and comment
+  diff MODEL FROM [TO]      the difference of two versions; without TO: to the present one
   rollback MODEL VERSION [--version N]
-                            make an older version the present one again, as a new version
+                            write an older version again, as a new version
   canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...};
-                            with --version only beside that version of the present policy
+                            with --version only if the present policy is at that version
   canary show MODEL         the running or latest canary of a model
   canary promote MODEL [--experiment ID]
-                            end it now, and make its policy the model's; with --experiment only if it is this one,
-                            by the experiment_id that `canary show` prints
+                            end it now, and make its policy the model's; with --experiment only if it has this
+                            experiment_id (`canary show` prints it)
   canary abort MODEL [--experiment ID]
                             end it now, and keep the present policy
 
   echo '{"model": "demo", "k_max": 5}' | specpilot policy put - --dry-run
 
-  --dry-run                 with any that writes: show what it would do, and write nothing
-  --comment TEXT            with any that writes: what it is for; goes into the history and the audit
+  --dry-run                 with every command that writes: show the effect, and write nothing
+  --comment TEXT            with every command that writes: its purpose; goes into the history and the audit
 """
 _TAKES = {
     "list": (),
@@ -64,18 +64,18 @@ class PolicySettings(AdminSettings):
     """Lists, reads, writes, deletes and tries policies through the admin API."""
 
     version: Annotated[
-        int | None, Field(description="write only if the policy is at this version; default: whatever it is now", ge=0)
+        int | None, Field(description="write only if the policy is at this version; default: the present one", ge=0)
     ] = None
     experiment: Annotated[
-        str | None, Field(description="with canary promote and abort: only if it is the one of this experiment_id")
+        str | None, Field(description="with canary promote and abort: only if it has this experiment_id")
     ] = None
-    dry_run: Annotated[bool, Field(description="show what it would do, and write nothing")] = False
-    comment: Annotated[str, Field(description="what it is for; goes into the history and the audit")] = ""
+    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
+    comment: Annotated[str, Field(description="the purpose; goes into the history and the audit")] = ""
     yes: Annotated[bool, Field(description="with edit: write without asking")] = False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do one command; status 1 when the controller refuses, 2 when the arguments are wrong."""
+    """Run one command; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help"}:
         sys.stdout.write(USAGE)
@@ -103,7 +103,7 @@ class _Commands:
         self._client = AdminClient(settings, PROGRAM)
 
     def do(self, command: str, names: Sequence[str], last: str | None) -> None:
-        """Do `command` about `names`; `last` is the later version of a diff."""
+        """Run `command` with `names`; `last` is the later version of a diff."""
         if command == "list":
             self._list()
         elif command == "get":
@@ -147,7 +147,7 @@ class _Commands:
         return {} if self._settings.experiment is None else {"If-Match": f'"{self._settings.experiment}"'}
 
     def _condition(self, path: str) -> dict[str, str]:
-        """Return what a write must find: the version that was named, else the one of now."""
+        """Return the headers for a write over the given version, else over the present one."""
         version = self._settings.version
         if version is None:
             found = self._client.find(path)
@@ -183,12 +183,12 @@ class _Commands:
             is_kept = self._write_edited(model, document, file)
         finally:
             if is_kept and file.read_text(encoding="utf-8") != _lines(document):
-                sys.stderr.write(f"{PROGRAM} edit: what you wrote is kept in {file}\n")
+                sys.stderr.write(f"{PROGRAM} edit: your changes are in {file}\n")
             else:
                 file.unlink()
 
     def _write_edited(self, model: str, document: dict[str, Any], file: Path) -> bool:
-        """Let the operator edit `file`, and write it if wanted; return whether the file is still needed."""
+        """Let the operator edit `file`, and write it after a yes; return whether the file must be kept."""
         edited = _edited(file)
         if edited == document:
             sys.stdout.write("nothing changed\n")
@@ -264,17 +264,17 @@ def _draft(document: dict[str, Any]) -> Path:
 
 
 def _edited(file: Path) -> dict[str, Any]:
-    """Return what the operator's editor made of the policy in `file`."""
+    """Return the policy in `file` after the operator has edited it."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603 - the operator's own editor
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
-        fail(PROGRAM, f"edit: {editor} ended badly: {error}; set EDITOR to the editor that you want")
+        fail(PROGRAM, f"edit: {editor} failed: {error}; set EDITOR to the editor that you want")
     return _policy_in(str(file))[0]
 
 
 def _policy_in(file: str) -> tuple[dict[str, Any], int | None]:
-    """Return the policy in `file` and, where that is what `get` printed, the version that it was."""
+    """Return the policy in `file` and, when the file is output of `get`, its version."""
     document, version = _read(file, "put"), None
     if isinstance(document.get("policy"), dict):
         version = document.get("version")

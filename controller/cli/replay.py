@@ -1,9 +1,8 @@
-"""`specpilot replay`: runs recorded observations through the control law again, with another policy if wanted.
+"""`specpilot replay`: runs recorded observations through the control law again, optionally with another policy.
 
-The law sees what it saw then. With the policy as recorded, the schedules in force are the recorded ones, so that every
-decision can be checked; with another policy the replay's own schedules are in force instead. Freezes hold either way.
-The observations remain those of the traffic as it ran: they show what the law would have chosen, not what the traffic
-would then have done.
+With the recorded policy the recorded schedules are in force, so that every decision can be compared with the recorded
+one. With another policy the replay's own schedules are in force. Freezes apply in both cases. The observations stay
+those of the recorded traffic: a replay shows the law's choice under another policy, not the traffic's response to it.
 """
 
 import json
@@ -38,7 +37,7 @@ class ReplaySettings(ProgramSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="SPECPILOT_REPLAY_",
-        populate_by_name=False,  # or `--as-json` would be a flag besides
+        populate_by_name=False,  # else `--as-json` would be a flag too
     )
 
     file: CliPositionalArg[Path]
@@ -48,7 +47,7 @@ class ReplaySettings(ProgramSettings):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One decision of a replay: when (Unix seconds), about which pool, and what."""
+    """One decision of a replay: its time (Unix seconds), its pool and its result."""
 
     at: float
     context: PoolContext
@@ -122,7 +121,7 @@ def _policy(path: Path) -> Policy:
     try:
         document = json.loads(path.read_bytes())
         if isinstance(document, dict) and isinstance(document.get("policy"), dict):
-            document = document["policy"]  # what `specpilot policy get` printed
+            document = document["policy"]  # the output of `specpilot policy get`
         return from_plain(Policy, document)
     except OSError as error:
         fail(PROGRAM, f"--policy: {path} cannot be read: {error.strerror}")

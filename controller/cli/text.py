@@ -1,7 +1,7 @@
-"""How the command line tells a person of changes, forecasts, times and durations. Pure.
+"""Formats changes, forecasts, times and durations for the command line. Pure.
 
-Whatever the controller answers goes through `printable` before it is told: it holds texts that anybody may have sent,
-as the audit has what was refused.
+Every reply of the controller passes `printable` before it is printed: it may hold text from an unauthenticated caller,
+as the audit has rejected calls.
 """
 
 import re
@@ -16,9 +16,9 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def printable(value: Any) -> Any:
-    """Return what the controller answered with each unprintable character of its texts escaped, as in Python.
+    """Return a reply with each unprintable character of its texts escaped, as in Python.
 
-    A line of a text could pass for a line of the command line's own, and a terminal would obey escape sequences.
+    A line break could forge a line of the command's output, and a terminal executes escape sequences.
     """
     if isinstance(value, str):
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
@@ -33,7 +33,7 @@ def moment(at: float | None) -> str:
 
 
 def duration_s(given: str) -> float | None:
-    """Return the seconds that a duration such as `90`, `10m`, `2h` or `30d` states; `None` when it states none."""
+    """Return the seconds of a duration such as `90`, `10m`, `2h` or `30d`; `None` when it is malformed."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", given)
     return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
 
@@ -45,7 +45,7 @@ def changes(found: Sequence[Any]) -> str:
 
 
 def forecast(found: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return what a dry run forecasts, pool by pool."""
+    """Return the forecast of a dry run as text, pool by pool."""
     if found is None:
         return ""
     if not found:
@@ -62,7 +62,7 @@ def dry_run(answer: Mapping[str, Any]) -> str:
 
 
 def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> str:
-    """Return a line for each K of a policy, as it was given, and pool whose engines cannot reach it.
+    """Return a line for each K of a policy and each pool whose engines cannot reach this K.
 
     `limits` is the K_max of each pool.
     """

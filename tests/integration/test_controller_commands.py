@@ -232,7 +232,7 @@ def test_models_are_routed_from_the_command_line(controller: Controller, capsys:
     assert command("set", "big", "--fallback", "small")[1] == "big  served by big; else small\n"
     assert command("list")[1] == "big  served by big; else small\n" + line + "fast  served by small\n"
     assert command("set", "chat", "big")[1] == "chat  served by big\n"
-    assert command("remove", "chat", "--comment", "over")[1] == "chat has no route any more\n"
+    assert command("remove", "chat", "--comment", "over")[1] == "removed the route of chat\n"
     status, _, errors = command("remove", "chat")
     assert (status, "has no route" in errors) == (1, True)
     status, _, errors = command("set", "chat")

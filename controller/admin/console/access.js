@@ -1,4 +1,4 @@
-// Who gets in: freezes are under the header of every page; here are client keys and the admin API's tokens.
+// Client keys and the admin API's tokens. (Freezes are under the header of every page.)
 
 import { call, confirm } from "./api.js";
 import { diff, refusal } from "./answers.js";

@@ -1,4 +1,4 @@
-// What a dry run or a refusal says, for a person: changes, forecast, faults.
+// Shows the reply to a dry run or an error: changes, forecast, faults.
 
 import { empty, h, table } from "./dom.js";
 import { isKnown, number, percent, rowName, servingRows, text } from "./format.js";

@@ -1,4 +1,4 @@
-// The admin API: one call, the token that is typed once, and refusals as errors with the faults by field.
+// Calls the admin API: the token is typed once; an error reply throws, with the faults by field.
 
 import { by } from "./dom.js";
 
@@ -50,7 +50,7 @@ export async function call(path, { method = "GET", body, etag, comment, dry } = 
 
 export const path = (model) => model.split("/").map(encodeURIComponent).join("/");
 
-// Shows what will be done and asks for a comment; returns the comment, or null when it is left.
+// Shows the effect of a write and asks for a comment; returns the comment, or null when cancelled.
 export function confirm(title, ...body) {
   by("confirm-title").textContent = title;
   by("confirm-body").replaceChildren(...body);

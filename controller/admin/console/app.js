@@ -1,4 +1,4 @@
-// The entry: which page is shown, when it is read again, who is there, and what is frozen.
+// The entry: chooses the page and refreshes it; shows the caller's name and the freezes.
 
 import { access } from "./access.js";
 import { call, confirm, path } from "./api.js";

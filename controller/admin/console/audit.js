@@ -1,4 +1,4 @@
-// Who did what, when, from where, with before and after; and what was refused.
+// The audit: every write and every rejected one, with caller, time, source, and values before and after.
 
 import { call } from "./api.js";
 import { empty, h, section, show, table } from "./dom.js";

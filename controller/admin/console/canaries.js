@@ -1,4 +1,4 @@
-// Canaries followed, promoted and aborted. They are started from the policies' page.
+// Shows, promotes and aborts canaries. They are started on the policies' page.
 
 import { call, confirm, path } from "./api.js";
 import { diff, refusal } from "./answers.js";
@@ -24,7 +24,7 @@ export function canaries(page) {
   const problem = h("div", { role: "status", class: "problem" });
   let latest = "";
 
-  // Ends the canary that was looked at: while somebody thinks it over, another one may have begun.
+  // Ends the canary that is shown. Another one may have begun since, so the experiment's id is sent.
   async function act({ experiment_id: etag }, place, method, question) {
     try {
       const said = await call(place, { method, etag, dry: true });

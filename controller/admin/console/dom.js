@@ -1,4 +1,4 @@
-// Builds elements. Text goes in as text nodes only, so that nothing that is shown can become markup.
+// Builds elements. Text is inserted as text nodes only, so that no value can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -22,7 +22,7 @@ export function section(title, size, ...children) {
 }
 
 // heads: [text, isNumber], without text for a column of buttons; rows: arrays of cells, a cell being text, an element, or { cell, ...attributes }.
-// On a narrow screen the rows of a wide one are cards, each cell below its head.
+// On a narrow screen each row of a wide table is a card, with each cell below its head.
 export function table(label, heads, rows) {
   const head = h("tr", {}, heads.map(([text, isNumber]) => h("th", { scope: "col", class: isNumber && "number" }, text || "actions")));
   const body = rows.map((cells) => h("tr", {}, cells.map((cell, at) => {
@@ -41,7 +41,7 @@ export function numbers(pairs) {
 
 const shown = new WeakMap();
 
-// Replaces what `place` holds, unless it would look the same: a selection or a scroll position stays then.
+// Replaces the content of `place` if it differs, so that a selection or a scroll position stays otherwise.
 export function show(place, ...children) {
   const fresh = h("div", {}, ...children);
   if (shown.get(place) === fresh.innerHTML) return;

@@ -1,13 +1,13 @@
-// The fleet at a glance, and one pool in full: which K, why, from which evidence, with what gain.
+// The pools of the fleet, and one pool in full: its K, the reason, the evidence, the gain.
 
 import { call } from "./api.js";
 import { throughput, heatMap, survival } from "./charts.js";
 import { empty, h, numbers, section, show, table } from "./dom.js";
 import { clock, duration, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
 
-// Each is asked for every second: of more than these a filter chooses.
+// Every shown pool is read every second; with more pools than this, a filter chooses.
 const POOLS_LIMIT = 24;
-// A record that no heartbeat renews is gone after 4 s: a time farther away than this is another clock's.
+// A record without a heartbeat expires after 4 s: an older time comes from a clock that differs.
 const FRESH_S = 6;
 
 const keyOf = (item) => `${item.model}\n${item.pool}`;
@@ -48,7 +48,7 @@ function overview(pools, engines, whys, chosen, choose) {
 }
 
 function days(found) {
-  if (!found?.length) return empty("No window of the hold-out was compared in the last 30 days.");
+  if (!found?.length) return empty("No window of the control group was compared in the last 30 days.");
   return table("Gain by day", [["day (UTC)"], ["gain in throughput", true], ["95 % interval", true], ["gain in latency", true], ["95 % interval", true], ["windows", true]],
     found.map((item) => [item.day, ...[item.throughput_gain_ratio, item.itl_gain_ratio].flatMap((gain) => [percent(gain?.mean), interval(gain, "too few windows")]),
       number(item.windows)]));

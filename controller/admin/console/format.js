@@ -1,4 +1,4 @@
-// Values as text for a person. What is not known is a dash, never NaN.
+// Values as text. An unknown value is a dash, never NaN.
 
 const UNKNOWN = "–";
 
@@ -36,13 +36,13 @@ export function byRow(left, right) {
   return a === b ? Number(x ?? -1) - Number(y ?? -1) : a < b ? -1 : 1;
 }
 
-// The rows that serve somebody, in order: where `default` has bands, its row without one serves nobody.
+// The rows that serve requests, in order: when `default` has bands, its row without a band serves none.
 export function servingRows(rows) {
   const names = Object.keys(rows ?? {}).sort(byRow);
   return names.some((name) => name.startsWith("default:")) ? names.filter((name) => name !== "default") : names;
 }
 
-// K by class, over its bands as a range: those with traffic, where `bands` tells which.
+// K by class, as a range over its bands; with `bands`, over those that have traffic.
 export function kText(k, bands) {
   const isPresent = (row) => !row.includes(":") || bands?.[row.split(":")[1]]?.share > 0;
   const rows = servingRows(k), present = rows.filter(isPresent), found = {};
@@ -55,9 +55,9 @@ export function kText(k, bands) {
 
 export const interval = (bounds, none = "too few blocks") => bounds ? `${percent(bounds.low)} to ${percent(bounds.high)}` : none;
 
-// What the hold-out says, pairs of label and value: the gain of adaptive K over the static K in each measure.
+// The control group's result as pairs of label and value: the gain of adaptive K over the static K in each measure.
 export function heldOut(found) {
-  const none = found ? `${number(found.windows)} windows, too few` : "no hold-out";
+  const none = found ? `${number(found.windows)} windows, too few` : "no control group";
   return [["throughput", "throughput"], ["latency", "itl"]].map(([name, measure]) =>
     [`gain in ${name} over static K, measured (95 %)`, interval(found?.[`${measure}_gain_ratio`], none)]);
 }

@@ -1,4 +1,4 @@
-// What a client key may, as a form: for a new one, and for one that is changed. Nothing is sent but what differs.
+// The limits of a client key as a form, for a new key or a change. Only fields that differ are sent.
 
 import { h } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Two operators edited the same document: what one changed goes on top of what the other wrote. Pure.
+// Merges the edits of two operators of one document: one's changes are applied to the other's version. Pure.
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
@@ -6,7 +6,7 @@ const same = (a, b) => isObject(a) && isObject(b)
   ? [...new Set([...Object.keys(a), ...Object.keys(b)])].every((name) => same(a[name], b[name]))
   : JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
 
-// Fields that `mine` has as `base` had them are as in `theirs`; where both changed a field, mine stands. A list is one field.
+// A field that `mine` did not change is taken from `theirs`; where both changed a field, mine stands. A list is one field.
 export function merged(base, mine, theirs) {
   if (same(mine, base)) return theirs;
   if (!isObject(mine) || !isObject(theirs)) return mine;

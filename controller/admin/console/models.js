@@ -1,4 +1,4 @@
-// Model routes: which model serves a name that clients ask for. One route after the other, each with a dry run first.
+// Model routes, from model names in requests to models. Each route is written by itself, after a dry run.
 
 import { call, confirm } from "./api.js";
 import { diff, refusal } from "./answers.js";
@@ -7,7 +7,7 @@ import { number } from "./format.js";
 
 const words = (text) => text.split(",").map((item) => item.trim()).filter(Boolean);
 
-// "big=9, new" as targets; what is no number the API refuses with its field.
+// "big=9, new" as targets; the API rejects a weight that is not a number.
 const targets = (text) => words(text).map((item) => {
   const at = item.lastIndexOf("=");
   return at < 0 ? { model: item } : { model: item.slice(0, at).trim(), weight: Number(item.slice(at + 1)) };
@@ -29,7 +29,7 @@ export function models(page, me) {
       h("label", {}, "else, while none of these runs", fallback)),
     h("div", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => set() }, "Set it")), said) : "");
 
-  // Says what it would do, asks, and does it; `route` null removes. True when it was done.
+  // Shows the effect, asks, and writes; `route` null removes. Returns whether it was written.
   async function write(of, route, question) {
     try {
       const asked = { method: "PATCH", body: { routes: { [of]: route } }, etag: version || undefined };
@@ -41,7 +41,7 @@ export function models(page, me) {
       show(said);
       return true;
     } catch (error) {
-      if (error.code === "version_conflict") await refresh();  // to be looked at, and done again
+      if (error.code === "version_conflict") await refresh();  // shows the present route, for a second try
       show(said, refusal(error));
       return false;
     }

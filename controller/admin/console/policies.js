@@ -1,4 +1,4 @@
-// Policies: edited in a form and as JSON, with the dry run's answer beside; history with diffs and the way back.
+// Policies: edited in a form and as JSON, with the reply to a dry run; history with diffs and rollback.
 
 import { call, confirm, path } from "./api.js";
 import { diff, dryRun, refusal } from "./answers.js";
@@ -12,7 +12,7 @@ const FIELDS = [["mode", ["act", "advise", "off"]], ["objective", ["throughput",
   ["probe_ratio", "number"], ["hold_out_ratio", "number"], ["minimum_gain_ratio", "number"], ["dwell_s", "number"]];
 const OF_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"];
 
-// A policy without the fields that say nothing.
+// A policy without its null fields.
 function stated(value) {
   if (Array.isArray(value)) return value.map(stated);
   if (value === null || typeof value !== "object") return value;
@@ -23,7 +23,7 @@ const read = (input) => input.value.trim() === "" ? null : Number(input.value);
 
 export function policies(page) {
   let model = sessionStorage.getItem("policy") ?? "", version = null, base = {}, draft = {}, timer = 0;
-  // What was asked for last, and what was edited last: an answer to what came before would undo it, so it is not shown.
+  // Counts of opened policies and of edits: a reply to an older request is dropped, as it would undo the newer one.
   let opened = 0, asked = 0;
   const list = h("div", {}), form = h("div", {}), answer = h("div", { role: "status" }), history = h("div", {}), compared = h("div", {});
   const json = h("textarea", { rows: 16, spellcheck: "false", "aria-label": "The policy as JSON" });
@@ -179,8 +179,8 @@ export function policies(page) {
     compared.replaceChildren(empty("Choose a version's diff."));
   }
 
-  // Shows the policy of `name` as it is stored once `after` is done; with `keeps` what was changed here is put on top of
-  // it. Nothing can be edited meanwhile, as it would be lost.
+  // Awaits `after`, then shows the stored policy of `name`; with `keeps`, with the unsaved edits applied to it. The editor
+  // is inert meanwhile, as an edit would be lost.
   async function open(name, { keeps = false, after = null } = {}) {
     const mine = ++opened;
     editor.inert = true;

@@ -1,4 +1,4 @@
-// Match rules as a form: the class of a request that names none. The first rule that fits wins, so their order counts.
+// Match rules as a form: they give a class to a request that names none. The first rule that fits wins.
 
 import { empty, h, table } from "./dom.js";
 
@@ -6,8 +6,8 @@ const FACTS = ["stream", "has_tools", "has_response_format"];
 const SIZES = ["max_tokens_at_most", "prompt_chars_at_least"];
 const ANY = { "": "any", true: "yes", false: "no" };
 
-// `draft` is the policy that is edited; `set(target, field, value)` writes one field, null for none; `changed()` follows
-// whatever adds, moves or removes a rule.
+// `draft` is the edited policy; `set(target, field, value)` writes one field, null for none; `changed()` is called after
+// a rule was added, moved or removed.
 export function ruleForm(draft, set, changed) {
   const rules = () => draft.match ?? [], classes = ["default", ...Object.keys(draft.classes ?? {}).filter((name) => name !== "default").sort()];
 
