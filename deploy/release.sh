@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds what is published: the source, a pure wheel, and for each Python a wheel with the gateway's hot path as C.
-# pip takes the compiled wheel where one fits and the pure one everywhere else. Each wheel is installed into an empty
-# environment and must say which of the two it is.
+# Builds the published files: the source, a pure wheel, and for each Python a wheel with the gateway's hot path as C.
+# pip prefers a compiled wheel that fits, else the pure one. Each wheel is installed into an empty environment, where
+# it must report which of the two it is.
 #
 #   deploy/release.sh [FOLDER]                      FOLDER: dist
 #   PYTHONS="python3.11 python3.12" deploy/release.sh
@@ -25,7 +25,7 @@ for python in "${pythons[@]}"; do
     venv=$work/$(basename "$python")
     "$python" -m venv "$venv"
     say "tools for $("$python" --version)"
-    # The compiler checks types as it goes, so it needs what the product imports.
+    # The compiler checks types, so it needs the product's imports.
     "$venv/bin/python" - >"$work/requirements.txt" <<'PY'
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
@@ -60,7 +60,7 @@ check() { # PYTHON WHEEL SAID
     say "$(basename "$2"): $said, $(du -sh "$2" | cut -f1); installed $(du -sh "$work/empty/lib" | cut -f1)"
     [[ $said == *"($3)" ]] || { say "it must say: $3" >&2; exit 1; }
 }
-cd "$work" # or Python would take what lies in the checkout
+cd "$work" # else Python would import from the checkout
 ln -s "$root/constraints.txt" constraints.txt
 check "${pythons[0]}" "$(echo "$out"/specpilot-*-none-any.whl)" "gateway in plain Python"
 for python in "${pythons[@]}"; do

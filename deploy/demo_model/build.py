@@ -1,7 +1,7 @@
 """Makes the whole pair from one seed: corpus, tokenizer, target, generations, both heads, prompts.
 
-Owns: the order of the steps and the sizes chosen. Each step writes its part and `report.json`, and is
-skipped when asked, so a later step can be repeated alone.
+Owns: the order of the steps and the sizes. Each step writes its part and `report.json`; with `--only` the
+others are skipped, so that one step can be repeated alone.
 
     python -m demo_model.build --work /tmp/demo_model             # from deploy/
     python -m demo_model.build --work /tmp/demo_model --only peagle --only offline
@@ -69,7 +69,7 @@ def build_head(folder: Path, work: Path, seed: int, name: str) -> None:
 
 
 def build_offline(folder: Path, work: Path) -> None:
-    """Acceptance length as training's own layout gives it, to hold against vLLM's."""
+    """Acceptance length in the layout of the training, for comparison with vLLM's."""
     target, samples = load_target(folder / "target"), load_samples(work / "held_out.jsonl")
     found = {name: offline_acceptance_length(load_head(folder / name), target, samples, DRAFT_TOKENS) for name in HEADS}
     print(found, flush=True)

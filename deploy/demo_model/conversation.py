@@ -1,4 +1,4 @@
-"""What a training example and a prompt are, the chat template, and the split.
+"""Training examples and prompts, the chat template, and the split into training and held-out sources.
 
 Owns: `Conversation`, the ChatML rendering (the same text as the tokenizer's Jinja template), the split.
 A source (a file, a manual topic, a set of JSON fields, a small-talk seed) is held out as a whole: its

@@ -1,6 +1,6 @@
-"""All text that target and heads learn from, and the prompts that they never see.
+"""The training text of target and heads, and the held-out prompts.
 
-Owns: what is read, how it becomes conversations, the order and the mix. Sources, none of them downloaded:
+Owns: the sources, their conversion to conversations, the order and the mix. No source is downloaded:
 
 - code: the running interpreter's standard library (PSF licence), without tests, tables and build settings;
 - chat: the Python manual in `pydoc_data.topics` and docstrings (PSF licence), and `small_talk`;
@@ -78,7 +78,7 @@ def definitions(text: str) -> Iterator[ast.FunctionDef | ast.ClassDef]:
 
 
 def whole_lines(lines: list[str]) -> str:
-    """As many lines as the reply limit allows."""
+    """The first lines, up to the reply limit."""
     kept: list[str] = []
     for line in lines:
         if sum(map(len, kept)) + len(line) > MAX_REPLY_CHARS:

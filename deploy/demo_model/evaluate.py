@@ -123,7 +123,7 @@ def measure_engine(folder: Path, head: str, k: int, out: Path) -> None:
                 print(cell, flush=True)
                 with out.open("a") as file:
                     file.write(json.dumps(asdict(cell)) + "\n")
-    engine.llm_engine.engine_core.shutdown()  # left to interpreter exit, it waits for itself
+    engine.llm_engine.engine_core.shutdown()  # at interpreter exit it would hang
 
 
 def tables(cells: list[Measurement]) -> str:
@@ -152,7 +152,7 @@ def tables(cells: list[Measurement]) -> str:
 
 
 def write_card(card: Path, text: str) -> None:
-    """Replace what stands between the two marks."""
+    """Replace the text between the two marks."""
     before, rest = card.read_text().split(BEGIN)
     card.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 

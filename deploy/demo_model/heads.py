@@ -1,6 +1,6 @@
 """The two draft heads and the elements they are trained on.
 
-Owns: the EAGLE-3 layer, both heads' forward passes, and the rule of who sees whom. As vLLM lays it out:
+Owns: the EAGLE-3 layer, both heads' forward passes, and the attention mask over slots. As in vLLM:
 
 - the slot at position p takes the embedding of token p+1 and the target's hidden state at p, and drafts
   token p+2; queries are causal over slots;
@@ -48,7 +48,7 @@ def known_elements(length: int) -> Elements:
 
 
 class FirstLayer(nn.Module):
-    """Attention over embedding and hidden state side by side."""
+    """Attention over the concatenation of embedding and hidden state."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -140,7 +140,7 @@ REQUESTS = (
 
 @dataclass(frozen=True)
 class Schema:
-    """Which entity, and which of its fields in their order."""
+    """An entity and an ordered choice of its fields."""
 
     entity: str
     fields: tuple[str, ...]

