@@ -189,7 +189,7 @@ def latency_p99(plays: Sequence[Played]) -> float:
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Return the figures that the last line of the report gives; see `docs/measurements/detail.md` for their meaning.
+    """Return the figures that the last line of the report gives; see `docs/measurements/control.md` for their meaning.
 
     `intervals` has the half-width of the 95 % interval of each figure that compares totals, and of the worst phase's.
     """
