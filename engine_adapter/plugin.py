@@ -26,16 +26,16 @@ def register() -> None:
     if not _is_fit():
         return
     from specpilot.engine_adapter.vllm import (  # noqa: PLC0415 - import torch
-        cpu_sampling,
-        device_time,
         graph_record,
-        installation,
+        parameters,
     )
+    from specpilot.engine_adapter.vllm.v1 import cpu_sampling  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1 import installation as of_v1  # noqa: PLC0415 - as above
 
     cpu_sampling.install()
-    installation.install()
+    of_v1.install()
     graph_record.install()
-    device_time.install()
+    parameters.install()
     if _may_run_v2():
         from specpilot.engine_adapter.vllm.v2 import installation as of_v2  # noqa: PLC0415 - as above
 

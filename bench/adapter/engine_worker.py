@@ -209,7 +209,7 @@ def _offer(control: Any, k: int, probe_ratio: float, by_band: Sequence[int] = ()
 
 def _keep_nothing(llm: Any) -> None:
     """Let the workers keep no rows for the drafter."""
-    from specpilot.engine_adapter.vllm.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
+    from specpilot.engine_adapter.vllm.v1.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
 
     drafting = of_runner(runner_of(llm.llm_engine.engine_core.engine_core))
     assert drafting is not None

@@ -176,8 +176,10 @@ def _everything(core: Any) -> list[_Replacement]:
 
 def _plainness(core: Any) -> list[_Replacement]:
     """Steps run as without speculation: without it, vLLM runs them as any step of an engine that speculates."""
-    from specpilot.engine_adapter.vllm.drafting import plan_of  # noqa: PLC0415 - beside vLLM's, at first use
-    from specpilot.engine_adapter.vllm.undrafted import forget_useless  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.scheduler_output import (  # noqa: PLC0415 - beside vLLM's, at first use
+        forget_useless,
+        plan_of,
+    )
 
     runner, drafting = runner_of(core), _drafting(core)
     execute_model = type(runner).execute_model.__wrapped__
@@ -203,7 +205,7 @@ def _width(core: Any) -> list[_Replacement]:
 
 def _drafting(core: Any) -> Any:
     """What the adapter keeps of the drafter of an engine's `core` in this process."""
-    from specpilot.engine_adapter.vllm.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
+    from specpilot.engine_adapter.vllm.v1.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
 
     return of_runner(runner_of(core))
 

@@ -74,7 +74,7 @@ def _rows(device: torch.device) -> int:
 
 def _subset(device: torch.device) -> int:
     """Cut the same batches on both; return how many were equal."""
-    from specpilot.engine_adapter.vllm.subset import chosen, spread  # noqa: PLC0415 - imports vLLM
+    from specpilot.engine_adapter.vllm.v1.subset import chosen, spread  # noqa: PLC0415 - imports vLLM
 
     rng, compared = random.Random(7), 0  # noqa: S311 - a reproducible load
     for _ in range(_ROUNDS // 10):

@@ -93,7 +93,7 @@ def caught_up(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _backlog(runner: Any) -> Any:
-    from specpilot.engine_adapter.vllm.drafting import of_runner  # noqa: PLC0415 - imports vLLM
+    from specpilot.engine_adapter.vllm.v1.drafting import of_runner  # noqa: PLC0415 - imports vLLM
 
     drafting = of_runner(runner)
     assert drafting is not None

@@ -216,10 +216,10 @@ def graphs_noted(runner: Any) -> Iterator[Counter[tuple[int, int, str, int]]]:
 
 def recorded_graphs(runner: Any) -> dict[str, Any] | None:
     """Return the graphs as the engine's record tells them."""
-    from specpilot.engine_adapter.vllm.graph_record import of_graphs  # noqa: PLC0415 - imports vLLM
+    from specpilot.engine_adapter.vllm.v1.graph_record import of_runner  # noqa: PLC0415 - imports vLLM
     from specpilot.policy.codec import to_plain  # noqa: PLC0415 - beside vLLM's
 
-    graphs = of_graphs(runner)
+    graphs = of_runner(runner)
     return None if graphs is None else to_plain(graphs)
 
 

@@ -1,6 +1,6 @@
 """Which rows of the backlog go through the drafter, and in which passes.
 
-Pure: of the rows themselves (`engine_adapter.vllm.backlog`) only their numbers occur here.
+Pure: of the rows themselves (`engine_adapter.vllm.rows`) only their numbers occur here.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -16,8 +16,8 @@ Only who comes with several positions in the step, a prompt or verified drafts, 
 which of its positions stay is known on the accelerator alone, and one more pass costs more than the slots.
 
 *Backlog.* Who is left out leaves one position that is missing from the draft KV cache, and catches up (with
-`engine_adapter.vllm.backlog`) before its next draft. So K may rise again at any time, and who is not drafted for costs
-the drafter nothing. The plan says who catches up:
+`engine_adapter.vllm.v1.backlog`, `v2.backlog`) before its next draft. So K may rise again at any time, and who is not
+drafted for costs the drafter nothing. The plan says who catches up:
 
 - those who are to be drafted for: the ones with the fewest rows first, as many as `rows_per_step` allows. Who has to
   wait for a later step is not drafted for yet, so no step takes much longer than its neighbours;

@@ -1,8 +1,9 @@
 """The only file that knows vLLM's versions, and what the adapter needs of an engine.
 
-*Versions.* The adapter subclasses vLLM's schedulers and wraps methods that vLLM does not call public. `reliance` lists
-all of it. An engine starts only when the installed vLLM has everything on that list and its version is one that the
-tests ran real engines of; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
+*Versions.* The adapter subclasses vLLM's schedulers and wraps methods that vLLM does not call public. `reliance`,
+`v1.reliance` and `v2.reliance` list all of it, by model runner. An engine starts only when the installed vLLM has
+everything on its lists and its version is one that the tests ran real engines of; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts
+the risk of another one.
 
 *Configurations.* What the adapter cannot steer is refused before the engine serves, all reasons at once, each with the
 remedy: other drafters than EAGLE heads, vLLM's own table of K, data and pipeline parallelism, KV connectors, model
@@ -23,8 +24,8 @@ from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
-from specpilot.engine_adapter.vllm.reliance_items import Item
 from specpilot.engine_adapter.vllm.source import VllmSource
+from specpilot.engine_adapter.vllm.v1.reliance import RELIANCE_V1
 from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 
 TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
@@ -69,8 +70,7 @@ def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
     `is_v2`: the engine runs model runner V2. Reads vLLM's source and imports none of it: about a second.
     """
     version = vllm_version()
-    lacks = _installed_lacks()
-    fault = version_fault(version, lacks + _installed_lacks(RELIANCE_V2) if is_v2 else lacks)
+    fault = version_fault(version, _installed_lacks(is_v2=is_v2))
     if fault is not None:
         if not any_version:
             raise UnsupportedEngineError(fault)
@@ -440,7 +440,7 @@ def server_environment(*, speculates: bool) -> dict[str, str]:
 
 
 @cache
-def _installed_lacks(reliance: tuple[Item, ...] = RELIANCE) -> tuple[str, ...]:
+def _installed_lacks(*, is_v2: bool) -> tuple[str, ...]:
     found = util.find_spec("vllm")
     folder = Path(found.origin).parent if found is not None and found.origin is not None else None
 
@@ -448,4 +448,4 @@ def _installed_lacks(reliance: tuple[Item, ...] = RELIANCE) -> tuple[str, ...]:
         file = folder / path if folder is not None else None
         return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
 
-    return lacking(VllmSource(read), reliance)
+    return lacking(VllmSource(read), (*RELIANCE, *(RELIANCE_V2 if is_v2 else RELIANCE_V1)))

@@ -4,21 +4,20 @@ The loop launches step i + 1, then takes in the outcome of step i. So the time b
 of the next step: that of a prompt, which may take twice as long as any other, is found at the step before it. The
 device knows better: a step that is launched late ends late there.
 
-`AsyncGPUModelRunnerOutput` is made when all of a step is launched, and `get_output` returns when the step's tokens are
-on the host. At the first a timing event is recorded. At the second that event has passed, and so has the one of the
-step before: the time between the two is read then, and nothing waits for it. On a processor, which has run the step by
-the time it is launched, the clock is read in place of an event.
+The runner's output (`AsyncGPUModelRunnerOutput` on V1) is made when all of a step is launched, and `get_output`
+returns when the step's tokens are on the host. At the first a timing event is recorded. At the second that event has
+passed, and so has the one of the step before: the time between the two is read then, and nothing waits for it. On a
+processor, which has run the step by the time it is launched, the clock is read in place of an event.
 
 The seconds travel as an attribute of vLLM's `ModelRunnerOutput`, also from a worker's process.
 """
 
 import time
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import torch
-from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 ATTRIBUTE = "specpilot_device_s"
 _MARK = "_specpilot_mark"
@@ -59,17 +58,11 @@ def of_output(output: Any) -> float | None:
     return found
 
 
-@cache
-def install() -> None:
-    """Mark the end of each step of this process, from now on."""
-    mark_steps(AsyncGPUModelRunnerOutput, _mark)
-
-
 def _mark() -> HostMark | DeviceMark:
     return DeviceMark() if torch.cuda.is_initialized() else HostMark()
 
 
-def mark_steps(outputs: Any, mark: Callable[[], Any]) -> None:
+def mark_steps(outputs: Any, mark: Callable[[], Any] = _mark) -> None:
     """Let outputs of this class, made when a step was launched, say how long the device took for it."""
     init, get_output = outputs.__init__, outputs.get_output
     latest: list[Any] = []  # the mark of the step that was launched last

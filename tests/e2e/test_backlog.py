@@ -17,7 +17,7 @@ def two_requests(of_a: int = 2) -> Any:
     """A backlog of "a" with `of_a` rows, then of "b" with one; their states and tokens are 0, 1, 2, ..."""
     import torch  # noqa: PLC0415 - beside vLLM, whose import takes seconds
 
-    from specpilot.engine_adapter.vllm.backlog import Backlog  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1.backlog import Backlog  # noqa: PLC0415 - as above
 
     windowed = SimpleNamespace(  # so that only as many rows are kept as requests run
         hf_config=SimpleNamespace(), hf_text_config=SimpleNamespace(), get_sliding_window=lambda: 8, max_model_len=None
@@ -135,7 +135,7 @@ def test_a_plain_step_leaves_a_row_for_each_request() -> None:
     ],
 )
 def test_before_a_step_what_ended_or_begins_anew_is_forgotten(of_the_step: Any, left: Any) -> None:
-    from specpilot.engine_adapter.vllm.undrafted import forget_useless  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.scheduler_output import forget_useless  # noqa: PLC0415 - as above
 
     backlog = two_requests()
     output = SimpleNamespace(

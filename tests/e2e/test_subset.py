@@ -53,7 +53,7 @@ def arguments(device: str = "cpu") -> dict[str, Any]:
 
 
 def chosen(places: list[int], device: str = "cpu", **other: Any) -> dict[str, Any]:
-    from specpilot.engine_adapter.vllm.subset import chosen as cut  # noqa: PLC0415 - imports vLLM
+    from specpilot.engine_adapter.vllm.v1.subset import chosen as cut  # noqa: PLC0415 - imports vLLM
 
     found, there = cut(arguments(device) | other, places, torch.device(device))
     assert device == "meta" or there.tolist() == places
@@ -108,7 +108,7 @@ def test_a_step_that_verifies_nothing_and_greedy_or_multimodal_batches_are_cut_t
 
 
 def test_drafts_go_back_to_the_places_of_their_requests() -> None:
-    from specpilot.engine_adapter.vllm.subset import places_of, spread  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1.subset import places_of, spread  # noqa: PLC0415 - as above
 
     assert places_of(["d", "b", "a", "c"], ("b", "c")) == [0, 2]
     drafts = torch.tensor([[1, 2], [3, 4]])
@@ -118,7 +118,7 @@ def test_drafts_go_back_to_the_places_of_their_requests() -> None:
 
 def test_nothing_waits_for_the_accelerator() -> None:
     """On the meta device tensors have no values, so whoever asks for one fails."""
-    from specpilot.engine_adapter.vllm.subset import spread  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1.subset import spread  # noqa: PLC0415 - as above
 
     found = chosen([1, 3], device="meta")
     assert found["target_hidden_states"].shape == (7, 3)

@@ -15,7 +15,7 @@ CONFIG = object()
 
 def is_plain(*, is_hybrid: bool = False, **step: Any) -> bool:
     """Whether a step of two decodes at K = 0 for all is plain, but for what `step` says of it."""
-    from specpilot.engine_adapter.vllm import undrafted  # noqa: PLC0415 - imports vLLM, which takes seconds
+    from specpilot.engine_adapter.vllm.v1 import undrafted  # noqa: PLC0415 - imports vLLM, which takes seconds
 
     tokens = {"a": 1, "b": 1}
     output = {
@@ -49,7 +49,7 @@ def test_a_step_that_drafts_verifies_prefills_or_catches_up_is_not_nor_is_one_of
 
 
 def test_a_step_of_another_scheduler_is_not_plain() -> None:
-    from specpilot.engine_adapter.vllm import undrafted  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1 import undrafted  # noqa: PLC0415 - as above
 
     output = SimpleNamespace(
         scheduled_spec_decode_tokens={},
@@ -61,7 +61,7 @@ def test_a_step_of_another_scheduler_is_not_plain() -> None:
 
 
 def test_a_step_that_prefills_or_catches_up_is_laid_out_as_without_speculation_unless_it_verifies() -> None:
-    from specpilot.engine_adapter.vllm.undrafted import is_undrafted  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1.undrafted import is_undrafted  # noqa: PLC0415 - as above
 
     runner, hybrid = (SimpleNamespace(model_config=SimpleNamespace(is_hybrid=is_hybrid)) for is_hybrid in (False, True))
     plain, drafted = (
@@ -75,7 +75,7 @@ def test_a_step_that_prefills_or_catches_up_is_laid_out_as_without_speculation_u
 
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_what_is_run_without_speculation_sees_an_engine_that_has_none(is_hidden: bool) -> None:
-    from specpilot.engine_adapter.vllm.undrafted import as_without_speculation  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1.undrafted import as_without_speculation  # noqa: PLC0415 - as above
 
     runner = SimpleNamespace(speculative_config=CONFIG)
     seen = as_without_speculation(runner, is_hidden, lambda self, one: (self.speculative_config, one), 1)
@@ -84,7 +84,7 @@ def test_what_is_run_without_speculation_sees_an_engine_that_has_none(is_hidden:
 
 
 def test_after_a_failure_in_such_a_step_the_engine_still_speculates() -> None:
-    from specpilot.engine_adapter.vllm.undrafted import as_without_speculation  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.vllm.v1.undrafted import as_without_speculation  # noqa: PLC0415 - as above
 
     def fail(_self: Any) -> None:
         raise MemoryError
@@ -96,7 +96,7 @@ def test_after_a_failure_in_such_a_step_the_engine_still_speculates() -> None:
 
 
 def test_rejected_drafts_are_counted_for_each_request() -> None:
-    from specpilot.engine_adapter.vllm.undrafted import rejected  # noqa: PLC0415 - imports vLLM, which takes seconds
+    from specpilot.engine_adapter.vllm.v1.undrafted import rejected  # noqa: PLC0415 - imports vLLM, which takes seconds
 
     sampled = torch.tensor([[5, 6, 7, -1], [8, -1, -1, -1], [9, -1, -1, -1], [1, 2, 3, 4]])
     metadata = SimpleNamespace(

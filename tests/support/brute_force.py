@@ -17,7 +17,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from specpilot.engine_adapter.evidence.meter import rounded
 from specpilot.engine_adapter.plan.planner import DraftState
 from specpilot.engine_adapter.plan.steps import Steps
-from specpilot.engine_adapter.vllm import backlog
+from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy import engine_metrics as names
 
 Counts = dict[str, dict[str, float]]

@@ -30,7 +30,7 @@ from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
 from tests.support.interpreter import ON_V2
 from tests.support.stack import DEMO_MODEL, prompts
 
-backlog: Any = import_module(f"specpilot.engine_adapter.vllm.{'v2.' if ON_V2 else ''}backlog")
+backlog: Any = import_module(f"specpilot.engine_adapter.vllm.{'v2' if ON_V2 else 'v1'}.backlog")
 BEGIN, SPELL, AFTER, K = (8, 96, 80, 7) if ON_V2 else (16, 128, 100, 7)
 REQUESTS = 6 if ON_V2 else 18
 

@@ -37,7 +37,7 @@ from vllm import LLM, SamplingParams
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import StructuredOutputsParams
 
-from specpilot.engine_adapter.vllm import backlog
+from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import KRange, Schedule

@@ -123,7 +123,7 @@ def _drafter(runner: Any) -> dict[str, Any] | None:
     drafter = getattr(runner, "drafter", None)
     if drafter is None:
         return None
-    from specpilot.engine_adapter.vllm.drafting import of_drafter  # noqa: PLC0415 - imports vLLM, as above
+    from specpilot.engine_adapter.vllm.v1.drafting import of_drafter  # noqa: PLC0415 - imports vLLM, as above
 
     registered = getattr(getattr(runner, "jit_warmup_registry", None), "_registrations", {})
     name = "num_padding_slots_per_request"

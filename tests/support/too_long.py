@@ -21,7 +21,7 @@ from vllm import LLM, SamplingParams
 from specpilot.engine_adapter.evidence.meter import Draft
 from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
 from specpilot.engine_adapter.plan.speculation_control import KTable
-from specpilot.engine_adapter.vllm.backlog import Backlog
+from specpilot.engine_adapter.vllm.v1.backlog import Backlog
 from tests.support.exact_engine import make_asynchronous
 from tests.support.k_tables import table
 from tests.support.stack import DEMO_MODEL, prompts

@@ -24,6 +24,10 @@ PLANTS = {
         "engine_adapter/plan/lag.py",
         "specpilot.engine_adapter.agent.export",
     ),
+    "What acts on one of vLLM's model runners knows nothing of the other": (
+        "engine_adapter/vllm/v2/step.py",
+        "specpilot.engine_adapter.vllm.v1.subset",
+    ),
     "The bench's folders import downwards": ("bench/load/trace.py", "specpilot.bench.control.report"),
 }
 

@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
-from specpilot.engine_adapter.vllm.graphs import ANY_MIX_BACKENDS, query_lengths
+from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS, query_lengths
 
 logger = logging.getLogger("vllm.specpilot")
 

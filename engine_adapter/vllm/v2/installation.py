@@ -26,8 +26,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import Target
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
-from specpilot.engine_adapter.vllm.drafting import plan_of
-from specpilot.engine_adapter.vllm.undrafted import forget_useless
+from specpilot.engine_adapter.vllm.scheduler_output import forget_useless, plan_of
 from specpilot.engine_adapter.vllm.v2.backlog import Backlog
 from specpilot.engine_adapter.vllm.v2.graphs import replace_managers
 from specpilot.engine_adapter.vllm.v2.parallel_speculator import ParallelEagleSpeculator

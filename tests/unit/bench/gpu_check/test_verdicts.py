@@ -18,7 +18,7 @@ GRAPHS = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4, *range(8, 257, 8)), 8
 
 @pytest.mark.parametrize(
     ("running", "k", "found"),
-    [  # as vLLM's own dispatcher finds them in tests/unit/engine_adapter/vllm/test_graphs.py
+    [  # as vLLM's own dispatcher finds them in tests/unit/engine_adapter/vllm/v1/test_graphs.py
         (1, 0, ("FULL", 1)),
         (1, 1, ("PIECEWISE", 2)),
         (3, 0, ("FULL", 4)),

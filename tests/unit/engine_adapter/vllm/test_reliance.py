@@ -5,7 +5,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -14,6 +14,7 @@ from specpilot.engine_adapter.vllm import compat
 from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
 from specpilot.engine_adapter.vllm.reliance_items import Item, Method, Names, Record
 from specpilot.engine_adapter.vllm.source import Read, Use, VllmSource
+from specpilot.engine_adapter.vllm.v1.reliance import RELIANCE_V1
 from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 from tests.support.stack import ROOT
 from tests.support.vllm_wheel import installed_reader, minor, wheel_reader, wheels
@@ -22,7 +23,7 @@ ADAPTER = ROOT / "engine_adapter"
 LACKS = {"0.24": {"EndpointPlugin"}, "0.25": {"EndpointPlugin"}}
 """The classes that an old version lacks; every other version lacks nothing."""
 
-EVERYTHING = (*RELIANCE, *RELIANCE_V2)
+EVERYTHING = (*RELIANCE, *RELIANCE_V1, *RELIANCE_V2)
 
 installed = cache(installed_reader())
 
@@ -34,7 +35,7 @@ def test_the_installed_vllm_lacks_nothing() -> None:
 @pytest.mark.skipif(not wheels(), reason="VLLM_WHEELS names no folder of wheels: make check-vllm-versions")
 def test_the_wheels_lack_what_the_table_says_and_nothing_else() -> None:
     for wheel in wheels():
-        found = lacking(VllmSource(wheel_reader(wheel)))
+        found = lacking(VllmSource(wheel_reader(wheel)), (*RELIANCE, *RELIANCE_V1))
         assert {words.split(".")[0].split("(")[0] for words in found} == LACKS.get(minor(wheel), set()), wheel.name
 
 
@@ -97,23 +98,31 @@ def parsed(module: str) -> ast.Module:
 
 
 OVERRIDES = {item.name: item for item in EVERYTHING if isinstance(item, Method) and item.use is not Use.CALL}
-KNOWN = {item.owner for item in EVERYTHING if not isinstance(item, Names)} | {item.file for item in EVERYTHING}
-KNOWN |= {name for item in EVERYTHING if isinstance(item, Names) for name in item.names}
 INSTANCES = {"current_platform": "Platform"}
 
 
-def test_what_the_adapter_imports_from_vllm_is_on_the_list() -> None:
+def known(reliance: Sequence[Item]) -> set[str | None]:
+    owners = {item.owner for item in reliance if not isinstance(item, Names)} | {item.file for item in reliance}
+    return owners | {name for item in reliance if isinstance(item, Names) for name in item.names}
+
+
+@pytest.mark.parametrize(("runner", "of_runner"), [("v1", RELIANCE_V1), ("v2", RELIANCE_V2), (None, ())])
+def test_what_the_adapter_imports_from_vllm_is_on_the_list_of_that_runner(
+    runner: str | None, of_runner: Sequence[Item]
+) -> None:
+    listed = known((*RELIANCE, *of_runner))
     imported = [
         (node.module or "", alias.name)
         for path in ADAPTER.rglob("*.py")
+        if (path.parent.name if path.parent.name in {"v1", "v2"} else None) == runner
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm.")
         for alias in node.names
     ]
-    assert len(imported) > 6
+    assert len(imported) > 3
     for module, name in imported:
         folder = module.removeprefix("vllm.").replace(".", "/")
-        assert {INSTANCES.get(name, name), f"{folder}/{name}.py", f"{folder}/__init__.py"} & KNOWN, (module, name)
+        assert {INSTANCES.get(name, name), f"{folder}/{name}.py", f"{folder}/__init__.py"} & listed, (module, name)
 
 
 def test_what_the_schedulers_override_is_on_the_list_with_the_same_parameters() -> None:
@@ -143,8 +152,8 @@ def test_what_the_schedulers_take_from_their_base_is_on_the_list() -> None:
 @pytest.mark.parametrize(
     ("module", "owner"),
     [
-        ("installation.py", "GPUModelRunner"),
-        ("installation.py", "SpecDecodeBaseProposer"),
+        ("v1/installation.py", "GPUModelRunner"),
+        ("v1/installation.py", "SpecDecodeBaseProposer"),
         ("v2/installation.py", "GPUModelRunner"),
         ("v2/installation.py", "TargetDependentARSpeculator"),
         ("v2/installation.py", "VllmConfig"),

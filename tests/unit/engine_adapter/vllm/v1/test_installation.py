@@ -15,8 +15,9 @@ with warnings.catch_warnings():
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from specpilot.engine_adapter.vllm import drafting, graph_record
-    from specpilot.engine_adapter.vllm.installation import install
+    from specpilot.engine_adapter.vllm import graph_record
+    from specpilot.engine_adapter.vllm.v1 import drafting
+    from specpilot.engine_adapter.vllm.v1.installation import install
 
 install()
 graph_record.install()

@@ -1,19 +1,16 @@
-"""What vLLM's sampling gets wrong in an engine that speculates, and what is done about it.
+"""Sampling parameters that a steered engine cannot serve beside drafts: the request is refused, and the engine goes on.
 
-- Thinking budgets: an engine that speculates finds a request's rows of logits by the drafts of those before it. Where a
-  step has none it takes the first row for everybody's: the end of one request's thinking would be forced upon another.
 - `logprob_token_ids`: a request with it, in a step that verifies drafts, ends the engine if it or another wants
   log-probabilities. Such a request is refused, as `min_p` and `logit_bias` are by vLLM.
 - *Model runner V2*: a request with more stop tokens (beside `min_tokens`) or allowed tokens than its buffers hold ends
   the engine, not the request. It is refused.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache, wraps
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.engine.input_processor import InputProcessor
 
 from specpilot.engine_adapter.vllm.compat import is_steered, plans_drafts
 
@@ -24,21 +21,17 @@ MOST_ALLOWED = 1024
 """vLLM's `MAX_NUM_ALLOWED_TOKEN_IDS`."""
 
 
-@contextmanager
-def one_row_each(runner: Any, metadata: SpecDecodeMetadata | None) -> Iterator[None]:
-    """Let thinking budgets know that each request of the `runner` has one row of logits, if a step verifies nothing.
+@cache
+def install() -> None:
+    """Let vLLM's `InputProcessor` refuse such requests, once in this process."""
+    validate = InputProcessor._validate_params
 
-    `metadata` says what it verifies, `None` for nothing.
-    """
-    budgets = runner.input_batch.thinking_budget_state_holder if metadata is None else None
-    if budgets is None:
-        yield
-        return
-    is_speculating, budgets.in_spec_mode = budgets.in_spec_mode, False
-    try:
-        yield
-    finally:
-        budgets.in_spec_mode = is_speculating
+    @wraps(validate)
+    def validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_unserved(params, self.vllm_config)
+        return validate(self, params, *args, **kwargs)
+
+    InputProcessor._validate_params = validate_params
 
 
 def refuse_unserved(params: Any, vllm_config: Any) -> None:

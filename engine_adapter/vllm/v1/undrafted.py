@@ -23,16 +23,9 @@ import torch
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from specpilot.engine_adapter.vllm.backlog import multiple
-from specpilot.engine_adapter.vllm.drafting import Drafting, plan_of
-from specpilot.engine_adapter.vllm.rows import Rows
-
-
-def forget_useless(rows: Rows, scheduler_output: Any) -> None:
-    """Forget the `rows` of requests that have ended, and of those that a step prefills from the beginning."""
-    new, resumed = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs.resumed_req_ids
-    if scheduler_output.finished_req_ids or resumed or new:
-        rows.forget([*scheduler_output.finished_req_ids, *resumed, *(request.req_id for request in new)])
+from specpilot.engine_adapter.vllm.scheduler_output import plan_of
+from specpilot.engine_adapter.vllm.v1.backlog import multiple
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting
 
 
 def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata | None, sampled: torch.Tensor) -> None:

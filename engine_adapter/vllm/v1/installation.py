@@ -1,7 +1,7 @@
-"""Where vLLM's classes are changed: every wrapper that the adapter puts around their methods.
+"""Where vLLM's classes are changed for model runner V1: every wrapper that the adapter puts around their methods.
 
 Installed in every vLLM process by the `vllm.general_plugins` entry point, because runner and drafter may live in a
-worker process. Each wrapper asks first whether the drafter is steered (`engine_adapter.vllm.drafting`); engines with
+worker process. Each wrapper asks first whether the drafter is steered (`engine_adapter.vllm.v1.drafting`); engines with
 other schedulers, and drafters of other kinds, are left as they are.
 
 Of vLLM's model runner, which all of its runners derive from:
@@ -14,14 +14,12 @@ Of vLLM's model runner, which all of its runners derive from:
 - `_check_and_update_cudagraph_mode`, `profile_cudagraph_memory`, `capture_model`, `_warmup_and_capture`,
   `_determine_batch_execution_and_padding`: CUDA graphs are made and found for the steps that K makes (`graphs`).
 
+Of its outputs in the asynchronous loop, `AsyncGPUModelRunnerOutput`: they bring the device's time (`device_time`).
+
 Of its drafters:
 
 - `load_model`: a steered drafter gets its backlog;
 - `propose`: it lays out as many positions as the step is wide, for those alone who are not left out.
-
-Of what takes requests in (`InputProcessor`):
-
-- `_validate_params`: what a steered engine cannot serve is refused (`sampling`).
 
 A wrapper names the parameters that it reads as vLLM does, so it does not matter which of them vLLM passes by keyword.
 """
@@ -32,17 +30,18 @@ from inspect import signature
 from typing import Any
 
 import torch
-from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import draft_width, drafting, sampling
-from specpilot.engine_adapter.vllm.backlog import Backlog
 from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
-from specpilot.engine_adapter.vllm.drafting import Drafting, of_drafter, of_runner, plan_of
-from specpilot.engine_adapter.vllm.graphs import (
+from specpilot.engine_adapter.vllm.device_time import mark_steps
+from specpilot.engine_adapter.vllm.scheduler_output import forget_useless, plan_of
+from specpilot.engine_adapter.vllm.v1 import draft_width, drafting, sampling
+from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting, of_drafter, of_runner
+from specpilot.engine_adapter.vllm.v1.graphs import (
     capture_length,
     captured,
     is_too_much,
@@ -50,10 +49,9 @@ from specpilot.engine_adapter.vllm.graphs import (
     replace_dispatcher,
     say_captured,
 )
-from specpilot.engine_adapter.vllm.subset import chosen, spread
-from specpilot.engine_adapter.vllm.undrafted import (
+from specpilot.engine_adapter.vllm.v1.subset import chosen, spread
+from specpilot.engine_adapter.vllm.v1.undrafted import (
     as_without_speculation,
-    forget_useless,
     is_plain,
     is_undrafted,
     reads_ahead,
@@ -67,7 +65,7 @@ def install() -> None:
     _wrap_drafters()
     _wrap_runners()
     _wrap_graphs()
-    _wrap_parameters()
+    mark_steps(AsyncGPUModelRunnerOutput)
 
 
 def _wrap_drafters() -> None:
@@ -228,14 +226,3 @@ def _wrap_graphs() -> None:
     GPUModelRunner._warmup_and_capture = capture_of_length
     GPUModelRunner._determine_batch_execution_and_padding = determine_of_length
     GPUModelRunner.capture_model = capture_and_say
-
-
-def _wrap_parameters() -> None:
-    validate = InputProcessor._validate_params
-
-    @wraps(validate)
-    def validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        sampling.refuse_unserved(params, self.vllm_config)
-        return validate(self, params, *args, **kwargs)
-
-    InputProcessor._validate_params = validate_params

@@ -17,9 +17,10 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from specpilot.engine_adapter.errors import UnsupportedEngineError
-    from specpilot.engine_adapter.vllm import drafting, graph_record, graphs
-    from specpilot.engine_adapter.vllm.installation import install
+    from specpilot.engine_adapter.vllm import graph_record
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
+    from specpilot.engine_adapter.vllm.v1 import drafting, graphs
+    from specpilot.engine_adapter.vllm.v1.installation import install
     from specpilot.policy.graphs import Graphs
 
 K_MAX = 7

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from specpilot.engine_adapter.vllm.cpu_sampling import (
+from specpilot.engine_adapter.vllm.v1.cpu_sampling import (
     expand_batch_to_tokens,
     reach_kernels,
     sampling_with_seeds_of_whole_prompts,

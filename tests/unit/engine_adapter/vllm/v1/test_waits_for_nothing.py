@@ -21,12 +21,13 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     from specpilot.engine_adapter.plan.planner import StepPlan
-    from specpilot.engine_adapter.vllm import backlog as module
-    from specpilot.engine_adapter.vllm.backlog import Backlog
-    from specpilot.engine_adapter.vllm.drafting import Drafting, use_plain_embeddings
-    from specpilot.engine_adapter.vllm.subset import _embeddings_of, chosen, spread
+    from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
     from specpilot.engine_adapter.vllm.tuning import TAKEN_IN_TOGETHER
-    from specpilot.engine_adapter.vllm.undrafted import forget_useless, reads_ahead, see_to_backlog
+    from specpilot.engine_adapter.vllm.v1 import backlog as module
+    from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+    from specpilot.engine_adapter.vllm.v1.drafting import Drafting, use_plain_embeddings
+    from specpilot.engine_adapter.vllm.v1.subset import _embeddings_of, chosen, spread
+    from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead, see_to_backlog
 
 META = torch.device("meta")
 HIDDEN, LAYERS, K_MAX = 8, 3, 7

@@ -1,15 +1,15 @@
 """What the adapter keeps of one drafter: its backlog, and the step under way as the scheduler planned it.
 
-The one object that the wrappers (`engine_adapter.vllm.installation`) share. It belongs to the drafter and ends with it;
-nothing is hung on vLLM's own objects.
+The one object that the wrappers (`engine_adapter.vllm.v1.installation`) share. It belongs to the drafter and ends with
+it; nothing is hung on vLLM's own objects.
 """
 
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from specpilot.engine_adapter.plan.planner import PLAN, StepPlan
-from specpilot.engine_adapter.vllm.backlog import Backlog
-from specpilot.engine_adapter.vllm.subset import places_of
+from specpilot.engine_adapter.plan.planner import StepPlan
+from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+from specpilot.engine_adapter.vllm.v1.subset import places_of
 
 
 class Drafting:
@@ -50,12 +50,6 @@ def of_drafter(drafter: Any) -> Drafting | None:
 def of_runner(runner: Any) -> Drafting | None:
     """Return what is kept of the drafter of a model runner; `None` when it has none that is steered."""
     return of_drafter(getattr(runner, "drafter", None))
-
-
-def plan_of(scheduler_output: Any) -> StepPlan | None:
-    """Return the adapter's plan of a step, `None` when another scheduler made it."""
-    plan: StepPlan | None = getattr(scheduler_output, PLAN, None)
-    return plan
 
 
 def use_plain_embeddings(drafter: Any) -> None:

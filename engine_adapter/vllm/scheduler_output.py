@@ -1,0 +1,19 @@
+"""How both model runners read the scheduler's output for a step: its plan, and which rows it makes useless."""
+
+from typing import Any
+
+from specpilot.engine_adapter.plan.planner import PLAN, StepPlan
+from specpilot.engine_adapter.vllm.rows import Rows
+
+
+def plan_of(scheduler_output: Any) -> StepPlan | None:
+    """Return the adapter's plan of a step, `None` when another scheduler made it."""
+    plan: StepPlan | None = getattr(scheduler_output, PLAN, None)
+    return plan
+
+
+def forget_useless(rows: Rows, scheduler_output: Any) -> None:
+    """Forget the `rows` of requests that have ended, and of those that a step prefills from the beginning."""
+    new, resumed = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    if scheduler_output.finished_req_ids or resumed or new:
+        rows.forget([*scheduler_output.finished_req_ids, *resumed, *(request.req_id for request in new)])

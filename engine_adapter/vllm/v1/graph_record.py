@@ -1,0 +1,35 @@
+"""What the CUDA graphs of an engine on model runner V1 are, for the record (`engine_adapter.vllm.graph_record`)."""
+
+from typing import Any
+
+from vllm.config import CUDAGraphMode
+
+from specpilot.engine_adapter.vllm.v1 import drafting
+from specpilot.engine_adapter.vllm.v1.graphs import StepDispatcher
+from specpilot.policy.graphs import Graphs
+
+
+def of_runner(runner: Any) -> Graphs | None:
+    """Return the graphs of a model runner whose drafter is steered."""
+    if drafting.of_runner(runner) is None or runner.cudagraph_dispatcher.cudagraph_mode == CUDAGraphMode.NONE:
+        return None
+    dispatcher = runner.cudagraph_dispatcher
+    mode, keys = dispatcher.cudagraph_mode, dispatcher.cudagraph_keys
+    has_pieces = mode.has_piecewise_cudagraphs()
+    if isinstance(dispatcher, StepDispatcher) and dispatcher.replays_any_mix:
+        mode = CUDAGraphMode.FULL
+    uniform: dict[int, set[int]] = {}
+    for key in keys[CUDAGraphMode.FULL]:
+        if key.uniform:
+            uniform.setdefault(key.num_tokens // key.num_reqs, set()).add(key.num_tokens)
+    drafted = runner.drafter.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.PIECEWISE]
+    return Graphs(
+        mode=mode.name,
+        mixed=_sizes(key.num_tokens for key in keys.get(mode.mixed_mode(), ()) if not key.uniform),
+        uniform={length: _sizes(sizes) for length, sizes in sorted(uniform.items())},
+        drafter=_sizes(key.num_tokens for key in drafted) if runner.drafter.parallel_drafting and has_pieces else (),
+    )
+
+
+def _sizes(tokens: Any) -> tuple[int, ...]:
+    return tuple(sorted(set(tokens)))
