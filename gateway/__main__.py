@@ -9,9 +9,9 @@ from specpilot.policy.settings import load
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the gateway with `arguments`, the program's name left out.
+    """Run the gateway with `arguments`, without the program's name.
 
-    The parent of several workers serves nothing, so it loads nothing of what serves.
+    The parent of several workers serves no request, so it does not import the code for that.
     """
     settings = load(GatewaySettings, PROGRAM, arguments)
     if settings.workers == 1:

@@ -1,4 +1,4 @@
-"""The only file that wires the gateway: settings in, a running server out."""
+"""Wires the gateway, the only file that does: settings in, a running server out."""
 
 import asyncio
 import gc
@@ -125,7 +125,7 @@ def create_app(
         trim=trimmer(),
     )
     if settings.workers > 1:
-        context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until Redis tells the workers of one another
+        context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find one another in Redis
     watcher = _watcher(settings, own_keys, context, clock, worker)
     show = _exposition(settings, context, clock, worker)
     is_apart = settings.admin_port is not None
@@ -164,7 +164,7 @@ def create_server(
 ) -> tuple[GatewayServer, socket.socket]:
     """Return a server ready to run on the returned socket. Raises `StartError`.
 
-    The socket listens already, unless it is that of one worker of several: the others get the connections until then.
+    The socket listens already, except for one worker of several: the other workers get the connections until it serves.
     """
     app, context = create_app(settings, clock, log_stream, look_up, worker)
     paths = settings.public_paths
@@ -188,9 +188,9 @@ def create_server(
 
 
 def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
-    """Serve until a signal; ends the process with status 2 when that cannot even begin."""
-    who = "" if worker is None else f" [worker {worker.number}]"
-    log_format = f"%(levelname)s %(name)s{who}: %(message)s"
+    """Serve until a signal. Ends the process with status 2 when it cannot start."""
+    place = "" if worker is None else f" [worker {worker.number}]"
+    log_format = f"%(levelname)s %(name)s{place}: %(message)s"
     if settings.log_format == "json":
         json_log.use(settings.log_level, **({} if worker is None else {"worker": worker.number}))
     else:
@@ -209,27 +209,27 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     for line in fewer:
         _log.log(logging.WARNING if is_asked_for else logging.INFO, "%s", line)
     signal.signal(signal.SIGHUP, _ignore_reload)
-    tls_context()  # before the loop runs: engines join later
+    tls_context()  # loads the authorities before the loop runs: an engine that joins later must not block it
     gc.collect()
     gc.freeze()
-    server.run(sockets=[listener])  # says where it listens, once it does
+    server.run(sockets=[listener])
 
 
 def _ignore_reload(number: int, frame: FrameType | None) -> None:
-    """SIGHUP replaces workers, one after another; a process by itself has none, and must not end by it."""
+    """Log that SIGHUP has no effect. It replaces workers; without a handler it would end this single process."""
     del number, frame
-    _log.warning("SIGHUP: there is nothing to reload with; run with --workers 2 or more, or restart")
+    _log.warning("SIGHUP: one process cannot reload; run with --workers 2 or more, or restart")
 
 
 def _load_tracing(environment: Mapping[str, str], scheme: str) -> Tracing | None:
-    """Return tracing, of a gateway whose clients speak `scheme`, if `environment` asks for it and it can be had."""
+    """Return tracing for a gateway whose clients use `scheme`, if `environment` asks for it and it can be loaded."""
     if not is_wanted(environment):
         return None
     try:
         return cast("Tracing", import_module("specpilot.gateway.telemetry.otel").OtelTracing(environment, scheme))
     except ImportError as error:
         _log.warning("nothing is traced: %s; run `pip install 'specpilot[otel]'`, or unset OTEL_EXPORTER_OTLP_*", error)
-    except Exception as error:  # noqa: BLE001 - the SDK's own reading of its variables; tracing is worth no start
+    except Exception as error:  # noqa: BLE001 - the SDK reads its own variables; a fault there must not stop the start
         _log.warning("nothing is traced, the OTEL_* variables do not work: %s", error)
     return None
 
@@ -294,14 +294,14 @@ def _watcher(
     except StoreUnavailableError as error:
         if not settings.engine:
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
-        _log.warning("Redis does not answer yet; until then only keys of --api-keys-file pass: %s", error)
+        _log.warning("Redis does not answer yet; until it does, only keys of --api-keys-file pass: %s", error)
     return watcher
 
 
 def _exposition(
     settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None
 ) -> Callable[[], Awaitable[bytes]]:
-    """Return what answers `/metrics`: the gateway's own counts, all workers', and sums of the engines'."""
+    """Return the function behind `/metrics`: counts of this gateway or of all workers, and the engines' counters."""
     own = context.exposition if worker is None else partial(worker.exposition, context)
     if not settings.engine_counters_s:
         return Scrape(own, clock.monotonic).read

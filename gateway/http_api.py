@@ -1,7 +1,8 @@
-"""Everything that is not relayed: an ordinary FastAPI app, answered from memory.
+"""The routes that are not relayed: an ordinary FastAPI app, answered from memory.
 
-Errors have the same envelope as everywhere. What is not a route here and is not relayed is a 404: engines' control
-routes (`/speculation`, `/sleep`, `/collective_rpc`, `/load_lora_adapter`, ...) can be reached through no spelling.
+Errors have the same envelope as everywhere. A path that is neither a route here nor relayed is a 404, so engines'
+control routes (`/speculation`, `/sleep`, `/collective_rpc`, `/load_lora_adapter`, ...) cannot be reached in any
+spelling.
 """
 
 import secrets
@@ -41,7 +42,7 @@ def create_routes(  # noqa: C901 - one small function a route
     *,
     is_open: bool = True,
 ) -> FastAPI:
-    """Return the app; without the pages for operators unless it `is_open` to them.
+    """Return the app. Unless it `is_open`, it lacks the pages for operators.
 
     `shown_settings` holds no secret; `admin_token` opens `GET /admin/config`; `exposition` returns the metrics as text
     or raises `OSError`.
@@ -50,23 +51,23 @@ def create_routes(  # noqa: C901 - one small function a route
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process lives."""
+        """Whether the process runs."""
         return {"status": "ok"}
 
     @app.get("/ready")
     @app.get("/ping")
     async def ready(response: Response) -> dict[str, str]:
-        """Whether new requests should come here."""
-        said = "ready"
+        """Whether new requests should be sent here."""
+        status = "ready"
         if context.is_draining:
-            said = "draining"
+            status = "draining"
         elif context.snapshot.is_awaiting_keys and not context.snapshot.keys:
-            said = "no API keys"
+            status = "no API keys"
         elif not context.fleet.is_serving:
-            said = "no engine"
-        if said != "ready":
+            status = "no engine"
+        if status != "ready":
             response.status_code = 503
-        return {"status": said}
+        return {"status": status}
 
     if context.origins is not None:
         app.add_middleware(
@@ -91,7 +92,7 @@ def create_routes(  # noqa: C901 - one small function a route
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
-        """Every name that the caller may ask for: models of engines as last heard, and those with a model route."""
+        """Every name that the API key may ask for: models of engines, as last listed, and names with a model route."""
         return {"object": "list", "data": _cards(context, context.key_of(_bearer(request)))}
 
     @app.get("/v1/models/{name:path}")
@@ -104,7 +105,7 @@ def create_routes(  # noqa: C901 - one small function a route
 
     @operators.get("/admin/config")
     async def config(request: Request) -> dict[str, Any]:
-        """What this replica runs: settings, engines, policies and key ids, without secrets."""
+        """The configuration in force at this replica: settings, engines, policies and key ids, without secrets."""
         if admin_token is None:
             raise InvalidApiKeyError("this route is closed; start the gateway with --admin-token to open it")
         sent = _bearer(request)
@@ -114,7 +115,7 @@ def create_routes(  # noqa: C901 - one small function a route
 
     @app.exception_handler(GatewayError)
     async def gateway_error(request: Request, error: GatewayError) -> Response:
-        """Put an error of ours into the envelope."""
+        """Put an error of the gateway into the envelope."""
         del request
         return _error_response(error)
 

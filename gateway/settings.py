@@ -1,4 +1,4 @@
-"""What an operator can set on a gateway: flags, then environment, then these defaults."""
+"""The settings of a gateway: flags, then the environment, then these defaults."""
 
 import re
 from pathlib import Path
@@ -31,16 +31,16 @@ class GatewaySettings(ProgramSettings):
     port: Port = Field(8080, description="port to listen on; 0 picks a free one and logs it")
     admin_port: Port | None = Field(
         None,
-        description="port for /metrics and /admin alone, which --port then does not have; keep it from clients, as its "
+        description="port for /metrics and /admin alone, which --port then lacks; close it to clients, because its "
         "metrics name engines and keys",
     )
     tls_cert_file: str | None = Field(
         None,
-        description="PEM file with the certificate to serve by and its chain; its key too, or in --tls-key-file",
+        description="PEM file with the server's certificate and its chain; its key too, or in --tls-key-file",
     )
     tls_key_file: str | None = Field(None, description="PEM file with the key of --tls-cert-file, without a password")
     tls_client_ca_file: str | None = Field(
-        None, description="PEM file with authorities; clients of --port then need a certificate of one of them"
+        None, description="PEM file with authorities; clients of --port then need a certificate from one of them"
     )
     workers: int = Field(1, ge=1, le=64, description="processes that share the port; above 1 under a supervisor")
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -49,14 +49,14 @@ class GatewaySettings(ProgramSettings):
         "dns+http://name:8000: every address of the name; k8s+http://service:8000: every pod of the service",
     )
     public_paths: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="paths that other machines may ask for, e.g. /ping,/invocations; default: every path"
+        (), description="paths that other machines may request, e.g. /ping,/invocations; default: every path"
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="origins of web pages that may ask, e.g. https://app.example; *: any; default: none"
+        (), description="origins of web pages that may call, e.g. https://app.example; *: any; default: none"
     )
-    dns_refresh_s: Seconds = Field(5.0, description="seconds between two looks at the name of a dns+http:// engine")
+    dns_refresh_s: Seconds = Field(5.0, description="seconds between two DNS look-ups of a dns+http:// engine")
     kubernetes_api: str = Field(
-        "https://kubernetes.default.svc", description="API server that a k8s+http:// engine's pods are watched at"
+        "https://kubernetes.default.svc", description="API server at which a k8s+http:// engine's pods are watched"
     )
     kubernetes_credentials: Path = Field(
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
@@ -64,10 +64,10 @@ class GatewaySettings(ProgramSettings):
     )
     balance: Balance = Field(
         Balance.LEAST,
-        description="among engines that are all the same to a request: the least busy, or the less busy of two_choices",
+        description="among engines that a request prefers equally: the least busy, or the less busy of two_choices",
     )
     affinity: Affinity = Field(
-        Affinity.BOTH, description="prefer the engine of the request's session, or one that has its prompt's beginning"
+        Affinity.BOTH, description="prefer the engine of the request's session, or one with its prompt's beginning"
     )
     redis_url: str | None = Field(
         None,
@@ -80,9 +80,9 @@ class GatewaySettings(ProgramSettings):
     api_keys_file: str | None = Field(
         None, description="JSON list of {key_id, key, ...}, see docs/reference/gateway.md; added to the keys in Redis"
     )
-    require_api_key: bool = Field(default=False, description="refuse requests without a key even while no key exists")
+    require_api_key: bool = Field(default=False, description="reject requests without a key even while no key exists")
     admin_token: SecretStr | None = Field(None, description="bearer token of GET /admin/config; without it: closed")
-    engine_api_key: SecretStr | None = Field(None, description="bearer token to send to engines; the client's never is")
+    engine_api_key: SecretStr | None = Field(None, description="bearer token for engines; the client's is never sent")
     engine_ca_file: str | None = Field(
         None, description="PEM file with the authorities of https:// engines, instead of the system's"
     )
@@ -92,7 +92,7 @@ class GatewaySettings(ProgramSettings):
     )
     engine_key_file: str | None = Field(None, description="PEM file with the key of --engine-cert-file")
     mark_class: bool = Field(
-        default=True, description="add vllm_xargs.traffic_class to bodies; off for engines that refuse unknown fields"
+        default=True, description="add vllm_xargs.traffic_class to bodies; off for engines that reject unknown fields"
     )
     ask_usage: bool = Field(
         default=True, description="ask engines for the usage of every stream; off for engines without stream_options"
@@ -105,7 +105,7 @@ class GatewaySettings(ProgramSettings):
         default=True, description="decode request bodies in gzip, deflate or zstd; off: they get 415"
     )
     max_bodies_bytes: int = Field(
-        256 * 1024 * 1024, ge=1024, description="request bodies held at once, all together, before more are refused"
+        256 * 1024 * 1024, ge=1024, description="bytes of all request bodies held at once; more are rejected"
     )
     connect_timeout_s: Seconds = Field(2.0, description="seconds to connect to an engine")
     first_byte_timeout_s: Seconds = Field(
@@ -113,24 +113,24 @@ class GatewaySettings(ProgramSettings):
     )
     stream_first_byte_timeout_s: Seconds = Field(
         120.0,
-        description="seconds that an engine may be silent before a stream's first content; whatever it sends, comments "
-        "and pings too, ends a silence",
+        description="seconds that an engine may be silent before a stream's first content; any byte, also of comments "
+        "and pings, ends a silence",
     )
     stream_content_timeout_s: Seconds = Field(
-        600.0, description="seconds from the whole request to a stream's first content, however it is kept alive"
+        600.0, description="seconds from the whole request to a stream's first content, keep-alives or not"
     )
     pass_keep_alives: bool = Field(
         default=True,
-        description="pass comments and pings on before a stream's first content, which commits to status 200: an error "
-        "after them becomes an event; off: they wait for the content, and the error keeps its status",
+        description="pass comments and pings on before a stream's first content, which commits to status 200: a later "
+        "error becomes an event; off: they wait for the content, and the error keeps its status",
     )
     idle_timeout_s: Seconds = Field(
-        120.0, description="seconds between two reads of a response, or that a client may block one"
+        120.0, description="seconds between two reads of a response, and seconds that a client may block one"
     )
     total_timeout_s: Seconds = Field(3600.0, description="seconds from the whole request to the end of its response")
     request_timeout_s: Seconds = Field(60.0, description="seconds a client may pause while it sends a request")
     body_timeout_s: Seconds = Field(300.0, description="seconds from a request's head to its last byte")
-    max_connections: int = Field(16_384, ge=1, description="client connections of one process before more are refused")
+    max_connections: int = Field(16_384, ge=1, description="client connections of one process; more are rejected")
     keep_alive_s: Seconds = Field(75.0, description="seconds an idle client connection stays open")
     engine_keep_alive_s: float = Field(
         4.0, ge=0, le=86_400, description="seconds an idle engine connection is kept; below the engine's own (vLLM: 5)"
@@ -139,7 +139,7 @@ class GatewaySettings(ProgramSettings):
         0.2, ge=0, le=86_400, description="seconds that the engines' vllm:spec_decode_* in /metrics may be old; 0: none"
     )
     engine_capacity: int | None = Field(
-        None, ge=1, description="requests under way on one engine, from this replica, before others wait; default: any"
+        None, ge=1, description="requests under way on one engine from this replica; more wait; default: no limit"
     )
     queue_limit: int = Field(128, ge=0, description="requests of one model and class that may wait for an engine")
     queue_timeout_s: Seconds = Field(30.0, description="seconds that a request may wait for an engine with room")
@@ -152,15 +152,15 @@ class GatewaySettings(ProgramSettings):
     )
     show_engine: bool = Field(
         default=False,
-        description="name the engine in the header x-specpilot-engine; its address, where it has no id; also engines "
-        "and API keys in /metrics of --port",
+        description="name the engine in the header x-specpilot-engine (its address if it has no id), and engines and "
+        "API keys in /metrics of --port",
     )
     access_log: bool = Field(default=True, description="one JSON line per request on standard error")
     log_format: Literal["text", "json"] = Field(
         "text", description="form of the lines on standard error; json: every line is one object, from the first"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged; above info there is no access log"
+        "info", description="lowest level that is logged; above info there is no access log"
     )
 
     @field_validator("engine", "public_paths", "allowed_origins", mode="before")
@@ -205,13 +205,13 @@ class GatewaySettings(ProgramSettings):
     @field_validator("allowed_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        found = tuple(origin.rstrip("/").lower() for origin in origins)
-        for origin in found:
+        parsed = tuple(origin.rstrip("/").lower() for origin in origins)
+        for origin in parsed:
             if origin != ANY and _ORIGIN.fullmatch(origin) is None:
                 raise ValueError(f"{origin!r} is no origin; write e.g. https://app.example, with a port if it has one")
-        if ANY in found and len(found) > 1:
+        if ANY in parsed and len(parsed) > 1:
             raise ValueError("* allows every origin; leave the others out, or leave * out")
-        return found
+        return parsed
 
     @field_validator("redis_url")
     @classmethod

@@ -1,4 +1,4 @@
-"""The parent of several workers as a program: settings in, an exit status out. It loads nothing of what serves."""
+"""The parent of several workers as a program: settings in, an exit status out. It imports no code that serves."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ from specpilot.policy.clock import SystemClock
 from specpilot.policy.settings import fail
 
 STOP_MARGIN_S = 10.0
-"""How much longer than the drain time-out a worker may take to end before it is killed."""
+"""Seconds after the drain time-out before a worker that has not ended is killed."""
 
 
 def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
@@ -33,14 +33,15 @@ def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
         admin = None
         if settings.admin_port is not None:
             admin = reserve(settings.host, settings.admin_port, "--admin-port")
-            flags = [*flags, "--admin-port", str(admin.getsockname()[1])]  # the last one counts: 0 is one port for all
+            # The last flag counts, so with port 0 all workers share the port chosen here.
+            flags = [*flags, "--admin-port", str(admin.getsockname()[1])]
     except StartError as error:
         fail(PROGRAM, *error.lines)
     try:
         folder = tempfile.TemporaryDirectory(prefix="specpilot-gateway-")
     except OSError as error:
-        said = f"the workers need a temporary directory: {error}; point TMPDIR at one that can be written"
-        fail(PROGRAM, f"--workers: {said}")
+        remedy = "point TMPDIR at a directory that can be written"
+        fail(PROGRAM, f"--workers: the workers need a temporary directory: {error}; {remedy}")
     with folder as name, reserved, admin or nullcontext():
         supervision = Supervision(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
         try:

@@ -1,4 +1,4 @@
-"""A worker, as the supervisor starts it.
+"""A worker, started by the supervisor.
 
 `python -m specpilot.gateway.worker_program NUMBER LISTENER CHANNEL FOLDER [FLAG ...]`
 
@@ -17,7 +17,7 @@ from specpilot.policy.settings import load
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until told to stop."""
+    """Serve until the supervisor or a signal ends it."""
     number, listener, channel, folder, *flags = arguments
     place = Worker(int(number), socket.socket(fileno=int(listener)), socket.socket(fileno=int(channel)), Path(folder))
     run(load(GatewaySettings, PROGRAM, flags), place)

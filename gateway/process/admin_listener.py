@@ -1,4 +1,4 @@
-"""A listener of its own for the operator's pages: `/metrics` names engines, which no tenant should read."""
+"""A separate listener for operators: `/metrics` names engines and API keys, which clients must not see."""
 
 import asyncio
 import logging
@@ -15,16 +15,16 @@ from specpilot.gateway.process.listening import url_of
 from specpilot.gateway.process.tls_listener import TlsListener
 
 HANDSHAKES_ADMIN_MAX: Final = 128
-"""Handshakes under way on the port for operators: a few Prometheus servers and health checks."""
+"""TLS handshakes under way on the operators' port. A few Prometheus servers and health checks need no more."""
 
 _log = logging.getLogger(__name__)
 
 
 class AdminListener:
-    """Serves `app` on `listener`, on the gateway's own loop and with it."""
+    """Serves `app` on `listener`, on the gateway's own event loop."""
 
     def __init__(self, app: Any, listener: socket.socket, certificates: Certificates | None) -> None:
-        """With `certificates` it speaks TLS."""
+        """With `certificates` the listener speaks TLS."""
         self._certificates = certificates
         self._task: asyncio.Task[None] | None = None
         self._config = Config(app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
@@ -33,7 +33,7 @@ class AdminListener:
         self._server: asyncio.Server | TlsListener | None = None
 
     async def start(self) -> None:
-        """Begin to serve. On the running loop."""
+        """Start to serve. Call on the running loop."""
         self._config.load()
         loop, certificates = asyncio.get_running_loop(), self._certificates
         context = None if certificates is None else certificates.context
@@ -47,7 +47,7 @@ class AdminListener:
         _log.info("pages for operators on %s", place)
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Stop to serve."""
         if self._task is not None:
             self._task.cancel()
         if self._server is not None:

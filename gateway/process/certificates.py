@@ -1,8 +1,9 @@
-"""TLS contexts made of certificate files, and made anew when the files change.
+"""TLS contexts from certificate files, loaded again when the files change.
 
-Files are looked at every `CHECK_S`, on a thread: secret mounts and certificate managers replace them without a word to
-anybody. Certificate and key are two files and change one after the other, so a pair that does not fit keeps the context
-that there is, and is tried again at the next look. Connections that stand keep what they began with.
+The files are checked every `CHECK_S`, on a thread, because secret mounts and certificate managers replace them without
+notice. Certificate and key are two files and are replaced one after the other. While they do not match, the present
+context stays in use, and they are tried again at the next check. Open connections keep the certificate that they began
+with.
 """
 
 import asyncio
@@ -15,42 +16,42 @@ from typing import Final
 from specpilot.gateway.process.start_error import StartError
 
 CHECK_S: Final = 2.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 _log = logging.getLogger(__name__)
 
 
 class Certificates:
-    """The files of one TLS context. `context` is that made of them last."""
+    """The files of one TLS context. `context` was made from them last."""
 
     def __init__(self, flag: str, paths: Sequence[str | None], make: Callable[[], ssl.SSLContext]) -> None:
-        """`make` reads `paths`, of which `flag` names the first. Raises `StartError`. Blocks."""
+        """`make` reads `paths`; `flag` is the setting of the first of them. Raises `StartError`. Blocks."""
         self._flag = flag
         self._paths = tuple(Path(path) for path in paths if path is not None)
         self._make = make
-        self._said: str | None = None
+        self._fault: str | None = None  # as last logged
         self._seen = self._state()
         self.context = self._made()
 
     def reload(self) -> bool:
-        """Return whether there is a new context, because files have changed. Blocks."""
+        """Load the files if they have changed; return whether there is a new context. Blocks."""
         state = self._state()
         if state == self._seen:
             return False
         try:
             self.context = self._made()
         except StartError as error:
-            if str(error) != self._said:
+            if str(error) != self._fault:
                 _log.error("the certificates in use stay: %s", error)
-            self._said = str(error)
+            self._fault = str(error)
             return False
-        self._said = None
+        self._fault = None
         self._seen = state
         _log.info("new certificates are in use: %s", ", ".join(map(str, self._paths)))
         return True
 
     async def follow(self, changed: Callable[[ssl.SSLContext], Awaitable[None]] | None = None) -> None:
-        """Look for ever; `changed` gets each new context, again at the next look if it fails."""
+        """Check the files without end. `changed` gets each new context; if it fails, again at the next check."""
         is_due = False
         while True:
             await asyncio.sleep(CHECK_S)
@@ -60,10 +61,10 @@ class Certificates:
                     await changed(self.context)
                 is_due = False
             except Exception:  # noqa: BLE001 - without this task the certificates in use would expire
-                _log.exception("new certificates could not be taken into use; trying again")
+                _log.exception("new certificates could not be applied; trying again")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Return what differs when a file was replaced or written; links are followed."""
+        """Return values that differ once a file is replaced or written. Links are followed."""
         return tuple(_stamp(path) for path in self._paths)
 
     def _made(self) -> ssl.SSLContext:
@@ -76,9 +77,9 @@ class Certificates:
 
 
 def listener_certificates(cert: str | None, key: str | None, client_ca: str | None) -> Certificates | None:
-    """Return what serves clients, with `client_ca` only those with a certificate of it; `None` without `cert`.
+    """Return the certificates for clients' connections; `None` without `cert`. Raises `StartError`.
 
-    Raises `StartError`.
+    With `client_ca`, only clients with a certificate of that authority are accepted.
     """
     if cert is None:
         return None
@@ -95,9 +96,9 @@ def listener_certificates(cert: str | None, key: str | None, client_ca: str | No
 
 
 def engine_certificates(ca: str | None, cert: str | None, key: str | None) -> Certificates | None:
-    """Return what connections to engines are made with; `None`: the system's authorities, and no certificate.
+    """Return the certificates for engines' connections. Raises `StartError`.
 
-    Raises `StartError`.
+    `None`: the system's authorities, and no client certificate.
     """
     if ca is None and cert is None:
         return None
@@ -112,7 +113,7 @@ def engine_certificates(ca: str | None, cert: str | None, key: str | None) -> Ce
 
 
 def _load(context: ssl.SSLContext, cert: str, key: str | None) -> None:
-    context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password asks for it at the terminal
+    context.load_cert_chain(cert, key, password=lambda: "")  # else OpenSSL prompts for a password at the terminal
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

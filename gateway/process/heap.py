@@ -1,7 +1,7 @@
-"""Gives free memory back to the system.
+"""Returns free memory to the system.
 
-The C library keeps what was freed for the next request, which with bodies of all sizes grows for hours though nothing
-is held: after trimming, a process that has run for an hour is as large as one that has run for minutes.
+The C library keeps freed memory for later requests. With bodies of all sizes that reserve grows for hours although
+nothing is held. With trimming, a process is as large after an hour as after minutes.
 """
 
 import ctypes
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 
 def trimmer() -> Callable[[], None]:
-    """Return what gives free memory back; it does nothing where the C library cannot.
+    """Return a function that returns free memory to the system; it does nothing where the C library cannot.
 
-    It takes a millisecond for some 15 MB that go back, in which nothing else runs: called often, it finds little.
+    A call takes a millisecond for some 15 MB and blocks the process. Frequent calls find little to return.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return (lambda: None) if trim is None else lambda: trim(0)

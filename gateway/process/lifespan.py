@@ -1,6 +1,6 @@
-"""What runs beside a gateway that serves: probes, whoever follows engines and keys, certificates, the worker's counts.
+"""The background tasks of a serving gateway: probes, followers of engines and keys, certificates, the worker's counts.
 
-All begins before the first request is taken, and a first look at the engines with it, and ends after the last.
+All of them, and a first probe of each engine, start before the first request is accepted and end after the last.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.context import GatewayContext
 
 FIRST_PROBE_S: Final = 1.0
-"""Seconds that the first look at the engines may take before requests are taken without it."""
+"""Seconds that the first probes may take before requests are accepted without their results."""
 
 Follower = Watcher | Resolver | EndpointWatch
-"""Hands news of engines or keys to a context, from a thread of its own."""
+"""Passes changes of engines or keys to a context, from a thread of its own."""
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def serving(
     towards_engines: Certificates | None,
     app: FastAPI,
 ) -> AsyncIterator[None]:
-    """Keep `context` up to date by `followers` while `app` serves; `towards_engines` are followed too."""
+    """Keep `context` up to date by `followers` while `app` serves. Follows the files of `towards_engines` too."""
     del app
     context.bind(asyncio.get_running_loop())
     probe = Probe(context.fleet, context.monotonic, context.engine_ejected)

@@ -1,8 +1,8 @@
 """The sockets that the gateway listens on.
 
-Several workers share one port by `SO_REUSEPORT`: each has a socket of its own, among which the kernel spreads new
-connections once they listen. The option would also let a second gateway of the same user take the same port without
-a word, so the port is tried without it first.
+Several workers share one port by `SO_REUSEPORT`: each has a socket of its own, and the kernel spreads new connections
+over those that listen. The option would also let a second gateway of the same user take the same port unnoticed, so the
+port is bound once without it first.
 """
 
 import socket
@@ -11,25 +11,25 @@ from typing import Final
 from specpilot.gateway.process.start_error import StartError
 
 BACKLOG: Final = 4096
-"""Connections that may wait to be accepted: a stampede of clients against memory of the kernel."""
+"""Connections that may wait to be accepted. More survive a burst of clients, at the cost of kernel memory."""
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Return a socket that listens on a port of its own, which `flag` sets. Raises `StartError`."""
+    """Return a socket that listens on a port of its own; `flag` is the port's setting. Raises `StartError`."""
     bound = _bind(host, port, flag, is_shared=False)
     bound.listen(BACKLOG)
     return bound
 
 
 def reserve(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Return a socket that only holds `port`, or a free one for 0, for others to `share`. Raises `StartError`."""
+    """Return a socket that only reserves `port`, or a free one for 0, for others to `share`. Raises `StartError`."""
     if port:
         _bind(host, port, flag, is_shared=False).close()
     return _bind(host, port, flag, is_shared=True)
 
 
 def share(reserved: socket.socket) -> socket.socket:
-    """Return another socket on the port of `reserved`. It gets connections from when it listens."""
+    """Return another socket on the port of `reserved`. It gets connections once it listens."""
     address = reserved.getsockname()
     return _bind(address[0], address[1], "--port", is_shared=True)
 
@@ -42,7 +42,7 @@ def listen_together(host: str, port: int, flag: str) -> socket.socket:
 
 
 def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
-    """Return where `listener` can be reached."""
+    """Return the URL of `listener`."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if is_tls else 'http'}://{shown}:{port}"
@@ -61,7 +61,9 @@ def _bind(host: str, port: int, flag: str, *, is_shared: bool) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        said = f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or choose another port"
-        raise StartError(f"{flag}: {said}") from error
+        fault = (
+            f"cannot listen on {host}:{port}: {error.strerror}; stop the program that uses it or choose another port"
+        )
+        raise StartError(f"{flag}: {fault}") from error
     bound.setblocking(False)
     return bound

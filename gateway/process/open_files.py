@@ -1,7 +1,7 @@
-"""How many files a gateway may have open: each connection is one, a client's and an engine's alike.
+"""The limit on open files: each connection of a client or to an engine is one.
 
-Out of descriptors a gateway cannot reach its engines. So the limit is raised as far as it goes without privileges, and
-no more clients are admitted than can each have a connection to an engine.
+Without a free file descriptor a gateway cannot connect to its engines. So the limit is raised as high as it goes
+without privileges, and a client is accepted only while there is a descriptor for its connection to an engine too.
 """
 
 import resource
@@ -9,22 +9,22 @@ from collections.abc import Callable
 from typing import Final
 
 FILES_KEPT: Final = 128
-"""Open files that are no clients' and no requests': listeners, Redis, probes, connections to engines kept open."""
+"""Open files for other purposes: listeners, Redis, probes, idle connections to engines."""
 
 
 def raise_limit() -> int | None:
-    """Raise this process's limit of open files to the most that it may have; return it, `None` where there is none."""
+    """Raise this process's limit on open files to its hard limit; return it, `None` for no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            hard = soft  # a system that names no such limit and does not grant it either
+            hard = soft  # some systems state a hard limit that they do not grant
     return None if hard == resource.RLIM_INFINITY else hard
 
 
 def connections_within(files: int | None, wanted: int, say: Callable[[str], None]) -> int:
-    """Return how many clients may be connected where `wanted` are allowed and `files` may be open; `say` why fewer."""
+    """Return how many of `wanted` clients may connect when `files` may be open. `say` gets the reason for fewer."""
     if files is None:
         return wanted
     room = max(1, (files - FILES_KEPT) // 2)

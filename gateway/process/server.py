@@ -1,13 +1,19 @@
 """uvicorn's server with a graceful end.
 
-On the first SIGTERM or SIGINT `/ready` turns 503 while requests are still served for `drain_grace_s`, so that load
-balancers can look elsewhere. A balancer of connections moves none that stands, so each is closed with its next answer,
-or when it idles. Then new requests are refused with 503, and those in flight have until `drain_timeout_s`
-after the signal. Only then does the listener close; the exit status is 0. A second signal ends it at once.
+| state | entered by | behaviour | next state |
+|---|---|---|---|
+| serving | start | serves | draining or retiring |
+| draining | SIGTERM or SIGINT | `/ready` is 503; each connection closes with its next answer or when idle | refusing |
+| refusing | `drain_grace_s` after the signal | new requests get 503; requests under way go on | ended |
+| retiring | a newer worker | accepts no connection; each one closes with its next answer | ended or draining |
+| ended | see below | the listener closes, exit status 0 |  |
 
-A worker that a newer one replaces retires instead: it stops accepting at once, still answers what comes on the
-connections that it has, closing each with its next answer, and ends when nothing has been under way for
-`LINGER_S`. Its socket is the newer worker's too, so no connection is lost.
+Draining closes connections because a balancer of connections never moves an open one. It ends when nothing is under
+way, or `drain_timeout_s` after the signal: then the remaining requests get an error. Retiring ends when nothing has
+been under way for `LINGER_S`, or after the same time-out. The retiring worker's socket belongs to the newer worker too,
+so no connection is lost.
+
+A second signal ends the process at once.
 """
 
 import asyncio
@@ -28,16 +34,16 @@ from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.wire.errors import DrainingError
 
 LINGER_S: Final = 2.0
-"""Seconds without a request after which a worker that was replaced ends: its clients' pauses against two workers."""
+"""Seconds without a request after which a replaced worker ends. More bridge clients' pauses; fewer free memory."""
 
 ANOTHER_SIGNAL_S: Final = 0.5
-"""Seconds within which a second signal to a worker is the same one, passed on."""
+"""Seconds within which a second signal to a worker counts as the first one, passed on by the supervisor."""
 
 _log = logging.getLogger(__name__)
 
 
 class GatewayServer(Server):
-    """Serves until told to stop, then drains. `worker` when it is one of several."""
+    """Serves until a signal, then drains. `worker` is set when it is one of several."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a server
         self,
@@ -48,7 +54,7 @@ class GatewayServer(Server):
         worker: Worker | None,
         certificates: Certificates | None = None,
     ) -> None:
-        """With `certificates` it speaks TLS."""
+        """With `certificates` the server speaks TLS."""
         super().__init__(config)
         self._context = context
         self._drain_grace_s = drain_grace_s
@@ -61,7 +67,7 @@ class GatewayServer(Server):
         self._is_retiring = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say where it listens once signals are handled and requests are taken."""
+        """Start, and log the address once signals are handled and requests are accepted."""
         certificates = self._certificates
         places = [url_of(listener, is_tls=certificates is not None) for listener in sockets or ()]
         if certificates is not None:
@@ -81,12 +87,12 @@ class GatewayServer(Server):
             _log.info("listening on %s", place)
 
     async def renew(self, context: ssl.SSLContext) -> None:
-        """Serve new connections by `context`. Those that stand keep what they have."""
+        """Use `context` for new connections. Open connections keep theirs."""
         for listener in self._listeners:
             listener.context = context
 
     def _has_room(self, handshakes: int) -> bool:
-        """Whether one more client may begin a handshake beside so many, by the limit on connections."""
+        """Whether the limit on connections allows one more TLS handshake beside `handshakes` others."""
         context = self._context
         has_room = len(context.connections) + handshakes < context.limits.max_connections
         if not has_room:
@@ -100,10 +106,10 @@ class GatewayServer(Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain, or with a second signal stop at once.
+        """Drain; on a second signal stop at once.
 
-        A worker may hear of one stop twice, from a service manager and from its parent: what follows at once is the
-        same signal.
+        A worker may get one stop twice, from a service manager and from its supervisor. A signal soon after the first
+        counts as the same one.
         """
         del sig, frame
         if self._asked_at is None or self._is_retiring:
@@ -112,14 +118,14 @@ class GatewayServer(Server):
             self.should_exit = self.force_exit = True
 
     def drain(self) -> None:
-        """Serve what is under way and end; nothing new when that has begun."""
+        """Start to drain, if that has not begun."""
         if self._asked_at is None or self._is_retiring:
             self._is_retiring = False
             self._asked_at = self._context.monotonic()
             self._context.is_draining = self._context.is_leaving = True
 
     def retire(self) -> None:
-        """Leave the port to a newer worker, and end when what is under way is served."""
+        """Leave the port to a newer worker, and end when the requests under way are served."""
         if self._asked_at is not None:
             return
         self._is_retiring = self._context.is_leaving = True
@@ -128,19 +134,20 @@ class GatewayServer(Server):
             server.close()
 
     async def on_tick(self, counter: int) -> bool:
-        """Go on with draining and return whether to exit; uvicorn calls this ten times a second."""
+        """Advance the drain and return whether to exit. uvicorn calls this ten times a second."""
         if self._asked_at is not None:
             now = self._context.monotonic()
             elapsed_s = now - self._asked_at
             if not self._is_retiring and elapsed_s >= self._drain_grace_s:
                 self._context.is_refusing = True
-            left = len(self._context.exchanges)
-            if left:
+            under_way = len(self._context.exchanges)
+            if under_way:
                 self._busy_at = now
-            if elapsed_s >= self._drain_timeout_s and left:
-                _log.warning("%d requests did not finish within the drain time-out", left)
+            if elapsed_s >= self._drain_timeout_s and under_way:
+                _log.warning("%d requests did not finish within the drain time-out", under_way)
                 self._context.end_with(DrainingError("this gateway is shutting down", retry_after_s=1.0))
-            is_idle = not left and (now - self._busy_at >= LINGER_S if self._is_retiring else self._context.is_refusing)
+            has_ended = now - self._busy_at >= LINGER_S if self._is_retiring else self._context.is_refusing
+            is_idle = not under_way and has_ended
             if elapsed_s >= self._drain_timeout_s or is_idle:
                 self.should_exit = True
         return await super().on_tick(counter)

@@ -1,8 +1,8 @@
-"""Why a gateway process cannot start, for the person who started it."""
+"""The error of a gateway process that cannot start, for the person who started it."""
 
 
 class StartError(Exception):
-    """The gateway cannot start; each line names a setting and the remedy."""
+    """The gateway cannot start. Each line names a setting and the remedy."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = lines

@@ -1,22 +1,26 @@
-"""What the parent of several workers decides: whom to start, when, whom to send away, when to give up. Pure.
+"""Decides for the parent of several workers: start, replace, retire, stop, give up. Pure; times are monotonic seconds.
 
-Workers stand in slots, one that serves in each; a slot has a listening socket of its own (see
-`gateway.process.supervisor`).
+Each slot has one worker that serves, and a listening socket (see `gateway.process.supervisor`).
 
-- Start: the first worker alone, so that what is wrong with the settings is said once; the others when it is ready.
-- A worker that dies is replaced: at once when it lived for `HEALTHY_S`, else after a pause that doubles from 1 s to
-  `PAUSE_LIMIT_S`. Its slot stops listening, so that the others get its connections.
-- A worker that ends before it was ready ends the program when no other serves or is starting; else its slot is
-  tried again like one that died. So a gateway that serves goes on serving whatever keeps new workers from starting.
-- Reload: slot by slot, a new worker on the slot's own socket, and when that is ready the old one leaves. A worker that
-  is starting may have read the old settings, so it is replaced too, once it is ready. A new worker that does not become
-  ready ends the reload, and the old one stays; unless another reload was asked for since that new one started.
-- A worker that has the slot to itself, from its start or since the old one died, is told to hurry: what it knows is
-  better than nothing. One that is to replace another takes its time until it knows as much (see
-  `gateway.process.worker`).
-- Stop: every worker is told to; who has not ended when `stop_limit_s` is over is killed.
+| phase of a worker | entered by | next phase                                                   |
+|-------------------|------------|--------------------------------------------------------------|
+| starting          | `Start`    | serving, when it reports ready; killed after `START_LIMIT_S` |
+| serving           | `ready`    | leaving, when a newer worker of its slot is ready            |
+| leaving           | `Retire`   | ended                                                        |
 
-Times are monotonic seconds.
+1. Start. The first worker starts alone, so that a bad setting is reported once. The others start when it is ready.
+2. Death while serving. The worker is replaced: at once if it lived for `HEALTHY_S`, else after a pause that doubles
+   from `PAUSE_S` to `PAUSE_LIMIT_S`. Its slot stops listening, so that the other workers get its connections.
+3. Death before ready. The program ends if no other worker serves or starts; else the slot is treated as in 2. So a
+   gateway that serves continues, whatever prevents new workers from starting.
+4. Reload. Slot by slot, a new worker starts on the slot's socket, and the old one retires when it is ready. A worker
+   that was starting may have read the old settings, so it is replaced too, once it is ready. A new worker that dies
+   before it is ready ends the reload, and the old one stays; unless a further reload was requested since that new
+   worker started.
+5. Redis. A worker that is alone in its slot, from its start or since the old worker died, gets `SkipRedis`: it serves
+   with the API keys that it knows. A worker that replaces another waits until it has read Redis (see
+   `gateway.process.worker`).
+6. Stop. Every worker is stopped; those that have not ended after `stop_limit_s` are killed.
 """
 
 from collections.abc import Iterable
@@ -25,20 +29,20 @@ from enum import Enum, auto
 from typing import Final
 
 PAUSE_S: Final = 1.0
-"""Seconds before a worker that died young is replaced, at first."""
+"""Seconds before a worker that died early is replaced, the first time."""
 
 PAUSE_LIMIT_S: Final = 30.0
-"""The longest such pause, doubling up to it: service against a busy loop."""
+"""Seconds of the longest such pause. Longer spares the machine; shorter restores service sooner."""
 
 HEALTHY_S: Final = 60.0
-"""A worker that lived so long is replaced at once."""
+"""Seconds of life after which a dead worker is replaced at once."""
 
 START_LIMIT_S: Final = 60.0
 """Seconds that a worker may take to get ready before it is killed."""
 
 
 FAULT_STATUS = 2
-"""The exit status of a worker that has said itself which setting is at fault."""
+"""The exit status of a worker that has itself reported the setting at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +55,35 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class SkipRedis:
-    """Tell `worker`, which is starting, that no other serves in its slot."""
+    """Inform `worker`, which is starting, that no other worker serves in its slot."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Tell `worker` to leave the port to a newer one and finish."""
+    """Order `worker` to leave the port to a newer one and finish."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Tell `worker` to drain and end."""
+    """Order `worker` to drain and end."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End `worker` without asking."""
+    """Kill `worker`."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unlisten:
-    """Close the socket of `slot`: nobody accepts there."""
+    """Close the socket of `slot`: no worker accepts there."""
 
     slot: int
 
@@ -109,7 +113,7 @@ class _Worker:
 
 
 class Supervision:
-    """The state of `slots` workers. Every method returns what is to be done now, in order."""
+    """The state of `slots` workers. Every method returns the actions to perform now, in order."""
 
     def __init__(self, slots: int, stop_limit_s: float) -> None:
         self._slots = slots
@@ -130,7 +134,7 @@ class Supervision:
         return self.is_stopping and not self._workers
 
     def wait_s(self, now: float) -> float | None:
-        """Return how long there is nothing for `due`; `None`: until something happens."""
+        """Return the seconds until `due` has something to do; `None` when it waits for an event."""
         times = list(self._due_at.values())
         times += [item.started_at + START_LIMIT_S for item in self._in(_Phase.STARTING)]
         if self._kill_at is not None:
@@ -138,7 +142,7 @@ class Supervision:
         return max(0.0, min(times) - now) if times else None
 
     def due(self, now: float) -> list[Action]:
-        """Return what the clock alone brings about."""
+        """Return the actions for which the time has come."""
         actions: list[Action] = []
         for slot in [slot for slot, at in self._due_at.items() if at <= now]:
             del self._due_at[slot]
@@ -153,13 +157,13 @@ class Supervision:
         return actions
 
     def ready(self, worker: int, now: float) -> list[Action]:
-        """`worker` takes requests."""
+        """`worker` accepts requests."""
         item = self._workers[worker]
         if self.is_stopping or item.phase is not _Phase.STARTING:
             return []
         item.phase = _Phase.SERVING
         actions: list[Action] = [Log(f"worker {worker} serves")]
-        if not self._has_begun:
+        if not self._has_begun:  # 1
             self._has_begun = True
             self._due_at |= dict.fromkeys(range(1, self._slots), now)
         for number, other in self._workers.items():
@@ -169,41 +173,42 @@ class Supervision:
         return actions + self._reload_next(now)
 
     def ended(self, worker: int, status: int, now: float) -> list[Action]:
-        """`worker` has ended with exit status `status`; negative: by that signal."""
+        """`worker` has ended with exit status `status`; a negative one is the signal that killed it."""
         item = self._workers.pop(worker)
         if self.is_stopping or item.phase is _Phase.LEAVING:
             return [] if self.is_stopping else [Log(f"worker {worker} has left")]
         lived_s = now - item.started_at
-        said = f"worker {worker} ended with status {status} after {lived_s:.1f} s"
+        line = f"worker {worker} ended with status {status} after {lived_s:.1f} s"
         if item.phase is _Phase.STARTING:
-            said += ", before it was ready"
+            line += ", before it was ready"
         others = [other for other in self._workers.values() if other.phase is not _Phase.LEAVING]
-        if any(other.slot == item.slot for other in others):
-            said += "; the slot's other worker goes on"
+        if any(other.slot == item.slot for other in others):  # 4: a reload of this slot was under way
+            line += "; the slot's other worker goes on"
             if item.phase is _Phase.STARTING and item.slot not in self._to_reload:
-                said += ", the reload ends here"
+                line += ", the reload ends here"
                 self._to_reload.clear()
-            actions: list[Action] = [Log(said, is_warning=True)]
+            actions: list[Action] = [Log(line, is_warning=True)]
             for number, other in self._workers.items():
                 if other.slot == item.slot and other.phase is _Phase.STARTING:
                     actions.append(SkipRedis(number))
             return actions + self._reload_next(now)
-        if item.phase is _Phase.STARTING and not others:
-            return self._give_up(said, status, now)
+        if item.phase is _Phase.STARTING and not others:  # 3
+            return self._give_up(line, status, now)
+        # 2
         pause_s = 0.0 if lived_s >= HEALTHY_S else min(PAUSE_LIMIT_S, max(PAUSE_S, 2 * self._pause_s[item.slot]))
         self._pause_s[item.slot] = pause_s
         self._due_at[item.slot] = now + pause_s
-        return [Unlisten(item.slot), Log(f"{said}; starting another in {pause_s:.0f} s", is_warning=True)]
+        return [Unlisten(item.slot), Log(f"{line}; starting another in {pause_s:.0f} s", is_warning=True)]
 
     def reload(self, now: float) -> list[Action]:
-        """Replace every worker that serves or is starting by a new one."""
+        """Replace every worker that serves or is starting (4)."""
         if self.is_stopping:
             return []
         self._to_reload = sorted({item.slot for item in self._workers.values() if item.phase is not _Phase.LEAVING})
         return [Log("replacing the workers one after another"), *self._reload_next(now)]
 
     def stop(self, now: float) -> list[Action]:
-        """End the program when all requests are served. Workers take a second call for an order to end at once."""
+        """Stop every worker (6). A worker that is stopped again ends at once."""
         self._to_reload.clear()
         self._due_at.clear()
         if not self.is_stopping:
@@ -211,16 +216,16 @@ class Supervision:
             self._kill_at = now + self._stop_limit_s
         return [Stop(number) for number in self._workers]
 
-    def _give_up(self, said: str, status: int, now: float) -> list[Action]:
+    def _give_up(self, line: str, status: int, now: float) -> list[Action]:
         self.status = FAULT_STATUS if status == FAULT_STATUS else 1
         actions = self.stop(now)
         if status != FAULT_STATUS:
-            actions.append(Log(f"{said}, and no other serves: giving up; its own lines say why", is_warning=True))
+            actions.append(Log(f"{line}, and no other serves: giving up; its own lines say why", is_warning=True))
         return actions
 
     def _reload_next(self, now: float) -> list[Action]:
         if any(self._is_doubled(item) for item in self._in(_Phase.STARTING)):
-            return []
+            return []  # one replacement at a time
         serving = {item.slot for item in self._in(_Phase.SERVING)}
         for slot in self._to_reload:
             if slot in serving:

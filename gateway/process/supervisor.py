@@ -1,12 +1,16 @@
-"""The parent of several workers: starts them, watches them, passes signals on. It serves nothing itself.
+"""The parent of several workers: starts them, watches them, passes signals on. It serves no request.
 
-What to do is decided in `gateway.process.supervision`; this performs it. The parent makes each slot's listening socket
-and hands it to the slot's workers one after another, so that a worker that is replaced loses no connection. When a
-worker dies and nobody takes its place at once, the socket is closed: the kernel then gives new connections to the
-other workers. One more socket only holds the port.
+`gateway.process.supervision` decides; this module performs its actions. The parent makes each slot's listening socket
+and passes it to the slot's workers one after another, so that a replacement loses no connection. When a worker dies and
+is not replaced at once, the parent closes the socket: the kernel then gives new connections to the other workers. One
+further socket only reserves the port.
 
-SIGTERM and SIGINT drain all workers, then the program ends with status 0; a second one ends it at once. SIGHUP
-replaces the workers one after another. Workers run in sessions of their own, so that Ctrl-C reaches the parent alone.
+| signal          | effect                                                                               |
+|-----------------|--------------------------------------------------------------------------------------|
+| SIGTERM, SIGINT | all workers drain, then the program ends with status 0; a second one ends it at once |
+| SIGHUP          | the workers are replaced one after another                                           |
+
+Workers run in sessions of their own, so that Ctrl-C reaches the parent alone.
 """
 
 import logging
@@ -41,13 +45,13 @@ from specpilot.gateway.telemetry.worker_files import Ledger
 from specpilot.policy.clock import Clock
 
 LEDGER_S: Final = 60.0
-"""Seconds after which the ledger is written anew though nothing changed: cleaners look for what is old."""
+"""Seconds after which the unchanged ledger is written again, because cleaners of temporary files remove old ones."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Child:
-    """A worker's process and the parent's end of its channel."""
+    """A worker's process, and the parent's end of its channel."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self.process = process
@@ -55,9 +59,9 @@ class _Child:
 
 
 class Supervisor:
-    """Performs what `supervision` decides.
+    """Performs the actions of `supervision`.
 
-    `flags` are the program's own; `folder` is where snapshots are left, and `ledger` the account there. `is_tls`: the
+    `flags` are the program's own. `folder` holds the workers' snapshots, and `ledger` their ledger. `is_tls`: the
     workers speak TLS.
     """
 
@@ -85,7 +89,7 @@ class Supervisor:
         self._is_tls = is_tls
 
     def run(self) -> int:
-        """Work until the supervision is over; return the exit status."""
+        """Run until the supervision is over; return the exit status."""
         waking, woken = socket.socketpair()
         with selectors.DefaultSelector() as selector, waking, woken:
             self._selector = selector
@@ -126,15 +130,15 @@ class Supervisor:
     def _on_channel(self, worker: int) -> None:
         child = self._children[worker]
         try:
-            said = child.channel.recv(16)
+            message = child.channel.recv(16)
         except ConnectionError:
-            said = b""
-        if said == READY:
+            message = b""
+        if message == READY:
             self._perform(self._supervision.ready(worker, self._monotonic()))
             if not self._has_listened:
                 self._has_listened = True
                 _log.info("listening on %s", url_of(self._reserved, is_tls=self._is_tls))
-        elif not said:
+        elif not message:
             self._selector.unregister(child.channel)
             child.channel.close()
             status = child.process.wait()  # only the end of the process closes its end of the channel
@@ -168,7 +172,7 @@ class Supervisor:
     def _send(self, worker: int, order: bytes) -> None:
         child = self._children.get(worker)
         if child is not None:  # else it could not be started
-            with suppress(BrokenPipeError):  # it is dead; that will be heard
+            with suppress(BrokenPipeError):  # it is dead, and `_on_channel` will notice
                 child.channel.send(order)
 
     def _write_ledger(self, write: Callable[[], None]) -> None:

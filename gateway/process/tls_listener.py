@@ -1,9 +1,9 @@
-"""Accepts connections of clients that speak TLS, and bounds the handshakes under way.
+"""Accepts TLS connections of clients, and bounds the handshakes under way.
 
-A client counts as connected once it has agreed on TLS. Before that it holds a file descriptor and some 50 KB, and many
-can: so who accepts them must know how many there are, which asyncio's own server does not say. Beyond what there is
-room for, a connection is closed as it comes: a local reply would need the handshake first. One that does not end
-within `HANDSHAKE_S` is closed too.
+A client counts as connected after its handshake. Before that it holds a file descriptor and some 50 KB, and many
+clients can do so at once. asyncio's own server does not report how many there are, hence this listener. A connection
+without room is closed on arrival, since a local reply would need the handshake first. A handshake that takes longer
+than `HANDSHAKE_S` is closed too.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ from contextlib import suppress
 from typing import Final
 
 HANDSHAKE_S: Final = 10.0
-"""Seconds that a client may take to agree on TLS: slow networks against places that nobody uses."""
+"""Seconds that a handshake may take. More admit slow networks; fewer free the places of idle connections."""
 
 ACCEPTS_A_TURN: Final = 64
-"""Connections that are accepted in one turn of the loop: each begins a handshake of some 0.5 ms in a later one."""
+"""Connections that are accepted in one pass of the event loop. Each then takes a handshake of some 0.5 ms."""
 
 ACCEPT_PAUSE_S: Final = 1.0
-"""Seconds before accepting is tried again when the system has no descriptor left."""
+"""Seconds before accepting is tried again when the system has no free descriptor."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class TlsListener:
-    """Accepts on a socket until it is closed; what stands goes on. `context` is what new connections are made with."""
+    """Accepts on a socket until it is closed; accepted connections stay. `context` is that of new connections."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TlsListener:
         context: ssl.SSLContext,
         has_room: Callable[[int], bool],
     ) -> None:
-        """`has_room` says whether one more handshake may begin beside so many. On the running loop."""
+        """`has_room` returns whether one more handshake may begin beside the given number. Call on the running loop."""
         self.context = context
         self._listener = listener
         self._protocol = protocol
@@ -55,26 +55,26 @@ class TlsListener:
         context: ssl.SSLContext,
         has_room: Callable[[int], bool],
     ) -> "TlsListener":
-        """Return one that accepts on the socket of `server` instead of it; no connection is refused meanwhile.
+        """Return a listener that accepts on the socket of `server` instead of it. No connection is refused meanwhile.
 
-        The sockets are two descriptors of one queue of connections, so it does not matter which of the two is closed.
+        The two sockets are two descriptors of one queue of connections, so either may be closed.
         """
         (listener,) = server.sockets
         again = socket.fromfd(listener.fileno(), listener.family, listener.type)
         again.setblocking(False)
-        found = cls(again, protocol, context, has_room)
+        replacement = cls(again, protocol, context, has_room)
         server.close()
-        return found
+        return replacement
 
     def close(self) -> None:
-        """Accept no more. Handshakes under way go on, as connections do."""
+        """Accept no more. Handshakes and connections continue."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._listener)
             self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Do nothing: whose connections they are waits for them. As `asyncio.Server` has it."""
+        """Return at once, since the server waits for the connections itself. `asyncio.Server` has this method."""
 
     def _begin(self) -> None:
         if not self._is_closed:
@@ -86,7 +86,7 @@ class TlsListener:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # out of descriptors or memory: the kernel would say so over and over
+            except OSError as error:  # no descriptor or memory is free: the socket stays readable, so pause
                 _log.error("no connection can be accepted, trying again in %g s: %s", ACCEPT_PAUSE_S, error)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._begin)
@@ -99,9 +99,9 @@ class TlsListener:
             task.add_done_callback(self._handshakes.discard)
 
     async def _agree(self, accepted: socket.socket) -> None:
-        """Do the handshake; from its end on the connection is its protocol's."""
+        """Do the handshake. Afterwards the connection belongs to its protocol."""
         accepted.setblocking(False)
-        with suppress(OSError):  # no TLS, no certificate that is needed, too slow, gone: no request and in no count
+        with suppress(OSError):  # no TLS, no valid certificate, too slow, gone: there is no request to count
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(
                 self._protocol, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_S

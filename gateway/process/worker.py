@@ -1,11 +1,14 @@
-"""What makes a gateway process one of several: its place among them and its tie to the supervisor.
+"""One of several gateway processes, and its channel to the supervisor.
 
-The channel is a socket to the supervisor. The worker says `READY` on it once; the supervisor may say `RETIRE`; its end
-means that the supervisor is gone, and the worker drains as after SIGTERM: no worker outlives its supervisor for long.
+| message on the channel | direction               | meaning                                        |
+|------------------------|-------------------------|------------------------------------------------|
+| `READY`                | to the supervisor, once | the worker accepts requests                    |
+| `SKIP_REDIS`           | to a starting worker    | no other worker serves in its slot             |
+| `RETIRE`               | to a serving worker     | a newer worker takes over                      |
+| end of the channel     | to the worker           | the supervisor is gone: drain as after SIGTERM |
 
-Before that the supervisor sends `SKIP_REDIS` when no other worker serves in the slot. A worker without it replaces one
-that may know the API keys in Redis, so it does not get ready before it has read Redis too. When it has not within
-`REDIS_WAIT_S` it ends, and the old worker stays.
+A worker without `SKIP_REDIS` replaces one that may know the API keys in Redis, so it reads Redis before it gets ready.
+If it cannot within `REDIS_WAIT_S`, it ends, and the old worker stays.
 """
 
 import asyncio
@@ -25,26 +28,26 @@ from specpilot.gateway.telemetry.worker_files import publish, read_total
 from specpilot.policy.errors import StoreUnavailableError
 
 RETRY_S: Final = 0.5
-"""Seconds between two tries to read Redis before the start."""
+"""Seconds between two attempts to read Redis before the start."""
 
 PUBLISH_S: Final = 1.0
-"""Seconds between two snapshots of a worker's counts: how much its sudden death can lose."""
+"""Seconds between two snapshots of a worker's counts, so the most that its sudden death can lose."""
 
 READY = b"r"
 RETIRE = b"q"
 SKIP_REDIS = b"h"
 REDIS_WAIT_S = START_LIMIT_S / 2
-"""Well within what the supervisor allows, so that the worker itself says why it ends."""
+"""Well below the supervisor's limit, so that the worker itself reports why it ends."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One of several workers. `listener` is its socket on the shared port, which begins to listen when it is ready."""
+    """One of several workers. `listener` is its socket on the shared port; it listens once the worker is ready."""
 
     def __init__(self, number: int, listener: socket.socket, channel: socket.socket, folder: Path) -> None:
-        """`folder` is where the workers leave their snapshots."""
+        """`folder` holds the workers' snapshots."""
         self.number = number
         self.listener = listener
         self._channel = channel
@@ -53,9 +56,9 @@ class Worker:
         self._is_failing = False
 
     def read_redis_first(self, read: Callable[[], None], monotonic: Callable[[], float]) -> None:
-        """Call `read`, which reads Redis, until it does or no other worker serves in the slot. Before the loop runs.
+        """Call `read`, which reads Redis, until it succeeds or no other worker serves in the slot. Blocks.
 
-        Raises `StoreUnavailableError` as `read` does when no other serves, `StartError` after `REDIS_WAIT_S`.
+        Raises the `StoreUnavailableError` of `read` when no other worker serves, `StartError` after `REDIS_WAIT_S`.
         """
         give_up_at = monotonic() + REDIS_WAIT_S
         is_waiting = False
@@ -66,8 +69,8 @@ class Worker:
                 if self._is_alone(RETRY_S):
                     raise
                 if monotonic() >= give_up_at:
-                    said = "the old worker stays, as a new one would not know the API keys in Redis"
-                    raise StartError(f"--redis-url: {error}; {said}; reload again when Redis answers") from error
+                    reason = "the old worker stays, as a new one would not know the API keys in Redis"
+                    raise StartError(f"--redis-url: {error}; {reason}; reload again when Redis answers") from error
                 if not is_waiting:
                     is_waiting = True
                     _log.warning("the old worker serves on until Redis was read, for %.0f s: %s", REDIS_WAIT_S, error)
@@ -75,22 +78,22 @@ class Worker:
                 return
 
     def _is_alone(self, wait_s: float) -> bool:
-        """Wait until the supervisor says that no other worker serves in the slot, or is gone itself."""
+        """Wait for `SKIP_REDIS` or the end of the supervisor; return whether one of them came."""
         if not select.select([self._channel], [], [], wait_s)[0]:
             return False
         self._channel.recv(16)
         return True
 
     def serve(self, retire: Callable[[], None], orphaned: Callable[[], None]) -> None:
-        """Tell the supervisor that requests are taken, and on_order it from now on. On the running loop."""
+        """Report `READY`, and obey the supervisor from now on. Call on the running loop."""
         loop = asyncio.get_running_loop()
         self._channel.setblocking(False)
 
         def on_order() -> None:
-            said = self._channel.recv(16)
-            if RETIRE in said:
+            message = self._channel.recv(16)
+            if RETIRE in message:
                 retire()
-            elif not said:
+            elif not message:
                 loop.remove_reader(self._channel)
                 _log.warning("the supervisor is gone; draining")
                 orphaned()
@@ -99,13 +102,13 @@ class Worker:
         self._channel.send(READY)
 
     async def run(self, context: GatewayContext) -> None:
-        """Publish for ever."""
+        """Publish without end."""
         while True:
             await self.publish(context)
             await asyncio.sleep(PUBLISH_S)
 
     async def publish(self, context: GatewayContext) -> None:
-        """Leave this worker's snapshot where the others find it."""
+        """Write this worker's snapshot for the other workers."""
         context.refresh_metrics()
         snapshot = context.metrics.snapshot()
         try:
@@ -118,9 +121,9 @@ class Worker:
             self._is_failing = False
 
     async def exposition(self, context: GatewayContext) -> bytes:
-        """Return the metrics of all workers. What this one has counted is published first.
+        """Return the metrics of all workers, after publishing this worker's counts. Raises `OSError`.
 
-        So no number is ever shown that its worker's sudden death could take back. Raises `OSError`.
+        Because of that order, a count that was shown once is not lost by this worker's sudden death.
         """
         context.refresh_metrics()
         snapshot = context.metrics.snapshot()
