@@ -36,6 +36,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker, prompt_texts
 from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
+from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, load
 
@@ -135,14 +136,14 @@ def _measure(settings: AdapterBenchSettings) -> None:
         try:
             for comparison in comparisons:
                 _take_turns(settings, workers, texts, comparison)
-                _say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
+                say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
             if launch == settings.launches:
                 found |= _within_one_engine(settings, workers["adapter"], texts)
         finally:
             for worker in workers.values():
                 worker.close()
     for comparison in comparisons:
-        _say(_summary(comparison))
+        say(_summary(comparison))
         found[comparison.name] = round(comparison.median, 3)
     if settings.replies:
         exact = {"dtype": "float32"}
@@ -151,7 +152,7 @@ def _measure(settings: AdapterBenchSettings) -> None:
             EngineWorker("adapter", adapter | exact, base),
             texts[: settings.replies],
         )
-    _say(json.dumps(found))
+    say(json.dumps(found))
 
 
 def _comparisons(k_max: int) -> list[Comparison]:
@@ -201,7 +202,7 @@ def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, te
         found[f"constant_k_own_share_{running}"] = _share(_cost(settings, adapter, some, AT_K_MAX, settings.k_max))
     for k in (1, 3):
         width = _cost(settings, adapter, texts[:32], WIDTH, k)
-        _say(
+        say(
             f"32 running, adapter at K={k} / always drafting {settings.k_max}: median {width.ratio.median:.3f} "
             f"({width.ratio.low:.3f} to {width.ratio.high:.3f})"
         )
@@ -221,7 +222,7 @@ def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence
         answer = adapter.run(texts, min(LONGEST_REPLY, settings.tokens * (1 + k)), k=k, part=part, seed=turn)
         pairs += [Pair(*pair) for pair in answer["pairs"]]
     found = cost(pairs)
-    _say(
+    say(
         f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
         f"{found.part.median:+5.0f} us ({found.part.low:+.0f} to {found.part.high:+.0f}), {found.pairs} pairs"
     )
@@ -236,7 +237,7 @@ def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:
     """Return the 99th percentile of the time that a change of K takes, in milliseconds."""
     times = sorted(1e3 * item for item in adapter.run(texts, LONGEST_REPLY, switches=200)["switch_s"])
     p99: float = round(times[int(0.99 * len(times))], 1)
-    _say(f"{len(times)} changes of K with {len(texts)} running: median {statistics.median(times):.1f} ms, p99 {p99} ms")
+    say(f"{len(times)} changes of K with {len(texts)} running: median {statistics.median(times):.1f} ms, p99 {p99} ms")
     return p99
 
 
@@ -250,14 +251,9 @@ def _mismatches(plain: EngineWorker, adapter: EngineWorker, texts: Sequence[str]
             got = adapter.run(batch, 96, ids=True, thrash_seed=begin)["ids"]
             count += sum(a != b for a, b in zip(expected, got, strict=True))
             if sys.stdout.isatty():
-                _say(f"\rlossless: {begin + len(batch)} replies compared, {count} differ", end="")
+                say(f"\rlossless: {begin + len(batch)} replies compared, {count} differ", end="")
     finally:
         plain.close()
         adapter.close()
-    _say(f"\rlossless: {len(texts)} replies compared, {count} differ")
+    say(f"\rlossless: {len(texts)} replies compared, {count} differ")
     return count
-
-
-def _say(text: str, end: str = "\n") -> None:
-    sys.stdout.write(text + end)
-    sys.stdout.flush()

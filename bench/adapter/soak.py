@@ -31,6 +31,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.load.trace import read_prompts
+from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import memory_by_name
 from specpilot.bench.report.slope import slope
 from specpilot.demo_model import DEMO_MODEL
@@ -209,7 +210,7 @@ class Soak:
             memory = {name: size / _MIB for name, size in memory_by_name(self._engine.pid).items()}
             mib = memory["all"] = sum(memory.values())
             self.memory.append((minutes, memory))
-            _say(
+            say(
                 f"\r{minutes:5.1f} of {self._settings.minutes:g} min  {self.done.total():6d} requests  "
                 f"{self.changes:5d} changes of K  {mib:6.0f} MiB  {len(self.errors)} errors ",
                 end="" if sys.stdout.isatty() else "\n",
@@ -264,7 +265,7 @@ class Soak:
 
     def _note(self, text: str) -> None:
         self.errors.append(text)
-        _say(f"\n{text}")
+        say(f"\n{text}")
 
 
 async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:
@@ -298,11 +299,6 @@ def main(arguments: Sequence[str]) -> None:
             engine.kill()
             if not is_alive:
                 log.seek(0)
-                _say(log.read()[-3000:].decode(errors="replace"))
-    _say("\n" + json.dumps(report))
+                say(log.read()[-3000:].decode(errors="replace"))
+    say("\n" + json.dumps(report))
     sys.exit(1 if report["faults"] else 0)
-
-
-def _say(text: str, end: str = "\n") -> None:
-    sys.stdout.write(text + end)
-    sys.stdout.flush()

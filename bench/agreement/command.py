@@ -20,6 +20,7 @@ from specpilot.bench.agreement.vllm_client import Asked, ClientFailedError, run
 from specpilot.bench.data.forms import parse
 from specpilot.bench.load.chat_client import Sampling
 from specpilot.bench.load.conversations import Work
+from specpilot.bench.report.output import say
 from specpilot.bench.sweep.endpoint import EndpointError, model_of
 from specpilot.bench.sweep.measure import CellFailedError, Conditions, measure
 from specpilot.bench.sweep.plan import Arm, Cell, Load
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         sys.exit(1)
     conditions = settings.model_dump(include={"k", "pairs", "concurrency", "num_prompts", "output_tokens"})
-    _say(json.dumps(conditions | compared(pairs)))
+    say(json.dumps(conditions | compared(pairs)))
     faults = [found for pair in pairs if (found := fault(pair)) is not None]
     if faults:
         sys.stderr.write(f"{PROGRAM}: the clients did not do the same work: {faults[0]}\n")
@@ -104,7 +105,7 @@ def _pairs(settings: AgreementSettings, url: str) -> list[Pair]:
             ours = _ours(url, asked, files[0])
         pairs.append((ours, theirs))
         rates = f"{ours['output_throughput']:.0f} tok/s here, {theirs['output_throughput']:.0f} in vllm bench serve"
-        _say(f"[{number}/{settings.pairs}] {rates}")
+        say(f"[{number}/{settings.pairs}] {rates}")
     return pairs
 
 
@@ -117,8 +118,3 @@ def _ours(url: str, asked: Asked, path: Path) -> dict[str, Any]:
     found = measure(RunningSystem(url), cell, conversations, given, asked.requests)
     path.write_text(json.dumps(found, indent=1) + "\n")
     return found
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -28,6 +28,7 @@ from specpilot.bench.control.fault_stage import Stage, engines_alone
 from specpilot.bench.load.chat_client import ChatClient, Sampling
 from specpilot.bench.load.closed_loop import Load
 from specpilot.bench.load.trace import TRACES, read_prompts, read_trace
+from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -92,8 +93,8 @@ def main(arguments: Sequence[str]) -> None:
             else:
                 found = asyncio.run(_make(settings, stage, server, redis, names))
     wrong = faults_of(found)
-    _say("\n" + (markdown(found) if "faults" in found else "") + "".join(f"{line}\n" for line in wrong))
-    _say(json.dumps(found))
+    say("\n" + (markdown(found) if "faults" in found else "") + "".join(f"{line}\n" for line in wrong))
+    say(json.dumps(found))
     sys.exit(1 if wrong else 0)
 
 
@@ -132,9 +133,9 @@ async def _make(
         await load_.shift_to(EASY)
         found["calm"] = await _calm(server, settings.settle_s)
         for name in names:
-            _say(f"{name}: {FAULTS[name].says}")
+            say(f"{name}: {FAULTS[name].says}")
             found["faults"][name] = await _hold(scene, server, FAULTS[name])
-            _say(f"  {json.dumps(found['faults'][name])}")
+            say(f"  {json.dumps(found['faults'][name])}")
     finally:
         streaming.cancel()
         with suppress(asyncio.CancelledError):
@@ -147,7 +148,7 @@ async def _make(
 
 async def _calm(server: Prometheus, seconds: float) -> list[str]:
     """Wait while all is well; return what fired in the second half, in which it should not."""
-    _say(f"{seconds:.0f} s of calm load")
+    say(f"{seconds:.0f} s of calm load")
     fired: set[str] = set()
     await asyncio.sleep(seconds / 2)
     ends_at = time.monotonic() + seconds / 2
@@ -219,8 +220,3 @@ def faults_of(found: Mapping[str, Any]) -> list[str]:
             f"{alert} did not fire under {name}" for alert, after in fault["fired_after_s"].items() if after is None
         ]
     return wrong
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

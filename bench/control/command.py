@@ -45,6 +45,7 @@ from specpilot.bench.control import report
 from specpilot.bench.load.play import Played, Player
 from specpilot.bench.load.system import System, start_own, stop_own, wait_for
 from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
+from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, fail, load
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str]) -> None:
     rates = {arm: [played.rates for played in plays] for arm, plays in result.plays.items()}
     (settings.out / "rates.json").write_text(json.dumps(rates, indent=1) + "\n")
     report.plot(result, settings.out / "plot.svg")
-    _say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
+    say(f"\n{text}\nreport and plot: {settings.out}\n{figures}")
 
 
 def _by_class(text: str) -> Rows:
@@ -173,7 +174,7 @@ class _Bench:
 
     async def run(self, fixed: dict[str, Rows], by_class: Rows) -> tuple[report.Result, list[list[int]]]:
         """Return the result, and the table tuned by hand."""
-        _say("the static arms play once, for the table to be tuned")
+        say("the static arms play once, for the table to be tuned")
         short = self._trace.stretched(TUNING_STRETCH)
         tuning = await self._take_turns(short, {arm: self._player(arm) for arm in fixed}, fixed, 0)
         rates = {int(arm[2:]): played.rates for arm, played in tuning.items()}
@@ -182,7 +183,7 @@ class _Bench:
         steered = [arm for arm in self._stages if arm != FIXED]
         plays: dict[str, list[Played]] = {arm: [] for arm in [*rows, *steered]}
         for repetition in range(self._settings.repeats):
-            _say(f"\nplay {repetition + 1} of {self._settings.repeats}")
+            say(f"\nplay {repetition + 1} of {self._settings.repeats}")
             self._stages = changed_round(self._stages) if repetition else self._stages
             with ExitStack() as stack:
                 for arm in steered:
@@ -209,7 +210,7 @@ class _Bench:
             for arm in arms[first:] + arms[:first]:
                 if arm in rows:
                     await asyncio.to_thread(self._stages[FIXED].system.put_speculation, {"classes": rows[arm]})
-                _say(await players[arm].phase(phase, f"{phase.name:<20}{arm}"[:44].ljust(44)))
+                say(await players[arm].phase(phase, f"{phase.name:<20}{arm}"[:44].ljust(44)))
                 await players[arm].pause()
                 await asyncio.sleep(SETTLES_S)
         return {arm: await player.close() for arm, player in players.items()}
@@ -270,7 +271,7 @@ def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
     arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(folder)]
     arguments += ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
     arguments += ["--engine-args", WHOLE_BATCH] if arm == report.NO_SUBSET else []
-    _say(f"starting a system; its output goes to {folder / 'up.log'}")
+    say(f"starting a system; its output goes to {folder / 'up.log'}")
     with (folder / "up.log").open("wb") as output:
         own = start_own([*arguments, "--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)], output)
     try:
@@ -282,8 +283,3 @@ def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
         stop_own(own)
         redis.terminate()
         redis.wait(30.0)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(("\r\033[K" if sys.stdout.isatty() else "") + text + "\n")
-    sys.stdout.flush()

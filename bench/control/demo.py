@@ -13,7 +13,6 @@ production, and what the hold-out says of adaptive K stands beside what the arms
 import asyncio
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from specpilot.bench.control.shift_picture import picture
 from specpilot.bench.load.play import play
 from specpilot.bench.load.system import System, start_own, stop_own
 from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
+from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, fail, load
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     system = System(settings.gateway_url, settings.admin_url, settings.admin_token)
     own = None
     if not system.is_up():
-        _say(f"nothing answers at {settings.gateway_url}: starting a system")
+        say(f"nothing answers at {settings.gateway_url}: starting a system")
         own = start_own([])
     try:
         deadline = time.monotonic() + START_WITHIN_S
@@ -124,8 +124,8 @@ async def _compare(
             changes = acting if arm == ADAPTIVE else {"mode": "off", "static_k": int(arm[2:])}
             await asyncio.to_thread(system.put_policy, before | changes)
             await asyncio.sleep(TAKES_EFFECT_S)
-            _say(f"\n{arm}   ({number} of {2 * len(arms)})")
-            played = await play(system, model, trace, prompts, _say)
+            say(f"\n{arm}   ({number} of {2 * len(arms)})")
+            played = await play(system, model, trace, prompts, say)
             plays[arm].append(played.rates)
             if arm == ADAPTIVE:
                 adaptive = played
@@ -135,17 +135,17 @@ async def _compare(
     finally:
         await asyncio.to_thread(system.put_policy, before)
     rates = {arm: [fmean(pair) for pair in zip(*both, strict=True)] for arm, both in plays.items()}
-    _say(table(trace, rates))
+    say(table(trace, rates))
     if settings.plot is not None:
         settings.plot.write_text(picture(trace, rates, adaptive.phases), encoding="utf-8")
-        _say(f"picture: {settings.plot}")
+        say(f"picture: {settings.plot}")
     figures = summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}
     if hold_out:
         gain = arms_gain(trace, rates, f"K={statics[0]}", settings.hold_out_ratio)
         told = hold_out["throughput_gain_ratio"]
         figures["hold_out"] = {"windows": hold_out["windows"], "gain": told, "arms": gain}
-        _say(f"\n{gains_line(statics[0], hold_out['windows'], told, gain)}")
-    _say(json.dumps(figures))
+        say(f"\n{gains_line(statics[0], hold_out['windows'], told, gain)}")
+    say(json.dumps(figures))
 
 
 def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:
@@ -210,8 +210,3 @@ def table(trace: Trace, rates: dict[str, list[float]]) -> str:
         ratio = rates[ADAPTIVE][i] / rates[best][i]
         rows.append(f"{phase.name:<18}" + "".join(f"{rates[arm][i]:10.0f}" for arm in arms) + f"{ratio:17.2f} ({best})")
     return "\n".join(rows)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(("\r\033[K" if sys.stdout.isatty() else "") + text + "\n")
-    sys.stdout.flush()

@@ -37,6 +37,7 @@ from specpilot.bench.fleet.balancer import Balancer
 from specpilot.bench.fleet.endpoint_calls import Callers
 from specpilot.bench.fleet.redis_servers import SYSTEM, TOPOLOGIES
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.redis_store import RedisStore
@@ -230,15 +231,15 @@ def main(arguments: Sequence[str]) -> None:
         fleet = Fleet(settings, Path(folder))
         try:
             fleet.start()
-            _say(f"two gateways, two controllers, an engine, Redis: {settings.redis}")
+            say(f"two gateways, two controllers, an engine, Redis: {settings.redis}")
             found = _play(settings, fleet, names)
         finally:
             fleet.close()
     broken = broken_promises(found, fleet.faults)
-    _say("\n" + markdown(found))
+    say("\n" + markdown(found))
     for said in broken:
-        _say(said)
-    _say(json.dumps({"redis": settings.redis, "stretches": found, "broken_promises": broken}))
+        say(said)
+    say(json.dumps({"redis": settings.redis, "stretches": found, "broken_promises": broken}))
     sys.exit(1 if broken else 0)
 
 
@@ -255,11 +256,11 @@ def _play(settings: RollingSettings, fleet: Fleet, names: Sequence[str]) -> dict
             if name == names[-1]:
                 callers.end()
             found[name] = _row(before, callers, time.monotonic() - began)
-            _say(f"{name}: {json.dumps(found[name])}")
+            say(f"{name}: {json.dumps(found[name])}")
     finally:
         callers.end()
     for fault in callers.faults[:SHOWN_FAULTS]:
-        _say(f"  {fault.what}: {fault.detail}")
+        say(f"  {fault.what}: {fault.detail}")
     return found
 
 
@@ -289,8 +290,3 @@ def markdown(found: dict[str, dict[str, Any]]) -> str:
         for name, row in found.items()
     ]
     return "\n".join(lines) + "\n"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -36,6 +36,7 @@ from specpilot.bench.fleet.redis_servers import SYSTEM, Node
 from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, K, model_of
 from specpilot.bench.fleet.small_calls import calls_for
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.controller.publication import RENEW_S
 from specpilot.engine_adapter.agent.agent import EngineLink
@@ -329,11 +330,11 @@ def main(arguments: Sequence[str]) -> None:
                 if name in {"controller", "gateway"}:
                     stage.keep_engines()
                 found[name] = {key: round(value, 3) for key, value in PARTS[name](stage).items()}
-                _say(f"{name}: {json.dumps(found[name])}")
+                say(f"{name}: {json.dumps(found[name])}")
         finally:
             stage.close()
-    _say("\n" + markdown(found))
-    _say(json.dumps(found))
+    say("\n" + markdown(found))
+    say(json.dumps(found))
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -342,8 +343,3 @@ def markdown(found: Mapping[str, Any]) -> str:
     for part in (item for item in PARTS if item in found):
         lines += [f"| {part} | {name.replace('_', ' ')} | {value:g} |" for name, value in found[part].items()]
     return "\n".join(lines) + "\n"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -33,6 +33,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.fleet.endpoint_calls import Callers, Fault
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import memory_of
 from specpilot.bench.report.slope import slope
 from specpilot.demo_model import DEMO_MODEL
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
     callers = Callers(settings.port, "demo", settings.clients)
     try:
         wait_for(PROGRAM, f"http://127.0.0.1:{settings.port}/ping", settings.ready_within_s)
-        _say("ready")
+        say("ready")
         callers.start()
         found = _play(settings, process, callers)
     finally:
@@ -133,10 +134,10 @@ def main(arguments: Sequence[str]) -> None:
             process.wait(120.0)
     found["status"] = process.returncode
     broken = broken_promises(found, settings.slope_mib)
-    _say("\n" + markdown(found))
+    say("\n" + markdown(found))
     for said in broken:
-        _say(said)
-    _say(json.dumps({**found, "broken_promises": broken}))
+        say(said)
+    say(json.dumps({**found, "broken_promises": broken}))
     sys.exit(1 if broken else 0)
 
 
@@ -168,7 +169,7 @@ def _play(settings: UnattendedSettings, process: subprocess.Popen[bytes], caller
     for at, part in enumerate(PARTS, start=1):
         _sleep_until(began + length_s * at / (len(PARTS) + 1), process, memory)
         deaths.append(_kill(part, process, callers))
-        _say(f"{part}: {json.dumps(asdict(deaths[-1]))}")
+        say(f"{part}: {json.dumps(asdict(deaths[-1]))}")
     _sleep_until(began + length_s, process, memory)
     total_after = memory_of(process.pid)
     callers.end()
@@ -267,8 +268,3 @@ def markdown(found: dict[str, Any]) -> str:
     return (
         "\n".join(lines) + f"\n\n{found['minutes']:g} minutes: {counts}; failed otherwise {found['failed_outside']}\n"
     )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

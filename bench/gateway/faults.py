@@ -35,6 +35,7 @@ from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.call_mix import EVERYDAY, FREE_KEY, LEAVING, Mix
 from specpilot.bench.gateway.stage import ADMIN_TOKEN, GatewayStage, stage
 from specpilot.bench.gateway.steady_calls import SteadyCalls
+from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import descriptors_of, memory_of
 from specpilot.policy.settings import ProgramSettings, load
 
@@ -237,14 +238,14 @@ def main(arguments: Sequence[str]) -> None:
         key = {"key_id": "free", "key": FREE_KEY, "requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000}
         (scene.out / "keys.json").write_text(json.dumps([key]))
         for name in names:
-            _say(f"{name}: {FAULTS[name].says}")
+            say(f"{name}: {FAULTS[name].says}")
             rows[name] = uvloop.run(_play(settings, scene, FAULTS[name]))
-            _say(f"  {json.dumps(asdict(rows[name]))}")
+            say(f"  {json.dumps(asdict(rows[name]))}")
             broken += [f"{name}: {said}" for said in broken_promises(FAULTS[name], rows[name], settings.clients)]
-    _say("\n" + markdown(rows))
+    say("\n" + markdown(rows))
     for said in broken:
-        _say(said)
-    _say(json.dumps({"rows": {name: asdict(row) for name, row in rows.items()}, "broken_promises": broken}))
+        say(said)
+    say(json.dumps({"rows": {name: asdict(row) for name, row in rows.items()}, "broken_promises": broken}))
     sys.exit(1 if broken else 0)
 
 
@@ -326,8 +327,3 @@ def markdown(rows: Mapping[str, Row]) -> str:
         cells = " | ".join(map(str, figures))
         lines.append(f"| {row.says} | {cells} | {row.memory_ratio:.2f} | {row.files:+d} |")
     return "\n".join(lines) + "\n"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

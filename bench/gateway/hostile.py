@@ -27,6 +27,7 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.canned_engine import MODEL
 from specpilot.bench.gateway.stage import stage
+from specpilot.bench.report.output import say
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, load
 from specpilot.policy.types import ClassPolicy, MatchRule, Policy
@@ -291,12 +292,8 @@ def main(arguments: list[str]) -> None:
             row = rows[name] = play(HOSTILE[name], settings.port, pid)
             bounds = broken_bounds(row, HOSTILE[name].statuses, settings.stall_ms, settings.memory_mib)
             broken += [f"{name}: {said}" for said in bounds]
-            _print(f"{row.says:<46} {row.status:>4} {row.stall_ms:8.1f} ms {row.memory_mib:7.1f} MiB")
+            say(f"{row.says:<46} {row.status:>4} {row.stall_ms:8.1f} ms {row.memory_mib:7.1f} MiB")
     for said in broken:
-        _print(said)
-    _print(json.dumps({"rows": {name: asdict(row) for name, row in rows.items()}, "broken_bounds": broken}))
+        say(said)
+    say(json.dumps({"rows": {name: asdict(row) for name, row in rows.items()}, "broken_bounds": broken}))
     sys.exit(1 if broken else 0)
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)

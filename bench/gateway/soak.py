@@ -31,6 +31,7 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.gateway.call_mix import EVERYTHING, KEYS, Mix
 from specpilot.bench.gateway.judged_call import Call, Caller, connect
 from specpilot.bench.gateway.stage import ADMIN_TOKEN, GatewayStage, stage
+from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import cpu_s_of, descriptors_of, memory_of, tree
 from specpilot.bench.report.slope import slope
 from specpilot.policy.settings import ProgramSettings, load
@@ -84,7 +85,7 @@ class GatewaySoak:
 
     async def run(self) -> dict[str, Any]:
         """Fill, load, let come to rest; return the report."""
-        _say("filling what the gateway remembers of prompts")
+        say("filling what the gateway remembers of prompts")
         left = iter(range(FILL_CALLS))
         await asyncio.gather(*(self._fill(left) for _ in range(FILL_CLIENTS)))
         before, _ = await self._rest()
@@ -159,13 +160,13 @@ class GatewaySoak:
                 took_s = time.monotonic() - began
                 about = f"{call.kind} {call.leaves} {call.number} {before}, in {took_s:.3f} s"
                 self._faults.append(f"{' '.join(about.split())}: {verdict}")
-                _say(self._faults[-1])
+                say(self._faults[-1])
 
     async def _watch(self, began: float) -> None:
         while (now := time.monotonic()) < self._ends_at:
             minutes, mib = (now - began) / 60.0, memory_of(self._pid) / _MIB
             self._memory.append((minutes, mib))
-            _say(
+            say(
                 f"{minutes:5.1f} of {self._settings.minutes:g} min  {self._done.total():7d} requests  "
                 f"{mib:6.1f} MiB  {descriptors_of(self._pid):4d} files  {self._wrong} wrong"
             )
@@ -196,10 +197,5 @@ def main(arguments: Sequence[str]) -> None:
         keys.write_text(json.dumps(KEYS))
         pid = scene.start_gateway(settings.port, (*FLAGS, "--api-keys-file", str(keys)), WORKERS)
         report = uvloop.run(GatewaySoak(settings, scene, pid).run())
-    _say(json.dumps(report))
+    say(json.dumps(report))
     sys.exit(1 if report["faults"] else 0)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

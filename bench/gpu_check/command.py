@@ -36,6 +36,7 @@ from specpilot.bench.gpu_check import exact_parts, order, report, step_parts
 from specpilot.bench.gpu_check.check import Check, Part
 from specpilot.bench.gpu_check.line import FAILED, Line
 from specpilot.bench.gpu_check.parts import all_parts
+from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
     if machine in due and not _run(check, machine, until - time.monotonic()):
         fail(PROGRAM, f"--within-s: {settings.within_s:g} s do not suffice for the part `machine`")
     if check.at_once() < check.side_by_side:
-        _say(f"side by side: {check.at_once()} engines, for which the GPU has memory")
+        say(f"side by side: {check.at_once()} engines, for which the GPU has memory")
     check.side_by_side = check.at_once()
     left = order.run(check, others, until, lambda part, left_s: _run(check, part, left_s))
     _end(check, parts, [part.name for part in left], settings.within_s)
@@ -153,11 +154,11 @@ def _refuse_other(out: Path, check: Check) -> None:
 
 def _run(check: Check, part: Part, left_s: float) -> bool:
     """Run a part and write its file; return whether the time that is left sufficed."""
-    _say(f"{part.name} ...")
+    say(f"{part.name} ...")
     began = time.monotonic()
     outcome = check.outcome_of(part, left_s)
     if outcome is None:
-        _say(f"  left     {part.name}: the time of this call was over")
+        say(f"  left     {part.name}: the time of this call was over")
         return False
     lines, data = outcome
     seconds = time.monotonic() - began
@@ -171,7 +172,7 @@ def _run(check: Check, part: Part, left_s: float) -> bool:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
     partial.replace(path)
-    _say("".join(f"  {line.verdict:<8} {line.name}: {line.text}\n" for line in lines).rstrip("\n"))
+    say("".join(f"  {line.verdict:<8} {line.name}: {line.text}\n" for line in lines).rstrip("\n"))
     return True
 
 
@@ -184,11 +185,6 @@ def _end(check: Check, parts: Sequence[Part], left: Sequence[str], within_s: flo
     report.write(check.out, documents, left, within_s)
     lines = [Line(**line) for document in documents for line in document["lines"]]
     counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in report.VERDICTS}
-    _say(f"report: {check.out / 'report.md'}")
-    _say(json.dumps(counts | {"left": list(left)}))
+    say(f"report: {check.out / 'report.md'}")
+    say(json.dumps(counts | {"left": list(left)}))
     sys.exit(GO_ON if left else int(any(line.verdict == FAILED for line in lines)))
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -9,7 +9,6 @@ pays. An idea that is worth nothing on any trace has no place in the law.
 import json
 import math
 import multiprocessing
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -20,6 +19,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
+from specpilot.bench.report.output import say
 from specpilot.bench.simulation.traces import Trace, traces
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.tuning import ABLATIONS, without
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str]) -> None:
     settings.out.mkdir(parents=True, exist_ok=True)
     path = settings.out / "ablations.md"
     path.write_text(text)
-    _say(f"{text}\ntable: {path}")
-    _say(json.dumps({idea: {name: item.ratios() for name, item in row.items()} for idea, row in found.items()}))
+    say(f"{text}\ntable: {path}")
+    say(json.dumps({idea: {name: item.ratios() for name, item in row.items()} for idea, row in found.items()}))
 
 
 def table(played: Mapping[str, Trace], left: Mapping[str, Mapping[str, Interval]], seeds: int) -> str:
@@ -92,7 +92,7 @@ def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, lis
         running: dict[Future[list[float]], _Play] = {pool.submit(_rates, play): play for play in plays}
         for count, done in enumerate(as_completed(running), start=1):
             play = running[done]
-            _say(
+            say(
                 f"{count} of {len(plays)} plays in {time.monotonic() - began:.0f} s: {play.trace}, seed {play.seed}, "
                 f"{f'without {play.idea}' if play.idea else 'the whole law'}"
             )
@@ -122,8 +122,3 @@ def _told(left: Interval) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

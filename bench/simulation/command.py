@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
+from specpilot.bench.report.output import say
 from specpilot.bench.simulation import table
 from specpilot.bench.simulation.cell import Play, played
 from specpilot.bench.simulation.gpu_plants import SIMULATION, GpuPlant, plants
@@ -52,14 +53,14 @@ def main(arguments: Sequence[str]) -> None:
     plant, play = known[settings.plant], Play(settings.seconds, settings.reply_tokens, settings.seed)
     in_flight = _numbers(settings.concurrency)
     parts = [table.head(plant, play)]
-    _say(parts[0])
+    say(parts[0])
     for name in names:
         parts.append(_section(plant, name, in_flight, play))
-        _say(parts[-1])
+        say(parts[-1])
     settings.out.mkdir(parents=True, exist_ok=True)
     path = settings.out / f"{plant.name}.md"
     path.write_text("\n".join(parts))
-    _say(f"table: {path}")
+    say(f"table: {path}")
 
 
 def _section(plant: GpuPlant, name: str, in_flight: Sequence[int], play: Play) -> str:
@@ -93,8 +94,3 @@ def _listed(known: dict[str, GpuPlant]) -> str:
         for item in loads().values()
     ]
     return "\n".join(rows) + "\n"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -18,6 +18,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.data.conversation import Conversation
+from specpilot.bench.report.output import say
 from specpilot.bench.sweep import report
 from specpilot.bench.sweep.endpoint import EndpointError
 from specpilot.bench.sweep.measure import CellFailedError, measure, warm_up
@@ -77,19 +78,19 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _report(folder: Path) -> None:
-    _say(f"{report.write(cells_in(folder), folder)}\nreport: {folder / 'report.html'} and report.md beside it")
+    say(f"{report.write(cells_in(folder), folder)}\nreport: {folder / 'report.html'} and report.md beside it")
 
 
 def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence[Cell]) -> str | None:
     """Measure what is missing; return what ended it early, if something did."""
     missing = [cell for cell in cells if not store.has(cell)]
     if len(missing) < len(cells):
-        _say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
+        say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
     conversations = {item.name: item.conversations for item in asked.data_sets}
     counts = {cell: conversations_in(cell.load, settings.num_prompts, conversations[cell.data_set]) for cell in missing}
     expected = {cell: _expected_s(asked, cell, count, conversations[cell.data_set]) for cell, count in counts.items()}
     if missing:
-        _say(_outset(settings, asked, len(missing), sum(expected.values())))
+        say(_outset(settings, asked, len(missing), sum(expected.values())))
     systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time, asked.control_token)
     kept = f"cells measured so far are kept in {store.folder}: the same command goes on from there"
     place, spent_s, done_s = "", 0.0, 0.0
@@ -107,7 +108,7 @@ def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence
             spent_s += time.monotonic() - began
             done_s += expected[cell]
             left_s = spent_s / done_s * (sum(expected.values()) - done_s)
-            _say(_progress(number, len(missing), cell, found, left_s))
+            say(_progress(number, len(missing), cell, found, left_s))
     except (CellFailedError, EndpointError, SystemFailedError) as error:
         return f"{place}{error}; {kept}"
     except KeyboardInterrupt:
@@ -134,7 +135,7 @@ def _start(systems: Systems, asked: Question, missing: Sequence[Cell]) -> None:
     names = list(dict.fromkeys(cell.arm.system for cell in missing))
     own = [name for name in names if name not in asked.endpoints]
     if own:
-        _say(f"starting engines: {', '.join(own)}; their output is in {asked.own.folder / 'logs'}")
+        say(f"starting engines: {', '.join(own)}; their output is in {asked.own.folder / 'logs'}")
     systems.start(names)
 
 
@@ -163,8 +164,3 @@ def _progress(number: int, count: int, cell: Cell, found: dict[str, Any], left_s
     where = f"{cell.arm.name:<14} {cell.data_set:<12} {cell.load.name:<5} #{cell.repetition}"
     time_left = f"{left_s / 60:.0f} min left" if left_s >= 90 else f"{left_s:.0f} s left"  # noqa: PLR2004 - a minute and a half
     return f"[{number}/{count}] {where} {found['output_throughput']:8.0f} tok/s{accepted}{failed}; {time_left}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.report.output import say
 from specpilot.bench.sweep.endpoint import EndpointError
 from specpilot.bench.sweep.measure import CellFailedError, measure, warm_up
 from specpilot.bench.sweep.plan import Arm, Cell, Load
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     failure = _search(settings, asked, store)
     text = report(store.cells(), settings.goodput, settings.attainment)
     (settings.out / "report.md").write_text(text)
-    _say(f"\n{text}\nreport: {settings.out / 'report.md'}")
+    say(f"\n{text}\nreport: {settings.out / 'report.md'}")
     if failure is not None:
         sys.stderr.write(f"{PROGRAM}: {failure}\n")
         sys.exit(1)
@@ -92,7 +93,7 @@ def _search(settings: RateSettings, asked: Question, store: Store) -> str | None
                 warm_up(system, cell, item.conversations, asked.conditions, settings.num_prompts)
                 found = measure(system, cell, item.conversations, asked.conditions, count)
                 store.put(cell, place_of(cell) | found)
-                _say(_line(cell, found, settings.attainment))
+                say(_line(cell, found, settings.attainment))
     except (CellFailedError, EndpointError, SystemFailedError) as error:
         return f"{place}{error}; trials so far are kept in {store.folder}: the same command goes on from there"
     except KeyboardInterrupt:
@@ -157,8 +158,3 @@ def _line(cell: Cell, found: dict[str, Any], attainment: float) -> str:
     verdict = "holds" if share >= attainment else "breaks"
     where = f"{cell.arm.name:<14} {cell.data_set:<12} {cell.load.request_rate:8.2f}/s"
     return f"{where}  {share:6.1%} in time: {verdict}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
