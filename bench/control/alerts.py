@@ -28,6 +28,7 @@ from specpilot.bench.control.fault_stage import Stage, engines_alone
 from specpilot.bench.load.chat_client import ChatClient, Sampling
 from specpilot.bench.load.closed_loop import Load
 from specpilot.bench.load.trace import TRACES, read_prompts, read_trace
+from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
@@ -202,12 +203,12 @@ def _firing(states: Mapping[str, str]) -> set[str]:
 def markdown(found: Mapping[str, Any]) -> str:
     """Return the table of what fired under which fault."""
     rows = [
-        f"| `{alert}` | {fault['says']} | {'never' if after is None else f'{after:.0f} s'} |"
+        (f"`{alert}`", fault["says"], "never" if after is None else f"{after:.0f} s")
         for fault in found["faults"].values()
         for alert, after in fault["fired_after_s"].items()
     ]
-    head = f"| alert | fault | fires after, durations {found['faster']:g} times as short |"
-    return "\n".join([head, "|---|---|---|", *rows]) + "\n"
+    heads = ("alert", "fault", f"fires after, durations {found['faster']:g} times as short")
+    return "\n".join(table(heads, rows)) + "\n"
 
 
 def faults_of(found: Mapping[str, Any]) -> list[str]:

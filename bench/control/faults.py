@@ -27,6 +27,7 @@ from specpilot.bench.chosen import chosen
 from specpilot.bench.control.fault_stage import Stage, engines_alone
 from specpilot.bench.load.closed_loop import Load
 from specpilot.bench.load.trace import Phase, read_prompts
+from specpilot.bench.report.markdown import table
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -230,13 +231,13 @@ def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
     def shown(stretch: Sequence[Mapping[str, int]]) -> str:
         return ", ".join("/".join(str(k[name]) for name in DEMAND) for k in stretch)
 
-    classes = "/".join(DEMAND)
-    lines = [
-        f"| fault | sent | failed | tokens during and after, over before | K of {classes} before; during; after |",
-        "|---" * 5 + "|",
+    rows = [
+        (
+            *(row["says"], row["sent"], row["failed"]),
+            f"{row['during_over_before']:.2f}, {row['after_over_before']:.2f}",
+            "; ".join(shown(row[f"k_{stretch}"]) for stretch in ("before", "during", "after")),
+        )
+        for row in found.values()
     ]
-    for row in found.values():
-        k = "; ".join(shown(row[f"k_{stretch}"]) for stretch in ("before", "during", "after"))
-        rates = f"{row['during_over_before']:.2f}, {row['after_over_before']:.2f}"
-        lines.append(f"| {row['says']} | {row['sent']} | {row['failed']} | {rates} | {k} |")
-    return "\n".join(lines) + "\n"
+    k = f"K of {'/'.join(DEMAND)} before; during; after"
+    return "\n".join(table(("fault", "sent", "failed", "tokens during and after, over before", k), rows)) + "\n"

@@ -18,6 +18,7 @@ from typing import Any
 from specpilot.bench.load.play import Played
 from specpilot.bench.load.system import Reading
 from specpilot.bench.load.trace import Trace
+from specpilot.bench.report.markdown import table
 
 ADAPTIVE = "adaptive"
 TABLE = "table"
@@ -245,20 +246,19 @@ def summary(result: Result) -> dict[str, Any]:
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
 
 
-def markdown(result: Result, table: Sequence[Sequence[int]]) -> str:
+def markdown(result: Result, tuned: Sequence[Sequence[int]]) -> str:
     """Return the report."""
     arms = list(result.plays)
     speeds = [speed for row in result.speeds() for speed in row]
-    lines = [
+    head = [
         "# Control measurement",
         "",
         f"Output tokens per second; medians of {len(result.plays[ADAPTIVE])} plays, with their range for `adaptive`.",
         f"The machine's speed, {min(speeds):.2f} to {max(speeds):.2f} of the usual, is taken out.",
-        f"The hand-tuned table is {list(table)} (`[lo, hi, K]` over running decodes).",
+        f"The hand-tuned table is {list(tuned)} (`[lo, hi, K]` over running decodes).",
         "",
-        "| phase | " + " | ".join(arms) + " | adaptive over the oracle |",
-        "|---" * (len(arms) + 2) + "|",
     ]
+    rows = []
     for index, phase in enumerate(result.trace.phases):
         rates = {arm: result.rates(arm)[index] for arm in arms}
         best = result.oracle(index)
@@ -267,10 +267,10 @@ def markdown(result: Result, table: Sequence[Sequence[int]]) -> str:
             f"{rates[arm]:.0f}" + (f" ({min(spread):.0f} to {max(spread):.0f})" if arm == ADAPTIVE else "")
             for arm in arms
         ]
-        lines.append(f"| {phase.name} | {' | '.join(cells)} | {rates[ADAPTIVE] / rates[best]:.2f} ({best}) |")
+        rows.append([phase.name, *cells, f"{rates[ADAPTIVE] / rates[best]:.2f} ({best})"])
     totals = [f"{result.total(arm) / result.total(result.best_static):.3f}" for arm in arms]
-    lines.append(f"| tokens, over the best single K | {' | '.join(totals)} | |")
-    return "\n".join(lines) + "\n"
+    rows.append(["tokens, over the best single K", *totals, ""])
+    return "\n".join([*head, *table(["phase", *arms, "adaptive over the oracle"], rows)]) + "\n"
 
 
 def plot(result: Result, path: Path) -> None:

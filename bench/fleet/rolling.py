@@ -37,6 +37,7 @@ from specpilot.bench.fleet.balancer import Balancer
 from specpilot.bench.fleet.endpoint_calls import Callers
 from specpilot.bench.fleet.redis_servers import SYSTEM, TOPOLOGIES
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import PolicyError
@@ -284,9 +285,5 @@ def broken_promises(found: dict[str, dict[str, Any]], faults: Sequence[str]) -> 
 
 def markdown(found: dict[str, dict[str, Any]]) -> str:
     """Return the table."""
-    lines = ["| replaced | seconds | sent | failed | lost |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {name} | {row['seconds']:g} | {row['sent']} | {row['failed']} | {row['lost']} |"
-        for name, row in found.items()
-    ]
-    return "\n".join(lines) + "\n"
+    rows = [(name, f"{row['seconds']:g}", row["sent"], row["failed"], row["lost"]) for name, row in found.items()]
+    return "\n".join(table(("replaced", "seconds", "sent", "failed", "lost"), rows)) + "\n"

@@ -36,6 +36,7 @@ from specpilot.bench.fleet.redis_servers import SYSTEM, Node
 from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, K, model_of
 from specpilot.bench.fleet.small_calls import calls_for
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.controller.publication import RENEW_S
@@ -339,7 +340,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """Return the table."""
-    lines = ["| part | figure | value |", "|---|---|---|"]
-    for part in (item for item in PARTS if item in found):
-        lines += [f"| {part} | {name.replace('_', ' ')} | {value:g} |" for name, value in found[part].items()]
-    return "\n".join(lines) + "\n"
+    rows = [
+        (part, name.replace("_", " "), f"{value:g}")
+        for part in PARTS
+        if part in found
+        for name, value in found[part].items()
+    ]
+    return "\n".join(table(("part", "figure", "value"), rows)) + "\n"

@@ -33,6 +33,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.fleet.endpoint_calls import Callers, Fault
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import memory_of
 from specpilot.bench.report.slope import slope
@@ -260,10 +261,9 @@ def broken_promises(found: dict[str, Any], slope_mib: float) -> list[str]:
 
 def markdown(found: dict[str, Any]) -> str:
     """Return the table."""
-    lines = ["| killed | away, s | sent meanwhile | failed meanwhile | /ping not 200 |", "|---|---|---|---|---|"]
-    for death in found["deaths"]:
-        cells = (death["part"], death["away_s"], death["sent"], death["failed"], death["pings_refused"])
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    heads = ("killed", "away, s", "sent meanwhile", "failed meanwhile", "/ping not 200")
+    names = ("part", "away_s", "sent", "failed", "pings_refused")
+    lines = table(heads, ([death[name] for name in names] for death in found["deaths"]))
     counts = ", ".join(f"{name} {found[name]}" for name in ("sent", "ok", "refused", "lost", "wrong"))
     return (
         "\n".join(lines) + f"\n\n{found['minutes']:g} minutes: {counts}; failed otherwise {found['failed_outside']}\n"

@@ -50,6 +50,7 @@ from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.origin import EVENTS
 from specpilot.bench.load.asker import Asker
 from specpilot.bench.native.build import build
+from specpilot.bench.report.markdown import table
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -294,16 +295,22 @@ def markdown(samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[S
     lines = ["Added milliseconds are p50 / p99."]
     for scenario in scenarios:
         unit = "event" if scenario.kind != "json" else "request"
-        lines += [
-            f"\n{scenario.name}\n",
-            f"| | CPU µs a {unit} | requests/s | first byte, added | between events, added | KB a stream | failed |",
-            "|---|---|---|---|---|---|---|",
-        ]
+        heads = (
+            "",
+            f"CPU µs a {unit}",
+            "requests/s",
+            "first byte, added",
+            "between events, added",
+            "KB a stream",
+            "failed",
+        )
+        rows = []
         for name in names:
             found = figures(samples, scenario, name)
             cells = [f"{found['cpu_us']:.1f}", f"{found['per_s']:.0f}"]
             cells += [f"{found[f'{part}_p50']:.2f} / {found[f'{part}_p99']:.2f}" for part in ("ttft", "itl")]
-            lines.append(f"| {name} | {' | '.join(cells)} | {found['kb']:.1f} | {found['failed']:.0f} |")
+            rows.append([name, *cells, f"{found['kb']:.1f}", f"{found['failed']:.0f}"])
+        lines += [f"\n{scenario.name}\n", *table(heads, rows)]
     return "\n".join(lines)
 
 

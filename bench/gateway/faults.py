@@ -35,6 +35,7 @@ from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.call_mix import EVERYDAY, FREE_KEY, LEAVING, Mix
 from specpilot.bench.gateway.stage import ADMIN_TOKEN, GatewayStage, stage
 from specpilot.bench.gateway.steady_calls import SteadyCalls
+from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import descriptors_of, memory_of
 from specpilot.policy.settings import ProgramSettings, load
@@ -319,11 +320,14 @@ async def _rest(scene: GatewayStage, wanted: int | None = None) -> tuple[int, in
 
 def markdown(rows: Mapping[str, Row]) -> str:
     """Return the table."""
-    columns = ["fault", "sent", "right", "left", "sent elsewhere", "refused before a byte", "ended with an error event"]
-    columns += ["lost", "slots held", "memory after over before", "files more"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in rows.values():
-        figures = (row.sent, row.ok, row.left, row.elsewhere, row.refused, row.broken, row.lost, row.slots)
-        cells = " | ".join(map(str, figures))
-        lines.append(f"| {row.says} | {cells} | {row.memory_ratio:.2f} | {row.files:+d} |")
-    return "\n".join(lines) + "\n"
+    heads = ["fault", "sent", "right", "left", "sent elsewhere", "refused before a byte", "ended with an error event"]
+    heads += ["lost", "slots held", "memory after over before", "files more"]
+    cells = [
+        (
+            *(row.says, row.sent, row.ok, row.left, row.elsewhere, row.refused, row.broken, row.lost, row.slots),
+            f"{row.memory_ratio:.2f}",
+            f"{row.files:+d}",
+        )
+        for row in rows.values()
+    ]
+    return "\n".join(table(heads, cells)) + "\n"

@@ -8,6 +8,7 @@ from typing import Any
 from specpilot.bench.gpu_check.line import FAILED, MEASURED, PASSED, SKIPPED
 from specpilot.bench.gpu_check.step_plot import step_plot
 from specpilot.bench.gpu_check.step_tables import step_tables
+from specpilot.bench.report.markdown import table
 
 VERDICTS = (PASSED, FAILED, MEASURED, SKIPPED)
 
@@ -39,14 +40,16 @@ def markdown(documents: Sequence[Mapping[str, Any]], left: Sequence[str], within
     if left:
         limit = f"They may not have fitted the {within_s:g} s of one call (`--within-s`)"
         page += ["", f"Not run yet: {'; '.join(left)}. {limit}; the same command goes on with them."]
-    page += ["", "| part | what | verdict | found |", "|---|---|---|---|"]
-    for document in documents:
-        for line in document["lines"]:
-            verdict = f"**{FAILED}**" if line["verdict"] == FAILED else line["verdict"]
-            page.append(f"| {document['part']} | {line['name']} | {verdict} | {_cell(line['text'])} |")
+    rows = [
+        (
+            document["part"],
+            line["name"],
+            f"**{FAILED}**" if line["verdict"] == FAILED else line["verdict"],
+            line["text"].replace("|", "\\|").replace("\n", " "),
+        )
+        for document in documents
+        for line in document["lines"]
+    ]
+    page += ["", *table(("part", "what", "verdict", "found"), rows)]
     page += step_tables({document["part"]: document["data"] for document in documents})
     return "\n".join(page) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

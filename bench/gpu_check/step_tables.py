@@ -5,12 +5,17 @@ from typing import Any
 
 from specpilot.bench.gpu_check.step_parts import STOCK, STOCK_HEAD, name_of
 from specpilot.bench.gpu_engine.cells import UNIFORM
+from specpilot.bench.report.markdown import table
 
 _COLUMNS = (
     "In the tables below, in milliseconds: *step* from one answer to the next; *range* over the cell's measurements; "
     "*host* in calls of the scheduler and the executor; *waiting* for the device; *span* on the device from a step's "
     "first to its last operation; *busy* with at least one kernel; *loop* the fixed loop that probes the pace."
 )
+
+_DETAILS = (
+    "running", "K", "step", "range", "host", "waiting", "span", "busy", "kernels", "launches", "loop", "graph",
+)  # fmt: skip
 
 
 def step_tables(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -30,11 +35,11 @@ def step_tables(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for k in sorted({row["ks"][0] if row["ks"] else -1 for row in found["cells"] if row["kind"] == UNIFORM})
     ]
     heads = [name if k < 0 else f"{name}, K = {k}" for name, k, _ in columns]
-    page += ["| running | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
-    for running in sorted({row["running"] for found in timed.values() for row in found["cells"]}):
-        cells = [_beside(rows.get(running, {}), plain.get(running, {})) for _, _, rows in columns]
-        page.append(f"| {running} | " + " | ".join(cells) + " |")
-    page += ["", _COLUMNS]
+    cells = [
+        [running, *(_beside(rows.get(running, {}), plain.get(running, {})) for _, _, rows in columns)]
+        for running in sorted({row["running"] for found in timed.values() for row in found["cells"]})
+    ]
+    page += [*table(["running", *heads], cells), "", _COLUMNS]
     for part, found in timed.items():
         page += _detail(part, found)
     return page
@@ -55,9 +60,8 @@ def _detail(part: str, found: Mapping[str, Any]) -> list[str]:
     page += [
         f"Graph mode {found['graph_mode']}, largest graph {largest} tokens, attention {attention}; {start}.",
         "",
-        "| running | K | step | range | host | waiting | span | busy | kernels | launches | loop | graph |",
-        "|---" * 12 + "|",
     ]
+    rows = []
     for row in found["cells"]:
         ks = ", ".join(str(k) for k in row["ks"]) or "the engine's"
         low, high = row["step_ms_range"] or (None, None)
@@ -65,36 +69,33 @@ def _detail(part: str, found: Mapping[str, Any]) -> list[str]:
         figures = [number(row.get(item)) for item in ("host_ms", "waiting_ms", "span_ms", "busy_ms")]
         counts = [number(row.get(item), 0) for item in ("kernels", "launches")]
         mark = "" if row["is_typical"] else " (unusual)"
-        page.append(
-            f"| {row['running']} | {name} | {number(row['step_ms'])} | {number(low)} to {number(high)} | "
-            + " | ".join([*figures, *counts, number(row["pace_ms"]) + mark, _graph(row)])
-            + " |"
-        )
+        times = [number(row["step_ms"]), f"{number(low)} to {number(high)}", *figures]
+        rows.append([row["running"], name, *times, *counts, number(row["pace_ms"]) + mark, _graph(row)])
+    page += table(_DETAILS, rows)
     if found["arrivals"]:
-        page += [
-            "",
-            "| an arrival beside | K | step without | more in three steps | by offset | loop |",
-            "|---" * 6 + "|",
-        ]
-        page += [_arrival(item) for item in found["arrivals"] if item["excess_ms"] is not None]
+        heads = ("an arrival beside", "K", "step without", "more in three steps", "by offset", "loop")
+        known = (_arrival(item) for item in found["arrivals"] if item["excess_ms"] is not None)
+        page += ["", *table(heads, known)]
     if found["start_graphs"]:
-        page += ["", "| FULL graphs of K | graphs | seconds | MiB |", "|---|---|---|---|"]
-        page += [
-            f"| {'any mix' if item['k'] is None else item['k']} | {item['graphs']} | {item['seconds']:.1f} | "
-            f"{item['mib']:.0f} |"
+        graphs = (
+            (
+                "any mix" if item["k"] is None else item["k"],
+                item["graphs"],
+                f"{item['seconds']:.1f}",
+                f"{item['mib']:.0f}",
+            )
             for item in found["start_graphs"]
-        ]
+        )
+        page += ["", *table(("FULL graphs of K", "graphs", "seconds", "MiB"), graphs)]
     return page
 
 
-def _arrival(item: Mapping[str, Any]) -> str:
+def _arrival(item: Mapping[str, Any]) -> list[object]:
     low, high = item["excess_ms_quartiles"]
     by_offset = " ".join(number(value, 1) for value in item["by_offset_ms"][:6])
     k = "the engine's" if item["k"] is None else item["k"]
-    return (
-        f"| {item['running']} | {k} | {number(item['quiet_ms'])} | {number(item['excess_ms'])} ({number(low)} to "
-        f"{number(high)}) | {by_offset} | {number(item['pace_ms'])} |"
-    )
+    excess = f"{number(item['excess_ms'])} ({number(low)} to {number(high)})"
+    return [item["running"], k, number(item["quiet_ms"]), excess, by_offset, number(item["pace_ms"])]
 
 
 def _graph(row: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
+from specpilot.bench.report import markdown
 from specpilot.bench.report.output import say
 from specpilot.bench.simulation.traces import Trace, traces
 from specpilot.controller.estimation.t_interval import Interval, interval
@@ -76,13 +77,12 @@ def table(played: Mapping[str, Trace], left: Mapping[str, Mapping[str, Interval]
         f"Tokens per second without the idea over those with all, {seeds} seeds, 95 % interval: below 1 it pays.\n",
         *(f"- {name}: {trace.about}" for name, trace in played.items()),
         "",
-        _row(["without", *played, "all, equally"]),
-        _row(["---"] * (len(played) + 2)),
     ]
+    rows = []
     for idea, row in left.items():
         mean = math.exp(sum(item.mean for item in row.values()) / len(row))
-        lines.append(_row([idea, *(_told(row[name]) for name in played), f"{mean:.3f}"]))
-    return "\n".join(lines) + "\n"
+        rows.append([idea, *(_text(row[name]) for name in played), f"{mean:.3f}"])
+    return "\n".join([*lines, *markdown.table(["without", *played, "all, equally"], rows)]) + "\n"
 
 
 def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, list[float]]]:
@@ -116,9 +116,5 @@ def _left(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: i
     return interval(logs, _TAIL)
 
 
-def _told(left: Interval) -> str:
+def _text(left: Interval) -> str:
     return f"{math.exp(left.mean):.3f} ± {math.exp(left.mean) * math.sinh(left.high - left.mean):.3f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

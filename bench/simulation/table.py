@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from specpilot.bench.report.markdown import table
 from specpilot.bench.simulation.cell import Play, Result
 from specpilot.bench.simulation.gpu_plants import SIMULATION, GpuPlant
 from specpilot.bench.simulation.published import Load, Text
@@ -29,9 +30,7 @@ def section(load: Load, texts: Mapping[str, Text], results: Sequence[Result]) ->
     lines += [f"- {_share(load, name)}{_described(texts[name])}" for name in names]
     chosen = "K chosen" if len(names) == 1 else f"K chosen: {' / '.join(names)}"
     titles = [chosen if title == "K chosen" else title for title in COLUMNS]
-    lines += ["", _row(titles), _row(["---"] * len(titles))]
-    lines += [_row(_cells(result)) for result in results]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *table(titles, map(_cells, results))]) + "\n"
 
 
 def _share(load: Load, name: str) -> str:
@@ -48,7 +47,3 @@ def _cells(result: Result) -> list[str]:
     k = " / ".join(f"{each:.1f}" for each in result.k)
     best = result.best_k
     return [str(result.in_flight), k, f"{result.adaptive:.0f}", *ratios, str(best), f"{result.over(best):.2f}"]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.bench.sweep.endpoint import EndpointError
 from specpilot.bench.sweep.measure import CellFailedError, measure, warm_up
@@ -114,11 +115,8 @@ def trials(cells: Sequence[dict[str, Any]], arm: Arm, data_set: str, attainment:
 
 def report(cells: Sequence[dict[str, Any]], goodput: str, attainment: float) -> str:
     """Return, for each arm and data set, between which rates the SLO breaks, and what was seen at the lower one."""
-    lines = [
-        f"# Rates at which the SLO breaks\n\n{goodput} (ms) for {attainment:.1%} of the requests.\n",
-        "| data set | arm | holds at, a second | breaks at | TTFT p99, ms | TPOT p99, ms | output tokens/s |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    heads = ("data set", "arm", "holds at, a second", "breaks at", "TTFT p99, ms", "TPOT p99, ms", "output tokens/s")
+    rows = []
     for data_set in dict.fromkeys(cell["dataset"] for cell in cells):
         for name, system, k in dict.fromkeys((cell["arm"], cell["system"], cell["k"]) for cell in cells):
             holds_at, breaks_at = bounds(trials(cells, Arm(system, k), data_set, attainment))
@@ -134,8 +132,9 @@ def report(cells: Sequence[dict[str, Any]], goodput: str, attainment: float) -> 
             )
             seen = [_shown(at, figure) for figure in ("p99_ttft_ms", "p99_tpot_ms", "output_throughput")]
             rates = [f"{rate:.2f}" if rate is not None else "-" for rate in (holds_at, breaks_at)]
-            lines.append(f"| {data_set} | {name} | {' | '.join([*rates, *seen])} |")
-    return "\n".join(lines) + "\n"
+            rows.append([data_set, name, *rates, *seen])
+    head = f"# Rates at which the SLO breaks\n\n{goodput} (ms) for {attainment:.1%} of the requests.\n"
+    return "\n".join([head, *table(heads, rows)]) + "\n"
 
 
 def attained(cell: dict[str, Any]) -> float:

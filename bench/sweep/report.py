@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specpilot.bench.report.markdown import table
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
 from specpilot.bench.sweep.results import RATE, ArmKey, Results, Spread, load_title
 
@@ -44,9 +45,7 @@ def markdown(found: Sequence[Section]) -> str:
     for section in found:
         parts += [f"## {section.title}", section.text]
         if section.table:
-            header, *rows = section.table
-            lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-            parts.append("\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]))
+            parts.append("\n".join(table(section.table[0], section.table[1:])))
         if section.plot:
             parts.append(f"![{section.title}]({section.plot}.svg)")
     return "\n\n".join(parts) + "\n"
