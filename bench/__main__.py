@@ -11,7 +11,7 @@ MEASUREMENTS = {
         "specpilot.bench.sweep.command",
         "no speculation, EAGLE-3, P-EAGLE at each K and adaptive K, by load and text; also on endpoints by URL",
     ),
-    "rate": ("specpilot.bench.sweep.rate_command", "up to which request rate each of those arms keeps an SLO"),
+    "rate": ("specpilot.bench.sweep.rate_command", "the highest request rate at which each of those arms keeps an SLO"),
     "agreement": (
         "specpilot.bench.agreement.command",
         "whether the figures of sweep agree with those of vllm bench serve on the same server",
@@ -22,19 +22,19 @@ MEASUREMENTS = {
     ),
     "gateway": (
         "specpilot.bench.gateway.command",
-        "what the gateway costs, beside nothing, a plain proxy and others that you name",
+        "the gateway's cost beside a direct connection, a plain proxy and others that you name",
     ),
     "gateway-faults": (
         "specpilot.bench.gateway.faults",
-        "what clients notice while engines, Redis, gateways or clients fail",
+        "effects on clients while engines, Redis, gateways or other clients fail",
     ),
     "gateway-hostile": (
         "specpilot.bench.gateway.hostile",
-        "how long hostile clients hold the gateway's loop up, and what memory they cost",
+        "the longest stall of the gateway's loop and the memory that hostile clients cause",
     ),
     "gateway-soak": (
         "specpilot.bench.gateway.soak",
-        "a gateway under everything at once, watched for wrong answers and leaks",
+        "a gateway under all kinds of load at once, checked for wrong answers and leaks",
     ),
     "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
     "simulate": (
@@ -43,35 +43,38 @@ MEASUREMENTS = {
     ),
     "ablate": (
         "specpilot.bench.simulation.ablate",
-        "SIMULATION: the control law with one idea after the other switched off, what each is worth",
+        "SIMULATION: the worth of each idea of the control law, by switching it off",
     ),
-    "faults": ("specpilot.bench.control.faults", "what users notice while a part of the running system fails"),
+    "faults": ("specpilot.bench.control.faults", "effects on clients while a part of the running system fails"),
     "alerts": (
         "specpilot.bench.control.alerts",
         "each alert of deploy/prometheus under its fault, or none over a load",
     ),
     "rolling": (
         "specpilot.bench.fleet.rolling",
-        "every part of a running system replaced under load, Redis failing over too: what fails",
+        "requests that fail while every part of a running system is replaced under load, Redis failing over too",
     ),
     "sizing": (
         "specpilot.bench.fleet.sizing",
-        "what Redis, one controller and one gateway core carry, on a thousand simulated engines",
+        "the capacity of Redis, one controller and one gateway core, on a thousand simulated engines",
     ),
     "unattended": (
         "specpilot.bench.fleet.unattended",
-        "one machine called as a managed endpoint is, every part killed once: what fails",
+        "requests that fail on one machine behind a managed endpoint while every part is killed once",
     ),
-    "adapter": ("specpilot.bench.adapter.command", "what the adapter costs and gains inside the engine"),
+    "adapter": ("specpilot.bench.adapter.command", "the adapter's cost and gain inside the engine"),
     "gpu-check": (
         "specpilot.bench.gpu_check.command",
-        "whether the engine adapter is right and fast on this machine's GPU: one report, in parts that go on",
+        "whether the engine adapter is right and fast on this machine's GPU: one report; a second call goes on",
     ),
     "inflate": (
         "specpilot.bench.inflate.command",
         "a pair of a real model's size with the text of the demo pair, for a GPU: nothing is downloaded",
     ),
-    "soak": ("specpilot.bench.adapter.soak", "a real engine under everything at once, watched for errors and leaks"),
+    "soak": (
+        "specpilot.bench.adapter.soak",
+        "a real engine under all kinds of load at once, checked for errors and leaks",
+    ),
 }
 
 

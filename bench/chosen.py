@@ -1,4 +1,4 @@
-"""Reads a setting that names some of what a measurement can do, comma separated."""
+"""Reads a setting that is a comma-separated choice from known names."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""K = 0 for all, and nothing else: the least that a scheduler must say so that steps run as without speculation."""
+"""A scheduler that sets K = 0 for all requests and does nothing else, so that steps run as without speculation."""
 
 from typing import Any
 
@@ -18,4 +18,4 @@ class BareScheduler(Scheduler):
         setattr(scheduler_output, PLAN, StepPlan(0))
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Take no drafts: where none were asked for, vLLM brings zeros."""
+        """Ignore drafts: for a step without drafts vLLM passes zeros."""

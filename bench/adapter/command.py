@@ -1,23 +1,23 @@
-"""`specpilot bench adapter`: what the adapter costs and gains inside the engine, each arm paired with its alternative.
+"""`specpilot bench adapter`: the adapter's cost and gain inside the engine, each arm paired with its alternative.
 
-Engines with and without the adapter run in processes of their own, one at a time, in turns A B A B of some steps each:
-the machine's pace changes within a second, by more than what is to be told apart. Every figure is the median of the
-ratios of neighbouring turns, with their middle half. All engines are launched several times, because a process is a
-little faster or slower than the next for as long as it lives; so beside the median stand those of the single launches.
+Engines with and without the adapter run in processes of their own and alternate (A B A B), some steps each, because the
+machine's speed changes within a second by more than the differences to measure. Every figure is the median of the
+ratios of neighbouring windows, with their middle half. All engines are launched several times, because one process is a
+little faster or slower than the next for its whole life; the report has the medians of the single launches too.
 
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
 - `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
-- `k0_floor_vs_no_spec`: the same with a scheduler that does nothing but not to ask for drafts
-  (`bench.adapter.bare_scheduler`): steps run as without speculation, no rows are kept, nothing is planned, nothing
-  counted. What is left when the adapter's own work takes no time.
-- `k0_own_share`: how much of a step at K = 0 goes to the adapter's keeping, planning and counting, from turns of one
-  engine with and without them (`bench.adapter.parts`); printed in microseconds, for each of them.
+- `k0_floor_vs_no_spec`: the same with a scheduler that only sets K = 0 (`bench.adapter.bare_scheduler`): steps run as
+  without speculation, without backlog, plan and evidence. This is the limit if the adapter's own work took no time.
+- `k0_own_share`: the share of a step at K = 0 for the adapter's backlog, plan and evidence, from one engine that runs
+  with and without them alternately (`bench.adapter.parts`); printed in microseconds for each of them.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
-- `constant_k_own_share`: how much of a step at K_max goes to the adapter, in the same way.
-- `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max), in turns
-  of one engine as well.
-- `switch_ms`: from a new schedule's arrival in the engine to the first step that verifies its K, with 8 running, p99.
-- `lossless_mismatches`: replies that differ from an engine without speculation, while K changes at random.
+- `constant_k_own_share`: the same share of a step at K_max.
+- `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max), also in
+  one engine.
+- `switch_ms`: the 99th percentile of the time from a new schedule's arrival in the engine to the first step that
+  verifies its K, with 8 running.
+- `lossless_mismatches`: replies that differ from those without speculation while K changes at random.
 """
 
 import json
@@ -55,22 +55,22 @@ class AdapterBenchSettings(ProgramSettings):
     prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
     k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
     tokens: int = Field(default=128, ge=64, description="tokens a reply")
-    launches: int = Field(default=3, ge=1, description="how often the engines are launched anew")
-    rounds: int = Field(default=8, ge=2, description="how often each arm replies in a launch")
+    launches: int = Field(default=3, ge=1, description="launches of each engine")
+    rounds: int = Field(default=8, ge=2, description="replies of each arm in a launch")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
     wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A worker at K = `k` for all, `None` where nobody asks it."""
+    """A worker with K = `k` for all requests; `None`: K is not set."""
 
     worker: str
     k: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """What to ask of the worker."""
+        """The options of the worker's job."""
         return {"keep_nothing": True} if self.worker == "bare" else {} if self.k is None else {"k": self.k}
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two arms with so many requests running, and the ratios of their neighbouring turns in each launch."""
+    """Two arms with `running` requests, and the ratios of their neighbouring windows in each launch."""
 
     name: str
     running: int
@@ -171,14 +171,14 @@ def _comparisons(k_max: int) -> list[Comparison]:
 def _take_turns(
     settings: AdapterBenchSettings, workers: Mapping[str, EngineWorker], texts: Sequence[str], comparison: Comparison
 ) -> None:
-    """Add a launch's turns of a comparison's two arms, which take turns at beginning; the first reply warms up."""
+    """Add a launch's windows of a comparison; the arms alternate in which begins, and the first reply warms up."""
     ratios: list[float] = []
     for reply in range(settings.rounds + 1):
         arms = (comparison.mine, comparison.other)[:: 1 if reply % 2 else -1]
         pieces = (
             workers[arm.worker].pieces(texts[: comparison.running], settings.tokens, **arm.options) for arm in arms
         )
-        turns = [pair for pair in zip_longest(*pieces) if None not in pair]  # one may need more steps than the other
+        turns = [pair for pair in zip_longest(*pieces) if None not in pair]  # one may need more steps
         if reply:
             ratios += [
                 (first.rate / second.rate) if reply % 2 else (second.rate / first.rate) for first, second in turns
@@ -193,7 +193,7 @@ def _summary(comparison: Comparison) -> str:
 
 
 def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, float]:
-    """Measure what needs no other engine beside: shares of a step, draft width, how fast K changes."""
+    """Measure one engine alone: shares of a step, draft width, the time that a change of K takes."""
     found: dict[str, float] = {}
     for running in (1, 8, 32):
         some = texts[:running]
@@ -212,9 +212,9 @@ def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, te
 
 
 def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str], part: str, k: int) -> Cost:
-    """Return what a part of the adapter takes of a step at K = `k` for all.
+    """Return the cost of a part of the adapter in a step at K = `k` for all requests.
 
-    A step delivers up to 1 + K tokens, and only steps before the first request ends count: so replies are longer.
+    Only steps before the first request ends count, and a step delivers up to 1 + K tokens: so replies are longer here.
     """
     pairs: list[Pair] = []
     most = 2 * settings.launches * settings.rounds
@@ -242,7 +242,7 @@ def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:
 
 
 def _mismatches(plain: EngineWorker, adapter: EngineWorker, texts: Sequence[str]) -> int:
-    """Return how many of the replies differ, 32 at a time, K changing at random every few steps in the second."""
+    """Return the number of replies that differ, 32 at a time; in the second engine K changes at random."""
     count = 0
     try:
         for begin in range(0, len(texts), 32):

@@ -1,4 +1,4 @@
-"""A vLLM engine in a process of its own, driven over a pipe: what the adapter's measurement compares.
+"""A vLLM engine in a process of its own, driven over a pipe, for the adapter's measurement.
 
 The parent sends one JSON object a line and reads one a line back. The engine's core runs in the worker's own process
 (no API server, no client), so that only the engine is timed.
@@ -21,14 +21,14 @@ from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out, r
 
 MAX_RUNNING = 32
 LONGEST_REPLY = 1024
-"""In tokens: half of what the engine can serve, so that prompts have room."""
+"""In tokens: half of the longest sequence, so that prompts have room."""
 
 ANSWER_WITHIN_S = 600.0
-"""An engine that says nothing for so long hangs: it starts in a minute or two, and a reply takes seconds."""
+"""Longest wait for an answer: an engine starts in one or two minutes, and a reply takes seconds."""
 
 
 class Piece(NamedTuple):
-    """Some steps that only decoded: how many tokens they delivered, and how long they took."""
+    """Some steps that only decoded: the tokens that they delivered, and the seconds that they took."""
 
     tokens: int
     seconds: float
@@ -65,7 +65,7 @@ class EngineWorker:
         return self._answer()
 
     def pieces(self, prompts: Sequence[str], tokens: int, **options: Any) -> Iterator[Piece]:
-        """Generate as `run` does, some steps at a time: the next ones when the next piece is asked for."""
+        """Generate like `run`, some steps at a time; the iterator's next item runs the next steps."""
         self._ask({"prompts": list(prompts), "tokens": tokens, "in_pieces": True} | options)
         while (piece := self._answer()) != {}:
             yield Piece(**piece)
@@ -160,7 +160,7 @@ def _leaving_out(llm: Any, job: Mapping[str, Any]) -> AbstractContextManager[lis
 
 
 def _generate_in_pieces(llm: Any, prompts: Sequence[str], sampling: Any) -> None:
-    """Generate; after every few steps say what they were, and wait for a line. The prefill belongs to no piece."""
+    """Generate; after every few steps report them and wait for a line. No piece contains the prefill."""
     engine, delivered = llm.llm_engine, dict[str, int]()
 
     def step() -> None:
@@ -208,7 +208,7 @@ def _offer(control: Any, k: int, probe_ratio: float, by_band: Sequence[int] = ()
 
 
 def _keep_nothing(llm: Any) -> None:
-    """Let the workers keep no rows for the drafter."""
+    """Switch the workers' backlog of rows for the drafter off."""
     from specpilot.engine_adapter.vllm.v1.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
 
     drafting = of_runner(runner_of(llm.llm_engine.engine_core.engine_core))
@@ -221,12 +221,12 @@ def _thrash(control: Any, seed: int, done: threading.Event) -> None:
     rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
     while not done.wait(rng.uniform(0.0, 0.01)):
         depths = [0, 0, *range(control.k_max + 1)]
-        by_band = rng.choice([(), rng.choices(depths, k=8)])  # half the time requests of one batch differ in K
+        by_band = rng.choice([(), rng.choices(depths, k=8)])  # half of the time K differs within a batch
         _offer(control, rng.choice(depths), rng.choice([0.0, 0.02, 1.0]), by_band)
 
 
 def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
-    """Switch K to and fro; append the time from each schedule's arrival to the first step that verified its K."""
+    """Change K back and forth; append the time from each schedule's arrival to the first step that verified its K."""
     meter, commit = scheduler.meter, scheduler.meter.commit
     seen = threading.Condition()
     latest: set[int] = set()
@@ -254,7 +254,7 @@ def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
 
 
 def prompt_texts(folder: Path, count: int) -> list[str]:
-    """Return `count` prompts of all classes, in turn."""
+    """Return `count` prompts, cycling through the classes."""
     classes = [
         [json.loads(line)["messages"][-1]["content"] for line in path.read_text().splitlines()]
         for path in sorted(folder.glob("*.jsonl"))

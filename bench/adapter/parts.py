@@ -1,10 +1,11 @@
-"""What a part of the adapter takes of a step: some steps with it and some without, in turns within the same replies.
+"""The cost of a part of the adapter in a step, from pieces of the same replies that run with it and without it.
 
-Two engines in turns differ by what the machine does meanwhile, and by where their memory happens to lie: by one or two
-percent here. Neighbouring steps of one engine share both. They come eight at a time, because what a step leaves in the
-processor's caches is paid for by the next; which of two neighbouring pieces has the part is drawn at random.
+Two engines that alternate differ by the machine's other load and by the placement of their memory: by one or two
+percent here. Neighbouring steps of one engine share both. A piece has eight steps, because a step also pays for the
+state of the processor's caches that the last one left. A random draw decides which of two neighbouring pieces has the
+part.
 
-Only what a step may leave out without its being missed by the next, and only while all requests run.
+Measured are only parts that a step can omit without an effect on the next step, and only while all requests run.
 """
 
 import random
@@ -16,26 +17,26 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 EVERYTHING = "all three"
-"""What the adapter does in a step at K = 0."""
+"""The adapter's work in a step at K = 0."""
 
 AT_K_MAX = "planning, cutting and counting"
-"""What it does in a step at K_max."""
+"""Its work in a step at K_max."""
 
 WIDTH = "draft width"
-"""What it saves at a K below K_max."""
+"""Its saving at a K below K_max."""
 
 STEPS_IN_A_PIECE = 8
-"""Some 20 to 120 ms: less than the machine's pace takes to change, more than a cold start of the caches."""
+"""Takes 20 to 120 ms: shorter than changes of the machine's speed, longer than a cold start of the caches."""
 
 AT_K_0 = ("keeping rows", "planning and counting", EVERYTHING, "steps run as without speculation")
-"""What may be left out at K = 0."""
+"""Parts that can be omitted at K = 0."""
 
 _DRAWS = 300
 _LEVEL = 0.95
 
 
 class Pair(NamedTuple):
-    """Two neighbouring pieces of a reply, with the part and without it: how long a step of each took, in seconds."""
+    """Seconds of a step in two neighbouring pieces of a reply, with the part and without it."""
 
     with_it: float
     without: float
@@ -50,10 +51,10 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a part takes of a step.
+    """The cost of a part in a step, from `pairs` pairs.
 
-    `step` is the median step with it, in microseconds, `part` the difference of the two of a pair, and `ratio` a step
-    without the part over one with it. From so many `pairs`.
+    `step` is the median step with the part, in microseconds; `part` the difference within a pair; `ratio` a step
+    without the part over one with it.
     """
 
     step: float
@@ -63,7 +64,7 @@ class Cost(NamedTuple):
 
 
 def cost(pairs: Sequence[Pair]) -> Cost:
-    """Return what the `pairs` say of the part that they were taken with; raises `StatisticsError` on none."""
+    """Return the cost of the part that `pairs` measured; raises `StatisticsError` when there are none."""
     return Cost(
         1e6 * statistics.median(pair.with_it for pair in pairs),
         _estimate([1e6 * (with_it - without) for with_it, without in pairs]),
@@ -81,10 +82,9 @@ def _estimate(values: Sequence[float]) -> Estimate:
 
 @contextmanager
 def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
-    """Leave `part` out of every other piece of the steps of `llm`; yields the pairs as they end.
+    """Omit `part` (a key of `PARTS`) in every other piece of the steps of `llm`; yields the pairs as they end.
 
-    `part` is a key of `PARTS`. Without the first pair, which has the prefill, and those in which a request ends or
-    fewer run than began.
+    Not yielded are the first pair, which has the prefill, and pairs in which a request ends or fewer run than began.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order
     engine, pairs = llm.llm_engine, list[Pair]()
@@ -118,7 +118,7 @@ def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
         yield pairs
     finally:
         for owner, name, _ in (*replaced, (engine, "step", timed)):
-            delattr(owner, name)  # the class's own shows again
+            delattr(owner, name)  # uncovers the class's own method
 
 
 def _either(method: Callable[..., Any], other: Callable[..., Any], is_out: Callable[[], bool]) -> Callable[..., Any]:
@@ -130,7 +130,7 @@ def _either(method: Callable[..., Any], other: Callable[..., Any], is_out: Calla
 
 _STOCK_AT_K_MAX = "update_draft_token_ids", "make_spec_decoding_stats", "update_from_output"
 
-_Replacement = tuple[Any, str, Callable[..., Any]]  # object, name of its method, what to call instead
+_Replacement = tuple[Any, str, Callable[..., Any]]  # object, name of its method, the replacement
 
 
 def _keeping(core: Any) -> list[_Replacement]:
@@ -140,7 +140,7 @@ def _keeping(core: Any) -> list[_Replacement]:
 
 
 def _planning_and_counting(core: Any) -> list[_Replacement]:
-    """K of each request, and the evidence of each step; a step that was not planned is not counted."""
+    """K of each request, and the evidence of each step; a step without a plan gives no evidence."""
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as above
 
     from specpilot.engine_adapter.plan.planner import PLAN, StepPlan  # noqa: PLC0415 - as above
@@ -156,7 +156,7 @@ def _planning_and_counting(core: Any) -> list[_Replacement]:
 
 
 def _at_k_max(core: Any) -> list[_Replacement]:
-    """K of each request, its draft cut to that, who catches up, and the evidence of each step."""
+    """K of each request, its draft cut to K, the catch-up, and the evidence of each step."""
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as above
 
     scheduler, backlog, k_max = core.scheduler, _drafting(core).backlog, core.scheduler.control.k_max
@@ -164,7 +164,7 @@ def _at_k_max(core: Any) -> list[_Replacement]:
 
     def without(output: Any) -> None:
         Scheduler._update_after_schedule(scheduler, output)  # noqa: SLF001 - vLLM's, without the adapter's
-        output.num_spec_tokens_to_schedule = k_max  # until the plan says so, it is what the last reply's end left
+        output.num_spec_tokens_to_schedule = k_max  # until a plan sets it, it has the value of the last reply's end
 
     own = [(backlog, name, lambda *_: None) for name in ("catch_up", "keep_of")]
     return [(scheduler, "_update_after_schedule", without), *stock, *own]
@@ -175,7 +175,7 @@ def _everything(core: Any) -> list[_Replacement]:
 
 
 def _plainness(core: Any) -> list[_Replacement]:
-    """Steps run as without speculation: without it, vLLM runs them as any step of an engine that speculates."""
+    """Steps at K = 0 run as without speculation; without this part vLLM runs them as steps that speculate."""
     from specpilot.engine_adapter.vllm.scheduler_output import (  # noqa: PLC0415 - beside vLLM's, at first use
         forget_useless,
         plan_of,
@@ -193,7 +193,7 @@ def _plainness(core: Any) -> list[_Replacement]:
 
 
 def _width(core: Any) -> list[_Replacement]:
-    """The drafter lays out the step's largest K; without that, K_max in every step."""
+    """The drafter lays out slots for the step's largest K; without this part for K_max in every step."""
     steps, k_max = core.scheduler.steps, core.scheduler.control.k_max
     begin = steps.begin
 
@@ -204,7 +204,7 @@ def _width(core: Any) -> list[_Replacement]:
 
 
 def _drafting(core: Any) -> Any:
-    """What the adapter keeps of the drafter of an engine's `core` in this process."""
+    """Return the adapter's state of the drafter of an engine's `core` in this process."""
     from specpilot.engine_adapter.vllm.v1.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
 
     return of_runner(runner_of(core))
@@ -223,4 +223,4 @@ PARTS: dict[str, Callable[[Any], list[_Replacement]]] = {
     AT_K_MAX: _at_k_max,
     WIDTH: _width,
 }
-"""What may be left out, by name: `AT_K_0` at K = 0 for all, `AT_K_MAX` at K_max, `WIDTH` at any K."""
+"""Parts that can be omitted, by name: `AT_K_0` at K = 0 for all, `AT_K_MAX` at K_max, `WIDTH` at any K."""

@@ -1,4 +1,4 @@
-"""`specpilot bench soak`: a real engine with the adapter under everything at once, for as long as you like.
+"""`specpilot bench soak`: a real engine with the adapter under all kinds of load at once, for as long as you like.
 
 Clients keep a mixed load in flight (streams, long prompts, structured outputs, `n` of 2, stop strings, and streams that
 are closed midway) on a KV cache so small that requests are preempted, while K of every class, and of every band in
@@ -8,7 +8,7 @@ it, changes several times a second through `PUT /speculation`. It fails when
 - the engine, idle again, still holds a KV block or a request;
 - memory grows: the 95 % interval of the slope of the engine's memory after the warm-up lies above `--slope-mib`.
 
-With `--stock` vLLM's own scheduler gets the same load, at one K: what happens there too is not the adapter's doing.
+With `--stock` vLLM's own scheduler gets the same load, at one K: a fault that occurs there too is not the adapter's.
 """
 
 import asyncio
@@ -59,27 +59,27 @@ _STOCK = (
     json.dumps({"method": "eagle3", "model": _DRAFTER, "num_speculative_tokens": 7, "parallel_drafting": True}),
 )
 _GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Has glibc give back what is free, from 64 KiB on. By itself it keeps what steps of many sizes leave behind, and from
-time to time more, with stock vLLM too; beside that a leak would not show."""
+"""Makes glibc return free memory from 64 KiB on. By default it keeps the free memory of steps of many sizes, from time
+to time more, with stock vLLM too; this growth would hide a leak."""
 
 _MIB = 1 << 20
 
 
 class SoakSettings(ProgramSettings):
-    """Load a real engine with everything at once and look for errors and leaks."""
+    """Load a real engine with all kinds of requests at once and look for errors and leaks."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_SOAK_")
 
     minutes: float = Field(default=10.0, gt=0, description="how long the load lasts")
     clients: int = Field(default=20, ge=1, description="requests in flight")
     port: int = Field(default=8190, ge=1, le=65535, description="port of the engine that is started")
-    slope_mib: float = Field(default=1.0, ge=0, description="growth of memory a minute that is let pass, in MiB")
+    slope_mib: float = Field(default=1.0, ge=0, description="tolerated growth of memory a minute, in MiB")
     seed: int = Field(default=1, description="seed of the load")
     stock: bool = Field(default=False, description="load vLLM without the adapter instead, with K at its largest")
 
 
 class Soak:
-    """One run against the engine at `url`: what was asked, what went wrong, what was read."""
+    """One run against the engine at `url`: requests, faults, readings."""
 
     def __init__(self, settings: SoakSettings, url: str, engine: Popen[bytes]) -> None:
         self.done: Counter[str] = Counter()
@@ -94,7 +94,7 @@ class Soak:
         self._ends_at = 0.0
 
     async def run(self) -> dict[str, Any]:
-        """Load the engine, let it come to rest and return the report."""
+        """Load the engine, wait until it is idle and return the report."""
         timeout = aiohttp.ClientTimeout(total=300.0)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(self._url, timeout=timeout, connector=connector) as session:
@@ -179,7 +179,7 @@ class Soak:
         return body
 
     async def _thrash(self, session: aiohttp.ClientSession) -> None:
-        """Change K at random, often to a spell of 0 for all."""
+        """Change K at random, often to 0 for all requests for a while."""
         while not self._is_over:
             classes = {name: [[1, 32, k]] for name, k in self._rows().items()}
             probe_ratio = self._rng.choice((0.0, 0.02, 0.3))
@@ -193,7 +193,7 @@ class Soak:
             await asyncio.sleep(self._rng.choice((0.02, 0.2, 1.5)))
 
     def _rows(self) -> dict[str, int]:
-        """Return K by row: 0 for all, one K a class, or one a band, so that who is drafted for changes all the time."""
+        """Return K by row: 0 for all, one K a class, or one a band, so that the drafted requests keep changing."""
         classes, kind = ("default", *CLASSES), self._rng.choices(("none", "class", "band"), (0.4, 0.2, 0.4))[0]
         if kind == "none":
             return dict.fromkeys(classes, 0)
@@ -258,7 +258,7 @@ class Soak:
         return slope([(minutes, memory.get(process, 0.0)) for minutes, memory in self.memory])
 
     def _memory_of(self, process: str) -> dict[str, Any]:
-        """Return what the processes of a name took at the start of what `slope` looks at and at the end, in MiB."""
+        """Return the MiB of the processes of a name at the start of the readings that `slope` uses and at the end."""
         settled = [memory.get(process, 0.0) for _, memory in self.memory[len(self.memory) // 4 :]]
         slopes = [round(item, 2) if math.isfinite(item) else None for item in self._slope(process)]
         return {"mib": [round(settled[0]), round(settled[-1])], "slope_mib_per_min": slopes}
@@ -280,7 +280,7 @@ async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run it; the last line is one JSON object, and the exit status is 1 when something was wrong."""
+    """Run it; the last line is one JSON object, and the exit status is 1 after a fault."""
     settings = load(SoakSettings, PROGRAM, arguments)
     command = [sys.executable, "-m", *(_STOCK if settings.stock else _ADAPTER)]
     command += ["--model", str(DEMO_MODEL / "target"), "--port", str(settings.port)]

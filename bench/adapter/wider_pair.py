@@ -1,7 +1,7 @@
-"""A wider model of a small one's shape: what the adapter costs where a step takes longer.
+"""A wider model of a small one's shape, to measure the adapter's cost when a step takes longer.
 
-The weights are untrained. At K = 0 and at a constant K it makes no difference to time what they say, but for what is
-accepted, which is nearly nothing.
+The weights are untrained. The time of a step at K = 0 or at a constant K does not depend on them. Only acceptance does:
+it is nearly 0.
 """
 
 import json
@@ -22,7 +22,7 @@ _SPREAD = 0.02
 def widen(model: Path, times: int, out: Path) -> Path:
     """Write to `out` a model `times` as wide as the Llama-like one in the folder `model`; return `out`.
 
-    Heads stay as they are and become more; layers and vocabulary stay.
+    There are more heads of the same size; layers and vocabulary stay.
     """
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
     kept = {1, config["vocab_size"], config.get("draft_vocab_size")}
@@ -40,7 +40,7 @@ def widen(model: Path, times: int, out: Path) -> Path:
 
 
 def _wide(tensor: torch.Tensor, times: int, kept: Iterable[int | None]) -> torch.Tensor:
-    """Return a tensor of `tensor`'s kind in which every dimension is `times` as long, but for those `kept`."""
+    """Return a tensor of `tensor`'s kind in which every dimension is `times` as long, except those in `kept`."""
     shape = [size if size in kept else times * size for size in tensor.shape]
     if not tensor.is_floating_point():
         return tensor

@@ -1,8 +1,8 @@
 """`specpilot bench agreement`: do the figures of `bench sweep` agree with those of `vllm bench serve`?
 
-Both clients ask the same server for the same prompts, reply lengths and requests in flight, in turns; which is first
-changes from pair to pair. The server is a stock vLLM that this starts, or `--url`. The last line is one JSON object:
-ratios within each pair, median and range, beside how much each client's own figures vary from run to run.
+Both clients send the same prompts to the same server, with the same reply lengths and requests in flight, alternately;
+the order changes from pair to pair. The server is a stock vLLM that this starts, or `--url`. The last line is one JSON
+object: the ratios within each pair (median and range), and the range of each client's own figures over its runs.
 """
 
 import json
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def write_questions(path: Path, count: int) -> None:
-    """Write `count` questions of the demo pair's held-out prompts, the kinds in turns, as ShareGPT comes."""
+    """Write `count` questions of the demo pair's held-out prompts, cycling through the kinds, in ShareGPT's form."""
     kinds = []
     for kind in KINDS:
         lines = (DEMO_MODEL / "prompts" / f"{kind}.jsonl").read_text().splitlines()
@@ -88,7 +88,7 @@ def write_questions(path: Path, count: int) -> None:
 
 
 def _pairs(settings: AgreementSettings, url: str) -> list[Pair]:
-    """Run the clients in turns, after a run of each that does not count."""
+    """Run the clients alternately, after an unmeasured run of each."""
     data = settings.out / "questions.json"
     write_questions(data, settings.num_prompts)
     requests, in_flight, tokens = settings.num_prompts, settings.concurrency, settings.output_tokens

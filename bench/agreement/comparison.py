@@ -12,7 +12,7 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def fault(pair: Pair) -> str | None:
-    """Say in what the two runs did not do the same work; `None` where they did."""
+    """Return how the work of the two runs differed; `None` when it was the same."""
     ours, theirs = pair
     for name in COUNTS:
         if ours[name] != theirs[name]:

@@ -1,4 +1,4 @@
-"""A stock vLLM server of the demo pair's target, without SpecPilot in it: no plugin, vLLM's own scheduler."""
+"""A stock vLLM server of the demo pair's target: no plugin of SpecPilot's, vLLM's own scheduler."""
 
 import os
 import subprocess

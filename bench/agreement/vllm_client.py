@@ -24,7 +24,7 @@ class ClientFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a server: each question of the ShareGPT file `data` once, in order, `in_flight` at a time."""
+    """The load: each question of the ShareGPT file `data` once, in order, `in_flight` at a time."""
 
     model: str
     tokenizer: str
@@ -53,14 +53,14 @@ def run(url: str, asked: Asked, result: Path) -> dict[str, Any]:
 
 
 def flags(url: str, asked: Asked, result: Path) -> Sequence[str]:
-    """Return the flags of `vllm bench serve`, as one would give them by hand."""
+    """Return the flags of `vllm bench serve`."""
     return [
         *("--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--base-url", url),
         *("--model", asked.tokenizer, "--served-model-name", asked.model),
         *("--dataset-name", "sharegpt", "--dataset-path", str(asked.data), "--disable-shuffle", "--no-oversample"),
         *("--num-prompts", str(asked.requests), "--sharegpt-output-len", str(asked.output_tokens), "--ignore-eos"),
         *("--max-concurrency", str(asked.in_flight), "--temperature", "0", "--disable-tqdm"),
-        *("--extra-body", json.dumps({"cache_salt": secrets.token_hex(16)})),  # as our client has one for each run
+        *("--extra-body", json.dumps({"cache_salt": secrets.token_hex(16)})),  # our client also has one for each run
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99"),
         *("--save-result", "--result-dir", str(result.parent), "--result-filename", result.name),
     ]
