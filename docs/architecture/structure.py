@@ -1,6 +1,6 @@
 """Draws the import graph by folder, one SVG a program, for structure.md beside this file: `make structure`.
 
-A program's root modules wire its folders and are drawn as one node, but for those that its folders import.
+A program's root modules wire its folders and are drawn as one node, except those that its folders import.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ STEP_X, STEP_Y, BOX_W, BOX_H = 150, 80, 124, 32
 def folder_of(module: str, leaves: Collection[str] = ()) -> str | None:
     """Return what a module is drawn as: `gateway/wire`, `gateway`, `policy`; `None` for the package itself.
 
-    A program's root modules are one node, but for `leaves`, which its folders import (`settings`, `errors`).
+    A program's root modules are one node, except `leaves`, which its folders import (`settings`, `errors`).
     """
     parts = module.split(".")[1:]
     if not parts:

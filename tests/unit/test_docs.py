@@ -51,6 +51,14 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("folder", ["get-started", "how-to"])
+def test_every_page_with_commands_says_at_which_commit_it_was_verified(folder: str) -> None:
+    for page in (ROOT / "docs" / folder).glob("*.md"):
+        if page.name != "README.md":
+            form = r"---\nlast verified: [0-9a-f]{7,40} \(\d{4}-\d\d-\d\d\), by .+\n---\n"
+            assert re.match(form, page.read_text()), page.name
+
+
 @pytest.mark.parametrize("field", AdapterSettings.model_fields)
 def test_every_setting_of_the_adapter_is_documented(field: str) -> None:
     assert f"`{PREFIX}{field.upper()}`" in ENGINE_PAGE

@@ -4,7 +4,15 @@ from pathlib import Path
 
 from tests.support.prose import ROOT, places
 
-PLAIN = ("README.md", "CONTRIBUTING.md")
+PLAIN = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    *(f"docs/{name}" for name in ("README.md", "architecture", "concepts", "decisions", "get-started", "how-to")),
+    *(f"docs/{name}" for name in ("measurements", "operations", "runbooks")),
+    *(f"docs/reference/{name}.md" for name in ("README", "bench", "commands", "controller", "support", "up")),
+)
 
 
 def test_the_prose_uses_the_fields_words() -> None:
