@@ -8,6 +8,10 @@ with `cryptography`, the extra `oidc`.
 
 Anybody can send a made-up token, so a provider that hangs must not delay other requests: one thread reads the keys, all
 waiting requests share one reading, and after a failure there is none for `REST_S`.
+
+PyJWT's own `PyJWKClient` (2.15) caches keys and limits readings for unknown ids. It is not used: it drops its keys when
+their time ends although the provider is down, it retries at once after a failure, it holds a lock while it reads, and
+it neither does discovery nor bounds the size of a page.
 """
 
 import asyncio
