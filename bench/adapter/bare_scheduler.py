@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from specpilot.engine_adapter.plan.planner import PLAN, StepPlan
+from specpilot.engine_adapter.plan.step_plan import PLAN, StepPlan
 
 
 class BareScheduler(Scheduler):

@@ -143,7 +143,7 @@ def _planning_and_counting(core: Any) -> list[_Replacement]:
     """K of each request, and the evidence of each step; a step without a plan gives no evidence."""
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as above
 
-    from specpilot.engine_adapter.plan.planner import PLAN, StepPlan  # noqa: PLC0415 - as above
+    from specpilot.engine_adapter.plan.step_plan import PLAN, StepPlan  # noqa: PLC0415 - as above
 
     scheduler = core.scheduler
 

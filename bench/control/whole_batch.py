@@ -10,4 +10,4 @@ class WholeBatchScheduler(SpecPilotScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.steps._planner._joins_all = True  # noqa: SLF001 - a measurement of one part, which users cannot switch off
+        self.steps._planner.catch_up.reads_all = True  # noqa: SLF001 - a measurement of one part, which users cannot switch off

@@ -36,6 +36,7 @@ from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Evidence, Meter
 from specpilot.engine_adapter.law.law import EngineLaw, Wish
 from specpilot.engine_adapter.plan.planner import Planner
+from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
 from specpilot.engine_adapter.plan.speculation_control import (
     KTable,
     calibration_table,
@@ -43,7 +44,7 @@ from specpilot.engine_adapter.plan.speculation_control import (
     static_table,
     table_of,
 )
-from specpilot.engine_adapter.plan.steps import CLASS_ARGUMENT, Steps
+from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.graphs import Graphs
@@ -409,7 +410,7 @@ class Engine:
         )
         plan = self._steps.begin(output, self._requests, self._table, self._now)
         if plan.width:
-            probes = [state.k for state in self._steps.decoding if state.k > state.due]
+            probes = [state.k for state in self._steps.decoding if state.k > state.scheduled_k]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
         held = sum(tokens[name] - 1 for name in plan.held)
         caught_up = plan.read if plan.width else max(0, plan.read - (prefill - prompts - held))

@@ -27,10 +27,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from specpilot.engine_adapter.agent.agent import start_agent
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.law.law import EngineLaw
-from specpilot.engine_adapter.plan.planner import PLAN, DraftState, Planner
+from specpilot.engine_adapter.plan.draft_state import DraftState
+from specpilot.engine_adapter.plan.planner import ROWS_PER_STEP, Planner
+from specpilot.engine_adapter.plan.request_facts import min_tokens
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
-from specpilot.engine_adapter.plan.steps import Steps, least_tokens
-from specpilot.engine_adapter.plan.tuning import ROWS_PER_STEP
+from specpilot.engine_adapter.plan.step_plan import PLAN
+from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import compat, device_time, graph_record
 from specpilot.policy.clock import SystemClock
@@ -89,7 +91,7 @@ class _SpecPilotScheduler:
     def add_request(self, request: Any) -> None:
         """Let vLLM take a request in, or the next turn of one."""
         super().add_request(request)  # type: ignore[misc]
-        if self.graphs is not None and least_tokens(request) > 1:
+        if self.graphs is not None and min_tokens(request) > 1:
             if len(self._bound) > len(self.requests):  # type: ignore[attr-defined]
                 self._bound.intersection_update(self.requests)  # type: ignore[attr-defined]
             self._bound.add(request.request_id)
@@ -118,7 +120,7 @@ class _SpecPilotScheduler:
         """Return the K that all decodes have in the step to be scheduled; 0 where they differ, or there are none.
 
         0 also without CUDA graphs, with graphs for any mix of K, and while a request waits that may not stop yet:
-        asynchronously vLLM would take the placeholders for tokens that count (`steps.least_tokens`).
+        asynchronously vLLM would take the placeholders for tokens that count (`request_facts.min_tokens`).
         """
         if self._width == 0 or self.graphs is None or self.graphs.fit_any_mix:
             return 0
@@ -146,7 +148,7 @@ class _SpecPilotScheduler:
     @property
     def running_decodes(self) -> Counter[tuple[str, int, int]]:
         """Requests that decode after the latest step, by class, band and K by the schedule; other threads may ask."""
-        return Counter((state.label, state.band, state.due) for state in self.steps.decoding)
+        return Counter((state.label, state.band, state.scheduled_k) for state in self.steps.decoding)
 
     @property
     def backlog_tokens(self) -> int:
@@ -234,7 +236,7 @@ class SpecPilotScheduler(_SpecPilotScheduler, Scheduler):
         for state, drafted in structured:
             request = self.requests.get(state.request_id)
             if request is not None and not request.is_prefill_chunk and len(request.spec_token_ids) < drafted:
-                state.allowed = len(request.spec_token_ids)
+                state.grammar_allows = len(request.spec_token_ids)
 
 
 class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
@@ -258,4 +260,4 @@ def _served_name(vllm_config: Any) -> str:
 def _is_short(request: Any) -> bool:
     """Whether a request may not stop after its next token."""
     length: int = request.num_output_tokens
-    return least_tokens(request) > length + 1
+    return min_tokens(request) > length + 1

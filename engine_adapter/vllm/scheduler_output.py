@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specpilot.engine_adapter.plan.planner import PLAN, StepPlan
+from specpilot.engine_adapter.plan.step_plan import PLAN, StepPlan
 from specpilot.engine_adapter.vllm.rows import Rows
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from specpilot.engine_adapter.plan.planner import PLAN, StepPlan
+from specpilot.engine_adapter.plan.step_plan import PLAN, StepPlan
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
 

@@ -63,7 +63,7 @@ def main(seconds: float) -> None:
                 begin(kinds[output.request_id])
         if passed > seconds / 2:
             for state in scheduler.steps.decoding:
-                given[kinds[state.request_id.split("-", maxsplit=1)[0]]].append(state.due)
+                given[kinds[state.request_id.split("-", maxsplit=1)[0]]].append(state.scheduled_k)
     report = {
         "source": scheduler.control.table(time.monotonic()).source,
         "k": {kind: sum(found) / len(found) for kind, found in given.items()},

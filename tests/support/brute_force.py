@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from specpilot.engine_adapter.evidence.meter import rounded
-from specpilot.engine_adapter.plan.planner import DraftState
+from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy import engine_metrics as names
@@ -189,7 +189,7 @@ class BruteForce:
             self._begins.setdefault(request_id, 3.0 * at)
             init(state, request_id, kind, at, *more)
 
-        begin_anew = Steps._begin_anew
+        begin_anew = Steps._restart_unverified
 
         def again(steps: Any) -> None:
             begin_anew(steps)
@@ -199,7 +199,7 @@ class BruteForce:
                     self._begins[key] = state.acceptance.accepts
 
         DraftState.__init__ = begin  # type: ignore[assignment, method-assign]
-        Steps._begin_anew = again  # type: ignore[method-assign]
+        Steps._restart_unverified = again  # type: ignore[method-assign]
 
     def _label(self, key: str) -> str:
         request = self._scheduler.requests.get(key)

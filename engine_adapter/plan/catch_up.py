@@ -1,0 +1,155 @@
+"""Which requests catch up in a step, and which the drafter leaves out. Pure.
+
+A request that the drafter skips leaves one position that is missing from its draft KV cache. The position waits as a
+*row* (`engine_adapter.vllm.v1.backlog`, `v2.backlog`); the rows of a request are its *backlog*. A request's whole
+backlog goes through the drafter before its next draft, so K may rise again at any time.
+
+A. In a step that drafts:
+
+   A1. A request that has several positions in the step (a prompt chunk or verified draft tokens) catches up, because
+       the drafter reads the new positions in any case: which of them stay is known on the accelerator alone, and one
+       more pass would cost more than the slots.
+   A2. Requests with K > 0 catch up, smallest backlog first, up to `rows_per_step` rows, one request at least. The
+       others get K = 0 in this step and are postponed, so no step takes much longer than its neighbours.
+   A3. Requests with K = 0 and one position in the step are left out: they take no slots, and their position joins the
+       backlog.
+
+B. In a step that drafts nothing, which is the hot path at K = 0:
+
+   B1. A short prompt is *held*: all its positions join the backlog, so that no pass of the drafter runs for it alone.
+   B2. Other prompts and verified drafts go through the drafter, after the backlog of their request.
+   B3. Each request's last position joins its backlog.
+
+C. Where a position joins a backlog (A3, B3), these requests catch up first:
+
+   C1. Held prompts, together: as soon as there are `HELD_TOGETHER`, or the first has waited for `HELD_STEPS` steps.
+   C2. Requests with the largest backlogs, if more than `rows` would wait over all requests, or one request's backlog
+       reached `rows_per_step`. With equal backlogs one catches up a step, and the others grow by a row meanwhile;
+       such a backlog goes through the drafter in two passes.
+"""
+
+from collections.abc import Sequence
+
+from specpilot.engine_adapter.plan.draft_state import DraftState
+from specpilot.engine_adapter.plan.step_plan import StepPlan
+
+HELD_PROMPT = 48
+"""Tokens of the longest prompt that is held. A pass of the drafter for a prompt alone takes 2 ms of a GPU's step of
+5 ms (an 8B model on an H200), nearly independent of its tokens. Together with the rows of `HELD_STEPS` the backlog
+stays small enough for a first draft (`probes.FIRST_DRAFT_ROWS`)."""
+
+HELD_TOGETHER = 8
+"""Held prompts that go through the drafter in one pass. More cost less, and delay the drafts of these requests."""
+
+HELD_STEPS = 16
+"""Steps after which a held prompt catches up in any case. Until then the prefix cache has blocks without draft KV."""
+
+
+class CatchUp:
+    """The bounds of one engine's backlogs: `rows` over all requests, `rows_per_step` that catch up in one step.
+
+    `least_width` is above 0 for a drafter that may not fall behind. It runs in every step at that width at least, and
+    then `reads_all`: no request is left out, and no prompt is held. A backlog, left by steps in which vLLM does not
+    draft, catches up at once.
+    """
+
+    def __init__(self, rows: int, rows_per_step: int, least_width: int = 0) -> None:
+        self.least_width = least_width
+        self.reads_all = least_width > 0
+        self._rows = rows
+        self._rows_per_step = rows_per_step
+
+    def drafting(self, batch: Sequence[DraftState], step: int) -> tuple[StepPlan, list[str]]:
+        """Return the plan of step number `step`, which drafts, and the requests that it postpones (A2)."""
+        reads_all, room, has_draft = self.reads_all, self._rows_per_step, False
+        behind = [state for state in batch if state.backlog and (state.k or state.positions > 1 or reads_all)]
+        behind.sort(key=backlog_of)
+        caught_up: list[str] = []
+        postponed: list[str] = []
+        read = 0
+        for state in behind:
+            room -= state.backlog
+            if room >= 0 or state.positions > 1 or reads_all or not has_draft:  # A1, A2
+                caught_up.append(state.request_id)
+                read += state.catch_up()
+                has_draft |= state.k > 0
+            else:
+                state.k = 0
+                postponed.append(state.request_id)
+        width = self.least_width
+        for state in batch:
+            if state.k:
+                width = max(width, state.k)
+                state.drafted_at = step
+                state.needs_follow_up = False
+        left_out = [] if reads_all else [state for state in batch if state.k == 0 and state.positions == 1]  # A3
+        if left_out:
+            read += self._leave_positions(left_out, room, caught_up, step)
+        slots = width * (len(batch) - len(left_out))
+        names = tuple([state.request_id for state in left_out])
+        return StepPlan(width, slots, tuple(caught_up), names, read), postponed
+
+    def drafting_nothing(self, batch: Sequence[DraftState], step: int) -> StepPlan:
+        """Return the plan of step number `step`, which drafts nothing."""
+        read = sum([state.positions for state in batch]) - len(batch)
+        caught_up: list[str] = []
+        held: list[str] = []
+        if read:
+            room = self._rows // 2 - sum([state.backlog for state in batch])  # held prompts fill half of the rows
+            for state in batch:
+                if may_be_held(state) and state.positions <= room:  # B1
+                    room -= state.positions
+                    read -= state.positions - 1
+                    state.backlog = state.positions - 1
+                    state.held_until = step + HELD_STEPS
+                    held.append(state.request_id)
+                elif state.backlog and state.positions > 1:  # B2
+                    read += state.catch_up()
+                    caught_up.append(state.request_id)
+        read += self._leave_positions(batch, self._rows_per_step, caught_up, step)  # B3
+        return StepPlan(0, 0, tuple(caught_up), read=read, held=tuple(held))
+
+    def identical_steps_ahead(self, states: Sequence[DraftState], step: int) -> int:
+        """Return how many steps after `step` can draft nothing before one of `states` has to catch up."""
+        backlogs = [state.backlog for state in states]
+        room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
+        return min([room, *(state.held_until - step - 1 for state in states if state.held_until is not None)])
+
+    def _leave_positions(self, left_out: Sequence[DraftState], room: int, caught_up: list[str], step: int) -> int:
+        """Add a row to the backlog of each of `left_out`; return how many rows catch up before that.
+
+        The requests that catch up are appended to `caught_up`. `room` is how many rows this step still has time for.
+        """
+        read = _catch_up_held(left_out, caught_up, step)  # C1
+        backlogs = [state.backlog for state in left_out]
+        excess = sum(backlogs) + len(left_out) - self._rows
+        if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:  # C2
+            for state in sorted(left_out, key=backlog_of, reverse=True):
+                is_new = state.positions > 1 and state.backlog == state.positions - 1  # held in this very step
+                if state.backlog and not is_new and (excess > 0 or room >= state.backlog or not caught_up):
+                    excess -= state.backlog
+                    room -= state.backlog
+                    read += state.catch_up()
+                    caught_up.append(state.request_id)
+        for state in left_out:
+            state.backlog += 1
+        return read
+
+
+def backlog_of(state: DraftState) -> int:
+    """Return how many rows a request has: a key to sort by."""
+    return state.backlog
+
+
+def may_be_held(state: DraftState) -> bool:
+    """Whether a request's positions in the step are a short prompt's, all of which may join its backlog."""
+    return state.is_text_prompt and 1 < state.positions <= HELD_PROMPT and not state.backlog
+
+
+def _catch_up_held(left_out: Sequence[DraftState], caught_up: list[str], step: int) -> int:
+    """Send the prompts that earlier steps held through the drafter, if it is time (C1); return how many rows."""
+    held = [state for state in left_out if state.held_until is not None and state.positions == 1]
+    if not held or (len(held) < HELD_TOGETHER and step < min([state.held_until or 0 for state in held])):
+        return 0
+    caught_up.extend([state.request_id for state in held])
+    return sum([state.catch_up() for state in held])

@@ -1,0 +1,101 @@
+"""The state that the planner keeps for one request."""
+
+from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, trials
+from specpilot.engine_adapter.evidence.tuning import START_ACCEPTANCE
+from specpilot.policy.bands import BANDS
+from specpilot.policy.types import K_LIMIT
+
+
+class DraftState:
+    """One request: its class and band, its limits, its backlog, and the K of its next draft.
+
+    Class and band:
+    - `traffic_class`: the class that it states. `label`: the class that its evidence counts for, which is `default`
+      where the schedule does not know the stated one.
+    - `acceptance`: its moving estimate. `band`: the band in which `k` was chosen; `acceptance.band` may have changed
+      since.
+
+    Limits on K:
+    - `stated_ceiling`: the largest K that the request allows. `ceiling`: the same, and no more than the tokens that it
+      may still deliver; set anew in each step.
+    - `min_tokens`: the length before which it may not stop; 0: none.
+    - `grammar_allows`: how many tokens of its next draft its grammar allows; `None`: the grammar cut nothing off.
+
+    The next draft:
+    - `scheduled_k`: K by the schedule, within `ceiling`. `k`: how many tokens are verified: more than `scheduled_k` in
+      a probe, fewer while the request waits to catch up.
+    - `drafted_at`: number of the step in which a draft was last planned for it; `None`: never.
+    - `needs_follow_up`: its last draft was a probe, was accepted whole, and the band may still rise.
+
+    Its positions:
+    - `decoding`: its prompt is read whole. `positions`: tokens that it has in the step. `is_text_prompt`: these are a
+      prompt's, of text alone.
+    - `backlog`: its latest positions that are missing from the draft KV cache. `left_out_rows`: those among them from
+      steps that drafted for other requests.
+    - `held_until`: number of the step by which its held prompt goes through the drafter; `None`: no prompt is held.
+    """
+
+    __slots__ = (
+        "acceptance",
+        "backlog",
+        "band",
+        "ceiling",
+        "decoding",
+        "drafted_at",
+        "grammar_allows",
+        "held_until",
+        "is_text_prompt",
+        "k",
+        "kind",
+        "label",
+        "left_out_rows",
+        "min_tokens",
+        "needs_follow_up",
+        "positions",
+        "request_id",
+        "scheduled_k",
+        "stated_ceiling",
+        "traffic_class",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        kind: Kind,
+        start_acceptance: float = START_ACCEPTANCE,
+        ceiling: int = K_LIMIT,
+        min_tokens: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.kind = kind
+        self.ceiling = self.stated_ceiling = ceiling
+        self.min_tokens = min_tokens
+        self.traffic_class = self.label = kind.traffic_class
+        self.acceptance = Acceptance(start_acceptance)
+        self.drafted_at: int | None = None
+        self.needs_follow_up = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Start over for a request that is to be prefilled (again), which fills its draft KV cache anew.
+
+        Its acceptance stays.
+        """
+        self.decoding = False
+        self.is_text_prompt = False
+        self.positions = 1
+        self.backlog = self.left_out_rows = 0
+        self.held_until: int | None = None
+        self.k = self.scheduled_k = 0
+        self.band = self.acceptance.band
+        self.grammar_allows: int | None = None
+
+    def note(self, k: int, accepted: int, *, is_probe: bool, is_refused: bool) -> None:
+        """Record a verified draft: `accepted` of its `k` tokens were. `is_refused`: a grammar cut it after `k`."""
+        self.acceptance.note(accepted, trials(k, accepted, is_refused=is_refused))
+        self.needs_follow_up = is_probe and accepted == k and not is_refused and self.acceptance.band < BANDS - 1
+
+    def catch_up(self) -> int:
+        """Send the whole backlog through the drafter; return how many rows that is."""
+        rows, self.backlog, self.held_until = self.backlog, 0, None
+        return rows

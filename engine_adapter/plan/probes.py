@@ -1,0 +1,225 @@
+"""Probes: drafts for requests whose scheduled K is 0, so that their acceptance stays known. Pure.
+
+At K = 0 no draft is verified, so nothing would show that a text became predictable. A *probe* is one draft of one such
+request. Only classes with rows by band are probed: one row for all bands is a pin, and no probe could change its K.
+
+*Depth.* A probe is as deep as the schedule's drafts of the step are wide. Where the schedule drafts nothing it is
+`PARALLEL_PROBE` or `SEQUENTIAL_PROBE` deep: there the fixed cost of the step dominates, and one draft has to show
+whether the request is predictable. It is never deeper than the largest K of its class's rows, the request's ceiling,
+or the room of the step.
+
+*Cost*, in steps that draft nothing, by the prices that the engine has learned (`law.probe_prices`):
+
+    cost = fixed + (backlog + 1 + 2 width) position + k token
+
+    fixed = 0           if the step drafts without the probe, or has another probe already
+            verifying   if the drafter runs in any case, for a prompt
+            drafting    else: the drafter's pass, and the longer step that verifies
+
+*Budget.* Each step earns `probe_ratio` of a step, idle time as much as busy time. The budget holds the cost of the
+dearest probe at most, and its debt is limited to the same. While the prices are unknown there are no probes.
+
+`choose` takes three kinds in this order:
+
+1. *First drafts*, in a step that drafts without them, are free up to `_FREE_STEPS` a step, for requests with at most
+   `FIRST_DRAFT_ROWS` rows. Until its first draft a request lies in the band in which its kind starts. If K is 0 there,
+   requests would end before anything is known of them. So when one request turns out predictable, all others get one
+   draft too.
+2. *Follow-ups*: the last probe was accepted whole, and the band may still rise. They are charged, and may run the
+   budget into debt.
+3. *Due probes*: none of the request's drafts was verified for `PROBE_AFTER` steps (a request without a draft is due at
+   once). They have to fit into the budget, smallest backlog first, which favours new requests and those that were
+   probed lately. A step that drafts for probes alone starts only when the budget holds `_FIXED_COSTS` times the fixed
+   cost, so that one step probes several requests. Prompts may spend `PROMPT_SHARE` of what is earned in steps that
+   draft nothing else, so that steady arrivals leave something for running requests, whose text may change.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from specpilot.engine_adapter.law.probe_prices import ProbePrices
+from specpilot.engine_adapter.plan.catch_up import backlog_of, may_be_held
+from specpilot.engine_adapter.plan.draft_state import DraftState
+from specpilot.engine_adapter.plan.speculation_control import KTable
+
+PROBE_AFTER = 16
+"""Steps without a verified draft after which a request at K = 0 is due for a probe. In closed-loop replay a change in
+the text is then noticed in 10 to 14 steps; more frequent probes cost more than they find."""
+
+FIRST_DRAFT_ROWS = 64
+"""Rows of the largest backlog with which a request's first draft is free; with them it takes a quarter of a step at
+most. A larger bound finds requests that started while nothing was drafted; a smaller one costs less where all text is
+unpredictable. On the plant, with 3 of 12 or 8 of 16 requests predictable, replies of 150 tokens and no labels, free
+first drafts deliver 1.11 to 1.19 times as much as first drafts within the budget, with 16, 64 and 1,000 rows alike;
+with labels, or where all text is unpredictable, 0.97 to 1.00 (docs/decisions/0021)."""
+
+PARALLEL_PROBE = 4
+"""Depth of a probe where the schedule drafts nothing and the drafter drafts in parallel. A deeper one finds predictable
+requests sooner, and verifies more tokens of the others. From 4 to 7 the plant shows no difference."""
+
+SEQUENTIAL_PROBE = 2
+"""The same where the drafter does a pass for each token."""
+
+PROMPT_SHARE = 0.75
+"""Part of the budget for prompts in steps that draft nothing else. The probe of a prompt costs less, and its outcome
+counts for all requests of its kind; but text that changes while it is written is found by the other probes alone."""
+
+_FREE_STEPS = 1.0
+"""Steps' worth of time that free first drafts take in one step at most."""
+
+_FIXED_COSTS = 2.0
+"""Times its fixed cost that the budget holds before a step drafts for probes alone: so at least half of what it spends
+is for the requests."""
+
+
+DepthOf = Callable[[DraftState], int]
+"""Returns how deep a request's probe is in the current step."""
+
+
+class Probes:
+    """The budget of one engine's probes, and the choice of the requests that are probed.
+
+    `k_max` and `rows_per_step` bound the dearest probe. `prices` are those of the current step; `None`: unknown.
+    `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt.
+    """
+
+    def __init__(self, k_max: int, rows_per_step: int) -> None:
+        self.prices: ProbePrices | None = None
+        self.budget = 0.0
+        self._k_max = k_max
+        self._rows_per_step = rows_per_step
+        self._prompt_budget = 0.0  # the part of `budget` that prompts may spend where nothing else is drafted
+        self._charges: dict[str, float] = {}  # in the current step, by request
+
+    @property
+    def limit(self) -> float:
+        """The largest budget, and the largest debt: the cost of the dearest probe; 0 without prices."""
+        prices = self.prices
+        if prices is None:
+            return 0.0
+        return prices.drafting + prices.of_draft(self._rows_per_step, self._k_max, self._k_max)
+
+    def earn(self, probe_ratio: float, steps: float) -> None:
+        """Add what so many `steps`, or as much idle time, earn."""
+        limit = self.limit
+        self.budget = min(self.budget + steps * probe_ratio, limit)
+        self._prompt_budget = min(self._prompt_budget + steps * probe_ratio * PROMPT_SHARE, limit)
+
+    def start_step(self, prices: ProbePrices | None, probe_ratio: float) -> None:
+        """Start the step that is planned next, with these prices."""
+        self.prices = prices
+        self.earn(probe_ratio, 1)
+        if self._charges:
+            self._charges.clear()
+
+    def choose(self, states: Sequence[DraftState], table: KTable, step: int, width: int, depth: int) -> int:
+        """Set `k` of the requests that step number `step` probes, each at most `depth` deep; return the step's width.
+
+        `width` is the step's width without probes.
+        """
+        prices = self.prices
+        if prices is None:
+            return width
+
+        def depth_of(state: DraftState) -> int:
+            return min(depth, deepest_probe(state, table))
+
+        candidates = [state for state in states if state.k == 0 and deepest_probe(state, table)]
+        if width:
+            _draft_first(candidates, prices, width, depth_of)  # 1
+        width = self._follow_up(candidates, prices, width, depth_of)  # 2
+        due = [state for state in candidates if state.k == 0 and step >= _due_at(state)]
+        return self._probe_due(due, prices, width, depth_of)  # 3
+
+    def refund(self, request_id: str) -> None:
+        """Return the charge of a probe that the step postpones."""
+        self.budget += self._charges.get(request_id, 0.0)
+
+    def steps_until_next(self, probed: Sequence[DraftState], probe_ratio: float, step: int) -> int:
+        """Return how many steps after `step` cannot probe: none of `probed` is due, or the budget holds no probe.
+
+        A follow-up waits only until the debt is below its limit.
+        """
+        prices, limit = self.prices, self.limit
+        most = self._rows_per_step  # no longer: then a backlog has to catch up
+        if prices is None:
+            return most
+        until_out_of_debt = most
+        if any(state.needs_follow_up for state in probed):
+            until_out_of_debt = _steps_to_earn(-limit - self.budget, probe_ratio, most)
+        until_due = min(_due_at(state) for state in probed) - step - 1
+        until_step_starts = _steps_to_earn(min(_FIXED_COSTS * prices.drafting, limit) - self.budget, probe_ratio, most)
+        # The next step is planned before a step's position joins the backlog, and each position makes the probe dearer.
+        gained = probe_ratio - prices.position
+        missing = prices.drafting + prices.of_draft(min(map(backlog_of, probed)) - 1, 1, 1) - self.budget
+        until_affordable = 0
+        if missing > 0:
+            until_affordable = math.ceil(missing / gained) - 1 if gained > 0 else most
+        return min(until_out_of_debt, max(until_due, until_step_starts, until_affordable))
+
+    def _follow_up(self, candidates: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> int:
+        """Probe the candidates whose last probe was accepted whole; return the step's width."""
+        for state in [state for state in candidates if state.k == 0 and state.needs_follow_up]:
+            if self.budget < -self.limit:
+                break
+            fixed = 0.0 if width else prices.drafting
+            state.k = depth_of(state)
+            width = max(width, state.k)
+            self._charge(state, fixed, prices.of_draft(state.backlog, width, state.k))
+        return width
+
+    def _probe_due(self, due: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> int:
+        """Probe requests that are due, within the budget; return the step's width."""
+        reads_prompts = width == 0 and any(state.positions > 1 and not may_be_held(state) for state in due)
+        fixed = 0.0 if width else prices.verifying if reads_prompts else prices.drafting
+        if self.budget < min(_FIXED_COSTS * fixed, self.limit):
+            return width
+        for state in sorted(due, key=backlog_of):
+            k = depth_of(state)
+            own = prices.of_draft(state.backlog, max(width, k), k)
+            if fixed + own > self.budget:
+                break
+            if reads_prompts and state.positions > 1:
+                if fixed + own > self._prompt_budget:
+                    continue
+                self._prompt_budget -= fixed + own
+            self._charge(state, fixed, own)
+            fixed = 0.0  # paid once a step
+            state.k = k
+            width = max(width, k)
+        return width
+
+    def _charge(self, state: DraftState, fixed: float, own: float) -> None:
+        self.budget -= fixed + own
+        self._charges[state.request_id] = own
+
+
+def may_probe(state: DraftState, table: KTable) -> bool:
+    """Whether a request is ever probed under this schedule."""
+    return table.probe_ratio > 0.0 and deepest_probe(state, table) > 0
+
+
+def deepest_probe(state: DraftState, table: KTable) -> int:
+    """Return how deep a probe of a request may be; 0: it is never probed."""
+    return min(table.deepest_probe(state.traffic_class), state.ceiling)
+
+
+def _draft_first(candidates: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> None:
+    """Draft for the candidates that never had a draft, in a step of this `width`."""
+    room = _FREE_STEPS
+    for state in candidates:
+        k = depth_of(state)
+        cost = prices.of_draft(state.backlog, width, k)
+        if state.drafted_at is None and state.backlog <= FIRST_DRAFT_ROWS and cost <= room:
+            room -= cost
+            state.k = k
+
+
+def _due_at(state: DraftState) -> int:
+    """Return the number of the step from which on a probe of a request is due."""
+    return 0 if state.drafted_at is None else state.drafted_at + PROBE_AFTER
+
+
+def _steps_to_earn(missing: float, probe_ratio: float, most: int) -> int:
+    """Return how many steps pass before the one in which `missing` is earned, `most` at most."""
+    return math.ceil(min(missing / probe_ratio, float(most))) - 1 if missing > 0 else 0

@@ -1,0 +1,59 @@
+"""The record of a step between its scheduling and its end. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from specpilot.engine_adapter.evidence.meter import Draft, Group, Outcome, StepShape
+
+
+class ScheduledDraft(NamedTuple):
+    """What the schedule said when a draft was planned."""
+
+    k: int
+    band: int
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A step as it was scheduled; steps that repeat it are the same object.
+
+    `tokens` are those of each request. `plain` are the groups of the decodes without a draft to verify, `drafts` what
+    the schedule said about the drafts to verify, both by request. `refused` are the requests whose draft the grammar
+    cut short.
+    """
+
+    tokens: Mapping[str, int]
+    shape: StepShape
+    plain: dict[str, Group] = field(default_factory=dict)
+    drafts: dict[str, ScheduledDraft] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+
+    def outcome(self, drafts: Mapping[str, Draft], items: Sequence[Any]) -> Outcome:
+        """Return the outcome of the step with these verified `drafts`; `items` is what it delivered, by request."""
+        outcome = Outcome()
+        tokens = outcome.tokens
+        for item in items:
+            name = item.request_id
+            draft = drafts.get(name)
+            if draft is not None:
+                group = Group(draft.traffic_class, draft.band)
+                outcome.drafts.append(draft)
+            elif name in self.plain:
+                group = self.plain[name]
+                outcome.plain[group] = outcome.plain.get(group, 0) + 1
+                if name in self.refused:
+                    outcome.refused.append(group.band)
+            else:
+                continue
+            tokens[group] = tokens.get(group, 0) + len(item.new_token_ids)
+        return outcome
+
+
+class UnderWay(NamedTuple):
+    """A step that has not ended: vLLM's output, when it was scheduled, the length of its requests' sequences."""
+
+    output: Any
+    scheduled_at: float
+    context: int
+    step: ScheduledStep

@@ -1,0 +1,57 @@
+"""How long steps take, and how long an engine is idle between them. Pure: times are arguments, in monotonic seconds."""
+
+_SHORTEST_S = 1e-4
+"""The shortest step that enters the mean, in seconds, so that idle time can be divided by it."""
+
+_STEP_SHARE = 0.05
+"""What each step adds to the mean duration: a memory of 20 steps."""
+
+
+class StepClock:
+    """Measures the steps of one engine.
+
+    A step lasts from the end of the step before to its own, because under load that is how long a running request
+    waits. After idle time it lasts from when it was scheduled. The engine is idle while nothing is scheduled and no
+    step is under way.
+
+    In vLLM's asynchronous loop the host launches the next step before it processes the outcome of the last one, so the
+    time between two updates contains the launch of a third step. Where a device runs the steps, a step therefore lasts
+    from the end of the step before to its own on the device: a launch that holds up the device delays the end of the
+    step that was launched.
+    """
+
+    def __init__(self) -> None:
+        self._ended_at: float | None = None  # the end of the latest step, if the next one lasts from there
+        self._idle_since: float | None = None
+        self._mean_s = 0.0
+
+    def end_step(self, scheduled_at: float, now: float, device_s: float | None, *, goes_on: bool) -> float:
+        """Return the seconds of a step that ends now.
+
+        `device_s`: seconds on the device since the end of the step before; `None`: unknown. `goes_on`: another step is
+        under way or follows.
+        """
+        seconds = now - (scheduled_at if self._ended_at is None else self._ended_at)
+        if device_s is not None and self._ended_at is not None:  # otherwise the device's time contains idle time
+            seconds = device_s
+        self._ended_at = now if goes_on else None
+        self._idle_since = None if goes_on else now
+        self._mean_s += (max(seconds, _SHORTEST_S) - self._mean_s) * (_STEP_SHARE if self._mean_s else 1.0)
+        return seconds
+
+    def end_idle_time(self, now: float) -> float:
+        """Return how many steps of mean duration the idle time lasted that ends now; 0: there was none."""
+        if self._idle_since is None:
+            return 0.0
+        steps = (now - self._idle_since) / self._mean_s
+        self._idle_since = None
+        return steps
+
+    def interrupt(self) -> None:
+        """Let the next step last from when it is scheduled: the time until then belongs to no step."""
+        self._ended_at = None
+
+    def waiting_s(self, scheduled_at: float, now: float) -> float:
+        """Return the seconds since a step that was scheduled then has begun; another thread may call."""
+        ended_at = self._ended_at  # read once
+        return now - (scheduled_at if ended_at is None else max(scheduled_at, ended_at))
