@@ -1,0 +1,219 @@
+"""Case 6 of the planner: backlogs, requests that are left out, held prompts."""
+
+from tests.support.k_tables import table
+from tests.support.planning import K_MAX, ROWS, backlogs, decode, decodes, plan_at_0, prompt, request
+from tests.support.probe_prices import Planner
+
+SHORT, LONG = 9, 400
+"""Tokens of a prompt that is held where nothing is drafted, and of one that is not."""
+
+
+# A. Steps that draft
+
+
+def test_a_request_at_k_0_takes_no_slots_where_others_are_drafted_for() -> None:
+    planner, states = Planner(K_MAX, ROWS), decodes("code", "chat", "chat")
+    for step in range(1, 6):
+        plan = planner.plan(states, table(default=0, code=5))
+        assert (plan.slots, plan.left_out, plan.read) == (5, ("1", "2"), 0)
+        assert backlogs(states) == [0, step, step]
+    plan = planner.plan(states, table(default=2, code=5))
+    assert (plan.slots, plan.catch_up, plan.left_out, plan.read) == (15, ("1", "2"), (), 10)
+    assert backlogs(states) == [0, 0, 0]
+
+
+def test_a_request_with_several_positions_in_the_step_is_never_left_out() -> None:
+    """A prompt, the rest of a prompt, and verified drafts."""
+    planner, states, chunk = Planner(K_MAX, ROWS), decodes("code", "chat", "chat"), request("chunk")
+    states[1].positions, chunk.positions = 8, 30
+    k = table(default=0, code=3)
+    assert planner.plan(states, k, prefilling=[chunk]).left_out == ("2",)
+    assert backlogs([*states, chunk]) == [0, 0, 1, 0]
+    chunk.positions = 1
+    assert planner.plan(states[:1], k, prefilling=[chunk]).left_out == ("chunk",)
+
+
+def test_the_drafter_stops_at_once_and_requests_catch_up_when_k_rises() -> None:
+    planner, states = Planner(K_MAX, ROWS), decodes("chat", "chat")
+    plan = plan_at_0(planner, states, 20)
+    assert (plan.width, plan.read, backlogs(states)) == (0, 0, [20, 20])
+    plan = planner.plan(states, table(default=4))
+    assert (plan.width, plan.catch_up, plan.read) == (4, ("0", "1"), 40)
+    assert [(state.k, state.backlog) for state in states] == [(4, 0), (4, 0)]
+    assert planner.plan(states, table(default=4)).read == 0
+
+
+def test_a_long_backlog_is_spread_over_steps_and_a_postponed_request_is_not_drafted_for() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=10), decodes("chat", "chat", "chat")
+    plan_at_0(planner, states[:1], 2)
+    plan_at_0(planner, states[:2], 1)
+    plan_at_0(planner, states, 5)
+    assert backlogs(states) == [8, 6, 5]
+    drafted = []
+    for _ in range(3):
+        plan = planner.plan(states, table(default=4))
+        drafted.append([state.k for state in states])
+        assert [state.scheduled_k for state in states] == [4, 4, 4]
+        assert plan.read <= 10
+        assert set(plan.left_out) == {state.request_id for state in states if state.k == 0}
+    assert drafted == [[0, 0, 4], [0, 4, 4], [4, 4, 4]]  # smallest backlog first
+
+
+def test_a_postponed_request_does_not_make_the_step_wider() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=4), decodes("code", "chat")
+    plan_at_0(planner, states[:1], 3)
+    plan_at_0(planner, states)
+    plan = planner.plan(states, table(default=2, code=7))
+    assert (plan.width, plan.slots, plan.left_out) == (2, 2, ("0",))
+
+
+def test_backlogs_of_requests_that_are_left_out_stay_within_their_bounds() -> None:
+    planner, states = Planner(K_MAX, rows=10, rows_per_step=4), decodes("code", "chat", "chat")
+    k = table(default=0, code=3)
+    caught_up = set[str]()
+    for _ in range(20):
+        plan = planner.plan(states, k)
+        caught_up |= set(plan.catch_up)
+        assert sum(backlogs(states)) <= 10
+        assert plan.left_out == ("1", "2")
+    assert caught_up == {"1", "2"}
+
+
+# B. Steps that draft nothing
+
+
+def test_prompts_and_verified_drafts_are_read_at_k_0_except_their_last_position() -> None:
+    planner, states = Planner(K_MAX, ROWS), decodes("chat", "chat")
+    plan_at_0(planner, states[:1], 5)
+    states[1].positions = 9
+    assert plan_at_0(planner, states).read == 8
+    assert backlogs(states) == [6, 1]
+
+
+def test_a_short_prompt_is_held_where_nothing_is_drafted_and_a_long_one_is_read() -> None:
+    planner, states = Planner(K_MAX, ROWS), [prompt("short", SHORT), prompt("long", LONG)]
+    plan = plan_at_0(planner, states)
+    assert (plan.held, plan.read) == (("short",), LONG - 1)
+    assert backlogs(states) == [SHORT, 1]
+    decode(states)
+    plan = planner.plan(states, table(default=2))
+    assert (set(plan.catch_up), plan.read) == ({"short", "long"}, SHORT + 1)
+
+
+def test_where_something_is_drafted_a_prompt_goes_through_the_drafter_with_it() -> None:
+    planner, states = Planner(K_MAX, ROWS), [prompt("short", SHORT), request("other", "code")]
+    plan = planner.plan(states, table(default=0, code=2))
+    assert (plan.held, plan.slots) == ((), 4)
+    assert backlogs(states) == [0, 0]
+
+
+def test_many_held_prompts_go_through_the_drafter_together_in_the_next_step() -> None:
+    for prompts, is_enough in ((2, False), (40, True)):
+        planner, states = Planner(K_MAX, ROWS), [prompt(str(number), SHORT) for number in range(prompts)]
+        plan_at_0(planner, states)
+        decode(states)
+        plan = plan_at_0(planner, states)
+        assert len(plan.catch_up) == prompts * is_enough
+        assert backlogs(states) == [1 if is_enough else SHORT + 1] * prompts
+
+
+def test_a_held_prompt_waits_for_a_bounded_number_of_steps_and_the_steps_until_then_repeat() -> None:
+    planner, states = Planner(K_MAX, ROWS), [prompt("only", SHORT)]
+    plan_at_0(planner, states)
+    decode(states)
+    plan_at_0(planner, states)
+    ahead = planner.identical_steps_ahead(states, table(default=0))
+    assert 1 < ahead < 100
+    planner.skip_steps(states, table(default=0), ahead)
+    plan = plan_at_0(planner, states)
+    assert (plan.catch_up, plan.read) == (("only",), SHORT + 1 + ahead)
+    assert plan_at_0(planner, states).catch_up == ()
+
+
+def test_prompts_are_held_only_within_half_of_the_memory_for_rows() -> None:
+    planner, states = Planner(K_MAX, rows=40), [prompt("first", 15), prompt("second", 15)]
+    assert plan_at_0(planner, states).held == ("first",)
+
+
+def test_a_prompt_in_chunks_catches_up_before_its_next_chunk_is_read() -> None:
+    planner, (state,) = Planner(K_MAX, ROWS), decodes("chat")
+    state.positions = 30
+    plan = planner.plan([], table(default=0), prefilling=[state])
+    assert (plan.catch_up, plan.read) == ((), 29)
+    plan = planner.plan([], table(default=0), prefilling=[state])
+    assert (plan.catch_up, plan.read) == (("0",), 30)
+    plan = planner.plan([state], table(default=3))
+    assert (plan.catch_up, plan.read) == (("0",), 1)
+
+
+def test_where_vllm_cannot_draft_every_request_leaves_a_position() -> None:
+    planner, states, chunk = Planner(K_MAX, ROWS), decodes("chat"), [request("chunk")]
+    seven = table(probe_ratio=0.5, default=7)
+    planner.plan(states, seven, can_draft=False)
+    assert backlogs(states) == [1]
+    states[0].positions = chunk[0].positions = 8
+    plan = planner.plan(states, seven, can_draft=False, prefilling=chunk)
+    assert (plan.catch_up, plan.read) == (("0",), 15)
+    assert backlogs([*states, *chunk]) == [1, 1]
+    assert planner.plan(states, seven).catch_up == ("0",)
+
+
+# C. Bounds
+
+
+def test_the_largest_backlog_catches_up_before_more_rows_wait_than_there_is_memory_for() -> None:
+    planner, states = Planner(K_MAX, rows=10, rows_per_step=4), decodes("chat", "chat", "chat")
+    plan_at_0(planner, states[:1], 2)
+    assert plan_at_0(planner, states, 2).catch_up == ()
+    assert backlogs(states) == [4, 2, 2]
+    assert plan_at_0(planner, states).catch_up == ("0",)
+    assert backlogs(states) == [1, 3, 3]
+
+
+def test_no_backlog_grows_beyond_one_step() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=8), decodes("chat", "chat")
+    plan_at_0(planner, states[:1], 5)
+    assert plan_at_0(planner, states, 3).catch_up == ()
+    assert plan_at_0(planner, states).catch_up == ("0",)
+    assert backlogs(states) == [1, 4]
+
+
+def test_of_requests_with_equal_backlogs_one_a_step_catches_up_while_the_others_grow() -> None:
+    planner, states = Planner(K_MAX, ROWS, rows_per_step=8), decodes("chat", "chat", "chat")
+    plan_at_0(planner, states, 8)
+    plans = [plan_at_0(planner, states) for _ in states]
+    assert [(plan.catch_up, plan.read) for plan in plans] == [(("0",), 8), (("1",), 9), (("2",), 10)]
+
+
+def test_the_rows_of_requests_that_ended_do_not_count() -> None:
+    planner = Planner(K_MAX, rows=10)
+    plan_at_0(planner, decodes("chat"), 9)
+    assert plan_at_0(planner, decodes("chat"), 10).catch_up == ()
+
+
+def test_a_preempted_request_has_no_backlog() -> None:
+    planner, states = Planner(K_MAX, ROWS), decodes("chat")
+    plan_at_0(planner, states, 3)
+    states[0].restart()
+    assert states[0].backlog == 0
+
+
+# A drafter that may not fall behind
+
+
+def test_a_drafter_that_may_not_fall_behind_runs_in_every_step_and_catches_up_at_once() -> None:
+    planner, states = Planner(K_MAX, rows=0, least_width=1), decodes("chat")
+    for _ in range(5):
+        plan = plan_at_0(planner, states)
+        assert (plan.width, plan.left_out) == (1, ())
+    assert planner.plan(states, table(default=5)).width == 5
+    assert planner.plan(states, table(default=5), can_draft=False).width == 0
+    assert planner.plan(states, table(default=5), can_draft=False).catch_up == ("0",)
+    plan = plan_at_0(planner, states)
+    assert (plan.width, plan.catch_up) == (1, ("0",))
+
+
+def test_a_drafter_that_may_not_fall_behind_holds_no_prompt() -> None:
+    planner = Planner(K_MAX, rows=0, least_width=1)
+    plan = planner.plan([prompt("short", SHORT)], table(default=0), can_draft=False)
+    assert (plan.held, plan.read) == ((), SHORT - 1)
