@@ -44,7 +44,7 @@ class MetricsExporter:
             "accepts": self._counter(names.ACCEPTS, "Draft positions that were accepted", *position),
             "drafts": self._counter(names.DRAFTS, "Decodes of one request in one step, by K (0: none)", *group, "k"),
             "tokens": self._counter(names.DECODE_TOKENS, "Tokens delivered by decodes", *group),
-            "cold": self._counter(
+            "unprobed": self._counter(
                 names.COLD_DECODES, "Decodes at K = 0 of requests of which no draft was verified yet", *group
             ),
         }

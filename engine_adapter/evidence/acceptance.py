@@ -1,39 +1,54 @@
-"""A request's own recent acceptance, its band, and where new requests begin.
+"""A request's own recent acceptance, its band, and where new requests start. Pure.
 
-Pure. The estimate of a request's conditional acceptance p goes by its verified drafts: of one of K tokens with the
-first `a` accepted,
+The estimate p of a request's conditional acceptance follows its verified drafts. After a draft of K tokens of which the
+first `a` were accepted:
 
-    A <- RATE A + a,   N <- RATE N + min(a + 1, K),   p = A / N.
+    A <- r A + a,   N <- r N + min(a + 1, K),   p = A / N,   r = `_RATE`.
 
-It counts accepts and trials, so how deep K let a draft go does not bias it: a draft that was cut at K and accepted
-whole has no trial at K + 1. A token that a grammar refused was tried and not accepted. A request begins with A = s p0,
-N = s, where p0 is the pooled estimate of the first drafts of requests of its kind.
+A counts accepts and N counts trials, so the depth K does not bias p: a draft that was accepted whole has no trial at
+K + 1. A token that a grammar refused was tried and not accepted. A request starts with A = s p0, N = s, where p0 is the
+pooled estimate of the first drafts of requests of its kind, and s is `_START_TRIALS`.
 
-Source: closed-loop replay of 24,064 drafts of 457 requests; an estimate of this form with this rate gained 2.8 %, with
-rate 0.8 2.6 %, and moving averages of accepted counts 1.9 to 2.6 %. A class's label is no longer needed then: bands
-alone gain 4.4 % over K by labelled class, with class and temperature as the beginning 5.0 %.
+Source: closed-loop replay of 24,064 drafts of 457 requests. An estimate of this form with this rate gained 2.8 %, with
+rate 0.8 2.6 %, and moving averages of accepted counts 1.9 to 2.6 %. The class's label is then not needed: bands alone
+gain 4.4 % over K by labelled class; with p0 by class and temperature they gain 5.0 %.
 """
 
 from bisect import bisect_left
 from collections import OrderedDict
 from typing import NamedTuple
 
-from specpilot.engine_adapter.evidence.tuning import (
-    KINDS,
-    POOL_RATE,
-    RATE,
-    START_ACCEPTANCE,
-    START_TRIALS,
-    TEMPERATURES,
-)
 from specpilot.policy.bands import band_of
 
+FIRST_DRAFTS = 5
+"""Drafts of each request that enter p0 of its kind."""
+
+START_ACCEPTANCE = 0.7
+"""p0 before any draft of any kind: the mean of the replay's data. Too high costs a few drafts; too low hides that
+drafting would pay."""
+
+_RATE = 0.9
+"""Factor on the sums of a request at each draft: a memory of ten drafts. A smaller one follows a change in the text
+sooner, and is noisier."""
+
+_START_TRIALS = 3.0
+"""Trials that p0 counts for (s). In the replay's data 2 to 4 predict alike."""
+
+_POOL_RATE = 0.98
+"""Factor on the sums of a kind at each first draft: a memory of ten requests."""
+
+_KINDS = 64
+"""Kinds that are remembered, those seen last."""
+
+_TEMPERATURES = (0.01, 0.5, 0.9)
+"""Upper ends of the temperature ranges; below the first vLLM samples greedily."""
+
 TEMPERATURE_RANGES = ("greedy", "up to 0.5", "up to 0.9", "above 0.9")
-"""What these ranges are called."""
+"""Names of these ranges."""
 
 
 class Kind(NamedTuple):
-    """What is known of a request before its first draft: class, range of temperatures from 0, whether a grammar."""
+    """The facts about a request before its first draft: class, temperature range (from 0), whether it has a grammar."""
 
     traffic_class: str
     temperature: int
@@ -42,7 +57,7 @@ class Kind(NamedTuple):
 
 def kind_of(traffic_class: str, temperature: float, *, is_structured: bool) -> Kind:
     """Return the kind of a request."""
-    return Kind(traffic_class, bisect_left(TEMPERATURES, temperature), is_structured)
+    return Kind(traffic_class, bisect_left(_TEMPERATURES, temperature), is_structured)
 
 
 def trials(k: int, accepted: int, *, is_refused: bool) -> int:
@@ -51,57 +66,56 @@ def trials(k: int, accepted: int, *, is_refused: bool) -> int:
 
 
 class Acceptance:
-    """The moving estimate of one request. `band` is where it lies, `drafts` how many drafts it has seen."""
+    """The moving estimate of one request. `band` contains the estimate, `drafts` counts the drafts in it."""
 
     __slots__ = ("accepts", "band", "drafts", "trials")
 
-    def __init__(self, begin: float) -> None:
-        self.accepts = START_TRIALS * begin
-        self.trials = START_TRIALS
+    def __init__(self, start: float) -> None:
+        self.accepts = _START_TRIALS * start
+        self.trials = _START_TRIALS
         self.drafts = 0
         self.band = band_of(self.accepts / self.trials)
 
     def note(self, accepted: int, tried: int) -> None:
-        """Take in a verified draft, of which so many tokens were `tried` and so many of these `accepted`."""
-        self.accepts = RATE * self.accepts + accepted
-        self.trials = RATE * self.trials + tried
+        """Add a verified draft with `tried` positions put to the test, of which the first `accepted` passed."""
+        self.accepts = _RATE * self.accepts + accepted
+        self.trials = _RATE * self.trials + tried
         self.drafts += 1
         self.band = band_of(self.accepts / self.trials)
 
 
 class Priors:
-    """Where requests of each kind begin: the pooled estimate of the first `FIRST_DRAFTS` drafts of each."""
+    """p0 of each kind: the pooled estimate of the first `FIRST_DRAFTS` drafts of its requests."""
 
     def __init__(self) -> None:
-        self._of_all = (START_TRIALS * START_ACCEPTANCE, START_TRIALS)
+        self._of_all = (_START_TRIALS * START_ACCEPTANCE, _START_TRIALS)
         self._of_kind: OrderedDict[Kind, tuple[float, float]] = OrderedDict()
 
     def of(self, kind: Kind) -> float:
-        """Return p0 of a `kind`; of one never seen that of all."""
+        """Return p0 of a `kind`; for a kind never seen, p0 of all kinds."""
         accepts, tried = self._of_kind.get(kind, self._of_all)
         return accepts / tried
 
     def of_class(self, traffic_class: str) -> float:
-        """Return p0 of the kind of this class that was seen last; of a class never seen that of all."""
+        """Return p0 of the class's kind that was seen last; for a class never seen, p0 of all kinds."""
         kinds = [kind for kind in list(self._of_kind) if kind.traffic_class == traffic_class]
         return self.of(kinds[-1] if kinds else Kind(traffic_class, 0, is_structured=False))
 
     def note(self, kind: Kind, accepted: int, tried: int) -> None:
-        """Take in one of the first drafts of a request of this `kind`."""
+        """Add one of the first drafts of a request of this `kind`."""
         self._of_all = _pooled(self._of_all, accepted, tried)
-        before = self._of_kind.pop(kind, None)
-        if before is None:
-            begin = self.of(kind)
-            before = (START_TRIALS * begin, START_TRIALS)
-        self._of_kind[kind] = _pooled(before, accepted, tried)
-        if len(self._of_kind) > KINDS:
+        sums = self._of_kind.pop(kind, None)
+        if sums is None:
+            sums = (_START_TRIALS * self.of(kind), _START_TRIALS)
+        self._of_kind[kind] = _pooled(sums, accepted, tried)
+        if len(self._of_kind) > _KINDS:
             self._of_kind.popitem(last=False)
 
     def known(self) -> dict[Kind, float]:
-        """Return p0 of each kind that was seen, the last one last."""
+        """Return p0 of each kind that was seen, the latest last."""
         return {kind: accepts / tried for kind, (accepts, tried) in self._of_kind.items()}
 
 
-def _pooled(pool: tuple[float, float], accepted: int, tried: int) -> tuple[float, float]:
-    accepts, before = pool
-    return POOL_RATE * accepts + accepted, POOL_RATE * before + tried
+def _pooled(sums: tuple[float, float], accepted: int, tried: int) -> tuple[float, float]:
+    accepts, trials_before = sums
+    return _POOL_RATE * accepts + accepted, _POOL_RATE * trials_before + tried

@@ -1,17 +1,16 @@
-"""The evidence of one engine: counters that the control law needs, exact, and cheap to keep.
+"""The evidence of one engine: the exact counters that the control law needs, cheap to keep. Pure.
 
-Pure. A step is counted whole (`commit`), under a lock that the exporting thread shares, so no reader ever sees
-half a step. Between two steps the processor's caches are the model's, and what runs then waits for memory. So a step is
-only noted, and some dozens are counted at once; what is taken away has all of them.
+A step is counted whole (`commit`), under a lock that the exporting thread shares, so no reader sees half a step.
+Between two steps the processor's caches hold the model, so code that runs there waits for memory. `commit` therefore
+only notes a step, and some dozens are counted at once. `take` counts the rest first.
 
-Trials and accepts: a draft of K tokens of which the first j were accepted is a trial at positions 1..min(j + 1, K)
-and an accept at 1..j. What lies past K or past the first rejection is censored and not counted; that is what makes
-the product-limit estimate over drafts of different K exact.
+Trials and accepts: a draft of K tokens of which the first j were accepted is a trial at positions 1..min(j + 1, K) and
+an accept at 1..j. Positions past K or past the first rejection are censored and not counted, which makes the
+product-limit estimate over drafts of different K exact.
 
-A request's grammar may cut its draft short, at the first token that it does not allow. That is no censoring: the target
-under this grammar could not have produced the token, so the draft was refused there. If all before it were accepted, it
-is a trial at the position of the refused token, and no accept. Not to count it would overstate every grammar's
-acceptance.
+A grammar may cut a draft at the first token that it does not allow. That is no censoring: the target under this grammar
+could not have produced the token, so the draft was refused there. If all tokens before it were accepted, it is a trial
+at the position of the refused token, and no accept. Otherwise the acceptance under every grammar would be overstated.
 """
 
 from collections import Counter, defaultdict, deque
@@ -20,19 +19,31 @@ from threading import Lock
 from typing import NamedTuple
 
 from specpilot.engine_adapter.evidence.acceptance import trials
-from specpilot.engine_adapter.evidence.tuning import CELLS_PER_OCTAVE, COUNTED_TOGETHER, FINE_LIMIT, STEPS_KEPT
+
+_FINE_LIMIT = 8
+"""Largest number of decodes or verified tokens that a step's cell names exactly."""
+
+_CELLS_PER_OCTAVE = 4
+"""Cells of each doubling above that. The sums beside the counts keep each cell's exact means, so more cells only help a
+cost that bends within one; each cell is seven series of metrics."""
+
+_COUNTED_TOGETHER = 32
+"""Different steps that are noted before they are counted: some tenths of a millisecond of work with 32 running."""
+
+_STEPS_KEPT = 4096
+"""Latest steps that are kept one by one until the law takes them: some seconds' worth on the fastest engine."""
 
 
 class Group(NamedTuple):
-    """Requests of one class in one band; `is_cold`: that are probed, and no draft of which was verified yet."""
+    """Requests of one class in one band. `is_unprobed`: they are probed, and none of their drafts was verified yet."""
 
     traffic_class: str
     band: int
-    is_cold: bool = False
+    is_unprobed: bool = False
 
 
 class Draft(NamedTuple):
-    """One draft: `k` verified tokens of which the first `accepted` were; `is_refused`: a grammar cut it after `k`.
+    """One draft of `k` verified tokens, the first `accepted` of which passed. `is_refused`: a grammar cut it after `k`.
 
     `band` is the one in which its K was chosen.
     """
@@ -47,10 +58,10 @@ class Draft(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the decodes of one step came to.
+    """The outcome of one step's decodes.
 
-    `drafts` are those that verified a draft; `plain` counts the others by class and band, and `refused` names the bands
-    of the ones among these whose grammar refused the first token of a draft. `tokens` is what all of them delivered.
+    `drafts` are the verified drafts. `plain` counts the decodes without one. `refused` are the bands of those whose
+    grammar refused the first token of a draft. `tokens` are the tokens that all decodes delivered.
     """
 
     drafts: list[Draft] = field(default_factory=list)
@@ -60,10 +71,10 @@ class Outcome:
 
 
 class StepShape(NamedTuple):
-    """What one step did: running decodes, tokens verified for them, drafter slots, prefilled tokens.
+    """The work of one step: running decodes, tokens verified for them, drafter slots, prefilled tokens.
 
-    `read`: positions that its drafter read without drafting from them, to catch up. `is_uniform`: all decodes have as
-    many tokens in it.
+    `read`: positions that the drafter read without drafting from them, to catch up. `is_uniform`: all decodes have the
+    same number of tokens in the step.
     """
 
     decodes: int
@@ -75,10 +86,10 @@ class StepShape(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A class of similar steps; `prefill` is 0 for decode-only ones.
+    """A group of similar steps; `prefill` is 0 for decode-only steps.
 
-    Decode-only: decodes and verified tokens on the coarse grid, slots rounded down to a power of two. Steps with
-    prefill are of many sizes, so all four are rounded down to powers of two.
+    Decode-only steps: decodes and verified tokens on the coarse grid, slots rounded down to a power of two. Steps with
+    prefill have many sizes, so all four are rounded down to powers of two.
     """
 
     decodes: int
@@ -88,7 +99,7 @@ class Cell(NamedTuple):
 
 
 class CatchUpCell(NamedTuple):
-    """A class of decode-only steps that also caught up: all rounded down to powers of two."""
+    """A group of similar decode-only steps that also caught up: all rounded down to powers of two."""
 
     decodes: int
     verified: int
@@ -97,7 +108,7 @@ class CatchUpCell(NamedTuple):
 
 @dataclass(slots=True)
 class CellSums:
-    """Sums over steps; `seconds` is their duration, `context` the length of the scheduled requests' sequences."""
+    """Sums over the steps of a cell. `seconds`: duration. `context`: length of the scheduled requests' sequences."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -123,26 +134,26 @@ class CellSums:
 
 @dataclass(slots=True)
 class Evidence:
-    """Counts since the last `Meter.take`. `catch_ups` are the decode-only steps that also caught up; not in `cells`."""
+    """Counts since the last `Meter.take`. `catch_ups` are decode-only steps that also caught up; `cells` lacks them."""
 
     trials: Counter[tuple[int, int]] = field(default_factory=Counter)  # by band and position
     accepts: Counter[tuple[int, int]] = field(default_factory=Counter)
     drafts: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # by class, band and K
     probes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[tuple[str, int]] = field(default_factory=Counter)  # by class and band
-    cold: Counter[tuple[str, int]] = field(default_factory=Counter)  # decodes of requests without a verified draft
+    unprobed: Counter[tuple[str, int]] = field(default_factory=Counter)  # decodes of requests without a verified draft
     cells: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
     catch_ups: defaultdict[CatchUpCell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
 
     def add(self, run: "_Run") -> None:
-        """Add the steps of one run, but for their drafts."""
+        """Add the steps of one run, without their drafts."""
         outcome, shape, steps = run.outcome, run.shape, run.steps
         for group, count in outcome.tokens.items():
             self.tokens[group[:2]] += steps * count
-        for (traffic_class, band, is_cold), count in outcome.plain.items():
+        for (traffic_class, band, is_unprobed), count in outcome.plain.items():
             self.drafts[traffic_class, band, 0] += steps * count
-            if is_cold:
-                self.cold[traffic_class, band] += steps * count
+            if is_unprobed:
+                self.unprobed[traffic_class, band] += steps * count
         for band in outcome.refused:
             self.trials[band, 1] += steps
         if shape.decodes and shape.read and not shape.prefill:
@@ -153,7 +164,7 @@ class Evidence:
             self.cells[Cell(rounded(shape.decodes), rounded(shape.verified), octave(shape.slots), 0)].add(run)
 
     def add_drafts(self, draft: Draft, count: int) -> None:
-        """Add so many verified drafts that came to the same."""
+        """Add `count` verified drafts of the same outcome."""
         traffic_class, band, k, accepted, is_probe, is_refused = draft
         self.drafts[traffic_class, band, k] += count
         self.probes[traffic_class] += is_probe * count
@@ -170,15 +181,15 @@ def octave(count: int) -> int:
 
 def rounded(count: int) -> int:
     """Return `count` on the coarse grid: exact up to 8, then four values an octave, rounding down."""
-    if count <= FINE_LIMIT:
+    if count <= _FINE_LIMIT:
         return count
-    octave = count.bit_length() - 1
-    return (1 << octave) + ((count - (1 << octave)) * CELLS_PER_OCTAVE >> octave) * (1 << octave) // CELLS_PER_OCTAVE
+    below = count.bit_length() - 1
+    return (1 << below) + ((count - (1 << below)) * _CELLS_PER_OCTAVE >> below) * (1 << below) // _CELLS_PER_OCTAVE
 
 
 @dataclass(slots=True)
 class _Run:
-    """Steps in a row of one shape that came to the same; `seconds` and `context` are theirs together."""
+    """Consecutive steps of one shape and outcome; `seconds` and `context` are sums over them."""
 
     shape: StepShape
     outcome: Outcome
@@ -194,12 +205,12 @@ class Meter:
         self._lock = Lock()
         self._evidence = Evidence()
         self._noted: list[_Run] = []
-        self._steps: deque[tuple[StepShape, float, int]] = deque(maxlen=STEPS_KEPT)
+        self._steps: deque[tuple[StepShape, float, int]] = deque(maxlen=_STEPS_KEPT)
 
     def commit(self, shape: StepShape, seconds: float, context: int, outcome: Outcome) -> None:
         """Count one completed step, its duration, and the length of its requests' sequences.
 
-        With the very `outcome` of the step before, it has that step's shape too, and costs next to nothing.
+        A step with the same `outcome` object as the step before has its shape too; it only adds to a sum.
         """
         self._steps.append((shape, seconds, context))
         with self._lock:
@@ -210,11 +221,11 @@ class Meter:
                 latest.context += context
                 return
             self._noted.append(_Run(shape, outcome, seconds, context))
-            if len(self._noted) >= COUNTED_TOGETHER:
+            if len(self._noted) >= _COUNTED_TOGETHER:
                 self._count()
 
     def take(self) -> Evidence:
-        """Return the counts since the last call and start anew."""
+        """Return the counts since the last call, and start from zero."""
         with self._lock:
             self._count()
             evidence, self._evidence = self._evidence, Evidence()

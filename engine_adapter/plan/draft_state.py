@@ -1,7 +1,6 @@
 """The state that the planner keeps for one request."""
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, trials
-from specpilot.engine_adapter.evidence.tuning import START_ACCEPTANCE
+from specpilot.engine_adapter.evidence.acceptance import START_ACCEPTANCE, Acceptance, Kind, trials
 from specpilot.policy.bands import BANDS
 from specpilot.policy.types import K_LIMIT
 

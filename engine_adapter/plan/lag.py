@@ -1,6 +1,6 @@
-"""Which rows of the backlog go through the drafter, and in which passes.
+"""Which rows of the backlog go through the drafter, and in which passes. Pure.
 
-Pure: of the rows themselves (`engine_adapter.vllm.rows`) only their numbers occur here.
+Rows (`engine_adapter.vllm.rows`) occur here by their numbers only.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 
 class Lag(NamedTuple):
-    """Which rows go through the drafter: for each request, in the order of the batch, its place and its rows."""
+    """Rows that go through the drafter: of each request, in the order of the batch, its place and its rows."""
 
     places: list[int]
     rows: list[Sequence[int]]
 
 
 def lag(rows: Mapping[str, Sequence[int]], batch: Sequence[str], wanted: Collection[str]) -> Lag:
-    """Return the `rows`, by request, of those in `batch` that are `wanted`."""
+    """Return the `rows` of the requests in `batch` that are `wanted`; `rows` are given by request."""
     places = [place for place, request in enumerate(batch) if request in wanted and request in rows]
     return Lag(places, [rows[batch[place]] for place in places])
 
 
 def within(missing: Lag, ends: Sequence[int], limit: int) -> tuple[Lag, list[int]]:
-    """Return the part of `missing` at positions below `limit`, and where the rows of each request in it end.
+    """Return the part of `missing` at positions below `limit`, and the end of each of its requests' rows.
 
-    `ends` says for each request of the batch at which position its rows end: the first that is none of them.
+    `ends` are the ends of the rows of each request of the batch: the first position after them.
     """
     cut = [
         (place, rows[: len(rows) - max(0, ends[place] - limit)])
@@ -35,11 +35,11 @@ def within(missing: Lag, ends: Sequence[int], limit: int) -> tuple[Lag, list[int
 
 
 def passes(missing: Lag, ends: Sequence[int], limit: int) -> Iterator[tuple[Lag, Sequence[int]]]:
-    """Split `missing`, which ends at `ends`, into passes of `limit` rows, the last of as many as are left.
+    """Split `missing`, whose rows end at `ends`, into passes of `limit` rows; the last pass may be smaller.
 
-    A request of which a pass takes only the first rows goes on in the next; its part ends where its last row does.
+    A request that does not fit into a pass continues in the next. The end of each part is that of its last row.
     """
-    part, part_ends, room = Lag([], []), list[int](), limit
+    part, part_ends, room = Lag([], []), list[int](), limit  # the pass that is being filled
     for place, rows, end in zip(missing.places, missing.rows, ends, strict=True):
         taken = 0
         while taken < len(rows):

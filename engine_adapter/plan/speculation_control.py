@@ -1,15 +1,20 @@
-"""From a schedule to K for a request: a table by class and band, looked up every step, swapped whole.
+"""The table of K in force on one engine: by class, band and running decodes, looked up every step, replaced whole.
 
-Pure: the time is an argument. A `SpeculationControl` belongs to one engine; the agent's thread and the control
-route offer schedules, one at a time, the scheduler's thread reads. The only shared state is one reference, replaced
-whole, so a step sees the old table or the new one and never a mixture.
+Pure: the time is an argument. The agent's thread and the control route offer schedules, one at a time; the scheduler's
+thread reads. They share one reference, which is replaced whole, so a step sees the old table or the new one, never a
+mixture.
 
-Regimes, by a schedule's age: its trial, on the trial's engine, for the trial's `valid_for_s`; its rows, for its
-`valid_for_s`; then held: the same rows for `hold_s` more, because K by band and load stays right while the hardware
-does not change, whereas one K for everything is right at one load only; then expired, as before the first schedule: the
-static K for every class. An engine that adapts by itself (`adapting`) does so where no schedule is valid: before the
-first one, and in place of held and expired rows. A version that is not newer than the one in force is refused, expired
-or not.
+The table in force, in this order (the code has the same numbers):
+
+1. calibration: while the engine measures its steps before traffic;
+2. trial: rows that one engine tries, for the trial's `valid_for_s`;
+3. schedule: its rows, for its `valid_for_s`;
+4. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
+5. held: the schedule's rows for `hold_s` more. K by band and load stays right while the hardware does not change; one K
+   for everything is right at one load only;
+6. expired, and before the first schedule: the static K for every class.
+
+A version that is not newer than the last one applied is refused, whether that has expired or not.
 """
 
 from collections.abc import Mapping
@@ -24,25 +29,25 @@ from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule, Trial
 
 
 class Source(StrEnum):
-    """Where the K in force comes from."""
+    """Where the K in force comes from: the cases of the module, `static` before the first schedule."""
 
-    CALIBRATION = "calibration"  # the engine measures its steps, before traffic
-    STATIC = "static"  # nothing was ever applied
-    ENGINE = "engine"  # the engine chooses K for the batch that is there
+    CALIBRATION = "calibration"
+    STATIC = "static"
+    ENGINE = "engine"
     SCHEDULE = "schedule"
-    TRIAL = "trial"  # the rows that this engine alone tries
-    HELD = "held"  # no controller has renewed the schedule: its rows stay
-    EXPIRED = "expired"  # nor has one for `hold_s` more: static K
+    TRIAL = "trial"
+    HELD = "held"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
 class KTable:
-    """K by class, band and running decodes, dense: `rows[class][band][n - 1]`, the last entry holding for larger n.
+    """K by class, band and running decodes, dense: `rows[class][band][n - 1]`; the last entry also holds for larger n.
 
-    `probed` are the classes of which a schedule has rows by band, with how deep their probes may go: as the largest K
-    of these rows, which is within the class's bounds, but 1 at least. What has one row for all bands is pinned.
+    `probed` gives the largest depth of probes of each class with rows by band: the largest K of these rows, which is
+    within the class's bounds, and 1 at least. A class with one row for all bands is pinned and not probed.
 
-    With a `law` K is what that chooses, and `rows` are the static K.
+    With a `law`, the law chooses K, and `rows` are the static K.
     """
 
     source: Source
@@ -57,7 +62,7 @@ class KTable:
         return row[running_decodes - 1] if running_decodes <= len(row) else row[-1]
 
     def deepest_probe(self, traffic_class: str) -> int:
-        """Return how many tokens a probe of a request of `traffic_class` verifies at most; 0 if it is not probed."""
+        """Return the largest depth of a probe in `traffic_class`; 0: the class is not probed."""
         return self.probed.get(traffic_class if traffic_class in self.rows else DEFAULT_CLASS, 0)
 
 
@@ -67,7 +72,7 @@ def static_table(k: int, source: Source = Source.STATIC) -> KTable:
 
 
 def law_table(law: EngineLaw, probe_ratio: float) -> KTable:
-    """Return the table that has `law` choose K, and probes every request within its class's bounds."""
+    """Return the table in which `law` chooses K, and every request is probed within its class's bounds."""
     rows = dict.fromkeys(law.wishes.deepest, ((law.static_k,),) * BANDS)
     probed = {name: depth for name, depth in law.wishes.deepest.items() if depth}
     return KTable(Source.ENGINE, rows, probe_ratio, probed, law)
@@ -111,7 +116,7 @@ def _dense(ranges: tuple[KRange, ...], max_running: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A schedule with the tables that it stands for, each for a part of its age."""
+    """A schedule and its tables for the cases 2, 3 and 5."""
 
     schedule: Schedule
     table: KTable
@@ -123,14 +128,13 @@ class _Applied:
 class SpeculationControl:
     """The K in force on one engine.
 
-    `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K when no
-    schedule is there, `max_running` vLLM's `max_num_seqs`. `hold_s` is for how many seconds the rows of a schedule that
-    nobody renews stay. Of a schedule's trial only `engine_id` takes part. While `calibrating` is set, that table goes
-    before all others. `adapting` is the table that has the engine's own law choose K while no schedule is valid; `None`
-    where it does not.
+    `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K without a
+    schedule, `max_running` vLLM's `max_num_seqs`. `hold_s`: seconds of case 5. `engine_id`: the engine's name, by which
+    a schedule's trial addresses it. `calibrating` and `adapting` are the tables of the cases 1 and 4, `None` where they
+    do not apply.
     """
 
-    def __init__(  # noqa: PLR0913 - what there is to know of an engine
+    def __init__(  # noqa: PLR0913 - the facts of an engine
         self,
         model: str,
         pool: str,
@@ -155,7 +159,7 @@ class SpeculationControl:
         self._static = static_table(static_k)
         self._expired = static_table(static_k, Source.EXPIRED)
         self._applied: _Applied | None = None
-        self._offering = Lock()  # or an older schedule could replace the newer one that came while it was looked at
+        self._offering = Lock()  # otherwise an older schedule could replace a newer one that came during its check
 
     def offer(self, schedule: Schedule, now: float) -> None:
         """Apply `schedule` from the next step on; `now` is monotonic time in seconds, from which its age counts.
@@ -184,20 +188,19 @@ class SpeculationControl:
 
     def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""
-        calibrating = self.calibrating  # read once: the agent's thread sets it
+        calibrating, applied, adapting = self.calibrating, self._applied, self.adapting  # read once: other threads set
         if calibrating is not None:
-            return calibrating
-        applied, adapting = self._applied, self.adapting
+            return calibrating  # 1
         if applied is None:
-            return adapting or self._static
+            return adapting or self._static  # 4, 6
         age_s, schedule = now - applied.received_at, applied.schedule
         if applied.trial is not None and schedule.trial is not None and age_s <= schedule.trial.valid_for_s:
-            return applied.trial
+            return applied.trial  # 2
         if age_s <= schedule.valid_for_s:
-            return applied.table
+            return applied.table  # 3
         if adapting is not None:
-            return adapting
-        return applied.held if age_s <= schedule.valid_for_s + self.hold_s else self._expired
+            return adapting  # 4
+        return applied.held if age_s <= schedule.valid_for_s + self.hold_s else self._expired  # 5, 6
 
     @property
     def version(self) -> int:

@@ -19,9 +19,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, trials
+from specpilot.engine_adapter.evidence.acceptance import FIRST_DRAFTS, Acceptance, Kind, Priors, kind_of, trials
 from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome, StepShape
-from specpilot.engine_adapter.evidence.tuning import FIRST_DRAFTS
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.probes import may_probe

@@ -36,7 +36,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     trials: Counter[tuple[int, int]] = Counter()
     accepts: Counter[tuple[int, int]] = Counter()
     plain: Counter[tuple[str, int]] = Counter()
-    cold: Counter[tuple[str, int]] = Counter()
+    unprobed: Counter[tuple[str, int]] = Counter()
     delivered: Counter[tuple[str, int]] = Counter()
     for drafts, undrafted, refused in steps:
         tokens = Counter(undrafted) + Counter(
@@ -44,9 +44,9 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
         )
         outcome = Outcome(drafts, Counter(undrafted), refused, tokens)
         meter.commit(StepShape(len(drafts), 0, 7), 0.01, 5, outcome)
-        for (name, band, is_cold), count in undrafted.items():
+        for (name, band, is_unprobed), count in undrafted.items():
             plain[name, band] += count
-            cold[name, band] += count if is_cold else 0
+            unprobed[name, band] += count if is_unprobed else 0
         for (name, band, _), count in tokens.items():
             delivered[name, band] += count
         trials.update((band, 1) for band in refused)
@@ -59,7 +59,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     evidence = meter.take()
     every = [draft for drafts, _, _ in steps for draft in drafts]
     assert {group: evidence.drafts[*group, 0] for group in plain} == plain
-    assert evidence.cold == +cold
+    assert evidence.unprobed == +unprobed
     assert evidence.trials == trials
     assert evidence.accepts == +accepts
     assert sum(evidence.drafts.values()) == len(every) + plain.total()

@@ -3,12 +3,12 @@
 from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
 
 
-def test_the_rows_of_those_who_catch_up_are_gathered_in_the_order_of_the_batch() -> None:
+def test_the_rows_of_requests_that_catch_up_are_gathered_in_the_order_of_the_batch() -> None:
     rows = {"a": [0, 3], "b": [1, 2, 4], "c": [5], "gone": [6]}
     assert lag(rows, ["c", "a", "b", "new"], ["a", "b", "new", "gone"]) == ([1, 2], [[0, 3], [1, 2, 4]])
 
 
-def test_what_one_pass_cannot_take_goes_through_several() -> None:
+def test_rows_beyond_one_pass_go_through_several() -> None:
     missing, ends = Lag([0, 2, 3, 5], [[0, 1], [2, 3], [4, 5, 6], [7]]), [9, 8, 7, 6]
     assert list(passes(missing, ends, 4)) == [
         (Lag([0, 2], [[0, 1], [2, 3]]), [9, 8]),

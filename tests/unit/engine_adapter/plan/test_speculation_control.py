@@ -82,7 +82,7 @@ def test_a_stale_schedule_expires_to_the_static_k_and_a_newer_one_revives_it() -
     assert subject.table(111.0).k("default", 4, 1) == 5
 
 
-def test_a_schedule_that_nobody_renews_is_held_before_it_expires() -> None:
+def test_a_schedule_without_renewal_is_held_before_it_expires() -> None:
     subject = control(static_k=3, hold_s=100.0)
     subject.offer(schedule(valid_for_s=10.0, default=[(1, 1, 6)]), now=0.0)
     found = [subject.table(now) for now in (10.0, 10.1, 110.0, 110.1)]
@@ -90,7 +90,7 @@ def test_a_schedule_that_nobody_renews_is_held_before_it_expires() -> None:
     assert [table.k("default", 4, 1) for table in found] == [6, 6, 6, 3]
 
 
-def test_a_trial_that_nobody_renews_gives_way_to_the_schedule_and_other_engines_have_no_part_in_it() -> None:
+def test_a_trial_without_renewal_gives_way_to_the_schedule_and_other_engines_have_no_part_in_it() -> None:
     trial = Trial("one", 3.0, {"default": (KRange(1, 1, 7),)})
     tried = replace(schedule(valid_for_s=10.0, default=[(1, 1, 1)], code=[(1, 1, 2)]), trial=trial, probe_ratio=0.1)
     subject, other = control(), SpeculationControl("m", "p", 5, 3, max_running=32, engine_id="two")

@@ -182,7 +182,7 @@ def test_a_draft_within_a_ceiling_is_no_probe_and_counts_as_any_other() -> None:
 
 
 def test_a_draft_is_held_against_the_schedule_under_which_it_was_made() -> None:
-    """The asynchronous scheduler plans the next step before it hears how the last one ended."""
+    """The asynchronous scheduler plans the next step before it has the outcome of the last one."""
     engine = Engine(table(default=5))
     engine.prefill("a")
     step = engine.begin(drafted={"a": 5}, a=6)
@@ -285,7 +285,7 @@ def seconds(engine: Engine) -> float:
 
 
 def test_a_step_that_delivers_nothing_after_the_last_one_takes_from_that_ones_end() -> None:
-    """The asynchronous scheduler has scheduled it before it hears that the last request has ended."""
+    """The asynchronous scheduler has scheduled it before it knows that the last request has ended."""
     engine = Engine(table(default=3))
     engine.prefill("a")
     engine.meter.take()
@@ -365,7 +365,7 @@ class NeverRepeating(CountingPlanner):
 SPELLS = st.one_of(
     st.tuples(st.just("decode"), st.integers(1, 40)),
     st.tuples(
-        st.sampled_from(["decode all but one", "decode, and one is not heard", "decode, and one is cut"]),
+        st.sampled_from(["decode all but one", "decode, and one is gone", "decode, and one is cut"]),
         st.integers(1, 3),
     ),
     st.tuples(st.sampled_from(["join", "join in chunks", "end", "preempt", "idle", "ask", "take"]), st.just(1)),
@@ -423,7 +423,7 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
         plans.append(engine.meter.take())
     for _ in range(count if what.startswith("decode") else 0):
         some = engine.steps.decoding[1 if what.endswith("one") else 0 :]
-        gone = [state.request_id for state in some[:1]] if what.endswith("heard") else []
+        gone = [state.request_id for state in some[:1]] if what.endswith("gone") else []
         tokens = decodes(some)
         for state in [state for state in some[:1] if what.endswith("cut") and state.k]:
             state.grammar_allows = min(state.scheduled_k, state.k - 1)  # a probe is cut to what the schedule says
@@ -443,18 +443,18 @@ def step(
     prefilling: Collection[str] = (),
     gone: Collection[str] = (),
 ) -> StepPlan:
-    """Do a step in which all drafts but those of "chat" are accepted; requests that are `gone` before its end receive nothing."""
+    """Do a step in which all drafts except those of "chat" are accepted; it delivers nothing to `gone` requests."""
     k = {state.request_id: tokens[state.request_id] - 1 for state in drafted if tokens[state.request_id] > 1}
     output = engine.begin(drafted=k, prefilling=prefilling, **tokens)
     accepted = {name: 0 if name.startswith("chat") else count for name, count in k.items()}
     for name, count in k.items():
         engine.steps.verified(name, count, accepted[name], 0)
-    heard = {name: count if name in prefilling else 1 + accepted.get(name, 0) for name, count in tokens.items()}
-    engine.end(output, **{name: count for name, count in heard.items() if name not in gone})
+    delivered = {name: count if name in prefilling else 1 + accepted.get(name, 0) for name, count in tokens.items()}
+    engine.end(output, **{name: count for name, count in delivered.items() if name not in gone})
     return engine.plan
 
 
-def test_who_ends_while_the_others_repeat_their_steps_is_forgotten() -> None:
+def test_a_request_that_ends_while_the_others_repeat_their_steps_is_dropped() -> None:
     engine = Engine(table(default=0))
     engine.prefill("a", "waits")
     engine.steps.restart("waits")
@@ -503,7 +503,7 @@ UP = [0, 0, 0, 0, 0, 3, 5, 7]
 
 
 def test_evidence_counts_for_the_band_in_which_k_was_chosen() -> None:
-    """In the asynchronous loop one more step is planned before an outcome is heard, so bands lag by a step."""
+    """In the asynchronous loop one more step is planned before an outcome is known, so bands lag by a step."""
     engine = Engine(table(default=UP))
     engine.prefill("a")
     state = engine.steps.states["a"]
@@ -576,18 +576,18 @@ def test_requests_of_which_nothing_was_verified_begin_where_their_kind_does_by_n
     assert states["code_c"].acceptance.accepts == before  # of another kind
 
 
-def test_a_request_is_cold_until_a_draft_of_it_was_verified() -> None:
+def test_a_request_is_unprobed_until_a_draft_of_it_was_verified() -> None:
     engine = Engine(table(1e-9, default=[0] * (BANDS - 1) + [7]))
     engine.prefill("a", "b")
     for _ in range(3):
         engine.end(engine.begin(a=1, b=1), a=1, b=1)
     found = engine.meter.take()
-    assert sum(found.cold.values()) == sum(found.drafts.values()) == 6
+    assert sum(found.unprobed.values()) == sum(found.drafts.values()) == 6
     engine.steps.states["a"].acceptance.note(0, 1)
     engine.table = table(1e-9, default=[0] * (BANDS - 1) + [7])  # planned anew, as after a draft that was verified
     for _ in range(3):
         engine.end(engine.begin(a=1, b=1), a=1, b=1)
-    assert sum(engine.meter.take().cold.values()) == 3  # b's
+    assert sum(engine.meter.take().unprobed.values()) == 3  # b's
 
 
 @pytest.mark.parametrize("ceiling", [None, 0])
@@ -601,7 +601,7 @@ def test_a_request_that_is_never_probed_does_not_count_as_unprobed(ceiling: int 
     engine.prefill("a")
     engine.end(engine.begin(a=1), a=1)
     found = engine.meter.take()
-    assert (sum(found.cold.values()), sum(found.drafts.values())) == (0, 1)
+    assert (sum(found.unprobed.values()), sum(found.drafts.values())) == (0, 1)
 
 
 def test_an_idle_engine_earns_time_for_probes_as_a_busy_one_does() -> None:
@@ -642,10 +642,10 @@ def test_a_spell_at_k_0_with_probes_is_planned_once_in_each_of_them() -> None:
 def test_as_many_tokens_as_before_may_be_another_s() -> None:
     engine = Engine(table(default=0, json=3))
     engine.prefill("a", "json_b")
-    for heard in ("json_b", "a"):
+    for name in ("json_b", "a"):
         output = engine.begin(drafted={"json_b": 3}, a=1, json_b=4)
         engine.steps.verified("json_b", 3, 3, 0)
-        engine.end(output, **{heard: 4 if heard == "json_b" else 1})
+        engine.end(output, **{name: 4 if name == "json_b" else 1})
     assert drafts(engine.meter.take()) == {("json", 3): 1, ("default", 0): 1}
 
 
