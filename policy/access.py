@@ -1,7 +1,7 @@
-"""Who may use the admin API: roles, and tokens as they are stored.
+"""Access to the admin API: roles, and tokens as they are stored.
 
-A token reads `spt_<id>_<secret>`; the id finds the record, the secret has 256 random bits, so that a plain SHA-256 of
-the whole is enough to keep.
+A token reads `spt_<id>_<secret>`. The id finds the record. The secret has 256 random bits, so a plain SHA-256 of the
+whole token is enough to store.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
 
 
 class Role(StrEnum):
-    """What somebody may do. Each role may all that the ones before it may."""
+    """The rights of a caller. Each role includes those before it."""
 
     VIEWER = "viewer"  # read
     OPERATOR = "operator"  # change how K is steered: policies, canaries, freezes; and model routes
-    ADMIN = "admin"  # say who gets in: tokens and client keys
+    ADMIN = "admin"  # grant access: tokens and client keys
 
     def includes(self, other: "Role") -> bool:
-        """Whether this role may all that `other` may."""
+        """Whether this role has all rights of `other`."""
         order = tuple(Role)
         return order.index(self) >= order.index(other)
 
@@ -34,7 +34,7 @@ class Role(StrEnum):
 class AdminToken:
     """A named token as it is stored: only its SHA-256, never the token. Times are Unix seconds.
 
-    `expires_at` is `None` for a token that does not expire. `rotated_at` is when its secret was made anew.
+    `expires_at` is `None` for a token that does not expire. `rotated_at` is the time of its latest rotation.
     """
 
     token_id: str
@@ -47,7 +47,7 @@ class AdminToken:
     rotated_at: float | None = None
 
     def has_expired(self, now: float) -> bool:
-        """Whether its time is over at `now`."""
+        """Whether it has expired at `now`."""
         return self.expires_at is not None and now >= self.expires_at
 
     def is_token(self, text: str) -> bool:
@@ -56,7 +56,7 @@ class AdminToken:
 
 
 def roles_in(text: str) -> dict[str, Role]:
-    """Return the roles that `text` such as `sre=operator,platform=admin` gives; `ValueError` where it gives none."""
+    """Return the roles in `text`, such as `sre=operator,platform=admin`; raises `ValueError` for any other text."""
     found = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
         value, equals, role = part.rpartition("=")
@@ -67,7 +67,7 @@ def roles_in(text: str) -> dict[str, Role]:
 
 
 def sha256_of(text: str) -> str:
-    """Return what is kept of a token."""
+    """Return the hash under which a token is stored."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 

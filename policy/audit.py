@@ -1,7 +1,8 @@
-"""The audit: one entry for every write of the admin API, refused ones included, and for what the controller did itself.
+"""The audit: one entry for each write of the admin API, refused ones included, and for each of the controller's own.
 
-Append-only. What was done and what was refused are bounded apart, so that nobody who has no token can push out the
-record of what was done. Entries are bounded in size: a document's change is kept as the fields that differ.
+Append-only. Writes that were done and writes that were refused are bounded separately, so that callers without a token
+cannot push out the record of what was done. The size of an entry is bounded: of a document only the fields that changed
+are kept.
 """
 
 import json
@@ -12,37 +13,37 @@ from enum import StrEnum
 from specpilot.policy.history import Difference
 
 DONE_KEPT = 20_000
-"""Entries of what was done; at 1 KB each some 20 MB of Redis."""
+"""Entries of writes that were done; at 1 KB each some 20 MB of Redis."""
 
 REFUSED_KEPT = 5_000
-"""Entries of what was refused."""
+"""Entries of writes that were refused."""
 
 CHANGES_LIMIT = 40
-"""Fields that one entry tells of."""
+"""Changed fields in one entry at most."""
 
 VALUE_LIMIT = 500
 """Characters of JSON that one value may have in an entry."""
 
 CONTROLLER = "controller"
-"""Who did what the controller did by itself."""
+"""The caller's name in entries of the controller's own writes."""
 
 
 class Result(StrEnum):
-    """What became of it."""
+    """The result of a write."""
 
     DONE = "done"
-    REFUSED = "refused"  # the caller's fault, not allowed, or nobody could tell who calls: nothing was changed
-    FAILED = "failed"  # Redis or the controller: it may or may not have been changed
+    REFUSED = "refused"  # wrong, not allowed, or from an unknown caller: nothing was changed
+    FAILED = "failed"  # a fault of Redis or the controller: it may have been written or not
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One thing that was done or refused.
+    """One write that was done or refused.
 
-    `number` grows with every entry (0: not stored yet), `at` is in Unix seconds. `who` is the caller's name, `role` its
-    role, empty where it has none; `source` its address. `action` is what, such as `policy.put`; `subject` the model,
-    token or key that it is about. `status` is the HTTP status, `None` for what the controller did. `changes` are the
-    fields that differ afterwards, `changes_left_out` how many more there are.
+    `number` grows with every entry (0: not stored yet), `at` is in Unix seconds. `who` is the caller's name, `role` the
+    caller's role, empty without one; `source` the caller's address. `action` names the write, such as `policy.put`;
+    `subject` the model, token or key. `status` is the HTTP status, `None` for the controller's own writes. `changes`
+    are the fields that changed, `changes_left_out` counts those beyond the limit.
     """
 
     at: float

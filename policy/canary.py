@@ -1,10 +1,10 @@
-"""A canary: a new policy for one model, tried in turn with the present one on the same engines.
+"""A canary: a new policy for one model, tried in random windows on the engines of the present one.
 
-`Canary` is what an operator asks for, `Experiment` what is stored while it runs and after it ended. Time is cut into
-windows and windows into blocks; in each block one window, drawn at random, belongs to the canary and the others to the
-present policy. A block yields the canary's gain over the present policy in this block, by pool.
+`Canary` is the operator's request, `Experiment` the record while it runs and after its end. Time is divided into
+windows, and consecutive windows form a block. In each block one window, drawn at random, belongs to the canary and the
+others to the present policy. A block yields the canary's gain over the present policy, by pool.
 
-All are frozen and checked when made, as in `types`.
+All are frozen and checked at creation, as in `types`.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from typing import Any, ClassVar, NamedTuple
 from specpilot.policy.types import Policy
 
 BLOCKS_LIMIT = 500
-"""The most blocks of one experiment; it bounds the stored document."""
+"""Blocks of one experiment at most; it bounds the stored document."""
 
 FEWEST_BLOCKS = 3
-"""Fewer say nothing about the noise."""
+"""Blocks of one experiment at least: from fewer the noise cannot be estimated."""
 
 _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
 
 class Arm(StrEnum):
-    """Which policy a window belongs to."""
+    """The policy of a window."""
 
     PRESENT = "present"
     CANARY = "canary"
@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
     BETTER = "better"  # promoted
     PROMOTED = "promoted"  # promoted by an operator
-    WORSE = "worse"  # rolled back, as the following
+    WORSE = "worse"  # rolled back, like all that follow
     INCONCLUSIVE = "inconclusive"
     NO_TRAFFIC = "no_traffic"
     POLICY_CHANGED = "policy_changed"
@@ -50,16 +50,16 @@ class Outcome(StrEnum):
 class Lost(StrEnum):
     """Why a block does not count."""
 
-    NO_TRAFFIC = "no_traffic"  # a window of it saw too few steps
-    INTERRUPTED = "interrupted"  # it was not led from its beginning to its end by one controller that reached Redis
+    NO_TRAFFIC = "no_traffic"  # one of its windows had too few steps
+    INTERRUPTED = "interrupted"  # the leader changed or lost Redis during the block
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """What an operator wants to try, and what decides.
+    """The policy to try, and the rules of the decision.
 
-    `share_ratio` is the share of time that each pool runs `policy`, as one window out of 2 to 10. `window_s` is the
-    length of a window. Nothing is promoted before `min_duration_s`; what is not decided after `max_duration_s` is
+    `share_ratio` is the share of time that each pool runs `policy`: one window out of 2 to 10. `window_s` is the length
+    of a window. Nothing is promoted before `min_duration_s`; without a decision after `max_duration_s` the canary is
     rolled back. Better is a gain in throughput or in inter-token latency that is above `minimum_gain_ratio`, with the
     other not below `-tolerance_ratio`; worse is a loss in either beyond `tolerance_ratio`. `error_ratio` bounds the
     probability that a policy which is not better is promoted.
@@ -121,8 +121,8 @@ class Canary:
 class Gain(NamedTuple):
     """The canary's gain in one block of one pool, as logarithms of ratios: positive is better.
 
-    `busy_s` are the engines' seconds of decode-only steps that it rests on, `throughput` that of tokens per such
-    second, `itl` that of the mean inter-token latency, present over canary.
+    `busy_s`: the engines' seconds of decode-only steps in the block. `throughput`: canary over present, in tokens per
+    such second. `itl`: present over canary, in mean inter-token latency.
     """
 
     busy_s: float
@@ -161,7 +161,7 @@ class Experiment:
 
     @property
     def model(self) -> str:
-        """The model it is about."""
+        """The model whose policy is tried."""
         return self.canary.policy.model
 
     @property

@@ -1,17 +1,17 @@
-"""Time as a value handed in, so that decisions can be replayed and tests need not sleep."""
+"""Time as an argument, so that decisions can be replayed and tests need not sleep."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a program reads time from."""
+    """A program's source of time."""
 
     def now(self) -> float:
         """Wall-clock time in Unix seconds. May step; use it only for time stamps that others read."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary origin. Never steps back; use it for every duration."""
+        """Seconds since an arbitrary origin. Never decreases; use it for every duration."""
 
     def sleep(self, duration_s: float) -> None:
         """Wait for `duration_s` seconds."""

@@ -1,8 +1,8 @@
 """JSON in, checked values out, and back: the one way in which documents cross between programs.
 
-What people write (`from_plain`) may have no unknown fields, so that a typing error in a policy cannot pass silently.
-What programs wrote for one another (`decode`) may: a field that a newer version added is ignored by an older one.
-Every fault of a document is reported, each with the path of its field.
+Documents that people write (`from_plain`) may have no unknown fields, so that a typing error in a policy cannot pass
+silently. Documents that programs write for one another (`decode`) may: an older version ignores a field that a newer
+one added. Every fault of a document is reported, with the path of its field.
 """
 
 import json
@@ -29,7 +29,7 @@ def _built(kind: Any) -> TypeAdapter[Any]:
 
 
 def decode(kind: type[T], data: bytes | str) -> T:
-    """Return the value of type `kind` that the JSON text `data` states; fields that `kind` does not know are left out.
+    """Return the JSON text `data` as a value of type `kind`; fields that `kind` does not know are left out.
 
     Raises `InvalidDocumentError` with every fault found.
     """
@@ -48,7 +48,7 @@ def decode(kind: type[T], data: bytes | str) -> T:
 
 
 def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | InvalidDocumentError]:
-    """Return each of `texts` as a document, or what is wrong with it, in order of their names."""
+    """Return each of `texts` as a document, or its faults, in order of their names."""
     found: dict[str, T | InvalidDocumentError] = {}
     for name, text in sorted(texts.items()):
         try:
@@ -59,7 +59,7 @@ def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | In
 
 
 def _is_removed(plain: Any, path: tuple[int | str, ...]) -> bool:
-    """Whether `plain` had something at `path`, which is removed."""
+    """Remove the member of `plain` at `path`; return whether there was one."""
     try:
         for part in path[:-1]:
             plain = plain[part]
@@ -70,7 +70,7 @@ def _is_removed(plain: Any, path: tuple[int | str, ...]) -> bool:
 
 
 def from_plain(kind: type[T], data: Any) -> T:
-    """Return the value of type `kind` that plain JSON-like `data` states; errors as `decode`."""
+    """Return plain JSON-like `data` as a value of type `kind`; errors as in `decode`."""
     try:
         value: T = _adapter(kind).validate_python(data)
     except ValidationError as error:

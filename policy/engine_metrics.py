@@ -1,13 +1,13 @@
 """The names under which an engine reports its evidence: the adapter exports them, the controller reads them.
 
-All counters but the gauges at the end. `model_name` is on each, as on vLLM's own metrics. Positions count from 1, bands
-(`policy.bands`) from 0. A draft counts for the band in which its K was chosen.
+All are counters except the gauges at the end. Each has the label `model_name`, as vLLM's own metrics have. Positions
+count from 1, bands (`policy.bands`) from 0. A draft counts for the band in which its K was chosen.
 
 *Steps* are counted in cells of (running decodes, verified tokens, drafter slots, prefilled tokens), rounded to a coarse
 grid to bound the number of series; a decode-only step has 0 prefilled tokens. A *slot* is one position that the drafter
-lays out for one request in one step; requests that are not drafted for take none. The sums kept beside the counts give
-each cell's exact means, so a model that is linear within a cell loses nothing by the rounding. Steps in which the
-drafter also read positions to catch up are counted apart, by powers of two of the decodes, verified tokens and slots.
+lays out for one request in one step; requests that are left out take none. The sums beside the counts give each cell's
+exact means, so a model that is linear within a cell loses nothing by the rounding. Steps in which the drafter also read
+positions to catch up are counted separately, by powers of two of the decodes, verified tokens and slots.
 """
 
 PREFIX = "specpilot_engine_"

@@ -1,8 +1,7 @@
-"""What can be wrong with a document or with the shared state, and who can mend it.
+"""Errors of documents and of the shared state.
 
-Every error of the shared contract derives from `PolicyError`, so that each program can translate the
-whole family once, at its own edge. An error names the field at fault and the remedy; it never carries
-a secret.
+All derive from `PolicyError`, so that each program translates the whole family once, at its own edge. An error names
+the field at fault and the remedy. It never contains a secret.
 """
 
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with a document: where, and what to do about it."""
+    """One fault of a document: the field, and the problem with its remedy."""
 
     field: str
     problem: str
@@ -26,7 +25,7 @@ class PolicyError(Exception):
 
 
 class InvalidDocumentError(PolicyError):
-    """A document does not say what it must. Carries every fault found, not just the first."""
+    """A document is invalid. Carries every fault found, not just the first."""
 
     code = "invalid_document"
 
@@ -37,7 +36,7 @@ class InvalidDocumentError(PolicyError):
 
 
 class VersionConflictError(PolicyError):
-    """Somebody else wrote the document since it was read: read it again, then decide."""
+    """Another writer changed the document since it was read: read it again, then decide."""
 
     code = "version_conflict"
 
@@ -54,13 +53,13 @@ class FencedError(PolicyError):
 
 
 class StoreUnavailableError(PolicyError):
-    """Redis did not answer in time. Whoever reads keeps its last snapshot; whoever writes tries again."""
+    """Redis did not answer in time. Readers keep their last snapshot; writers try again."""
 
     code = "store_unavailable"
 
 
 class StoreFullError(StoreUnavailableError):
-    """Redis has reached `maxmemory` and refuses what would grow it; it answers all else."""
+    """Redis has reached `maxmemory`: it refuses commands that need memory, and answers all others."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""A freeze: K of a model, or of everything, stays as it is until it is lifted or its time is over."""
+"""A freeze: K of a model, or of all models, stays unchanged until the freeze is lifted or expires."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ EVERYTHING = "*"
 
 
 class Hold(StrEnum):
-    """What the engines get while frozen."""
+    """What engines apply while frozen."""
 
     CURRENT = "current"  # the schedule in force, unchanged
     STATIC = "static"  # the static K
@@ -18,7 +18,7 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """One freeze. `since` and `until` are Unix seconds; `until` is `None` where only lifting ends it."""
+    """One freeze. `since` and `until` are Unix seconds; `until` is `None` if it never expires."""
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
     model: str

@@ -1,4 +1,4 @@
-"""What adaptive K gained over the static K: in one window of the hold-out, and in one day.
+"""The gain of adaptive K over the static K: in one window of the control group, and in one day.
 
 Measured twice: in tokens per busy second (`throughput`) and in inter-token latency (`itl`, above 0 where it fell).
 """
@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 GAIN_DAYS_KEPT = 30
-"""How many days are kept of each pool, today's included."""
+"""Days that are kept of each pool, today included."""
 
 
 class LogGain(NamedTuple):
-    """The logarithms of what one window gained."""
+    """The gains of one window, as logarithms of ratios."""
 
     throughput: float
     itl: float
@@ -23,7 +23,7 @@ MEASURES = LogGain._fields
 
 @dataclass(frozen=True, slots=True)
 class GainSums:
-    """How many windows were compared, and the sums of the logarithms of what they gained, and of their squares."""
+    """The number of compared windows, and the sums of their log gains and of the squares of these."""
 
     windows: int = 0
     log_sum: float = 0.0
@@ -32,7 +32,7 @@ class GainSums:
 
 @dataclass(frozen=True, slots=True)
 class DailyGain:
-    """The windows of the hold-out that were compared in one day, by measure. `day` is a date in UTC, `2026-01-31`.
+    """The compared windows of the control group in one day, by measure. `day` is a date in UTC, `2026-01-31`.
 
     `itl` has fewer windows than `throughput` where a controller that did not count it led for a part of the day.
     """

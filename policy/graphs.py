@@ -1,6 +1,6 @@
-"""The CUDA graphs that an engine has, as it reports them to the controller: which sizes, for which steps.
+"""The CUDA graphs of an engine, as it reports them to the controller: their sizes, by kind of step.
 
-A step is padded to the next size that was captured for its kind, and has no graph beyond the largest.
+A step is padded to the next captured size of its kind, and has no graph beyond the largest.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 class Graphs:
     """Sizes of graphs in tokens, ascending.
 
-    `mode` is `FULL` if every step of the target replays one FULL graph, prompts and any mix of K included. Else it is
-    vLLM's `cudagraph_mode` as the engine resolved it. `mixed` are the sizes for any step of the target: FULL graphs if
-    `mode` is `FULL`, else piecewise ones. `uniform` are the FULL graphs for steps in which every request has as many
-    positions, by that number (1 + K). `drafter` are those of a drafter that lays out all its slots in one pass,
-    piecewise; empty for a sequential one, whose passes are small, and for one without graphs.
+    `mode` is `FULL` if every step of the target replays one FULL graph, also with prompts and any mix of K. Otherwise
+    it is vLLM's `cudagraph_mode` as the engine resolved it. `mixed` are the sizes for any step of the target: FULL
+    graphs if `mode` is `FULL`, else piecewise ones. `uniform` are the FULL graphs for steps in which all requests have
+    the same number of positions, by that number (1 + K). `drafter` are the piecewise graphs of a parallel drafter;
+    empty for a sequential one, whose passes are small, and without graphs.
     """
 
     mode: str

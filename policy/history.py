@@ -1,4 +1,4 @@
-"""What became of a policy: each version with its author, and what differs between two of them.
+"""The history of a policy: each version with its author, and the differences between two versions.
 
 Frozen and checked when made, as in `types`.
 """
@@ -19,18 +19,18 @@ COMMENT_LIMIT = 500
 
 
 class Cause(StrEnum):
-    """How a version came about."""
+    """How a version was made."""
 
     PUT = "put"  # written whole
     PATCH = "patch"  # single fields changed
     ROLLBACK = "rollback"  # an older version again, by an operator
     CANARY = "canary"  # a canary was promoted
-    DELETE = "delete"  # from then on the defaults hold
+    DELETE = "delete"  # the defaults hold from then on
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Who writes a version, how, and what for. An empty `author` is one that is not known."""
+    """The author of a version, its cause and a comment. An empty `author` is unknown."""
 
     author: str = ""
     cause: Cause = Cause.PUT
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
 
 
 def shown(value: Any) -> str:
-    """Return a field's value for a person, as JSON without the members that say nothing; `none` for none."""
+    """Return a field's value for a reader, as JSON without members that are null; `none` for no value."""
     if value is None or isinstance(value, str):
         return value or "none"
     return json.dumps(_stated(value), default=str)

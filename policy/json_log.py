@@ -1,9 +1,9 @@
-"""Standard error as lines of JSON: everything that a program says there, from its first line to its last.
+"""Standard error as lines of JSON, from a program's first line to its last.
 
-`use` takes over what would otherwise write plain lines: log records, Python's warnings, exceptions that nobody caught
-in any thread, and `policy.settings.fail`. Each line is one object: `at` (Unix seconds), `level`, `logger`, `message`,
-what the program adds to all its lines, and `exception` with the traceback where there is one. Lines that are JSON of
-another shape (access log, audit) stay as they are.
+`use` takes over all that would otherwise write plain lines: log records, Python's warnings, uncaught exceptions of any
+thread, and `policy.settings.fail`. Each line is one object: `at` (Unix seconds), `level`, `logger`, `message`, the
+fields that the program adds to all its lines, and `exception` with a traceback. Lines that are JSON of another shape
+(access log, audit) stay unchanged.
 """
 
 import json
@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        line = {
             "at": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -36,10 +36,10 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
+            line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
-            said["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(said, ensure_ascii=False, default=str)
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def use(level: str = "info", **more: Any) -> None:
@@ -60,9 +60,9 @@ def is_used() -> bool:
 
 
 def is_asked_for(arguments: Sequence[str], variable: str | None) -> bool:
-    """Whether `--log-format json` is among `arguments`, or else the environment's `variable` says so.
+    """Whether `--log-format json` is among `arguments`, or without that flag `variable` is `json`.
 
-    It is needed before the settings are read, as what is wrong with them is said in the same way.
+    Needed before the settings are read, because their faults are logged in the same format.
     """
     asked = (variable or "").lower()
     for at, argument in enumerate(arguments):

@@ -1,4 +1,4 @@
-"""Every Redis key and channel of SpecPilot. Nothing else in the code spells one.
+"""Every Redis key and channel of SpecPilot. They are spelled nowhere else.
 
 | key                                    | type   | holds                             | written by         |
 |----------------------------------------|--------|-----------------------------------|--------------------|
@@ -28,8 +28,8 @@ Every write of policies, model routes, freezes, engines and API keys is announce
 the message; that of a schedule on its pool's own channel (`pool_changes`), so that only the engines of the pool wake
 up.
 
-In a cluster the part in braces, the hash tag, says where a key lies. What commands, scripts and transactions touch
-together has the tag `specpilot`; the streams of decisions, which hold nearly all of the bytes, are spread by pool.
+In a cluster the part in braces, the hash tag, decides where a key lies. Keys of one command, script or transaction have
+the tag `specpilot`. The streams of decisions, which hold nearly all of the bytes, are spread by pool.
 """
 
 PREFIX = "{specpilot}:"
@@ -49,8 +49,8 @@ GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
-# The numbers are reached where one takes 1.8 kB, compressed. It takes more with many classes, and of large ones fewer
-# are kept: the bytes are bounds, 18.5 MB together, so that a pool takes 20 MB at most.
+# The numbers of decisions are kept while one takes 1.8 kB, compressed. With many classes one takes more, and fewer are
+# kept: the bytes bound them, 18.5 MB together, so a pool takes 20 MB at most.
 DECISIONS_KEPT = 4000
 HISTORY_KEPT = 6000
 DECISIONS_BYTES = 6_400_000  # Redis takes up to 1.26 of it
@@ -75,7 +75,7 @@ def pool_changes(model: str, pool: str) -> str:
 
 
 def gains(model: str, pool: str) -> str:
-    """What adaptive K gained in one pool of one model, by day."""
+    """The gains of adaptive K in one pool of one model, by day."""
     return f"{PREFIX}gains:{schedule_field(model, pool)}"
 
 
@@ -85,7 +85,7 @@ def decisions(model: str, pool: str) -> str:
 
 
 def history(model: str, pool: str) -> str:
-    """The stream of those of its decisions that are kept longer."""
+    """The stream of its lasting decisions, which are kept longer."""
     return f"specpilot:history:{{{schedule_field(model, pool)}}}"
 
 
@@ -95,5 +95,5 @@ def engine(engine_id: str) -> str:
 
 
 def gateway(gateway_id: str) -> str:
-    """What one gateway says of its usage."""
+    """The usage that one gateway reports."""
     return f"{PREFIX}gateway:{gateway_id}"

@@ -1,8 +1,8 @@
-"""Which model serves a name that clients ask for: aliases, weighted splits, fall-back models.
+"""The model that serves a requested name: aliases, weighted splits, fall-back models.
 
-One document for all names, because a route is a matter of the fleet and of no single model. A target is always a name
-that engines serve and never another route, so routes cannot form a chain or a cycle. Frozen and checked at birth, as
-in `types`.
+One document holds all names, because a route concerns the fleet and not a single model. A target is always a name that
+engines serve and never another route, so routes cannot form a chain or a cycle. Frozen and checked at creation, as in
+`types`.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 from specpilot.policy.types import model_name_faults
 
 ROUTES_LIMIT = 256
-"""How many names may have a route; with `TARGETS_LIMIT` it bounds the document and the labels of metrics."""
+"""Names with a route at most; with `TARGETS_LIMIT` it bounds the document and the labels of metrics."""
 
 TARGETS_LIMIT = 16
-"""How many models a route may name in its split, and in its fall-back."""
+"""Models in a route's split at most, and in its fall-back."""
 
 _STRICT: Mapping[str, Any] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model that takes part in a split, by its `weight` over the sum of all weights."""
+    """A model of a split; its share is `weight` over the sum of all weights."""
 
     __pydantic_config__: ClassVar = _STRICT
     model: str
@@ -31,17 +31,17 @@ class Target:
     def __post_init__(self) -> None:
         faults = model_name_faults("model", self.model)
         if not 0 < self.weight <= 1_000_000:  # noqa: PLR2004 - a bound that only catches nonsense
-            said = "it must be above 0 and at most 1000000; leave a model out to give it nothing"
-            faults.append(f"weight is {self.weight}; {said}")
+            limits = "it must be above 0 and at most 1000000; leave a model out to give it nothing"
+            faults.append(f"weight is {self.weight}; {limits}")
         _raise(faults)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """What serves requests for one name.
+    """The models that serve requests for one name.
 
-    `split`: models by weight; one model is an alias, none is the model of the name itself. `fallback`: models to be
-    taken, the first that has one, while no engine of the chosen model is left.
+    `split`: models by weight; a single one is an alias, and with none the name is the model. `fallback`: models in
+    order of preference while the chosen one has no engine; the first that has one serves.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -60,7 +60,7 @@ class ModelRoute:
         _raise(faults)
 
     def models(self, name: str) -> frozenset[str]:
-        """Return every model that requests for `name`, which has this route, may be served by."""
+        """Return every model that may serve requests for `name`, which has this route."""
         split = {target.model for target in self.split} or {name}
         return frozenset(split.union(self.fallback))
 

@@ -1,4 +1,4 @@
-"""What operators' tools ask of the shared state besides policies: history, model routes, tokens, freezes, audit, gains.
+"""The operators' part of the shared state: history of policies, model routes, tokens, freezes, audit, gains.
 
 Part of `Store`; every call may raise `StoreUnavailableError`.
 """
@@ -22,10 +22,10 @@ class OperatorStore(Protocol):
         """Return the latest `limit` versions of a policy, newest first; with `before`, those below that version."""
 
     def policy_version(self, model: str, version: int) -> PolicyVersion | None:
-        """Return one version; `None` when there is none, or no more."""
+        """Return one version; `None` when it never existed or is no longer kept."""
 
     def model_routes(self) -> VersionedModelRoutes:
-        """Return the model routes; those of version 0, which are none, before the first were written."""
+        """Return the model routes; an empty document of version 0 before the first write."""
 
     def put_model_routes(self, routes: ModelRoutes, expected_version: int, now: float) -> VersionedModelRoutes:
         """Write `routes` if the stored version is `expected_version`; else raises `VersionConflictError`."""
@@ -34,19 +34,19 @@ class OperatorStore(Protocol):
         """Return every named token that can be read, in order of id."""
 
     def admin_token(self, token_id: str) -> AdminToken | None:
-        """Return one named token; `None` when there is none of that id, or none that can be read."""
+        """Return one named token; `None` when it does not exist or cannot be read."""
 
     def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
-        """Write a token over `before` (`None`: there is none); `False`, and nothing is written, if that is not so."""
+        """Replace `before` (`None`: no token) by `token`; `False`, and nothing is written, if another is stored."""
 
     def delete_admin_token(self, token_id: str) -> bool:
         """Revoke a token; `False` when there is none of that id."""
 
     def freezes(self) -> Mapping[str, Freeze]:
-        """Return every freeze by its model, those included whose time is over.
+        """Return every freeze by its model, expired ones included.
 
-        One that cannot be read holds the current K until it is lifted or replaced: without it K would change, which
-        somebody did not want.
+        A freeze that cannot be read holds the current K until it is lifted or replaced: otherwise K would change
+        against an operator's wish.
         """
 
     def put_freeze(self, freeze: Freeze) -> None:
@@ -56,7 +56,7 @@ class OperatorStore(Protocol):
         """Lift a freeze; `False` when there is none."""
 
     def append_audit(self, entry: AuditEntry) -> int:
-        """Add an entry, under the next number, which is returned; the oldest ones are dropped."""
+        """Add an entry and return its number; the oldest entries are dropped."""
 
     def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
         """Return `limit` entries with numbers below `before` and above `after`.
@@ -65,11 +65,11 @@ class OperatorStore(Protocol):
         """
 
     def add_gain(self, model: str, pool: str, at: float, log_gain: LogGain, lease: Lease) -> DailyGain:
-        """Count a window of the hold-out, compared at `at` (Unix seconds), in its day; return that day.
+        """Add a window of the control group, compared at `at` (Unix seconds), to its day; return that day.
 
         Days before the last `GAIN_DAYS_KEPT` are dropped. Raises `FencedError` when another controller has led since
         `lease`.
         """
 
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
-        """Return the days in which windows were compared, newest first."""
+        """Return the days with compared windows, newest first."""

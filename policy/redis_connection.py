@@ -1,6 +1,6 @@
-"""Clients of Redis, and what their failures mean to a store. This module and `redis_dials` alone import `redis`.
+"""Clients of Redis, and the translation of their failures. Only this module and `redis_dials` import `redis`.
 
-One server, behind Sentinel or as a cluster; all three give a client with the same methods.
+The client has the same methods for one server, behind Sentinel and as a cluster.
 """
 
 import threading
@@ -37,12 +37,12 @@ def translated() -> Iterator[None]:
     except RedisClusterException as error:
         raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
     except redis.ResponseError as error:
-        # A loading, read-only or full server refuses commands: for every caller the same as not answering.
+        # A loading or read-only server refuses commands: for every caller the same as no answer.
         raise StoreUnavailableError(f"Redis refused a command: {error}") from error
 
 
 def guarded(method: F) -> F:
-    """Make every failure of the server, in any call that `method` makes, a `StoreUnavailableError`."""
+    """Turn every failure of the server within `method` into a `StoreUnavailableError`."""
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def guarded(method: F) -> F:
 
 
 class _LazyCluster:
-    """A cluster's client, made when it is first used: to make one takes an answer of a node."""
+    """A cluster's client, created at first use, because its creation needs an answer of a node."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -64,7 +64,7 @@ class _LazyCluster:
         return getattr(self._client(), name)
 
     def register_script(self, text: str) -> Callable[..., Any]:
-        """Return what runs the script; the client registers it at its first run."""
+        """Return a function that runs the script; the client registers it at the first run."""
 
         def run(**given: Any) -> Any:
             return self._client().register_script(text)(**given)
@@ -84,16 +84,17 @@ class _LazyCluster:
 
 
 def info_of_each(client: Any, section: str) -> list[Mapping[str, Any]]:
-    """Return what each server of `client` that takes writes says of itself: the one, or a cluster's primaries."""
+    """Return the INFO `section` of each server of `client` that takes writes: the one, or a cluster's primaries."""
     if isinstance(client, _LazyCluster):
         return [client.info(section, target_nodes=node) for node in client.get_primaries()]
     return [client.info(section)]
 
 
 def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -> Any:
-    """Return a client that connects when it is first used; `timeout_s` bounds connecting and every answer.
+    """Return a client that connects at first use; `timeout_s` bounds connecting and every answer.
 
-    Its connections belong to `dials`, but for those to a cluster, whose nodes say themselves where a key has gone.
+    Its connections belong to `dials`, except for those to a cluster, whose nodes report themselves where a key has
+    moved.
     """
     tls: dict[str, Any] = {}
     if address.is_tls:

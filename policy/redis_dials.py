@@ -1,10 +1,10 @@
 """Connections to Redis that notice that the server behind an address has changed.
 
 An address may lead to another server after a fail-over (a balancer, a service of a cloud) while the connections to the
-old one stay open: it refuses writes for as long as it is asked. So an answer that only a server that is not the primary
-gives, or not yet (`READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`), closes the connection, and each other one of the
-same client before its next command. Such a command was not executed, so the client's one retry repeats it on a new
-connection.
+old one stay open, which then refuses every write. Some answers come only from a server that is not the primary, or not
+yet: `READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`. Such an answer closes the connection, and each other connection
+of the same client before its next command. The refused command was not executed, so the client's one retry repeats it
+on a new connection.
 """
 
 import re
@@ -15,19 +15,19 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
 _NOT_THE_PRIMARY: Final = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|NOREPLICAS)\b")
-"""In a script of a Redis before 7 the word stands within the text of another error."""
+"""In a script on Redis before 7 the word is part of the text of another error."""
 _KINDS: Final = (redis.ReadOnlyError, redis.BusyLoadingError, redis.exceptions.MasterDownError)
 
 
 class Dials:
-    """Which connections of one client are good: those that were dialled after the last change of servers."""
+    """Counts the changes of servers of one client: connections that were dialled before the last one are bad."""
 
     def __init__(self) -> None:
         self.epoch = 0
 
     def changed(self, epoch: int) -> None:
-        """What was dialled in `epoch` does not lead to the primary."""
-        if epoch == self.epoch:  # another connection may have said so before
+        """Report that connections dialled in `epoch` do not lead to the primary."""
+        if epoch == self.epoch:  # otherwise another connection has reported it already
             self.epoch += 1
 
 
@@ -56,8 +56,8 @@ class _Redialled:
                 raise
             self._dials.changed(self._epoch)
             self.disconnect()  # type: ignore[attr-defined]
-            said = f"the server is not the primary, or not yet: {error}"
-            raise redis.ConnectionError(said) from error
+            message = f"the server is not the primary, or not yet: {error}"
+            raise redis.ConnectionError(message) from error
 
 
 class _Connection(_Redialled, Connection):

@@ -1,4 +1,4 @@
-"""The part of the store on Redis that keeps what operators' tools need. `redis_store` builds upon it."""
+"""The operators' part of the store on Redis; `redis_store` derives from it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ return found
 """
 _DAY_S = 86_400
 _THROUGHPUT, _ITL = ":", ":itl_"
-"""What stands between a day and the name of a sum. Throughput's is that of before there was another measure."""
+"""Separators between a day and the name of a sum, by measure. Throughput came first and has none of its own."""
 
 
 class OperatorRecords(OperatorStore):
@@ -78,14 +78,14 @@ class OperatorRecords(OperatorStore):
         self._add_gain = connection.register_script(_ADD_GAIN)
 
     def _readable(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[T]:
-        """Return the documents that can be read, in order of their names; say once of each other what is wrong."""
-        found = self._each(kind, what, texts, "is left out; mend or delete it")
+        """Return the documents that can be read, in order of their names; log each other one once."""
+        found = self._each(kind, what, texts, "is left out; repair or delete it")
         return [document for document in found.values() if not isinstance(document, InvalidDocumentError)]
 
     def _each(
         self, kind: type[T], what: str, texts: Mapping[bytes, bytes], then: str
     ) -> Mapping[str, T | InvalidDocumentError]:
-        """Return each document by its name; say once what is wrong with one that cannot be read, and what `then`."""
+        """Return each document by its name; log each one that cannot be read once, and the consequence `then`."""
         found = decode_each(kind, texts)
         for (name, document), (_, text) in zip(found.items(), sorted(texts.items()), strict=True):
             if isinstance(document, InvalidDocumentError) and text not in self._unreadable:
@@ -96,8 +96,8 @@ class OperatorRecords(OperatorStore):
     def _in_order(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
         """Return the documents that can be read with their names, in the order of `texts`.
 
-        Of the others one line says how many there are and what is wrong with the first: after another version wrote
-        them it may be all of a history, which is read again and again.
+        One line is logged for all others: their number, and the fault of the first. They may be a whole history that
+        another version wrote, and which is read again and again.
         """
         found = decode_each(kind, texts)
         read: list[tuple[bytes, T]] = []
@@ -244,7 +244,7 @@ class OperatorRecords(OperatorStore):
 
 
 def _unreadable_freeze(model: str) -> Freeze:
-    """What holds where a freeze cannot be read: without any, K would change against an operator's wish."""
+    """Return the freeze in place of one that cannot be read: without it K would change against an operator's wish."""
     return Freeze(model, Hold.CURRENT, since=0.0, author="unknown", comment="its document cannot be read")
 
 

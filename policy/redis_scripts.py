@@ -1,6 +1,6 @@
 """The compound writes of `redis_store` as Lua: each happens on the server whole or not at all.
 
-A script begins with what may refuse the write, a fence or a version, and answers with what it found there.
+Each script first checks a fence or a version. If that refuses the write, the script returns the value that it found.
 """
 
 PUT_IF_VERSION = """

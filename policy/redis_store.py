@@ -1,13 +1,12 @@
 """The store on Redis.
 
-Each compound write is one Lua script (`redis_scripts`), so that it happens whole or not at all. Fencing: a counter
-grows with every change of leader, and a schedule is accepted only from the lease that carries its latest value; so a
-leader that was suspended while another took over cannot overwrite its successor. Works on any Redis from 6.0 on, as one
-server, behind Sentinel or as a cluster: the keys that one command, script or transaction touches share a hash tag.
+Each compound write is one Lua script (`redis_scripts`), so it happens whole or not at all. Fencing: a counter grows
+with every change of leader, and a schedule is accepted only from the lease with its latest value. So a leader that was
+suspended while another took over cannot overwrite its successor. Works on any Redis from 6.0 on, as one server, behind
+Sentinel or as a cluster: the keys of one command, script or transaction share a hash tag.
 
-A server that has reached `maxmemory` refuses what would grow it. Reads go on, and so do the leader's lease and the
-records of the engines and gateways that it holds: they are renewed as they are. Everything else that writes raises
-`StoreUnavailableError`, which says so.
+A server that has reached `maxmemory` refuses commands that need memory. Reads go on. The leader's lease and the records
+of engines and gateways that it holds are renewed unchanged. All other writes raise `StoreFullError`.
 """
 
 import time
@@ -43,7 +42,7 @@ T = TypeVar("T")
 _FILED_WITHIN_MS = 1000
 _FILED_WITHIN = 20
 _EPOCH_CHECK_S = 0.5
-"""Seconds after which a subscription ends because another connection has found that the server has changed."""
+"""Seconds within which a subscription ends after another connection has found that the server has changed."""
 
 
 class RedisStore(OperatorRecords, Store):
@@ -196,7 +195,7 @@ class RedisStore(OperatorRecords, Store):
         return self._fresh(EngineRecord, keys.ENGINES, ids, keys.engine)
 
     def _fresh(self, kind: type[T], members: str, ids: Sequence[str], key_of: Callable[[str], str]) -> list[T]:
-        """Return the documents of those of the set `members` whose own key has not expired; forget the others."""
+        """Return the documents of the set `members` whose own key has not expired; drop the other members."""
         found = self._redis.mget([key_of(item) for item in ids])
         silent = [item for item, text in zip(ids, found, strict=True) if text is None]
         if silent:
@@ -220,7 +219,7 @@ class RedisStore(OperatorRecords, Store):
             self._redis.publish(keys.CHANGES, keys.ENGINES)
 
     def _keep(self, key: str, ttl_s: float) -> None:
-        """Let `key` live on as it is, in a server that is full; raise its refusal if there is no such key."""
+        """Renew `key` unchanged on a server that is full; raises `StoreFullError` if there is no such key."""
         if not self._redis.pexpire(key, int(ttl_s * 1000)):
             raise StoreFullError
 
@@ -254,7 +253,7 @@ class RedisStore(OperatorRecords, Store):
         rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
         found = self._decisions(rows)
         if len(found) < limit:
-            # What both streams hold was filed in both at almost the same time, but under ids of their own.
+            # A decision in both streams was added to them at almost the same time, under ids of their own.
             newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
             rows = self._redis.xrevrange(keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN)
             lasting = [item for item in self._decisions(rows) if not found or item.at < found[-1].at]
@@ -287,7 +286,7 @@ class RedisStore(OperatorRecords, Store):
         found = self._redis.hget(keys.API_KEYS, before.key_id)
         if found is None or decode(ApiKey, found) != before:
             return False
-        # The text as it is stored is compared: what an older version wrote lacks the fields that came later.
+        # The stored text is compared: a document of an older version lacks later fields.
         arguments = (before.key_id, found, encode(after))
         return bool(self._change(keys=[keys.API_KEYS, keys.CHANGES], args=arguments))
 
@@ -341,12 +340,12 @@ class RedisStore(OperatorRecords, Store):
 
 
 def _ending(change: Change) -> bytes:
-    """Return the members of a version that say who wrote it, as its document's last ones."""
+    """Return the author, cause and comment of a version, as the last members of its document."""
     return encode(change)[1:]
 
 
 def _promoted(experiment: Experiment) -> Change:
-    """What is said of a promotion that no operator asked for."""
+    """Return the entry in the history for a promotion that no operator asked for."""
     return Change(CONTROLLER, Cause.CANARY, f"canary {experiment.experiment_id} was better")
 
 
@@ -355,7 +354,7 @@ def _decoded(kind: type[T], text: bytes | None) -> T | None:
 
 
 def _decompressed(text: bytes) -> bytes:
-    """Decisions are kept compressed: they say the same things again and again. What is neither stays as it is."""
+    """Return a decision's JSON: decisions are stored compressed, and were stored plain. Other bytes stay unchanged."""
     try:
         return text if text.startswith(b"{") else zlib.decompress(text)
     except zlib.error:

@@ -1,4 +1,4 @@
-"""Where the shared state is and how to reach it, as one URL states it: one server, Sentinel or Cluster. Pure.
+"""The address of the shared state as one URL: one server, Sentinel or Cluster. Pure.
 
 | scheme                                    | what                                                                     |
 |-------------------------------------------|--------------------------------------------------------------------------|
@@ -7,8 +7,8 @@
 | `redis+sentinel://[...@]host[:26379],host.../service[/db]` | the primary that the sentinels name for `service`   |
 | `redis+cluster://[...@]host[:6379],host...`          | a cluster; any of its nodes, the others are found by them |
 
-`rediss` in place of `redis` is TLS, to the sentinels too. User names and passwords are percent-encoded. What follows a
-`?` is an option of `OPTIONS`.
+`rediss` in place of `redis` is TLS, to the sentinels too. User names and passwords are percent-encoded. Options of
+`OPTIONS` follow a `?`.
 """
 
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ OPTIONS: Mapping[str, str] = {
     "ssl_cert_reqs": "`required`, or `none` to accept any certificate",
     "ssl_check_hostname": "`true`, or `false` to accept a certificate for another name",
 }
-"""Every option of a URL and what it says."""
+"""Every option of a URL and its meaning."""
 
 EXAMPLE = "redis://127.0.0.1:6379/0"
 
 
 class Topology(StrEnum):
-    """What answers at the addresses."""
+    """The kind of service at the addresses."""
 
     SERVER = "server"
     SENTINEL = "sentinel"
@@ -80,7 +80,7 @@ class RedisAddress:
 
 
 def parse(url: str) -> RedisAddress:
-    """Return what `url` states. Raises `InvalidDocumentError`, which names what is wrong and never a password."""
+    """Return the address in `url`. Raises `InvalidDocumentError`, which names every fault and never a password."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in _SCHEMES:
         shown = repr(f"{scheme}://") if mark else "it"
@@ -131,7 +131,7 @@ def _host(text: str, default: int) -> tuple[str, int]:
 
 
 def _faults(address: RedisAddress) -> list[str]:
-    """What is wrong with where it leads."""
+    """Return the faults of an address."""
     faults = [f"{name}: the port must be from 1 to {PORT_LIMIT}" for name, port in address.hosts if not _is(port)]
     if any(not name for name, _ in address.hosts):
         faults.append(f"a host has no name; write e.g. {EXAMPLE}")

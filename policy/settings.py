@@ -1,8 +1,8 @@
 """How a program reads its settings: flags first, then environment, then defaults, checked all at once.
 
-Each program has exactly one class derived from `ProgramSettings` and reads it once, at its start; nothing else
-reads the environment. A fault prints one line a setting, with the remedy, and ends the program with status 2. A
-variable that begins like a program's settings and is none of them is a fault too: misspelt, it would go unnoticed.
+Each program has exactly one class derived from `ProgramSettings` and reads it once, at its start; nothing else reads
+the environment. Faults are printed, one line a setting, with the remedy, and end the program with status 2. A variable
+with the prefix of a program's settings that is none of them is a fault too: a misspelt one would go unnoticed.
 """
 
 import logging
@@ -34,19 +34,19 @@ class ProgramSettings(BaseSettings):
     )
 
     shares_prefix: ClassVar[bool] = False
-    """Whether other programs' variables begin with this one's prefix; what is no setting of it is left to them."""
+    """Whether other programs' variables have this one's prefix too; unknown variables are then ignored."""
 
 
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*|PORT_\d+_\w+=.*)")
-"""What Kubernetes adds to the environment for each service, also for one whose name begins like a program's."""
+"""Variables that Kubernetes adds for each service, also for one whose name begins like a program's."""
 
 S = TypeVar("S", bound=ProgramSettings)
 
 
 def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
-    """Return the settings that `arguments` and the environment state.
+    """Return the settings of `arguments` and the environment.
 
-    Ends the process with status 0 after `--help` and with status 2, and a line per fault, on bad settings.
+    Ends the process with status 0 after `--help`, and with status 2 and a line per fault on bad settings.
     """
     if "log_format" in kind.model_fields:
         variable = kind.model_config["env_prefix"].upper() + "LOG_FORMAT"
@@ -70,7 +70,7 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
 
 
 def unknown_variables(kind: type[BaseSettings]) -> list[str]:
-    """Return a line for each environment variable that begins with the prefix of `kind` and is no setting of it."""
+    """Return a line for each environment variable with the prefix of `kind` that is no setting of it."""
     prefix = kind.model_config["env_prefix"].upper()
     aliases = [field.validation_alias for field in kind.model_fields.values()]
     names = {prefix + name.upper() for name in kind.model_fields}
@@ -88,7 +88,7 @@ def unknown_variables(kind: type[BaseSettings]) -> list[str]:
 
 
 def fail(program: str, *lines: str) -> NoReturn:
-    """Print what is wrong with the start of `program`, one line each, and end it with status 2."""
+    """Print the faults that prevent the start of `program`, one line each, and end it with status 2."""
     for line in lines:
         if json_log.is_used():
             logging.getLogger(program).critical("%s", line)
@@ -98,14 +98,14 @@ def fail(program: str, *lines: str) -> NoReturn:
 
 
 def without_secrets(url: str) -> str:
-    """Return `url` without what may hold a password: the user part, and the query (`?password=`)."""
+    """Return `url` without its parts that may hold a password: the user part, and the query (`?password=`)."""
     scheme, mark, rest = url.partition("?")[0].rpartition("://")
     _, at, place = rest.rpartition("@")
     return f"{scheme}{mark}{'***@' if at else ''}{place}"
 
 
 def _one_dash(argument: str) -> str:
-    """Take `--k` for `-k`: the library gives a setting of one letter a flag with one dash, and only that."""
+    """Return `-k` for `--k`: the library accepts one dash only for a setting of one letter."""
     return argument[1:] if re.fullmatch(r"--[a-z](=.*)?", argument) else argument
 
 

@@ -1,7 +1,7 @@
-"""What the programs ask of the shared state, without saying that it is Redis.
+"""The interface of the shared state, independent of Redis.
 
-All calls block for at most the store's time-out (100 ms on a request path is never spent here: the gateway and
-the engines read from a snapshot that a background thread keeps). Every call may raise `StoreUnavailableError`.
+All calls block for at most the store's time-out. No request path calls the store: the gateway and the engines read a
+snapshot that a background thread keeps. Every call may raise `StoreUnavailableError`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from specpilot.policy.types import (
 
 
 class StoreMemory(NamedTuple):
-    """The bytes that a server uses, and those that it may use at most: 0 is no limit."""
+    """The bytes that a server uses, and its limit; 0: no limit."""
 
     used_bytes: int
     max_bytes: int
 
     @property
     def used_ratio(self) -> float:
-        """How full it is; 0 where it has no limit."""
+        """Used bytes over the limit; 0 without a limit."""
         return self.used_bytes / self.max_bytes if self.max_bytes else 0.0
 
 
@@ -39,21 +39,21 @@ class Store(OperatorStore, Protocol):
     """The shared policy state."""
 
     def policy(self, model: str) -> VersionedPolicy | None:
-        """Return the policy of `model`; `None` when nobody wrote one."""
+        """Return the policy of `model`; `None` when there is none."""
 
     def policies(self) -> Sequence[VersionedPolicy]:
         """Return every policy that can be read, in order of model."""
 
     def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
-        """Return every policy by its model, and for one that cannot be read what is wrong with its document."""
+        """Return every policy by its model, or the faults of its document."""
 
     def put_policy(
         self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
     ) -> VersionedPolicy:
-        """Write `policy` if the stored version is `expected_version` (0: none yet; `None`: whatever it is).
+        """Write `policy` if the stored version is `expected_version` (0: none yet; `None`: any).
 
-        `change` goes into the policy's history. Who wrote it is no part of the policy.
-        Raises `VersionConflictError` when somebody else wrote in between.
+        `change` goes into the policy's history; the author is no part of the policy. Raises `VersionConflictError` when
+        another version is stored.
         """
 
     def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = DELETED) -> bool:
@@ -72,9 +72,9 @@ class Store(OperatorStore, Protocol):
         """Write `experiment` if the stored version is the one before its own (1: nothing is stored).
 
         With a promoting outcome its policy becomes the model's policy in the same step, if that is still at the
-        experiment's `base_version`; `change` says who did that, the controller where it is left out. A controller gives
-        its `lease`, an operator none. Raises `VersionConflictError`
-        when the experiment or the policy was written in between, `FencedError` as `publish_schedule`.
+        experiment's `base_version`. `change` goes into the policy's history; by default the author is the controller. A
+        controller passes its `lease`, an operator none. Raises `VersionConflictError` when the experiment or the policy
+        was written in between, `FencedError` as `publish_schedule`.
         """
 
     def schedule(self, model: str, pool: str) -> Schedule | None:
@@ -103,19 +103,19 @@ class Store(OperatorStore, Protocol):
         """Take an engine off the list at once."""
 
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
-        """Add `decision` to its pool's record: the latest ones are kept, and of the lasting ones more."""
+        """Add `decision` to its pool's record. The latest decisions are kept; lasting ones are kept longer."""
 
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         """Return a pool's latest `limit` decisions, newest first; with `before`, those made before that time.
 
-        Past the latest ones it goes on with the lasting ones.
+        Beyond the latest ones, lasting decisions follow.
         """
 
     def api_keys(self) -> Sequence[ApiKey]:
         """Return every client key that can be read (hashes only)."""
 
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
-        """Return every client key by its id, and for one that cannot be read what is wrong with its document."""
+        """Return every client key by its id, or the faults of its document."""
 
     def put_api_key(self, key: ApiKey) -> None:
         """Add or replace a client key."""
@@ -127,25 +127,25 @@ class Store(OperatorStore, Protocol):
         """Revoke a client key; `False` when there is none of that id."""
 
     def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
-        """Say `usage`, for `ttl_s` seconds, and return what every gateway says, in order of id."""
+        """Publish `usage` for `ttl_s` seconds, and return the usage of every gateway, in order of id."""
 
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         """Become or stay leader for `ttl_s` seconds; `None` while another controller holds the lease."""
 
     def release_lease(self, lease: Lease) -> None:
-        """Give leadership up at once, if it is still ours."""
+        """Give up leadership at once, if `lease` still holds it."""
 
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.
 
         With `of_pool`, a model and a pool, only changes of this pool's schedule are announced.
 
-        The first value is `None`, once the subscription stands: read everything then. Raises when the connection
-        breaks, and ends when the address of the store leads to another server: begin again.
+        The first value is `None`, once the subscription is active: read everything then. Raises when the connection
+        breaks, and ends when the address of the store leads to another server: then subscribe again.
         """
 
     def ping(self) -> None:
         """Raise if the store does not answer."""
 
     def memory(self) -> StoreMemory | None:
-        """Return the memory of the server, of several of the fullest; `None` where they do not state it."""
+        """Return the memory of the server, in a cluster of the fullest one; `None` if a server does not report it."""

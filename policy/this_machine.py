@@ -1,9 +1,12 @@
-"""Whether an HTTP call comes from a program on this machine, and from nobody through it. Pure.
+"""Whether an HTTP call comes from a local process and was not proxied. Pure.
 
-For what trusts its own machine because it was asked to (`--trust-this-machine`). Two others reach a server by the
-loopback address: a web page in a browser here (it carries a Host that is no local name, or an Origin, Referer or
-Sec-Fetch-Site of another site), and the clients of a proxy here (what proxies add, or HTTP/1.0, which only proxies
-speak to their servers). A proxy that hides all of that cannot be told apart.
+For servers that trust their own machine by a setting (`--trust-this-machine`). Two other callers reach a server by the
+loopback address:
+
+- a web page in a local browser. Its calls have a Host that is no local name, or an Origin, Referer or Sec-Fetch-Site of
+  another site;
+- the clients of a local proxy. Proxies add headers, or use HTTP/1.0 to their servers. A proxy that does neither cannot
+  be recognised.
 """
 
 import ipaddress
@@ -14,17 +17,17 @@ _OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip",
 
 
 def why_foreign(peer: str, headers: Mapping[str, str], http_version: str) -> str | None:
-    """Return why a call is not certainly from a program on this machine; `None` when it is.
+    """Return why a call may not come from a local process; `None` when it does.
 
-    `peer` is the address that calls, the names of `headers` are in lower case.
+    `peer` is the caller's address; the names of `headers` are in lower case.
     """
     host = headers.get("host", "")
     proxied = [name for name in headers if name.startswith("x-forwarded") or name in _OF_PROXIES]
     checks: tuple[tuple[Callable[[], bool], str], ...] = (
-        (lambda: bool(proxied), f"{', '.join(proxied)} is what a proxy sends"),
-        (lambda: not _is_local(peer), f"{peer or 'nobody'} is another one"),
-        (lambda: not _is_local(urlsplit("//" + host).hostname or ""), "the Host that was called is no local name"),
-        (lambda: http_version == "1.0", "HTTP/1.0 is what a proxy speaks"),
+        (lambda: bool(proxied), f"the call was proxied ({', '.join(proxied)})"),
+        (lambda: not _is_local(peer), f"{peer or 'the caller'} is not on this machine"),
+        (lambda: not _is_local(urlsplit("//" + host).hostname or ""), "the Host of the call is no local name"),
+        (lambda: http_version == "1.0", "the call was proxied (HTTP/1.0)"),
         (lambda: _is_of_another_site(headers, host), "a page of another site calls"),
     )  # fmt: skip
     for is_so, why in checks:
@@ -32,7 +35,7 @@ def why_foreign(peer: str, headers: Mapping[str, str], http_version: str) -> str
             if is_so():
                 return why
         except ValueError:  # brackets that are no IPv6 address
-            return "what it says of itself cannot be read"
+            return "the headers of the call cannot be read"
     return None
 
 
@@ -53,5 +56,5 @@ def _is_local(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None)  # a socket of both families shows IPv4 so
+    mapped = getattr(address, "ipv4_mapped", None)  # a socket of both families shows IPv4 addresses in this form
     return bool((mapped or address).is_loopback)

@@ -1,8 +1,8 @@
 """The documents that the gateway, the controller and the engine adapter share.
 
-All are frozen and checked when they are made: a value of these types is valid. `__post_init__` gathers every fault
-of an object before it raises, so that an operator sees all of them at once. Standard library only; the
-`__pydantic_config__` attributes are plain dictionaries that the codec's validator reads.
+All are frozen and checked at creation: a value of these types is valid. `__post_init__` collects every fault of an
+object before it raises, so that an operator sees all of them at once. Standard library only; the `__pydantic_config__`
+attributes are plain dictionaries that the codec's validator reads.
 
 Words: K is the number of draft tokens verified per request per step; K = 0 means no speculation. A pool is
 the set of engines of one model on one kind of hardware in one configuration.
@@ -20,31 +20,31 @@ from specpilot.policy.bands import classes_in, row_parts
 from specpilot.policy.graphs import Graphs
 
 DEFAULT_CLASS = "default"
-"""The traffic class of a request that no rule names, and of every request an engine cannot place."""
+"""The traffic class of a request that no rule matches, and of one whose class an engine does not know."""
 
 OTHER = "other"
-"""The label value that stands for every model or class that is not known (bounds cardinality)."""
+"""The label value for every unknown model or class; it bounds cardinality."""
 
 CLASS_LIMIT = 16
-"""How many traffic classes one model may have, `default` included."""
+"""Traffic classes of one model at most, `default` included."""
 
 K_LIMIT = 64
-"""An upper bound on K that no drafter of today reaches; it bounds memory and catches typing errors."""
+"""Upper bound on K. No drafter of today reaches it; it bounds memory and catches typing errors."""
 
 PRIORITY_LIMIT = 1000
 """A bound on a class's priority, both ways; it only catches typing errors."""
 
 RULE_LIMIT = 256
-"""How many match rules a policy may have; it bounds what its history takes."""
+"""Match rules of a policy at most; it bounds the size of its history."""
 
 PATH_LIMIT = 256
-"""Characters of a match rule's path."""
+"""Characters of a match rule's path at most."""
 
 RATE_LIMIT_MAX = 1_000_000_000
 """A bound on an API key's limits; it only catches typing errors."""
 
 ALLOWED_MODELS_LIMIT = 256
-"""How many models an API key may name; each of its requests looks through them."""
+"""Models that an API key may name at most; each of its requests searches them."""
 
 _NAME = re.compile(r"[!-~]{1,256}")
 _MODEL_NAME_CHARS = 256
@@ -53,15 +53,15 @@ _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
 
 class Mode(StrEnum):
-    """How far the controller may go for one model."""
+    """What the controller may do for one model."""
 
     OFF = "off"  # publish the static K
     ADVISE = "advise"  # decide and record, publish nothing: engines stay on their static K
-    ACT = "act"  # publish what was decided
+    ACT = "act"  # publish the decisions
 
 
 _OLD_THROUGHPUT = "goodput"
-"""What policies called this objective before: read, never written."""
+"""The former name of this objective in policies: read, never written."""
 
 
 class Objective(StrEnum):
@@ -91,9 +91,9 @@ def is_model_name(name: str) -> bool:
 
 
 def model_name_faults(label: str, name: str) -> list[str]:
-    """Why `name` cannot name a model."""
-    said = f"{label} {name!r} must be 1 to {_MODEL_NAME_CHARS} printable characters without a space at its ends"
-    return [] if is_model_name(name) else [said]
+    """Return why `name` cannot name a model."""
+    fault = f"{label} {name!r} must be 1 to {_MODEL_NAME_CHARS} printable characters without a space at its ends"
+    return [] if is_model_name(name) else [fault]
 
 
 def _raise(faults: list[str]) -> None:
@@ -110,7 +110,7 @@ def _name_faults(**names: str) -> list[str]:
 
 
 def rate_faults(**limits: int | None) -> list[str]:
-    """Why `limits`, each a number of requests or tokens or none, cannot be an API key's."""
+    """Return why `limits`, each a number of requests or tokens or none, cannot be those of an API key."""
     return [
         f"{label} is {limit}; it must be between 1 and {RATE_LIMIT_MAX}, or left out for no limit"
         for label, limit in limits.items()
@@ -119,14 +119,14 @@ def rate_faults(**limits: int | None) -> list[str]:
 
 
 def ceiling_faults(k_max: int | None) -> list[str]:
-    """Why `k_max` cannot be an API key's ceiling on K."""
+    """Return why `k_max` cannot be an API key's ceiling on K."""
     if k_max is None or 0 <= k_max <= K_LIMIT:
         return []
     return [f"k_max is {k_max}; it must be between 0 (no speculation) and {K_LIMIT}, or left out for no ceiling"]
 
 
 def model_faults(allowed_models: tuple[str, ...] | None) -> list[str]:
-    """Why `allowed_models` cannot be an API key's."""
+    """Return why `allowed_models` cannot be those of an API key."""
     names = allowed_models or ()
     faults = [f"allowed_models: {fault}" for name in names for fault in model_name_faults("model", name)]
     if len(names) > ALLOWED_MODELS_LIMIT:
@@ -146,7 +146,7 @@ class KRange(NamedTuple):
 
 
 def range_faults(ranges: tuple[KRange, ...]) -> list[str]:
-    """Why `ranges` is no schedule for one class: they begin at 1 and follow on without gap or overlap."""
+    """Return why `ranges` is no row of a schedule: they must begin at 1, without gap or overlap."""
     if not ranges:
         return ["has no range; give at least [[1, 1, K]]"]
     faults = []
@@ -168,7 +168,7 @@ def range_faults(ranges: tuple[KRange, ...]) -> list[str]:
 
 
 def _row_faults(name: str) -> list[str]:
-    """Why `name` cannot be that of a schedule's row."""
+    """Return why `name` cannot name a schedule's row."""
     try:
         traffic_class, _ = row_parts(name)
     except ValueError as error:
@@ -180,9 +180,9 @@ def _row_faults(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Rows that one engine of the pool applies instead, to measure what they cost; for `valid_for_s` seconds at most.
+    """Rows that one engine of the pool applies instead, to measure their cost; for `valid_for_s` seconds at most.
 
-    It ends with that time, or with a schedule that has none: then the engine applies the schedule's rows.
+    A later schedule without a trial ends it. Then the engine applies the schedule's rows.
     """
 
     engine_id: str
@@ -192,15 +192,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the engines of one (model, pool) apply: K by traffic class, band and running decode requests.
+    """K by traffic class, band and running decode requests, for the engines of one (model, pool).
 
     `classes` maps a class, or one band of a class (`code:7`, see `policy.bands`), to its ranges; above the last range
-    its K holds. Which row holds for a request says `policy.bands.row_of`; `default` must be there. `version` grows with
-    every publication and an engine never goes back. `issued_at` is Unix seconds; `valid_for_s` seconds after an engine
-    received it the schedule is stale: the engine holds its rows for as long as it is set to, then falls back to its
-    static K. `probe_ratio` (0..1) is about the share of the engine's time that probes may take; 0 switches them off.
-    `trial` is what one engine applies instead. `like_default` are classes that have no rows of their own; they are
-    named so that an engine counts their evidence apart.
+    its K holds. `policy.bands.row_of` gives the row of a request; `default` must exist. `version` grows with every
+    publication, and an engine never returns to an older one. `issued_at` is in Unix seconds. `valid_for_s` seconds
+    after an engine received it the schedule is stale: the engine holds its rows for a time of its own, then falls back
+    to its static K. `probe_ratio` (0..1) is about the share of the engine's time for probes; 0 switches them off.
+    `trial` are the rows that one engine applies instead. `like_default` are classes without rows of their own, whose
+    evidence an engine counts separately.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -256,10 +256,10 @@ class Schedule:
 class ClassPolicy:
     """What an operator wants for one traffic class of one model.
 
-    `weight` scales the class's tokens in the objective, and its share of the places that fall free while requests wait
-    in a gateway. There a higher `priority` goes first, always. `k_min` and `k_max` bound K; `None` leaves the model's
-    bound. `pin` fixes K, also outside the model's bounds. `itl_slo_ms` is the largest mean inter-token latency, in
-    milliseconds, that the law may predict for the class.
+    `weight` scales the class's tokens in the objective, and its share of the places that become free while requests
+    wait in a gateway. There a higher `priority` always goes first. `k_min` and `k_max` bound K; `None` keeps the
+    model's bound. `pin` fixes K, also outside the model's bounds. `itl_slo_ms` is the largest mean inter-token latency,
+    in milliseconds, that the law may predict for the class.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -293,7 +293,7 @@ class ClassPolicy:
 
 @dataclass(frozen=True, slots=True)
 class MatchRule:
-    """Gives `traffic_class` to a request of which every named fact is as stated. The first rule that fits wins.
+    """Gives `traffic_class` to a request that meets every stated condition. The first rule that matches wins.
 
     `path` is the request path; `stream` whether it streams; `has_tools` and `has_response_format` whether the
     body names tools or a response format; `max_tokens_at_most` and `prompt_chars_at_least` bound the sizes.
@@ -319,12 +319,12 @@ class MatchRule:
 class Policy:
     """What an operator wants for one model. Written by people, through the admin API.
 
-    `static_k` is the K that the controller publishes in mode `off`, in the hold-out and where nothing is known; `None`
-    leaves it to each engine's own setting, which an engine without a schedule runs at in any case.
+    `static_k` is the K that the controller publishes in mode `off`, in windows of the control group and where nothing
+    is known; `None`: each engine's own static K, at which an engine without a schedule runs in any case.
     `minimum_gain_ratio` (0..1) is the predicted gain below which a schedule is not changed; `dwell_s` the least time in
-    seconds between two changes. `probe_ratio` (0..1) bounds the share of an engine's time that probes take.
-    `hold_out_ratio` (0..1) is the share of the time that a pool runs the static K, to measure what the law gains over
-    it; 0 switches that off.
+    seconds between two changes. `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio`
+    (0..1) is the share of the time that a pool runs the static K as control group, to measure the law's gain over it; 0
+    switches that off.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -352,7 +352,7 @@ class Policy:
             faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 0.5")
         if not 0 <= self.minimum_gain_ratio <= 1:
             faults.append(f"minimum_gain_ratio is {self.minimum_gain_ratio}; it must be between 0 and 1")
-        if not 0 <= self.hold_out_ratio <= 0.5:  # noqa: PLR2004 - the hold-out is the smaller part
+        if not 0 <= self.hold_out_ratio <= 0.5:  # noqa: PLR2004 - the control group is the smaller part
             faults.append(f"hold_out_ratio is {self.hold_out_ratio}; it must be between 0 and 0.5")
         if not 0 <= self.dwell_s <= 3600:  # noqa: PLR2004 - an hour
             faults.append(f"dwell_s is {self.dwell_s}; it must be between 0 and 3600")
@@ -379,7 +379,7 @@ class Policy:
         return (DEFAULT_CLASS, *sorted(set(self.classes) - {DEFAULT_CLASS}))
 
     def of_class(self, name: str) -> ClassPolicy:
-        """What the operator wants for class `name`; the plain defaults where nothing is said."""
+        """Return the wishes for class `name`; the defaults where the policy states none."""
         return self.classes.get(name) or ClassPolicy()
 
 
@@ -396,12 +396,12 @@ class VersionedPolicy:
 class ApiKey:
     """A client's key as it is stored: only its SHA-256, never the key.
 
-    `traffic_class` is the class of its requests that ask for none; `allowed_classes` those a request may ask
-    for by header, `None` meaning every class of the model. `requests_per_minute`, `tokens_per_minute` and
+    `traffic_class` is the class of its requests that state none; `allowed_classes` those that a request may state
+    by header, `None`: every class of the model. `requests_per_minute`, `tokens_per_minute` and
     `max_concurrent_requests` (under way at once, those that wait included) are its limits over all gateways together,
     `None` for none. `allowed_models` are the names that its requests may ask for, `None` meaning any. `k_max` is the
     ceiling on K of its requests, `None` for none. From `expires_at` (Unix seconds) on it is refused; `None`: it does
-    not expire. After a rotation the secret before it, `previous_sha256`, is good until `previous_expires_at`.
+    not expire. After a rotation the former secret, `previous_sha256`, is valid until `previous_expires_at`.
     """
 
     key_id: str
@@ -426,7 +426,7 @@ class ApiKey:
         _raise([*limits, *model_faults(self.allowed_models), *ceiling_faults(self.k_max)])
 
     def admits(self, sha256: str, now: float) -> bool:
-        """Whether a client that sends the key with this hash may go on at `now`."""
+        """Whether the key with this hash is accepted at `now`."""
         if self.expires_at is not None and now >= self.expires_at:
             return False
         if sha256 == self.sha256.lower():
@@ -435,7 +435,7 @@ class ApiKey:
 
     @property
     def has_limits(self) -> bool:
-        """Whether it may not ask for as much as it likes."""
+        """Whether it has any limit on its rate or concurrency."""
         return (
             self.requests_per_minute is not None
             or self.tokens_per_minute is not None
@@ -449,10 +449,10 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class GatewayUsage:
-    """What one gateway says every second: that it is there, and what is asked of it under each limited key.
+    """The demand under each limited key that one gateway reports every second; also its sign of life.
 
-    `demand` maps a key's id to limits per minute: 1 is what the key may ask of all gateways together. Keys that are
-    not in use are left out.
+    `demand` maps a key's id to a multiple of the key's limit over all gateways together. Keys without demand are left
+    out.
     """
 
     gateway_id: str
@@ -461,12 +461,12 @@ class GatewayUsage:
 
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
-    """What an engine says of itself with every heartbeat.
+    """The facts that an engine reports with every heartbeat.
 
-    `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` what it applies when
-    it has no valid schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the
+    `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` its K without a valid
+    schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the
     drafter, `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` where it runs
-    without. `stalled`: it has requests, and its model has ended no step for far longer than one takes. Times are Unix
+    without. `stalled`: it has requests, and no step has ended for far longer than a step takes. Times are Unix
     seconds.
     """
 
@@ -494,11 +494,11 @@ class EngineRecord:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One controller tick for one (model, pool): what it saw, what it chose and why.
+    """One controller tick for one (model, pool): its evidence, its choice and the reason.
 
-    `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law looked at,
-    `schedule` what it would have the engines do, `published` whether a schedule was sent; in the modes `off` and
-    `advise` that one says the static K. `k` is K by class, as sent, at the load of the tick. `predicted_gain_ratio` is
+    `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law used, `schedule` is its
+    choice, `published` whether a schedule was sent; in the modes `off` and `advise` the sent one states the static K.
+    `k` is K by class, as sent, at the load of the tick. `predicted_gain_ratio` is
     the predicted throughput over that of the schedule in force, minus 1; `None` when it could not be predicted.
     """
 

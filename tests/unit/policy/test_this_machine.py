@@ -13,18 +13,18 @@ def test_a_program_here_is_none_from_elsewhere(peer: str, host: str) -> None:
 
 @pytest.mark.parametrize("peer", ["", "unknown", "10.0.0.7", "::ffff:10.0.0.7", "example.org", "127.0.0.1:80"])
 def test_another_address_is_named(peer: str) -> None:
-    assert why_foreign(peer, HOST, "1.1") == f"{peer or 'nobody'} is another one"
+    assert why_foreign(peer, HOST, "1.1") == f"{peer or 'the caller'} is not on this machine"
 
 
 @pytest.mark.parametrize(
     ("headers", "http_version", "why"),
     [
-        ({"x-forwarded-for": "127.0.0.1"}, "1.1", "x-forwarded-for is what a proxy sends"),
-        ({"forwarded": "for=x", "via": "1.1 p"}, "1.1", "forwarded, via is what a proxy sends"),
-        ({}, "1.0", "HTTP/1.0 is what a proxy speaks"),
-        ({"host": "evil.example"}, "1.1", "the Host that was called is no local name"),
-        ({"host": ""}, "1.1", "the Host that was called is no local name"),
-        ({"host": "[x"}, "1.1", "what it says of itself cannot be read"),
+        ({"x-forwarded-for": "127.0.0.1"}, "1.1", "the call was proxied (x-forwarded-for)"),
+        ({"forwarded": "for=x", "via": "1.1 p"}, "1.1", "the call was proxied (forwarded, via)"),
+        ({}, "1.0", "the call was proxied (HTTP/1.0)"),
+        ({"host": "evil.example"}, "1.1", "the Host of the call is no local name"),
+        ({"host": ""}, "1.1", "the Host of the call is no local name"),
+        ({"host": "[x"}, "1.1", "the headers of the call cannot be read"),
         ({"origin": "http://evil.example"}, "1.1", "a page of another site calls"),
         ({"referer": "http://localhost/x"}, "1.1", "a page of another site calls"),
         ({"sec-fetch-site": "cross-site"}, "1.1", "a page of another site calls"),
