@@ -3,7 +3,7 @@
 Real programs and a real Redis, before `bench.fleet.simulated_engines`. In turn:
 
 - *memory*: what Redis holds for each policy, engine, schedule and decision, by its own `used_memory`;
-- *links*: some engines keep a link to Redis as the adapter does (`engine_adapter.agent.agent.EngineLink`: heartbeat,
+- *links*: some engines keep a link to Redis as the adapter does (`engine_adapter.agent.link.EngineLink`: heartbeat,
   subscription, looks for a schedule): Redis's CPU, commands and bytes for each;
 - *controller*: one controller with all engines and policies: CPU of a tick, memory, what Redis does for it, and whether
   every engine was scraped;
@@ -40,8 +40,7 @@ from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.controller.publication import RENEW_S
-from specpilot.engine_adapter.agent.agent import EngineLink
-from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S, TTL_S
+from specpilot.engine_adapter.agent.link import HEARTBEAT_S, TTL_S, EngineLink
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy.bands import BANDS
 from specpilot.policy.clock import SystemClock

@@ -29,9 +29,8 @@ from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_cat
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
 from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
-from specpilot.engine_adapter.agent.calibration import CLASS, loads, settings
+from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.agent.tuning import CALIBRATION_STEPS
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Evidence, Meter
 from specpilot.engine_adapter.law.law import EngineLaw, Wish
@@ -188,7 +187,7 @@ class Engine:
             self._settle([Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)])
             for k, others in settings(n, self.k_max):
                 self._table = calibration_table(k, {CLASS: others})
-                for _ in range(CALIBRATION_STEPS):
+                for _ in range(STEPS):
                     self._step(_USUAL, None)
                 found = self._meter.take()
                 self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))

@@ -1,22 +1,25 @@
-"""Step times before traffic: an engine that has just started runs requests of its own, and counts what its steps take.
+"""Calibration: an engine that has just started measures its step times with requests of its own, before traffic.
 
-Without this the control law would learn what a K costs from users' requests: in the first seconds at each load it would
-choose by a cost that was measured at another one. It takes seconds, ends before the engine registers, and goes through
-the engine's own HTTP API, so whatever a step does for a user it does here.
+Otherwise the control law would learn the cost of a K from users' requests: in the first seconds at each load it would
+use a cost that was measured at another load. Calibration takes seconds and ends before the engine registers. It uses
+the engine's own HTTP API, so its steps do all that a user's steps do.
 
 For each number of running requests, powers of two up to `max_num_seqs`, four settings follow one another while the same
-requests run: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1, without which tokens
-verified and slots laid out would only ever be seen to grow together.
+requests run: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1. Without the last one
+verified tokens and slots would only grow together, and their costs could not be separated.
 
-The requests' tokens are drawn at random, so their drafts say nothing about traffic: of what the engine counts meanwhile
-only the steps are exported. vLLM's own counters do count these requests.
+The requests' tokens are drawn at random, so their drafts are no evidence about traffic: only the steps are exported.
+vLLM's own counters count these requests.
 
-Where a sequence may not be long enough for all settings the requests end early, and are sent anew. Steps in which less
-than half of them run are exported, but do not count for the setting.
+If sequences cannot be long enough for all settings, the requests end early and are sent again. Steps in which less than
+half of the requests run are exported, but do not count for the setting.
 
-Failures, by name: the engine's address has no name server's answer or no certificate that is trusted here (both at
-once), does not answer, refuses the request (an API key that the adapter does not know) or runs no step -> one warning,
-and step times are learned from traffic.
+A failure is logged as one warning, and step times are then learned from traffic:
+
+- the engine's address does not resolve, or its certificate is not trusted here: calibration ends at once;
+- the address does not answer within `START_S`;
+- the engine refuses the request, for example because of an API key that the adapter does not know;
+- no step runs within `ANSWER_S`.
 """
 
 import http.client
@@ -37,43 +40,55 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.agent.tuning import (
-    CALIBRATION_ANSWER_S,
-    CALIBRATION_PROMPT,
-    CALIBRATION_REQUESTS,
-    CALIBRATION_SETTING_S,
-    CALIBRATION_START_S,
-    CALIBRATION_STEPS,
-)
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.plan.speculation_control import calibration_table
 from specpilot.policy.types import DEFAULT_CLASS
 
-logger = logging.getLogger("vllm.specpilot")
+STEPS = 20
+"""Steps that are measured of each setting: a mean good to some per cent, in a fifth of a second."""
+
+REQUESTS = 256
+"""Running requests of a calibration at most; step times above are extrapolated until traffic is there."""
+
+PROMPT = 16
+"""Tokens of a calibration's prompts."""
+
+SETTING_S = 10.0
+"""Seconds of one setting at most: if 20 steps take longer, the rest is learned from traffic."""
+
+ANSWER_S = 5.0
+"""Seconds without a step after which calibration is given up."""
+
+START_S = 120.0
+"""Seconds in which the engine's own address must answer, counted from when its model is loaded."""
+
 CLASS = "calibration"
-"""The traffic class of those requests whose K differs from the others'."""
+"""The traffic class of the requests whose K differs from the others'."""
+
 _POLL_S = 0.01
+
+logger = logging.getLogger("vllm.specpilot")
 
 
 class CalibrationError(Exception):
-    """The engine cannot be measured; the message says why."""
+    """The engine cannot be measured, for the reason in the message."""
 
 
 def loads(max_running: int) -> list[int]:
-    """Return the numbers of running requests that are measured on an engine which runs at most `max_running`."""
-    most = min(max_running, CALIBRATION_REQUESTS)
+    """Return the numbers of running requests to measure on an engine that runs at most `max_running`."""
+    most = min(max_running, REQUESTS)
     return [*(1 << octave for octave in range(most.bit_length() - 1)), most]
 
 
 def settings(n: int, k_max: int) -> list[tuple[int, int]]:
-    """Return, for each setting that is measured with `n` requests, K of the first half of them and of the others."""
+    """Return the settings for `n` requests: for each, K of the first half of the requests and K of the others."""
     mixed = [(k_max, 1)] if n > 1 else []
     return list(dict.fromkeys([(0, 0), (k_max, k_max), (max(1, k_max // 3), max(1, k_max // 3)), *mixed]))
 
 
 class Calibration:
-    """Measures the steps of the engine that `scheduler` belongs to, which answers at `url`, for `limit_s` at most."""
+    """Measures the steps of the engine of `scheduler`, which answers at `url`, for `limit_s` seconds at most."""
 
     def __init__(self, scheduler: Any, exporter: MetricsExporter, url: str, limit_s: float) -> None:
         self._scheduler = scheduler
@@ -83,7 +98,7 @@ class Calibration:
         self._limit_s = limit_s
 
     def run(self, stopped: threading.Event) -> None:
-        """Measure, until done, `limit_s` is over or `stopped`; on a failure say so and return."""
+        """Measure until all is done, `limit_s` is over, or `stopped`; log a failure and return."""
         if self._control.k_max == 0 or self._limit_s == 0:
             return
         began = time.monotonic()
@@ -107,9 +122,9 @@ class Calibration:
             self._leave(stopped)
 
     def _leave(self, stopped: threading.Event) -> None:
-        """Give K back, once no request of the calibration runs any more: its drafts would count as users'."""
+        """Return K to the schedule once no request of the calibration runs: its drafts would count as users'."""
         self._control.calibrating = calibration_table(0, {})
-        until = time.monotonic() + CALIBRATION_ANSWER_S
+        until = time.monotonic() + ANSWER_S
         while self._scheduler.has_unfinished_requests() and time.monotonic() < until and not stopped.is_set():
             time.sleep(_POLL_S)
         self._scheduler.meter.take()
@@ -123,7 +138,7 @@ class Calibration:
         with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS) as second:
             for k, k_others in settings(n, self._control.k_max):
                 self._control.calibrating = calibration_table(k, {CLASS: k_others})
-                until = min(deadline, time.monotonic() + CALIBRATION_SETTING_S)
+                until = min(deadline, time.monotonic() + SETTING_S)
                 if not self._take_steps(n, (first, second), until, stopped):
                     return False
         while self._scheduler.has_unfinished_requests() and time.monotonic() < deadline and not stopped.is_set():
@@ -133,7 +148,7 @@ class Calibration:
     def _take_steps(self, n: int, batches: Sequence["_Batch"], until: float, stopped: threading.Event) -> bool:
         """Wait for the steps of a setting with `n` requests and export them; return whether there were enough."""
         began, count, found = time.monotonic(), 0, Evidence()
-        while count < CALIBRATION_STEPS and not stopped.is_set():
+        while count < STEPS and not stopped.is_set():
             time.sleep(_POLL_S)
             now = time.monotonic()
             if now > until:
@@ -144,13 +159,13 @@ class Calibration:
             self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
             for batch in batches:
                 batch.go_on()
-            if count == 0 and now - began > CALIBRATION_ANSWER_S:
-                raise CalibrationError(f"no step ran within {CALIBRATION_ANSWER_S:.0f} s")
-        return count >= CALIBRATION_STEPS
+            if count == 0 and now - began > ANSWER_S:
+                raise CalibrationError(f"no step ran within {ANSWER_S:.0f} s")
+        return count >= STEPS
 
     @contextmanager
     def _requests(self, count: int, label: str) -> Iterator["_Batch"]:
-        """Have so many requests run, which end with their connection."""
+        """Run so many requests; they end with their connection."""
         batch = _Batch(self._connection(), f"{self._url.path.rstrip('/')}/v1/completions", self._body(count, label))
         try:
             if count:
@@ -161,14 +176,13 @@ class Calibration:
 
     def _body(self, count: int, label: str) -> bytes:
         config = self._scheduler.vllm_config.model_config
-        size, room = config.get_vocab_size(), config.max_model_len - CALIBRATION_PROMPT - self._control.k_max
+        size, room = config.get_vocab_size(), config.max_model_len - PROMPT - self._control.k_max
         draw = random.Random(f"{label} {count}")  # noqa: S311 - no secret
         # Special tokens lie at either end of a vocabulary.
         prompts = [
-            [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(CALIBRATION_PROMPT)]
-            for _ in range(count)
+            [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(PROMPT)] for _ in range(count)
         ]
-        steps = CALIBRATION_STEPS * (len(settings(count, self._control.k_max)) + 1)
+        steps = STEPS * (len(settings(count, self._control.k_max)) + 1)
         body = {
             "model": self._control.model,
             "prompt": prompts,
@@ -180,7 +194,7 @@ class Calibration:
         return json.dumps(body).encode()
 
     def _await_server(self, stopped: threading.Event) -> None:
-        deadline = time.monotonic() + CALIBRATION_START_S
+        deadline = time.monotonic() + START_S
         while not stopped.is_set():
             connection = self._connection()
             try:
@@ -188,7 +202,7 @@ class Calibration:
                 if connection.getresponse().status == HTTPStatus.OK:
                     return
                 reason = "its /health does not answer 200"
-            except (socket.gaierror, ssl.SSLError) as error:  # waiting mends neither, and would hold up the engine
+            except (socket.gaierror, ssl.SSLError) as error:  # waiting would repair neither, and delay the engine
                 raise CalibrationError(
                     f"{self._url.geturl()} cannot be reached from within the engine ({error})"
                 ) from error
@@ -202,11 +216,11 @@ class Calibration:
 
     def _connection(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        return kind(self._url.hostname or "", self._url.port, timeout=CALIBRATION_ANSWER_S)
+        return kind(self._url.hostname or "", self._url.port, timeout=ANSWER_S)
 
 
 class _Batch:
-    """Requests of one HTTP call, sent anew when they have ended."""
+    """Requests of one HTTP call, sent again when they have ended."""
 
     def __init__(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> None:
         self.connection = connection

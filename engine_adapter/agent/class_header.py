@@ -1,12 +1,12 @@
-"""Takes a request's traffic class from the header `X-Traffic-Class`, in vLLM's server, by its `--middleware`.
+"""Middleware of vLLM's server that reads a request's traffic class from the header `X-Traffic-Class`.
 
-For engines behind a gateway that is not SpecPilot's: it need only pass that header on, or set it. The class is written
-into the body as `vllm_xargs.traffic_class`, where SpecPilot's gateway writes it too, in place of one that is there: who
-runs the gateway in front decides, not its clients. A gateway that passes their headers on lets clients choose.
+For engines behind another gateway than SpecPilot's, which only has to pass that header on, or set it. The class is
+written into the body as `vllm_xargs.traffic_class`, as SpecPilot's gateway does, and replaces one that is there: the
+operator of the gateway decides, not its clients. A gateway that passes their headers on lets clients choose.
 
-What is no class name, and a body that is no JSON object, pass as they are: the request is served as `default`, or
-refused by vLLM itself. A body without `vllm_xargs`, which is nearly every one, is not parsed: the field is put in front
-of the rest.
+A header that is no class name, and a body that is no JSON object, pass unchanged: vLLM serves the request as `default`,
+or refuses it. A body without `vllm_xargs`, which is nearly every one, is not parsed: the field is inserted at its
+start.
 """
 
 import json
@@ -28,7 +28,7 @@ PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "
 """The routes whose bodies vLLM lets carry `vllm_xargs`."""
 
 _OPENING = re.compile(rb"\s*\{\s*")
-_ESCAPED = re.compile(rb"\\u00[4-7]")  # a letter that need not be escaped: the field may hide behind it
+_ESCAPED = re.compile(rb"\\u00[4-7]")  # an escaped letter: the field's name may contain it
 
 
 class ClassHeaderMiddleware:
@@ -44,7 +44,7 @@ class ClassHeaderMiddleware:
             await self._app(scope, receive, send)
             return
         body, last = await _read(receive)
-        if last["type"] == "http.request":  # else the client left meanwhile
+        if last["type"] == "http.request":  # otherwise the client has disconnected
             body = marked(body, name)
         headers = [
             (key, value) for key, value in scope["headers"] if key not in (b"content-length", b"transfer-encoding")
@@ -54,7 +54,7 @@ class ClassHeaderMiddleware:
 
 
 def marked(body: bytes, name: str) -> bytes:
-    """Return the JSON object `body` with the traffic class `name`; anything else as it is."""
+    """Return the JSON object `body` with the traffic class `name`; any other body unchanged."""
     opening = _OPENING.match(body)
     if opening is None:
         return body
@@ -72,7 +72,7 @@ def marked(body: bytes, name: str) -> bytes:
 
 
 def _class_of(scope: Scope) -> str | None:
-    """Return the class that a request's header names; `None` where it names none or nothing takes one."""
+    """Return the class in a request's header; `None` without one, and for routes without classes."""
     if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in PATHS:
         return None
     for key, value in scope["headers"]:
@@ -83,7 +83,7 @@ def _class_of(scope: Scope) -> str | None:
 
 
 async def _read(receive: Receive) -> tuple[bytes, Message]:
-    """Return the whole body and the last message that came: of the body, or that the client left."""
+    """Return the whole body, and the last message: of the body, or that the client disconnected."""
     chunks: list[bytes] = []
     while True:
         message = await receive()
@@ -95,7 +95,7 @@ async def _read(receive: Receive) -> tuple[bytes, Message]:
 
 
 def _replay(body: bytes, last: Message, receive: Receive) -> Receive:
-    """Return what gives `body` as one message, or that the client left, and then whatever comes."""
+    """Return a `receive` that yields `body` as one message, or that the client disconnected, then later messages."""
     pending: list[Message] = [
         {"type": "http.request", "body": body, "more_body": False} if last["type"] == "http.request" else last
     ]

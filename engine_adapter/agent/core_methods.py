@@ -1,8 +1,7 @@
-"""What the API server asks of an engine's core: the state that it applies, a schedule to apply, and to drain.
+"""Methods on vLLM's `EngineCore` for the API server: report the state, apply a schedule, begin to drain.
 
-vLLM runs such methods between two steps, so a schedule is applied whole, never in the middle of one. Who asks lives in
-the API server's process and calls them by name (`engine_adapter.agent.endpoint` and `draining`);
-`engine_adapter.plugin` puts them on vLLM's `EngineCore`.
+The API server's process calls them by name (`agent.endpoint`, `agent.draining`); `engine_adapter.plugin` adds them to
+the class. vLLM runs them between two steps, so a schedule is never applied in the middle of one.
 """
 
 import json
@@ -27,7 +26,7 @@ DRAIN_METHOD = "specpilot_drain"
 
 
 def state(core: Any) -> str:
-    """Return what the engine applies now, as JSON; `null` when its scheduler is not the adapter's."""
+    """Return the engine's state as JSON; `null` when its scheduler is not the adapter's."""
     control = getattr(core.scheduler, "control", None)
     if control is None:
         return json.dumps(None)
@@ -52,7 +51,7 @@ def state(core: Any) -> str:
 
 
 def _bands(scheduler: Any) -> dict[str, Any]:
-    """Return where the running requests lie, with their K by the schedule, and where new ones begin."""
+    """Return the bands of the running requests, with their scheduled K, and the bands in which new ones start."""
     return {
         "edges": BAND_EDGES,
         "running": [
@@ -73,9 +72,10 @@ def _bands(scheduler: Any) -> dict[str, Any]:
 
 
 def apply(core: Any, text: str) -> str:
-    """Apply the schedule that the JSON `text` states, from the next step on.
+    """Apply the schedule in the JSON `text` from the next step on.
 
-    What is missing is filled in: the engine's own `model` and `pool`, the next `version`, now, an hour, no probes.
+    Defaults of missing fields: the engine's own `model` and `pool`, the next `version`, issued now, valid for an hour,
+    no probes.
     Returns the new state, or `{"error": {"status", "code", "message"}}`.
     """
     control = getattr(core.scheduler, "control", None)
@@ -105,7 +105,7 @@ def apply(core: Any, text: str) -> str:
 
 
 def drain(core: Any) -> str:
-    """Say to all gateways that the engine drains, from now on; may be called again.
+    """Mark the engine as draining, for all gateways; may be called again.
 
     Returns whether requests run, as JSON; `null` when the scheduler is not the adapter's.
     """

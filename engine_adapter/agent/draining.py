@@ -1,18 +1,17 @@
-"""SIGTERM to an engine: gateways stop sending, what runs comes to its end, then vLLM shuts down.
+"""Draining at SIGTERM: gateways stop sending, running requests end, then vLLM shuts down.
 
-Runs in the API server's process, whose event loop has vLLM's own handler of SIGTERM; this one takes its place when the
-server has started.
+Runs in the API server's process and replaces vLLM's own handler of SIGTERM once the server has started.
 
-| state    | begins with                          | meanwhile                                                        |
-|----------|--------------------------------------|------------------------------------------------------------------|
-| serving  | the start                            |                                                                  |
-| draining | SIGTERM                              | the record says `draining`; `grace_s` seconds for gateways to see |
-| ending   | the grace is over                    | `timeout_s` seconds at most, until two looks find nothing running |
-| stopping | nothing runs, or time is up, or a second SIGTERM | vLLM's own shutdown                                   |
+| state    | begins with                                     | meanwhile                                               |
+|----------|-------------------------------------------------|---------------------------------------------------------|
+| serving  | the start                                       |                                                         |
+| draining | SIGTERM                                         | the record is `draining`, for `grace_s` seconds         |
+| ending   | `grace_s` is over                               | `timeout_s` at most, until two checks find nothing runs |
+| stopping | nothing runs, time is over, or a second SIGTERM | vLLM's own shutdown                                     |
 
-An engine that hangs answers no look, and is stopping when both times are over.
-Requests that come all the same are served until the last state. vLLM has one handler for SIGTERM and SIGINT, so it is
-reached by SIGINT; a SIGINT from outside (Ctrl-C) stops the engine at once, as ever.
+An engine that hangs answers no check, and stops when both times are over. Requests that still arrive are served until
+the last state. vLLM has one handler for SIGTERM and SIGINT, so its shutdown is started by SIGINT. A SIGINT from outside
+(Ctrl-C) stops the engine at once, as without the adapter.
 """
 
 import asyncio
@@ -25,24 +24,24 @@ from typing import Any
 
 from fastapi import FastAPI
 
-LOOK_EVERY_S = 0.25
-"""Between two looks whether anything runs, in seconds: also the time that the last bytes have to reach their client."""
+CHECK_EVERY_S = 0.25
+"""Seconds between two checks whether anything runs; also the time for the last bytes to reach their client."""
 
 logger = logging.getLogger("vllm.specpilot")
 
 
 class Draining:
-    """Takes SIGTERM of the process whose event loop runs."""
+    """Handles SIGTERM of the process whose event loop runs."""
 
     def __init__(self, begin: Callable[[], Awaitable[str]], grace_s: float, timeout_s: float) -> None:
-        """`begin` marks the engine as draining and returns, as JSON, whether requests run; `null`: no adapter there."""
+        """`begin` marks the engine as draining and returns as JSON whether requests run; `null`: no adapter."""
         self._begin = begin
         self._grace_s = grace_s
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
 
     def attach(self, app: FastAPI) -> None:
-        """Take the signal over when the server that runs `app` has started: vLLM has set its own handler by then."""
+        """Take the signal over once the server of `app` has started: vLLM has set its own handler by then."""
         inner = app.router.lifespan_context
 
         @asynccontextmanager
@@ -54,7 +53,7 @@ class Draining:
         app.router.lifespan_context = lifespan
 
     def on_signal(self) -> None:
-        """Begin to drain; the second time stop at once."""
+        """Begin to drain; at the second signal stop at once."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._drain())
         else:
@@ -76,9 +75,9 @@ class Draining:
 
     async def _until_idle(self) -> None:
         idle = 0
-        while idle < 2:  # noqa: PLR2004 - one look may fall between a request's arrival and its place in the engine
+        while idle < 2:  # noqa: PLR2004 - one check may come between a request's arrival and its place in the engine
             idle = 0 if await self._is_running() else idle + 1
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
     async def _is_running(self) -> bool | None:
         found: bool | None = json.loads(await self._begin())

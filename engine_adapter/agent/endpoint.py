@@ -1,11 +1,10 @@
 """vLLM's endpoint plugin: `GET` and `PUT /speculation` on the engine's own port.
 
-Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`. Without one nobody is let in, unless
-`SPECPILOT_ENGINE_TRUST_THIS_MACHINE` is set: then programs on this machine, but no web page and no proxy
-(`specpilot.policy.this_machine`). The gateway never forwards to this route.
+Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`. Without a token every call is refused, except with
+`SPECPILOT_ENGINE_TRUST_THIS_MACHINE`: then local processes are served, but no web page and no proxy
+(`policy.this_machine`). The gateway never forwards to this route.
 
-It also brings the server what SIGTERM begins (`engine_adapter.agent.draining`) and the adapter's metrics
-(`engine_adapter.agent.exposition`).
+The plugin also adds draining at SIGTERM (`agent.draining`) and the adapter's metrics (`agent.exposition`).
 """
 
 import hmac
@@ -47,17 +46,17 @@ class SpeculationEndpoint:
         self._draining.attach(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002 - vLLM's protocol
-        """Remember how to reach the engine."""
+        """Keep vLLM's client of the engine core."""
         self._engine_client = engine_client
 
     async def read(self, request: Request) -> JSONResponse:
-        """Return the schedule in force and where it comes from."""
+        """Return the state of the engine: the schedule in force and its source."""
         if (refusal := self._refusal(request)) is not None:
             return refusal
         return self._answer(await self._call(STATE_METHOD))
 
     async def write(self, request: Request) -> JSONResponse:
-        """Apply a schedule from the next step on; the running one stays if it is refused."""
+        """Apply a schedule from the next step on; if it is refused, the one in force stays."""
         if (refusal := self._refusal(request)) is not None:
             return refusal
         body = await request.body()

@@ -1,9 +1,9 @@
 """The adapter's evidence as Prometheus metrics, beside vLLM's own.
 
-The EngineCore process keeps them as a page of text in the folder that `PROMETHEUS_MULTIPROC_DIR` names, which must be
-empty before the server starts (`specpilot engine` sees to it); the API server adds it to its `/metrics` (`exposition`).
-A page that cannot be written (a full disk) is logged once, and written when that is possible again: the evidence is
-late then, and nothing else is affected.
+The EngineCore process keeps them as a page of text in the folder that `PROMETHEUS_MULTIPROC_DIR` names. The folder must
+be empty before the server starts (`specpilot engine` empties it). The API server adds the page to its `/metrics`
+(`agent.exposition`). A page that cannot be written (a full disk) is logged once, and written as soon as that is
+possible again: the evidence is then late, and nothing else is affected.
 """
 
 import logging
@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
-from specpilot.engine_adapter.agent.tuning import UNCHANGED_EXPORTS
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
@@ -20,8 +19,11 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder; vLLM's processes share their own metrics there."""
 
 ENDING = ".specpilot"
-"""How names of pages end: prometheus-client reads all that ends with `.db`."""
+"""Ending of a page's file name; prometheus-client reads files that end with `.db`."""
 
+UNCHANGED_EXPORTS = 20
+"""Exports in a row that skip a page of which only the schedule's age is new: an idle engine writes every 5 s, because
+each write is a whole page for the disk."""
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -33,7 +35,7 @@ class MetricsExporter:
         self._model = model
         self._lock = threading.Lock()
         self._families: list[Family] = []
-        self._written = ""  # without the age of the schedule
+        self._written = ""  # the latest page, without the schedule's age
         self._skipped = 0
         self._is_failing = False
         self._file = Path(os.environ[FOLDER], f"{os.getpid()}{ENDING}") if os.environ.get(FOLDER) else None
@@ -51,7 +53,7 @@ class MetricsExporter:
         self._probes = self._counter(names.PROBES, "Drafts verified deeper than the schedule says", names.LABEL_CLASS)
         cell = names.CELL_LABELS
         self._steps = {
-            "steps": self._counter(names.STEPS, "Steps, but for decode-only ones that caught up", *cell),
+            "steps": self._counter(names.STEPS, "Steps, except decode-only ones that caught up", *cell),
             "seconds": self._counter(names.STEP_SECONDS, "Duration of these steps", *cell),
             "decodes": self._counter(names.STEP_DECODES, "Running decodes summed over these steps", *cell),
             "verified": self._counter(names.STEP_VERIFIED, "Verified tokens summed over these steps", *cell),
@@ -86,7 +88,7 @@ class MetricsExporter:
         self._backlog = self._gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not seen yet")
 
     def add(self, evidence: Evidence) -> None:
-        """Add what `evidence` counted to the counters."""
+        """Add the counts of `evidence` to the counters."""
         model = self._model
         with self._lock:
             for name, counter in self._counts.items():
@@ -102,7 +104,7 @@ class MetricsExporter:
     def show(
         self, running: dict[str, int], active_k: dict[str, float], backlog: int, version: int, age_s: float | None
     ) -> None:
-        """Set the gauges to the latest step's state; classes that are not named have none any more."""
+        """Set the gauges to the state of the latest step; other classes lose their series."""
         model = self._model
         with self._lock:
             for gauge, values in ((self._running, running), (self._active_k, active_k)):
@@ -114,7 +116,7 @@ class MetricsExporter:
             self._age.set(-1.0 if age_s is None else age_s, model)
 
     def write(self) -> None:
-        """Replace the page that the API server reads; a page of which only the schedule's age is new, now and then."""
+        """Replace the page that the API server reads; rarely if only the schedule's age is new."""
         if self._file is None:
             return
         with self._lock:
@@ -128,7 +130,7 @@ class MetricsExporter:
                 beside.replace(self._file)
             except OSError as error:
                 if not self._is_failing:
-                    logger.warning("SpecPilot: the evidence does not reach /metrics, trying on: %s", error)
+                    logger.warning("SpecPilot: /metrics lacks the evidence until an export succeeds: %s", error)
                 self._is_failing = True
                 return
             self._written, self._skipped, self._is_failing = text, 0, False

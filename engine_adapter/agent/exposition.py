@@ -1,11 +1,12 @@
-"""Adds the adapter's page of metrics to what vLLM's server answers at `/metrics`.
+"""Adds the adapter's page of metrics to the answer of vLLM's server at `/metrics`.
 
-A controller asks for the adapter's metrics alone (`name[]`, as Prometheus client libraries have it) and gets the page
-without vLLM's part. Anybody else gets both, in the text format, which Prometheus reads in any case. What vLLM's part
-has of the adapter's names is left out: files of an earlier version of the adapter in the same folder.
+A controller asks for the adapter's metrics alone (`name[]`, as Prometheus client libraries do) and gets the page
+without vLLM's part. Any other client gets both, in the text format, which Prometheus always reads. Metrics with the
+adapter's names are removed from vLLM's part: they come from files of an earlier version of the adapter in the same
+folder.
 
-An engine that does not speculate may have several engine cores (data parallelism), of which each writes a page: they
-are added up, as those that an earlier start left in the folder.
+An engine that does not speculate may have several engine cores (data parallelism), each of which writes a page. These
+pages are added up, as are pages of an earlier start in the same folder.
 """
 
 import os
@@ -29,15 +30,15 @@ class MetricsMiddleware:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer or complete what asks for metrics; pass everything else on."""
+        """Answer a request for metrics; pass every other request on."""
         if scope["type"] != "http" or route_path(scope).rstrip("/") != PATH:
             await self._app(scope, receive, send)
             return
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])
+        wanted = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])
         ours = read_page()
-        if asked:
-            ours = those(ours, asked.__contains__)
-            if all(name.startswith(names.PREFIX) for name in asked):
+        if wanted:
+            ours = those(ours, wanted.__contains__)
+            if all(name.startswith(names.PREFIX) for name in wanted):
                 await _answer(send, 200, [(b"content-type", CONTENT_TYPE)], ours.encode())
                 return
         theirs = _Reply()
@@ -52,14 +53,14 @@ class MetricsMiddleware:
 
 
 def read_page() -> str:
-    """Return the metrics of this server's engine core, or cores; nothing before the first are written."""
+    """Return the metrics of this server's engine cores; an empty text before the first are written."""
     folder = os.environ.get(FOLDER)
     pages = sorted(Path(folder).glob(f"*{ENDING}"), key=lambda path: path.stat().st_mtime) if folder else []
     return together([page.read_text("utf-8") for page in pages])
 
 
 class _Reply:
-    """What the application behind sends, kept whole."""
+    """The whole response of the application behind."""
 
     def __init__(self) -> None:
         self.status = 500

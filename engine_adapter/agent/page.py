@@ -1,8 +1,8 @@
-"""A page of Prometheus' text format that is kept line by line, so that only what changed is written anew.
+"""A page of Prometheus' text format that is kept line by line, so that only changed lines are formatted again.
 
-The table of steps has some thousand series. prometheus-client's multiprocess files hold them as well, but to read these
-and to write a page of them takes 60 ms of the API server's event loop, at each scrape, in which every stream waits. A
-page of this kind is a join of its lines.
+The table of steps has some thousand series. With prometheus-client's multiprocess files each scrape would take 60 ms of
+the API server's event loop, to read them and to format the page, while every stream waits. This page is a join of its
+lines.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ class Family:
         self._lines: dict[tuple[str, ...], str] = {}
 
     def add(self, amount: float, *values: str) -> None:
-        """Add `amount` to the series of these label values; one that is 0 from the start is not shown."""
+        """Add `amount` to the series of these label values; a series that was never above 0 is not shown."""
         if amount:
             self.set(self._values.get(values, 0.0) + amount, *values)
 
@@ -39,12 +39,12 @@ class Family:
         self._lines[values] = f"{series} {float(value)!r}\n"
 
     def clear(self) -> None:
-        """Show no series of what was set before: a gauge of what is gone says nothing."""
+        """Remove all series: a gauge without a current value is not shown."""
         self._values.clear()
         self._lines.clear()
 
     def text(self) -> str:
-        """Return its part of the page; nothing while it has no series."""
+        """Return the family's part of the page; empty without series."""
         return self._head + "".join(self._lines.values()) if self._lines else ""
 
 
@@ -53,12 +53,12 @@ def _escaped(text: str) -> str:
 
 
 def those(page: str, is_wanted: Callable[[str], bool]) -> str:
-    """Return the part of `page` with the metrics whose names are wanted."""
+    """Return the part of `page` with the metrics that `is_wanted` by name."""
     return "".join(_FAMILY + part for part in page.split(_FAMILY)[1:] if is_wanted(part.split(" ", 1)[0]))
 
 
 def together(pages: Sequence[str]) -> str:
-    """Return pages of several processes as one: counters are added up, of a gauge the last page's value counts."""
+    """Return pages of several processes as one: counters are added up, gauges have the value of the last page."""
     if len(pages) < 2:  # noqa: PLR2004 - one needs no adding
         return "".join(pages)
     series: dict[str, dict[str, float]] = {}
@@ -76,5 +76,5 @@ def together(pages: Sequence[str]) -> str:
 def _families(page: str) -> Iterable[tuple[str, list[str]]]:
     """Yield the head of each family of a page (its HELP and TYPE lines), and its series' lines."""
     for part in page.split(_FAMILY)[1:]:
-        explained, kind, *lines = part.rstrip("\n").split("\n")  # a label may hold what else ends a line
+        explained, kind, *lines = part.rstrip("\n").split("\n")  # a label may contain other line ends
         yield f"{_FAMILY}{explained}\n{kind}\n", lines

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from specpilot.engine_adapter.agent import agent
-from specpilot.engine_adapter.agent.agent import EngineLink, is_stalled
-from specpilot.engine_adapter.agent.tuning import HEARTBEAT_S, POLL_S
+from specpilot.engine_adapter.agent import link as link_module
+from specpilot.engine_adapter.agent.agent import is_stalled
+from specpilot.engine_adapter.agent.link import HEARTBEAT_S, POLL_S, EngineLink
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 from specpilot.policy import keys
 from specpilot.policy.clock import SystemClock
@@ -82,7 +82,7 @@ def test_an_engine_registers_follows_and_reports_its_version(server: RedisServer
 def test_each_schedule_is_read_once(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, control: SpeculationControl
 ) -> None:
-    monkeypatch.setattr(agent, "LOOK_S", 60.0)
+    monkeypatch.setattr(link_module, "READ_S", 60.0)
     store, lease = lead(server)
 
     def reads() -> int:
@@ -100,7 +100,7 @@ def test_each_schedule_is_read_once(
 def test_a_schedule_that_was_not_announced_is_found(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, control: SpeculationControl
 ) -> None:
-    monkeypatch.setattr(agent, "LOOK_S", 0.2)
+    monkeypatch.setattr(link_module, "READ_S", 0.2)
     store, _ = lead(server)
     until(lambda: len(store.engines()) == 1, 3.0)
     store._redis.hset(keys.SCHEDULES, keys.schedule_field("m", "p"), encode(schedule(1, 5)))

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from specpilot.engine_adapter.agent.agent import EngineLink
+from specpilot.engine_adapter.agent.link import EngineLink
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy import keys
 from specpilot.policy.clock import SystemClock

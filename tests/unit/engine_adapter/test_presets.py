@@ -44,7 +44,7 @@ def test_a_preset_is_consistent_and_one_that_the_adapter_steers(item: Preset) ->
     assert parsed.model == item.target
 
 
-def test_the_names_are_told_apart() -> None:
+def test_the_names_differ() -> None:
     assert len(BY_NAME) == len(PRESETS)
 
 
@@ -89,7 +89,7 @@ def test_what_is_given_beside_it_wins() -> None:
 @pytest.mark.parametrize(
     "given", ["--max_cudagraph_capture_size=64", "--cudagraph-capture-sizes", "--cudagraph_capture_sizes"]
 )
-def test_who_chooses_sizes_of_graphs_gets_none_of_a_preset(given: str) -> None:
+def test_own_sizes_of_graphs_replace_those_of_a_preset(given: str) -> None:
     flags = expanded(["--preset", "gpt-oss-20b-p-eagle", given, "64"])
     assert "4096" not in flags
     assert flags[-2:] == [given, "64"]

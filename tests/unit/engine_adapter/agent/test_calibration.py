@@ -86,8 +86,8 @@ def test_an_engine_that_cannot_be_measured_is_let_be_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(calibration, "CALIBRATION_ANSWER_S", 0.2)
-    monkeypatch.setattr(calibration, "CALIBRATION_START_S", 0.2)
+    monkeypatch.setattr(calibration, "ANSWER_S", 0.2)
+    monkeypatch.setattr(calibration, "START_S", 0.2)
     with serving(health, completions) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, exporter, url, 5.0).run(threading.Event())
     assert word in caplog.text
@@ -101,7 +101,7 @@ def test_what_waiting_cannot_mend_does_not_hold_the_engine_up(
     with serving(200, 200) as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         began = time.monotonic()
         Calibration(scheduler, exporter, url.format(port=plain.rsplit(":")[-1]), 5.0).run(threading.Event())
-    assert time.monotonic() - began < calibration.CALIBRATION_START_S / 4
+    assert time.monotonic() - began < calibration.START_S / 4
     assert "cannot be reached from within the engine" in caplog.text
 
 
@@ -109,7 +109,7 @@ def test_a_refusal_is_said_at_once(scheduler: Any, exporter: MetricsExporter, ca
     with serving(200, 401) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         began = time.monotonic()
         Calibration(scheduler, exporter, url, 20.0).run(threading.Event())
-    assert time.monotonic() - began < calibration.CALIBRATION_ANSWER_S / 2
+    assert time.monotonic() - began < calibration.ANSWER_S / 2
     assert "its /v1/completions answered 401" in caplog.text
 
 
@@ -143,7 +143,7 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
         Calibration(scheduler, exporter, url, 60.0).run(threading.Event())
     assert "with up to 8 requests running" in caplog.text
     of_8 = [count for count in calls if count == 4]  # each call has half of the requests
-    assert len(of_8) >= 4 * calibration.CALIBRATION_STEPS
+    assert len(of_8) >= 4 * calibration.STEPS
 
 
 def test_one_that_is_switched_off_asks_nothing(scheduler: Any, exporter: MetricsExporter) -> None:
@@ -172,7 +172,7 @@ def test_of_what_is_counted_meanwhile_only_the_steps_are_exported(scheduler: Any
     cell = {names.LABEL_MODEL: "m", "decodes": "3", "verified": "3", "slots": "0", "prefill": "0"}
     samples = [found for family in text_string_to_metric_families(exporter.text()) for found in family.samples]
     assert sum(found.value for found in samples if (found.name, found.labels) == (names.STEPS, cell)) >= (
-        11 * calibration.CALIBRATION_STEPS
+        11 * calibration.STEPS
     )
     assert all("step" in found.name for found in samples)
     assert {item[1:] for item in seen if item[0] is Source.CALIBRATION} == {(0, 0), (7, 7), (2, 2), (7, 1)}
@@ -182,7 +182,7 @@ def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(
     scheduler: Any, exporter: MetricsExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The random requests end when their connection is closed, and that takes a moment."""
-    monkeypatch.setattr(calibration, "CALIBRATION_ANSWER_S", 0.3)
+    monkeypatch.setattr(calibration, "ANSWER_S", 0.3)
     asked: list[tuple[Source, int]] = []
 
     def runs_on() -> bool:

@@ -15,7 +15,7 @@ from specpilot.engine_adapter.agent.draining import Draining
 
 
 class Core:
-    """Says what was asked of it, and `running` for each look, the last for ever."""
+    """Says what was asked of it, and `running` for each check, the last for ever."""
 
     def __init__(self, *running: str) -> None:
         self.running = list(running)

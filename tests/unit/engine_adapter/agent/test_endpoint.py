@@ -1,4 +1,4 @@
-"""The control route's guard: who may read and write the schedule of an engine."""
+"""The control route's guard: which calls may read and write the schedule of an engine."""
 
 import json
 from types import SimpleNamespace
@@ -68,7 +68,7 @@ async def send(
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-async def test_who_is_let_in(
+async def test_which_calls_are_served(
     monkeypatch: pytest.MonkeyPatch, method: str, token: str | None, host: str, header: str | None, status: int
 ) -> None:
     headers = {} if header is None else {"Authorization": header}

@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
-from specpilot.engine_adapter.agent.tuning import UNCHANGED_EXPORTS
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
@@ -51,13 +50,14 @@ def test_an_idle_engines_page_is_written_now_and_then(exporter: MetricsExporter,
         return page(tmp_path)
 
     first = age(1.0)
-    assert all(age(2.0 + at) == first for at in range(UNCHANGED_EXPORTS))
-    assert age(99.0) != first
+    ages = [age(2.0 + at) for at in range(200)]
+    assert 2 <= len(set(ages)) < 50  # of 200 exports
+    assert ages[0] == first
     exporter.add(Evidence(tokens={("chat", 7): 5}))  # type: ignore[arg-type]
     assert names.DECODE_TOKENS in age(99.0)
 
 
-def test_a_disk_that_is_full_is_said_once_and_the_page_comes_when_it_is_not(
+def test_a_full_disk_is_logged_once_and_the_page_is_written_when_there_is_room(
     exporter: MetricsExporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> int:
@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_is_said_once_and_the_page_comes_when_it_is_not(
         for _ in range(3):
             exporter.write()
     assert [record.message for record in caplog.records] == [
-        "SpecPilot: the evidence does not reach /metrics, trying on: [Errno 28] No space left on device"
+        "SpecPilot: /metrics lacks the evidence until an export succeeds: [Errno 28] No space left on device"
     ]
     exporter.write()
     assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 3.0}
@@ -85,7 +85,7 @@ def test_threads_may_add_and_write_at_once(exporter: MetricsExporter, tmp_path: 
             for at in range(200):
                 exporter.add(Evidence(tokens={(f"{name}{at}", 7): 5}))  # type: ignore[arg-type]
                 exporter.write()
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - checked below
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]

@@ -27,7 +27,7 @@ def run(engine: Any, learning: Learning, seconds: float, began_at: float = 0.0) 
     while at < began_at + seconds:
         for _ in range(LEAST_STEPS):
             engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
-        learning.take(engine.meter.take(), at)
+        learning.learn(engine.meter.take(), at)
         at += REFRESH_S
 
 
@@ -47,9 +47,9 @@ def test_each_refresh_brings_a_new_table_so_that_repeated_steps_are_planned_anew
     learning = Learning(engine, adapts=True, probe_ratio=0.0)
     run(engine, learning, 2.0)
     before = engine.control.table(0.0)
-    learning.take(engine.meter.take(), 2.0 * REFRESH_S - 0.5)
+    learning.learn(engine.meter.take(), 2.0 * REFRESH_S - 0.5)
     assert engine.control.table(0.0) is before
-    learning.take(engine.meter.take(), 2.0 * REFRESH_S)
+    learning.learn(engine.meter.take(), 2.0 * REFRESH_S)
     assert engine.control.table(0.0) is not before
 
 
