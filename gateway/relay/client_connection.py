@@ -75,6 +75,7 @@ from specpilot.gateway.wire.routes import RESPONSE, STORED, method_of, stored_ro
 _ROUTES: Final = {path.encode(): path for path in PROXIED - STORED}
 _STORED: Final = b"/v1/responses/"
 _VERSIONS: Final[tuple[str, ...]] = ("1.1", "1.0")
+_USUAL_LINE_END: Final = b" HTTP/1.1\r\n"
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _log = logging.getLogger(__name__)
 
@@ -102,6 +103,14 @@ class ClientConnection(HttpToolsProtocol):
         self._is_waiting = False  # for its turn
         self._stuck_since: float | None = None
         self._last_words: bytes | None = None
+        # What uvicorn keeps as `url` and `headers`: compiled, a field of a class that is not compiled costs a look-up.
+        self._target = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        # The next head begins with a whole line, of HTTP/1.1. The parser formats text to say so, which takes four times
+        # as long as to look.
+        self._is_usual_line = False
+        self.client_host: str | None = None
+        """The address of the client, or of the proxy before it."""
         self.write: Callable[[bytes], None]  # the transport's own
 
     # Transport
@@ -110,6 +119,7 @@ class ClientConnection(HttpToolsProtocol):
         """A client connected."""
         super().connection_made(cast("asyncio.Transport", transport))
         self.write = self.transport.write
+        self.client_host = self.client[0] if self.client else None
         if len(self._context.connections) >= self._context.limits.max_connections:
             self._context.metrics.count_refusal("connections")
             self._refuse_rest(
@@ -147,6 +157,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         is_whole = False
+        if self._state.reading == IDLE:
+            self._is_usual_line = data.find(_USUAL_LINE_END) == data.find(b"\n") - len(_USUAL_LINE_END) + 1
         while not is_whole and self._state.reading != IGNORED:
             self._head_bytes += len(data)
             is_whole = True
@@ -222,19 +234,19 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins. Only a request for the app needs what uvicorn prepares here."""
-        self.url = b""
-        self.headers = []
+        self._target = b""
+        self._fields = []
         self._state.read(BEGIN)
         self._head_since = self._context.monotonic()
 
     def on_url(self, url: bytes) -> None:
         """Part of the request target arrived."""
-        self.url = self.url + url  # not `+=`: mypyc has none for what a class that is not compiled holds
+        self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header arrived."""
-        if len(self.headers) < HEADERS_MAX:  # one more than a request may have is kept to tell
-            self.headers.append((name.lower(), value))
+        if len(self._fields) < HEADERS_MAX:  # one more than a request may have is kept to tell
+            self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """The head is whole: take the request, or leave it to uvicorn."""
@@ -243,12 +255,13 @@ class ClientConnection(HttpToolsProtocol):
         if self._state.reading == IGNORED:
             return
         parser = self.parser
-        version = parser.get_http_version()
+        version = "1.1" if self._is_usual_line else parser.get_http_version()
+        self._is_usual_line = False
         if version not in _VERSIONS:
             self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1 but HTTP/{version}"))
             return
-        headers = self.headers
-        size = len(self.url)
+        headers = self._fields
+        size = len(self._target)
         for name, value in headers:  # `sum` would make a generator, for every request
             size += len(name) + len(value)
         if size > HEAD_BYTES or len(headers) >= HEADERS_MAX:
@@ -266,9 +279,9 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse_rest(error)
             return
         self._idle_since = None
-        if not self.url.startswith(b"/"):
-            self.url = _origin_form(self.url)
-        path = _ROUTES.get(self.url.partition(b"?")[0]) or self._other_route(head)
+        if self._target[:1] != b"/":
+            self._target = _origin_form(self._target)
+        path = _ROUTES.get(self._target) or self._other_route(head)
         if path is None or (head.origin is not None and self._is_preflight()):
             self._leave_to_uvicorn(is_expecting=head.is_expecting)
         else:
@@ -276,11 +289,11 @@ class ClientConnection(HttpToolsProtocol):
 
     def _other_route(self, head: RequestHead) -> str | None:
         """Return the relayed route that the target is for, where it is not simply that; `None` when it is none."""
-        self.url = tidied(self.url)
-        path = _ROUTES.get(self.url.partition(b"?")[0])
-        if path is None and self.url.startswith(_STORED):
-            path = stored_route(self.url)
-            head.target = "" if path is None else self.url.decode()
+        self._target = tidied(self._target)
+        path = _ROUTES.get(self._target.partition(b"?")[0])
+        if path is None and self._target.startswith(_STORED):
+            path = stored_route(self._target)
+            head.target = "" if path is None else self._target.decode()
         return path
 
     def _is_preflight(self) -> bool:
@@ -339,11 +352,10 @@ class ClientConnection(HttpToolsProtocol):
         self.pipeline.appendleft((cast("RequestResponseCycle", exchange), cast("Any", None)))
 
     def _leave_to_uvicorn(self, *, is_expecting: bool) -> None:
-        url, headers = self.url, self.headers
         previous: RequestResponseCycle | None = self.cycle
         super().on_message_begin()
-        self.url = url
-        self.headers.extend(headers)
+        self.url = self._target
+        self.headers.extend(self._fields)
         self.expect_100_continue = is_expecting
         if previous is None or previous.response_complete:
             self._state.write(START)
@@ -389,11 +401,6 @@ class ClientConnection(HttpToolsProtocol):
         self.pipeline.clear()
 
     # What an exchange asks for: `gateway.relay.exchange.ExchangeConnection`
-
-    @property
-    def client_host(self) -> str | None:
-        """The address of the client, or of the proxy before it."""
-        return self.client[0] if self.client else None
 
     @property
     def is_stalled(self) -> bool:
@@ -471,8 +478,8 @@ class ClientConnection(HttpToolsProtocol):
     def _without_upgrade(self) -> bytes:
         """Return the request's head as if it asked for no upgrade, which is a server's right, to be read again."""
         version = self.parser.get_http_version().encode()
-        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
-        lines += [b": ".join(item) for item in self.headers if item[0] != b"upgrade"]
+        lines = [self.parser.get_method() + b" " + self._target + b" HTTP/" + version]
+        lines += [b": ".join(item) for item in self._fields if item[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         if lines[0].startswith(b"CONNECT "):
             self._refuse_rest(MethodNotAllowedError("this is not a proxy; CONNECT is not served"))
