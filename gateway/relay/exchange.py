@@ -32,7 +32,7 @@ from specpilot.gateway.wire.errors import (
     RequestTimeoutError,
     UnsupportedCodingError,
 )
-from specpilot.gateway.wire.heads import RequestHead, error_reply
+from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import FORMS, STORED
 from specpilot.policy.types import ApiKey
 
@@ -259,7 +259,7 @@ class Exchange:
         if self._request.origin is not None and self._context.origins is not None:
             lines += self._context.origins.lines(self._request.origin)
         if self._waited_s:
-            lines += b"x-specpilot-queue-ms: %.3f\r\n" % (self._waited_s * 1000)
+            lines += b"x-specpilot-queue-ms: %s\r\n" % milliseconds(self._waited_s)
         return lines if self._relay is None else lines + self._relay.lines()
 
     # To the engine

@@ -38,7 +38,7 @@ from specpilot.gateway.wire.errors import (
     event_of,
 )
 from specpilot.gateway.wire.framing import Framer, ResponseHead
-from specpilot.gateway.wire.heads import RequestHead
+from specpilot.gateway.wire.heads import RequestHead, milliseconds
 from specpilot.gateway.wire.response import Delivery, closing
 from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
 from specpilot.gateway.wire.routes import STORED
@@ -150,7 +150,7 @@ class Relay:
         if self._context.shows_engine and self.attempt is not None:
             lines = b"x-specpilot-engine: %s\r\n" % self.attempt.engine.engine_id.encode()
         if self.sent_at:
-            lines += b"x-specpilot-overhead-ms: %.3f\r\n" % (max(0.0, self.sent_at - self._began_at) * 1000)
+            lines += b"x-specpilot-overhead-ms: %s\r\n" % milliseconds(self.sent_at - self._began_at)
         return lines
 
     def pause(self) -> None:

@@ -6,7 +6,6 @@ snapshots up (`gateway.telemetry.merge`): every number here is a counter unless 
 models that an engine serves and classes that a model has; everything else counts under `other`.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Self
 
@@ -100,7 +99,10 @@ class Histogram:
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count `value`, `times` over."""
-        self.counts[bisect_left(self.bounds, value)] += times
+        bounds, at = self.bounds, 0
+        while at < len(bounds) and bounds[at] < value:  # compiled, a call of `bisect` takes longer
+            at += 1
+        self.counts[at] += times
         self.total += value * times
 
     def buckets(self) -> list[tuple[str, float]]:

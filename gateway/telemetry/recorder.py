@@ -9,11 +9,14 @@ from specpilot.gateway.telemetry.metrics import Cell, GatewayMetrics
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span, Tracing
 from specpilot.gateway.wire.errors import GatewayError
-from specpilot.gateway.wire.heads import RequestHead
+from specpilot.gateway.wire.heads import RequestHead, milliseconds, thousandths
 from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER
 
 _WRITTEN_MAX: Final = 1024
+_NULL: Final = b"null"
+_QUOTE: Final = ord('"')
+_BACKSLASH: Final = ord("\\")
 
 
 class Recorder:
@@ -76,19 +79,24 @@ class Recorder:
             if len(self._written) >= _WRITTEN_MAX:
                 self._written.clear()
             self._written[common] = written
-        usage, ttft_s = outcome.usage, outcome.ttft_s
-        own = {
-            "at": _rounded(self._clock.now(), 1e3),
-            "request_id": outcome.request_id.decode(),
-            "queue_ms": _ms(outcome.waited_s),
-            "duration_ms": _ms(outcome.duration_s),
-            "ttft_ms": None if ttft_s is None else _ms(ttft_s),
-            "input_tokens": None if usage is None else usage.input_tokens,
-            "output_tokens": None if usage is None else usage.output_tokens,
-            "acceptance_length": None if usage is None else usage.acceptance_length,
-            "trace_id": trace,
-        }
-        return orjson.dumps(own)[:-1] + b"," + written + b"}"
+        usage, ttft_s, length = outcome.usage, outcome.ttft_s, None
+        if usage is not None:
+            length = usage.acceptance_length
+        return (
+            b'{"at":%s,"request_id":%s,"queue_ms":%s,"duration_ms":%s,"ttft_ms":%s,"input_tokens":%s,"output_tokens":%s,'
+            b'"acceptance_length":%s,"trace_id":%s,%s}'
+        ) % (
+            thousandths(int(self._clock.now() * 1e3 + 0.5)),
+            _quoted(outcome.request_id),
+            milliseconds(outcome.waited_s),
+            milliseconds(outcome.duration_s),
+            _NULL if ttft_s is None else milliseconds(ttft_s),
+            _NULL if usage is None else _number(usage.input_tokens),
+            _NULL if usage is None else _number(usage.output_tokens),
+            _NULL if length is None else orjson.dumps(length),
+            _NULL if trace is None else _quoted(trace.encode()),
+            written,
+        )
 
     def record_unread(
         self, request_id: bytes, error: GatewayError, began_at: float | None, client_host: str | None
@@ -128,11 +136,12 @@ def _common(outcome: Outcome) -> bytes:
     return orjson.dumps(members)[1:-1]
 
 
-def _ms(seconds: float) -> float:
-    """Return milliseconds to two decimals."""
-    return _rounded(seconds * 1e3, 1e2)
+def _quoted(text: bytes) -> bytes:
+    """Return visible ASCII as JSON: a client may have put a quote or a backslash into its request's identifier."""
+    if _QUOTE in text or _BACKSLASH in text:
+        return orjson.dumps(text.decode())
+    return b'"%s"' % text
 
 
-def _rounded(value: float, steps: float) -> float:
-    """Return `value` to the nearest of `steps` to a unit; `round` takes the way by decimal text, ten times as long."""
-    return int(value * steps + (0.5 if value >= 0 else -0.5)) / steps
+def _number(count: int | None) -> bytes:
+    return _NULL if count is None else b"%d" % count

@@ -85,6 +85,7 @@ _STREAM_LINES: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffer
 """nginx gathers a stream for as long as its buffers hold, and what compresses gathers too."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _HEADER_SAFE: Final = "!#$&'()*+,/:;=?@[]^`{|}"
+_THREE_DIGITS: Final = tuple(b"%03d" % value for value in range(1000))
 _STATUS: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
     for status in HTTPStatus
@@ -204,6 +205,20 @@ def client_head(  # noqa: PLR0913 - what the client speaks and gets
 def header_text(text: str) -> bytes:
     """Return `text` for a header's value: percent-encoded where it has a space or letters beyond ASCII."""
     return text.encode() if text.isascii() and " " not in text else quote(text, safe=_HEADER_SAFE).encode()
+
+
+def thousandths(count: int) -> bytes:
+    """Return `count` thousandths, not negative, as a decimal number.
+
+    Integers, because the text of a float takes four times as long and stands three times in each answer and its line in
+    the access log.
+    """
+    return b"%d.%s" % (count // 1000, _THREE_DIGITS[count % 1000])
+
+
+def milliseconds(seconds: float) -> bytes:
+    """Return `seconds` as milliseconds with three decimals; 0 for less than nothing."""
+    return thousandths(int(seconds * 1e6 + 0.5) if seconds > 0.0 else 0)
 
 
 def rate_lines(kind: bytes, limit: int, remaining: int, reset_s: float) -> bytes:
