@@ -42,7 +42,7 @@ class UsageFilter:
                 end = len(text)
         self._held = text[end:]
         self.is_reframing = self.is_reframing or bool(self._held)
-        out = _without_usage(text[:end]) if _WORD in text else text[:end]
+        out = _without_usage(text[:end]) if text.find(_WORD) >= 0 else text[:end]
         if not self._is_chunked:
             return out
         chunk = b"%x\r\n%s\r\n" % (len(out), out) if out else b""
@@ -69,7 +69,7 @@ def _without_usage(text: bytes) -> bytes:
 
 
 def _is_usage(frame: bytes) -> bool:
-    if _WORD not in frame or not frame.startswith(b"data:"):
+    if frame.find(_WORD) < 0 or not frame.startswith(b"data:"):
         return False
     try:
         found = orjson.loads(frame[5:])
