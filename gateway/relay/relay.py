@@ -291,7 +291,8 @@ class Relay:
         if prepared.is_unnamed and self._context.marks_class:
             made_for = new_response_id(attempt.engine.engine_hash, prepared.key_id, secrets.randbits(RANDOM_BITS))
             body = with_request_id(body, made_for) if prepared.has_null_id else identified(body, made_for)
-        size = sum(map(len, body))
+        only = body[0] if len(body) == 1 else None
+        size = sum(map(len, body)) if only is None else len(only)
         head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
             attempt.engine.head(self._method, (self._request.target or self._path).encode()),
             self._request.forwarded,
@@ -299,8 +300,8 @@ class Relay:
             size,
         )
         self.sent_at = self.last_at = self._context.monotonic()
-        if size <= SMALL_BODY_BYTES and len(body) == 1:
-            attempt.send((head + bytes(body[0]),))
+        if size <= SMALL_BODY_BYTES and isinstance(only, bytes):
+            attempt.send((head + only,))
         else:
             attempt.send((head, *body))
 

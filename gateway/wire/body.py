@@ -237,7 +237,7 @@ def amend(
         return body
     found = facts.body
     text = body[0] if outline is None else outline.finish()
-    opened = text.index(b"{")
+    opened = 0 if text[:1] == b"{" else text.index(b"{")
     start = opened + 1 if outline is None else outline.place(opened + 1)
     if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:
         return _spliced(body, [(start, start, wanted.usual_members)])
