@@ -122,6 +122,15 @@ async def test_a_stream_that_went_wrong_after_its_200_says_so(
     assert (line["status"], line["error"]) == (200, error)
 
 
+@pytest.mark.parametrize("request_id", ['"', "\\", 'a"b\\c', "{}"])
+async def test_an_identifier_of_a_client_is_written_as_json(
+    engine: ScriptedEngine, start_gateway: StartGateway, request_id: str
+) -> None:
+    gateway = await start_gateway(engine)
+    await call(gateway.port, request(headers=f"x-request-id: {request_id}\r\n"))
+    assert (await line_of(gateway, request_id))["status"] == 200
+
+
 async def test_a_client_that_leaves_has_a_line(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
     gateway = await start_gateway(engine)
