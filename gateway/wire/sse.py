@@ -1,8 +1,8 @@
 """The side tap: reads along with a response to count and to learn, and never touches its bytes.
 
-Events: a stream of server-sent events, split anywhere. Lines end in LF or CRLF, comments do not count, `[DONE]` ends
-the stream, an error event is noticed by its name or its data. Nothing is decoded: UTF-8 that is split in the middle
-stays bytes. Of each frame only these things are looked for, by plain byte search: JSON keys cannot be imitated by text
+Events: a stream of server-sent events, split anywhere. Lines end in LF, CRLF or CR, comments do not count, `[DONE]`
+ends the stream, an error event is noticed by its name or its data. Nothing is decoded: UTF-8 that is split stays bytes.
+Of each frame only these things are looked for, by plain byte search: JSON keys cannot be imitated by text
 in a JSON string, because there a quote is escaped.
 
 Openings: events that an API sends before anything is generated, by their names (`_NAME`). They carry no content, so a
@@ -50,7 +50,7 @@ _NAME: Final = re.compile(
     rb"^event: ?(?:(error|response\.failed)|(response\.(?:created|queued|in_progress)|message_start|"
     + KEEP_ALIVE_NAMES
     + rb")"
-    rb"|(message_stop|response\.(?:completed|incomplete)))\r?$",
+    rb"|(message_stop|response\.(?:completed|incomplete)))$",
     re.MULTILINE,
 )
 """The names of events that say more than their data is looked at for: of OpenAI's Responses and of Anthropic's API."""
@@ -63,7 +63,6 @@ _OPENING: Final = 2
 _END: Final = 3
 _NAME_BYTES: Final = 64
 _UNKNOWN_BYTES: Final = 1 << 60
-_BREAK: Final = re.compile(rb"\r?\n\r?\n")
 
 
 class Usage:
@@ -176,6 +175,7 @@ class SseTap:
     """
 
     __slots__ = (
+        "_ends_in_return",
         "_has_ended",
         "_rest",
         "_shortest_bytes",
@@ -199,6 +199,7 @@ class SseTap:
         self.has_failed_first = False
         self._rest = b""
         self._has_ended = False
+        self._ends_in_return = False  # which may be half of the end of a line
         self._shortest_bytes = _UNKNOWN_BYTES
         self._text_bytes = 0
         self._usage_frame = b""
@@ -212,30 +213,36 @@ class SseTap:
     @property
     def has_rest(self) -> bool:
         """Whether part of a frame, or a blank line too many, waits for more."""
-        return len(self._rest) > 0
+        return len(self._rest) > 0 or self._ends_in_return
 
     @property
     def is_between_events(self) -> bool:
         """Whether no part of a frame is waiting for its end."""
-        return not self._rest.strip(b"\r\n")
+        return not self._rest.strip(b"\n") and not self._ends_in_return
 
     def feed(self, data: bytes) -> int:
         """Read `data`; return how many events with data ended in it."""
         before = self.deltas
+        if _RETURN in data or self._ends_in_return:
+            data = self._with_line_feeds(data)
         if self._rest:
             data = self._rest + data
             self._rest = b""
-        if _RETURN in data:
-            *frames, rest = _BREAK.split(data)
-        elif data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
+        if data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
             self._frame(data)
             return self.deltas - before
-        else:
-            *frames, rest = data.split(b"\n\n")
+        *frames, rest = data.split(b"\n\n")
         for frame in frames:
             self._frame(frame)
         self._rest = rest if len(rest) <= FRAME_BYTES else _shortened(rest)
         return self.deltas - before
+
+    def _with_line_feeds(self, data: bytes) -> bytes:
+        """Return `data` with each line ended by a line feed alone."""
+        if self._ends_in_return and data.startswith(b"\n"):
+            data = data[1:]  # of the line that has ended already
+        self._ends_in_return = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _frame(self, frame: bytes) -> None:  # noqa: C901 - one branch a kind of frame
         is_failed, is_text = False, True
@@ -280,8 +287,8 @@ class SseTap:
 
     def end(self) -> None:
         """The connection has ended, and with it the last event, whether a blank line came or not."""
-        if not self._has_ended and self._rest.endswith((b"\n", b"\r", b"]", b"}")):
-            self._frame(self._rest.replace(b"\r\n", b"\n").rstrip(b"\r\n"))
+        if not self._has_ended and self._rest.endswith((b"\n", b"]", b"}")):
+            self._frame(self._rest.rstrip(b"\n"))
         self._has_ended = True
 
     def finish(self, usage: Usage) -> None:

@@ -12,6 +12,7 @@ from specpilot.gateway.wire.framing import Framer
 from specpilot.gateway.wire.tuning import HELD_BYTES
 
 _WORD: Final = b'"usage"'
+_BORDERS: Final = (b"\r\n\r\n", b"\n\n", b"\r\r")
 
 
 class UsageFilter:
@@ -36,8 +37,7 @@ class UsageFilter:
         text = self._held + b"".join(payload)
         end = len(text)
         if not framer.is_done:
-            end = max(text.rfind(b"\n\n") + 2, text.rfind(b"\r\n\r\n") + 4)
-            end = end if end >= 4 or text.startswith(b"\n\n") else 0  # noqa: PLR2004 - nothing was found
+            end = _end_of_whole(text)
             if len(text) - end > HELD_BYTES:
                 end = len(text)
         self._held = text[end:]
@@ -55,14 +55,24 @@ class UsageFilter:
 
 def _are_whole(payload: list[bytes]) -> bool:
     for part in payload:  # noqa: SIM110 - `all` makes a generator, for every event
-        if not part.endswith((b"\n\n", b"\r\n\r\n")):
+        if not part.endswith(_BORDERS):
             return False
     return True
 
 
+def _end_of_whole(text: bytes) -> int:
+    """Return where the last whole event in `text` ends; 0 when there is none."""
+    end = 0
+    for border in _BORDERS:
+        at = text.rfind(border)
+        if at >= 0:
+            end = max(end, at + len(border))
+    return end
+
+
 def _without_usage(text: bytes) -> bytes:
     """Return whole events without those that hold nothing but usage."""
-    border = b"\r\n\r\n" if b"\r\n\r\n" in text else b"\n\n"
+    border = next((border for border in _BORDERS if text.find(border) >= 0), b"\n\n")
     *frames, rest = text.split(border)
     kept = [frame + border for frame in frames if not _is_usage(frame)]
     return b"".join(kept) + (b"" if _is_usage(rest) else rest)

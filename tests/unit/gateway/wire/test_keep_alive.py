@@ -33,6 +33,7 @@ OPENING = [
 def test_what_keeps_alive(frame: bytes) -> None:
     assert keeps_alive(frame)
     assert keeps_alive(frame.replace(b"\n", b"\r\n"))
+    assert keeps_alive(frame.replace(b"\n", b"\r"))
 
 
 @pytest.mark.parametrize(
@@ -41,16 +42,16 @@ def test_what_keeps_alive(frame: bytes) -> None:
 def test_what_does_not(frame: bytes) -> None:
     assert not keeps_alive(frame)
     assert not keeps_alive(frame.replace(b"\n", b"\r\n"))
+    assert not keeps_alive(frame.replace(b"\n", b"\r"))
 
 
 @given(
     frames=st.lists(st.sampled_from(ALIVE + OPENING), max_size=8),
     cuts=st.lists(st.integers(0, 2000), max_size=20),
-    is_crlf=st.booleans(),
+    end=st.sampled_from([b"\n", b"\r\n"]),
 )
-def test_all_of_it_goes_on_once_and_in_order(frames: list[bytes], cuts: list[int], is_crlf: bool) -> None:
-    if is_crlf:
-        frames = [frame.replace(b"\n", b"\r\n") for frame in frames]
+def test_all_of_it_goes_on_once_and_in_order(frames: list[bytes], cuts: list[int], end: bytes) -> None:
+    frames = [frame.replace(b"\n", end) for frame in frames]
     data = b"".join(frames)
     at = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     subject = KeepAlives()
@@ -61,3 +62,25 @@ def test_all_of_it_goes_on_once_and_in_order(frames: list[bytes], cuts: list[int
     assert subject.size == len(others)
     assert subject.rest() == others
     assert (subject.size, subject.rest()) == (0, b"")
+
+
+@given(
+    frames=st.lists(st.sampled_from([frame for frame in ALIVE + OPENING if frame.count(b"\n") > 2]), max_size=8),
+    cuts=st.lists(st.integers(0, 2000), max_size=20),
+)
+def test_a_return_alone_may_end_lines(frames: list[bytes], cuts: list[int]) -> None:
+    frames = [frame.replace(b"\n", b"\r") for frame in frames]
+    data = b"".join(frames)
+    at = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    subject = KeepAlives()
+    alive = b"".join([subject.feed(data[start:end]) for start, end in pairwise(at)])
+    assert alive == b"".join(frame for frame in frames if keeps_alive(frame))
+    assert subject.rest() == b"".join(frame for frame in frames if not keeps_alive(frame))
+
+
+def test_a_comment_that_a_return_ends_goes_on_with_what_follows_it() -> None:
+    subject = KeepAlives()
+    assert subject.feed(b": a\r") == b""  # a line feed may follow
+    assert subject.feed(b"\r") == b": a\r\r"
+    assert subject.feed(b": b\r\r") == b": b\r\r"
+    assert subject.size == 0

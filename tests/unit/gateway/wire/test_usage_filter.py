@@ -33,12 +33,13 @@ def filtered(stream: bytes, cuts: list[int]) -> tuple[bytes, list[bytes]]:
     st.booleans(),
     st.lists(st.integers(0, 10_000), max_size=12),
     st.lists(st.integers(1, 10_000), max_size=5),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
 )
 def test_the_event_with_usage_and_no_other_is_taken_out(
-    events: list[bytes], has_usage: bool, cuts: list[int], chunks: list[int]
+    events: list[bytes], has_usage: bool, cuts: list[int], chunks: list[int], end: bytes
 ) -> None:
-    wanted = b"".join(events) + DONE
-    sent = b"".join(events) + (usage_event(7) if has_usage else b"") + DONE
+    wanted = (b"".join(events) + DONE).replace(b"\n", end)
+    sent = (b"".join(events) + (usage_event(7) if has_usage else b"") + DONE).replace(b"\n", end)
     borders = sorted({0, len(sent), *(cut % len(sent) for cut in chunks)})
     stream = b"".join(chunk(sent[start:end]) for start, end in pairwise(borders)) + LAST_CHUNK
     assert dechunked(filtered(stream, cuts)[0]) == wanted
