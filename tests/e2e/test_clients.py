@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from specpilot.bench.report.process_tree import tree
 from tests.support.client_packages import node_folder, python_folder
 from tests.support.gateway_server import GatewayProgram
 from tests.support.stack import DEMO_MODEL, Engine, counters
@@ -43,8 +46,9 @@ TOOLS: Any = [
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """One that speculates and stores responses."""
+    """One that speculates, stores responses and keeps its streams alive while it has nothing to say."""
     flags = ("--drafter", str(DEMO_MODEL / "peagle"), "--k-max", "7", "--static-k", "3")
+    flags += ("--sse-keep-alive-interval", "1")
     running = Engine(tmp_path_factory.mktemp("clients"), *flags, VLLM_ENABLE_RESPONSES_API_STORE="1")
     yield running
     running.stop()
@@ -185,6 +189,24 @@ def test_tools_reach_the_engine(client: OpenAI) -> None:
     assert client.chat.completions.create(**arguments, tool_choice="none").choices[0].message.content
     with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):  # this engine has none, and says so itself
         client.chat.completions.create(**arguments, tool_choice={"type": "function", "function": {"name": "add"}})
+
+
+def test_what_keeps_a_stream_alive_comes_before_its_content(engine: Engine, gateway: str) -> None:
+    """The API server answers while its engine stands still, as it does while requests wait or are prefilled."""
+    [core] = [pid for pid in tree(engine.process.pid) if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
+    body = {"model": "demo", "messages": MESSAGES, "max_tokens": 8, "stream": True}
+    os.kill(core, signal.SIGSTOP)
+    try:
+        with httpx.stream("POST", f"{gateway}/v1/chat/completions", json=body, timeout=60.0) as reply:
+            assert reply.status_code == 200
+            lines = reply.iter_lines()
+            assert next(lines) == ": keep-alive"
+            os.kill(core, signal.SIGCONT)
+            data = [line for line in lines if line.startswith("data: ")]
+    finally:
+        os.kill(core, signal.SIGCONT)
+    assert data[-1] == "data: [DONE]"
+    assert any(choice["delta"].get("content") for line in data[:-1] for choice in json.loads(line[6:])["choices"])
 
 
 def test_embeddings_of_a_model_that_has_none_are_an_error(client: OpenAI) -> None:
