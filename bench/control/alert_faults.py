@@ -1,8 +1,8 @@
-"""The fault behind each alert, made on a running system and mended again.
+"""The fault behind each alert, injected into a running system and removed again.
 
-A fault is an async context: it is made on entering, holds inside, and is mended on leaving. What it makes is what the
-alert is about, not the metric: a part is stopped, slowed or starved, traffic changes, Redis is given less memory. Where
-nothing outside can make a controller err, `false_controller` does.
+A fault is an async context: entering injects it, leaving removes it. It causes the real condition, not the metric: a
+part is stopped, slowed or starved, traffic changes, Redis gets less memory. Errors of a controller that no outside
+condition can cause come from `false_controller`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ERRING = ("specpilot.bench.control.false_controller",)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The running system and what plays on it. `belief` is the file that the erring controller goes by."""
+    """The running system and its load. `belief` is the file that `false_controller` reads."""
 
     stage: Stage
     engines: int
@@ -50,7 +50,7 @@ Making = Callable[[Scene], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault, the alerts that must fire while it holds, the seconds that they may take, and the engines it needs."""
+    """A fault, the alerts that must fire during it, the seconds that they may take, and the engines that it needs."""
 
     says: str
     make: Making
@@ -103,7 +103,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _stumbling(scene: Scene, engines: Iterable[int], stopped_s: float, running_s: float) -> AsyncIterator[None]:
-    """Stop and continue the processes of `engines` again and again, as a neighbour on their cores would."""
+    """Stop and continue the processes of `engines` repeatedly, like another load on their cores."""
     groups = set().union(*(scene.stage.groups(number) for number in engines))
 
     def send(number: int) -> None:
@@ -161,7 +161,7 @@ async def _metrics_hidden(scene: Scene) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _erring(scene: Scene, state: str, *flags: str) -> AsyncIterator[None]:
-    """Let a controller lead that errs as `state` says; the traffic is such that to draft deep does not pay."""
+    """Let a controller lead that errs as `state` says; the traffic makes deep drafts lose."""
     before = await asyncio.to_thread(scene.system().policy, MODEL)
     often = {**before, "static_k": 0, "hold_out_ratio": 0.4}
     await asyncio.to_thread(scene.system().put_policy, often)
@@ -218,12 +218,12 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "metrics-hidden": Fault("the metrics of one engine unreadable", _metrics_hidden, ("SpecPilotEngineNotScraped",)),
     "false-counters": Fault(
-        "engines seem to accept everything; the law may not step back",
+        "engines seem to accept everything; the law may not fall back",
         lambda scene: _erring(scene, false_controller.BELIEVES, "--without", "guard"),
         ("SpecPilotPredictionsOff", "SpecPilotAdaptiveLosesToStatic"), 300.0,
     ),
     "false-counters-guarded": Fault(
-        "the same, and the law steps back",
+        "the same, and the law falls back",
         lambda scene: _erring(scene, false_controller.BELIEVES), ("SpecPilotStaticBetter",), 300.0,
     ),
     "ticks-fail": Fault(
@@ -234,12 +234,12 @@ FAULTS: Mapping[str, Fault] = {
         ("SpecPilotNoLeader", "SpecPilotSchedulesStale", "SpecPilotPartDown"), 90.0,
     ),
     "engines-stumble": Fault(
-        "all engines stopped for 1.5 s, again and again", _all_slow, ("SpecPilotGatewaySlow",), 90.0
+        "all engines stopped for 1.5 s, repeatedly", _all_slow, ("SpecPilotGatewaySlow",), 90.0
     ),
     "crowd": Fault(
-        "more requests than engines and lines have room for", lambda scene: _traffic(scene, CROWD),
+        "more requests than engines and queues have room for", lambda scene: _traffic(scene, CROWD),
         ("SpecPilotGatewayQueue",), 90.0,
     ),
     "no-engine": Fault("every engine killed", _without_engines, ("SpecPilotGatewayErrors",), 90.0),
 }  # fmt: skip
-"""In the order in which they are made: the last one leaves nothing that could be mended quickly."""
+"""In order: the system takes long to recover from the last one."""

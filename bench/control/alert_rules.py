@@ -1,7 +1,8 @@
-"""Makes alerts quick enough to be seen firing: every duration of a rule file by a factor shorter. Pure text.
+"""Divides every duration of a rule file by a factor, so that a test can wait for its alerts. Pure.
 
-Windows (`[5m]`), offsets and `for:` shrink alike, so that a rule compares the same share of its time; thresholds stay.
-A window keeps `LEAST_WINDOW_S`, as a rate needs several scrapes; a `for:` is `LONGEST_FOR_S` at most.
+Windows (`[5m]`), offsets and `for:` shrink by the same factor, so that a rule compares the same share of its time;
+thresholds stay. A window is `LEAST_WINDOW_S` at least, because a rate needs several scrapes; a `for:` is
+`LONGEST_FOR_S` at most.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What `bench alerts` adds to a running system: a Prometheus server with the alerts' rules, a hand on Redis' memory."""
+"""Additions of `bench alerts` to a running system: a Prometheus server with the rules, a limit of Redis' memory."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ EVERY = "1s"
 
 
 class RedisSocket:
-    """Asks the embedded Redis, on its socket, about its memory, and limits that; `policy.store` has no such call."""
+    """Reads and limits the memory of the embedded Redis over its socket; `policy.store` has no such call."""
 
     def __init__(self, url: str) -> None:
         self._path = url.removeprefix("unix://")
@@ -48,7 +48,7 @@ class Prometheus:
         self._url = url
 
     def alerts(self) -> dict[str, str]:
-        """Return the state, `pending` or `firing`, of each alert that is not quiet; where it has several, the worse."""
+        """Return the state of each active alert, `pending` or `firing`; of several states the worse."""
         with urlopen(f"{self._url}/api/v1/alerts", timeout=10.0) as reply:  # noqa: S310 - a server that we started
             found = json.load(reply)["data"]["alerts"]
         states: dict[str, str] = {}
@@ -57,7 +57,7 @@ class Prometheus:
         return states
 
     def faults(self) -> list[str]:
-        """Return what is wrong with the rules as they were evaluated last."""
+        """Return the errors of the rules' last evaluation."""
         with urlopen(f"{self._url}/api/v1/rules", timeout=10.0) as reply:  # noqa: S310 - a server that we started
             groups = json.load(reply)["data"]["groups"]
         return [

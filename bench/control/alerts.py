@@ -1,10 +1,10 @@
-"""`specpilot bench alerts`: every alert is seen firing under its fault, or none over a long, shifting load.
+"""`specpilot bench alerts`: checks that every alert fires under its fault, or that none fires over a shifting load.
 
 Starts a system of its own, with real engines, Redis, a controller, a gateway and a Prometheus server that has the rules
-of `--rules`. With faults: three engines; the rules' durations are `--faster` times as short, and each fault holds until
-its alerts fire. A table says after how many seconds each fired, and what else did. With `--quiet-s`: one engine, the
-rules as they are, the demo's shifting load for so long; reported is every alert that fired or was pending. The last
-line is one JSON object; status 1 if an alert did not fire under its fault, or fired over the quiet load.
+of `--rules`. With faults: three engines; the rules' durations are divided by `--faster`, and each fault lasts until its
+alerts fire. The table has the seconds until each fired, and the other alerts that fired. With `--quiet-s`: one engine,
+the rules unchanged, the demo's shifting load for this time; the report has every alert that fired or was pending. The
+last line is one JSON object; status 1 if an alert did not fire under its fault, or fired over the quiet load.
 """
 
 import asyncio
@@ -45,20 +45,18 @@ GATEWAY = {
     "SPECPILOT_GATEWAY_QUEUE_LIMIT": "16",
     "SPECPILOT_GATEWAY_ENGINE_COUNTERS_S": "0",
 }
-"""What the gateway must be told: so that there is such a thing as too many requests; and so that its page does not wait
-for engines that are stopped, up to 2 s, where a scrape has 1 s. As a rule it has 10."""
+"""Flags of the gateway. The limits make its queues fill. The last one keeps its page of metrics from waiting up to 2 s
+for stopped engines, because a scrape has 1 s here (usually 10)."""
 
 
 class AlertsSettings(ProgramSettings):
-    """See each alert fire under its fault, or none over a shifting load."""
+    """Check that each alert fires under its fault, or that none fires over a shifting load."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ALERTS_")
 
     only: str = Field(default="", description="faults to make, comma separated; default: all")
-    faster: float = Field(default=60.0, ge=1, description="by which factor the rules' durations are shortened")
-    engines: int = Field(
-        default=3, ge=1, le=16, description="how many engines; with fewer than 3 two faults cannot be made"
-    )
+    faster: float = Field(default=60.0, ge=1, description="factor by which the rules' durations are divided")
+    engines: int = Field(default=3, ge=1, le=16, description="engines; with fewer than 3 two faults cannot be played")
     settle_s: float = Field(default=150.0, gt=0, description="seconds of calm load before the first fault")
     quiet_s: float = Field(default=0.0, ge=0, description="no fault: play the demo's load for so many seconds")
     rules: Path = Field(default=RULES, description="the alerts' rule file")
@@ -100,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 async def _watch(stage: Stage, server: Prometheus, seconds: float) -> dict[str, Any]:
-    """Play the demo's load over and over, and count how long each alert was not quiet."""
+    """Play the demo's load repeatedly, and sum the seconds in which each alert was active."""
     trace = read_trace(TRACES / "demo.json")
     load_ = Load(f"{stage.gateway_url}/v1", MODEL, read_prompts(DEMO_MODEL / "prompts", trace.prompts))
     began, seen = time.monotonic(), dict[str, dict[str, float]]()
@@ -148,7 +146,7 @@ async def _make(
 
 
 async def _calm(server: Prometheus, seconds: float) -> list[str]:
-    """Wait while all is well; return what fired in the second half, in which it should not."""
+    """Wait without a fault; return the alerts that fired in the second half."""
     say(f"{seconds:.0f} s of calm load")
     fired: set[str] = set()
     await asyncio.sleep(seconds / 2)
@@ -160,7 +158,7 @@ async def _calm(server: Prometheus, seconds: float) -> list[str]:
 
 
 async def _hold(scene: Scene, server: Prometheus, fault: Fault) -> dict[str, Any]:
-    """Make `fault` and wait for its alerts; return after how many seconds each fired, and when all was quiet again."""
+    """Inject `fault` and wait for its alerts; return the seconds until each fired, and until none was active again."""
     before = _firing(await asyncio.to_thread(server.alerts))
     fired: dict[str, float] = {}
     began = time.monotonic()
@@ -184,7 +182,7 @@ async def _hold(scene: Scene, server: Prometheus, fault: Fault) -> dict[str, Any
 
 
 async def _stream(url: str, prompts: Sequence[Mapping[str, Any]]) -> None:
-    """Keep some streams going: latencies of tokens are those of streams."""
+    """Keep some streams in flight: only streams have inter-token latencies."""
 
     async def ask(client: ChatClient, seed: int) -> None:
         while True:
@@ -201,7 +199,7 @@ def _firing(states: Mapping[str, str]) -> set[str]:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Return the table of what fired under which fault."""
+    """Return the table of the alerts that fired under each fault."""
     rows = [
         (f"`{alert}`", fault["says"], "never" if after is None else f"{after:.0f} s")
         for fault in found["faults"].values()
@@ -212,7 +210,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def faults_of(found: Mapping[str, Any]) -> list[str]:
-    """Return what did not go as it should, in words."""
+    """Return the failed expectations as texts."""
     wrong = [f"rule {fault}" for fault in found["rule_faults"]]
     wrong += [f"{name} fired in the calm" for name in found.get("calm", ())]
     wrong += [f"{name} fired over the quiet load" for name, seen in found.get("seen_s", {}).items() if seen["firing"]]

@@ -1,27 +1,26 @@
-"""`specpilot bench control`: the control law on a real engine, beside everything that a user could do without it.
+"""`specpilot bench control`: the control law on a real engine, beside all alternatives that a user has without it.
 
 Starts systems of its own. Arms, each playing the same unannounced trace, several times:
 
-- `K=k`: every request verifies k draft tokens, K = 0 being no speculation;
-- `table`: K by batch size, tuned by hand on this very trace (by a play of the static arms of its own): what a diligent
-  user would have if vLLM's dynamic speculation worked with P-EAGLE;
-- `K by class`, with `--by-class json=7,code=0`: K by hand for each class, from what a person knows of the traffic, and
-  every request names its class; classes that are not given have K = 0;
-- `adaptive`: a fresh controller, and requests that name no class, as real ones do not;
+- `K=k`: every request verifies k draft tokens; K = 0 is no speculation;
+- `table`: K by batch size, tuned on this trace from a separate play of the static arms: the best that a user would have
+  if vLLM's dynamic speculation worked with P-EAGLE;
+- `K by class`, with `--by-class json=7,code=0`: K set for each class from knowledge of the traffic, and every request
+  names its class; classes that are not given have K = 0;
+- `adaptive`: a fresh controller, and requests that name no class, like most real ones;
 - `with labels`: the same, and every request names its class;
-- `without ...`: as `adaptive` with one idea switched off: bands, probes, or drafting only for those whom it pays
-  (`without subset`: requests with K = 0 take slots too).
+- `without ...`: as `adaptive` with one idea switched off: bands, probes, or the subset of requests in the drafter's
+  batch (`without subset`: requests with K = 0 take slots too).
 
-The arms take turns phase by phase, in an order that turns round, because a shared machine is now faster and now slower
-by a tenth or more for minutes: what is compared was measured within a minute, and the report takes out what is left.
-While it is not its turn an arm has no traffic, keeps what it knows and learns nothing; the pause after a change, by
-the clock, runs on. Each steered arm has an engine, a gateway, a Redis and a controller of its own; the fixed arms share
-a system that no controller steers. One launch of an engine may be faster than another by some 5 % for as long as it
-runs, whatever it is told to do. So arms whose engines are alike change systems from play to play.
+The arms play each phase one after another, in a rotating order, because the speed of a shared machine changes by a
+tenth or more for minutes: compared figures are measured within a minute, and the report corrects for the rest. Between
+its phases an arm has no traffic, keeps its state and learns nothing; dwell times run on by the clock. Each steered arm
+has an engine, a gateway, a Redis and a controller of its own; the fixed arms share a system without a controller. One
+launch of an engine may be faster than another by some 5 % for its whole life, at any K. So arms with equal engines
+change systems from play to play.
 
 The report has a table, plots, and one JSON object as its last line. Beside it are the rates of every play
-(`rates.json`, tokens per second by arm, play and phase) and what each controller saw, to be looked into with
-`specpilot replay`.
+(`rates.json`, tokens per second by arm, play and phase) and a recording of each controller for `specpilot replay`.
 """
 
 import asyncio
@@ -57,13 +56,13 @@ K_MAX = 7
 MAX_RUNNING = 32
 """Requests that an engine runs at once (`--max-num-seqs`)."""
 START_WITHIN_S = 300.0
-"""Seconds that a system may take to start: several engines load at once."""
+"""Longest start of a system in seconds: several engines load at once."""
 SETTLES_S = 0.5
-"""Seconds without load between two arms, so that what one left in flight is gone."""
+"""Seconds without load between two arms, in which the requests in flight of the first one end."""
 TUNING_STRETCH = 0.5
-"""How long the plays are, relative to the measured ones, from which the table is tuned."""
+"""Length of the plays that tune the table, relative to the measured ones."""
 PORTS = 10
-"""Ports kept for each system."""
+"""Ports reserved for each system."""
 FIXED = "fixed"
 """The system that the fixed arms share."""
 OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
@@ -87,11 +86,11 @@ class ControlBenchSettings(ProgramSettings):
     repeats: int = Field(default=3, ge=1, description="plays of each arm")
     static: str = Field(default="0,1,2,3,5,7", description="static K to compare with, comma separated")
     by_class: str = Field(
-        default="", description="one more arm: K by class by hand, as json=7,code=0, for requests that name their class"
+        default="", description="one more arm: K for each class, as json=7,code=0; its requests name their class"
     )
     arms: str = Field(
         default=",".join(OTHER_ARMS),
-        description="steered arms beside the adaptive one, comma separated; none for none",
+        description="further steered arms, comma separated; none for none",
     )
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
     interval_s: float = Field(default=0.5, ge=0.1, le=5, description="seconds between two decisions of the controllers")
@@ -136,7 +135,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _by_class(text: str) -> Rows:
-    """Return the rows that `text` (`json=7,code=0`) asks for; ends the program where it is wrong."""
+    """Return the rows of `text` (`json=7,code=0`); ends the program when it is malformed."""
     if not text:
         return {}
     if not re.fullmatch(rf"([^,=\s]+=[0-{K_MAX}](,|$))+", text):
@@ -156,7 +155,7 @@ class _Stage:
 
 
 class _Bench:
-    """Plays the arms, in turns."""
+    """Plays the arms alternately."""
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class _Bench:
         self._settings = settings
         self._trace = trace
         self._prompts = prompts
-        self._stages = stages  # of the fixed arms together, and of each steered one
+        self._stages = stages  # one for all fixed arms, and one for each steered arm
         self._switches = 0
         self._adaptive_s = 0.0
 
@@ -222,7 +221,7 @@ class _Bench:
 
     @contextmanager
     def _controller(self, arm: str, stage: _Stage, repetition: int) -> Iterator[None]:
-        """Run a controller that knows nothing of acceptance."""
+        """Run a controller without any estimates."""
         record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
         record.unlink(missing_ok=True)
         command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", stage.redis_url]
@@ -251,13 +250,13 @@ class _Bench:
 
 
 def changed_round(stages: Mapping[str, T]) -> dict[str, T]:
-    """Return `stages` with each arm on the next one's; what has another scheduler keeps its own."""
+    """Return `stages` with each arm on the next one's; an arm with another scheduler keeps its own."""
     alike = [arm for arm in stages if arm != report.NO_SUBSET]
     return {**stages, **{arm: stages[other] for arm, other in zip(alike, [*alike[1:], alike[0]], strict=True)}}
 
 
 def _check_alive(controller: subprocess.Popen[bytes], arm: str, stage: _Stage) -> None:
-    """End the bench where the controller of `arm` has ended: another one on its port would have answered for it."""
+    """End the bench if the controller of `arm` has ended: another program on its port may have answered instead."""
     if controller.poll() is not None:
         fail(PROGRAM, f"the controller of the arm `{arm}` has ended; {stage.folder / 'controller.log'} says why")
 

@@ -1,13 +1,12 @@
 """`specpilot bench demo`: a shifting load against the running system, adaptive K beside every static K.
 
-Each arm plays the same trace, which nothing announces to the controller. Every arm plays twice in one run, in mirrored
-order (adaptive, 0, 1, 3, 7, then 7, 3, 1, 0, adaptive), so that a machine that grows slower or faster meanwhile treats
-all arms alike; the table has their means. A phase's rate counts from its begin, so what adaptive K loses while it
-adapts is in it; in its first play, on a new system, it knows nothing. The table says where it wins and where it does
-not.
+Each arm plays the same trace, which is not announced to the controller. Every arm plays twice in one run, in mirrored
+order (adaptive, 0, 1, 3, 7, then 7, 3, 1, 0, adaptive), so that a machine that becomes slower or faster affects all
+arms equally; the table has their means. A phase's rate counts from its begin, so it includes the loss while adaptive K
+adapts; in its first play, on a new system, it begins without estimates. The table shows where it wins and where not.
 
-With `--hold-out-ratio` the adaptive plays run the static K for that share of the time, as the hold-out does in
-production, and what the hold-out says of adaptive K stands beside what the arms say.
+With `--hold-out-ratio` the adaptive plays run the static K for that share of the time, like the control group in
+production, and the report has the control group's gain of adaptive K beside the arms' gain.
 """
 
 import asyncio
@@ -34,13 +33,13 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 PROGRAM = "specpilot bench demo"
 ADAPTIVE = "adaptive"
 START_WITHIN_S = 300.0
-"""Seconds that the system may take to start."""
+"""Longest start of the system."""
 TAKES_EFFECT_S = 3.0
-"""Seconds from a changed policy to the engines' K: two ticks of the controller and the way there."""
+"""Seconds from a changed policy to the engines' K: two ticks of the controller and the delivery."""
 LATEST_S = 15.0
-"""Age of the decisions among which the latest is looked for: a quiet pool records one in 10 s."""
+"""Age of the decisions that are searched for the latest one: a quiet pool records one in 10 s."""
 LEAST_RATIO = 0.01
-"""Least ratio that a phase counts with: noise may leave less of one in which the share held out was most of it."""
+"""Least ratio of a phase: noise may exceed the rest of a phase that the control group had most of."""
 
 
 class DemoSettings(ProgramSettings):
@@ -64,7 +63,7 @@ class DemoSettings(ProgramSettings):
         default=0.0,
         ge=0,
         le=0.5,
-        description="share of the adaptive plays on the one static K, to compare the hold-out's gain with the arms'",
+        description="share of the adaptive plays on the one static K, to compare two measures of the gain",
     )
 
 
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
     if not statics:
         fail(PROGRAM, "--static: names no K; name one at least, like 0,3,7")
-    if settings.hold_out_ratio > 0 and len(statics) > 1:  # a policy with another static K begins the count anew
+    if settings.hold_out_ratio > 0 and len(statics) > 1:  # a policy with another static K resets the control group
         fail(PROGRAM, "--hold-out-ratio: compares with one static K; name that one with --static, like --static 7")
     system = System(settings.gateway_url, settings.admin_url, settings.admin_token)
     own = None
@@ -119,7 +118,7 @@ async def _compare(
         if settings.hold_out_ratio > 0:
             acting |= {"static_k": statics[0], "hold_out_ratio": settings.hold_out_ratio}
             await asyncio.to_thread(system.put_policy, before | {"mode": "act", "hold_out_ratio": 0.0})
-            await asyncio.sleep(TAKES_EFFECT_S)  # what was compared before is forgotten
+            await asyncio.sleep(TAKES_EFFECT_S)  # the control group drops its windows
         for number, arm in enumerate([*arms, *reversed(arms)], start=1):
             changes = acting if arm == ADAPTIVE else {"mode": "off", "static_k": int(arm[2:])}
             await asyncio.to_thread(system.put_policy, before | changes)
@@ -142,9 +141,9 @@ async def _compare(
     figures = summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}
     if hold_out:
         gain = arms_gain(trace, rates, f"K={statics[0]}", settings.hold_out_ratio)
-        told = hold_out["throughput_gain_ratio"]
-        figures["hold_out"] = {"windows": hold_out["windows"], "gain": told, "arms": gain}
-        say(f"\n{gains_line(statics[0], hold_out['windows'], told, gain)}")
+        measured = hold_out["throughput_gain_ratio"]
+        figures["hold_out"] = {"windows": hold_out["windows"], "gain": measured, "arms": gain}
+        say(f"\n{gains_line(statics[0], hold_out['windows'], measured, gain)}")
     say(json.dumps(figures))
 
 
@@ -168,9 +167,9 @@ def summary(trace: Trace, rates: dict[str, list[float]]) -> dict[str, object]:
 
 
 def arms_gain(trace: Trace, rates: dict[str, list[float]], static: str, held_out: float) -> dict[str, float]:
-    """Return the adaptive arm's gain over `static` (ratios): the geometric mean over time, as the hold-out's is.
+    """Return the adaptive arm's gain over `static` as ratios: the geometric mean over time, like the control group's.
 
-    `as_played` has the share of the time that was `held_out` in it, at no gain; `adaptive` is without it.
+    `as_played` includes the share of the time with the static K (`held_out`), which has no gain; `adaptive` does not.
     """
     ratios = [one / other for one, other in zip(rates[ADAPTIVE], rates[static], strict=True)]
     seconds = [phase.seconds for phase in trace.phases]
@@ -182,17 +181,17 @@ def arms_gain(trace: Trace, rates: dict[str, list[float]], static: str, held_out
     return {"adaptive": gain([(ratio - held_out) / (1 - held_out) for ratio in ratios]), "as_played": gain(ratios)}
 
 
-def gains_line(k: int, windows: int, told: dict[str, float] | None, arms: dict[str, float]) -> str:
-    """Return the hold-out's gain and the arms' for a person; `told` is `None` while windows are too few."""
-    interval = "unknown" if told is None else f"{told['mean']:+.1%} ({told['low']:+.1%} to {told['high']:+.1%})"
+def gains_line(k: int, windows: int, gain: dict[str, float] | None, arms: dict[str, float]) -> str:
+    """Return the control group's `gain` (`None` while windows are too few) and the arms' as a line."""
+    interval = "unknown" if gain is None else f"{gain['mean']:+.1%} ({gain['low']:+.1%} to {gain['high']:+.1%})"
     return (
-        f"adaptive over K={k}: by the hold-out {interval}, {windows} windows; "
+        f"adaptive over K={k}: by the control group {interval}, {windows} windows; "
         f"by the arms {arms['adaptive']:+.1%}, as played {arms['as_played']:+.1%}"
     )
 
 
 def second_vs_first(trace: Trace, plays: Sequence[list[float]]) -> float:
-    """Return how the tokens of the second play compare with those of the first, which began knowing nothing."""
+    """Return the tokens of the second play over those of the first, which began without estimates."""
     first, second = plays
     return round(_tokens(trace, second) / _tokens(trace, first), 3)
 

@@ -1,8 +1,7 @@
-"""`python -m specpilot.bench.control.false_controller FILE ...`: a controller that a file makes err; its flags follow.
+"""`python -m specpilot.bench.control.false_controller FILE ...`: a controller with faults; its flags follow.
 
-While FILE holds `believes`, it reads from every engine that all drafts were accepted, as an engine would say whose
-counters are wrong; while it holds `fails`, every decision raises an error that nobody foresaw. Otherwise it is
-`specpilot controller`.
+While FILE holds `believes`, it reads from every engine that all drafts were accepted, as if the engines' counters were
+wrong; while it holds `fails`, every decision raises an unexpected error. Otherwise it is `specpilot controller`.
 """
 
 import sys
@@ -30,7 +29,7 @@ def believed(values: dict[Series, float]) -> dict[Series, float]:
 
 @contextmanager
 def erring(file: Path) -> Iterator[None]:
-    """Have this process's controller err as `file` says, from one scrape and one decision to the next."""
+    """Make this process's controller err as `file` says; the file is read at each scrape and decision."""
     true_read, decide = PageReader.read, ControlLaw.decide
 
     def state() -> str:
@@ -42,7 +41,7 @@ def erring(file: Path) -> Iterator[None]:
 
     def choose(law: ControlLaw, *given: Any) -> Any:
         if state() == FAILS:
-            raise RuntimeError("a failure made on purpose")
+            raise RuntimeError("an injected failure")
         return decide(law, *given)
 
     with patch.object(PageReader, "read", read), patch.object(ControlLaw, "decide", choose):

@@ -1,4 +1,4 @@
-"""A system of some engines with a hand on each of its parts: freezes, kills, hides and restarts them."""
+"""A system of several engines whose parts can be frozen, killed, hidden and restarted."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from specpilot.policy.settings import fail
 
 
 class Stage:
-    """The running system, with a hand on each of its parts."""
+    """The running system, with methods that break and repair each of its parts."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - everything that can be broken
         self,
@@ -30,7 +30,7 @@ class Stage:
         redis_url: str,
         clock: SteppedClock,
     ) -> None:
-        """`program` is who speaks when something does not come up; `out` the folder for logs, `port` the first one."""
+        """`program` is the name in error messages, `out` the folder for logs, `port` the first port."""
         self._program = program
         self._out = out
         self.redis_url = redis_url
@@ -41,7 +41,7 @@ class Stage:
 
     @property
     def gateway_url(self) -> str:
-        """Where clients go."""
+        """The gateway's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def controller_port(self, number: int) -> int:
@@ -57,7 +57,7 @@ class Stage:
     ) -> None:
         """Start controller `number`, on the clock that can be stepped, and wait until it answers.
 
-        `program` is the module that runs it, with what comes before the flags.
+        `program` is the module that runs it, with its arguments before the flags.
         """
         port = self.controller_port(number)
         command = [sys.executable, "-m", *program, "--redis-url", self.redis_url, *flags]
@@ -69,13 +69,13 @@ class Stage:
         wait_for(self._program, f"http://127.0.0.1:{port}/health", 30.0)
 
     def kill_controller(self, number: int = 0) -> None:
-        """Kill controller `number` without a chance to say good-bye."""
+        """Kill controller `number` with SIGKILL."""
         process = self._controllers.pop(number)
         process.kill()
         process.wait()
 
     def stop_controllers(self) -> None:
-        """Stop every controller in order."""
+        """Stop every controller by SIGTERM."""
         for process in self._controllers.values():
             process.terminate()
         for process in self._controllers.values():
@@ -113,12 +113,12 @@ class Stage:
         return groups
 
     def hide_metrics(self, number: int) -> None:
-        """Take away the folder in which the processes of engine `number` keep their counters."""
+        """Move the folder with the counters of engine `number` away."""
         shutil.rmtree(self._hidden(number), ignore_errors=True)  # of a run that was killed
         shutil.move(self._metrics(number), self._hidden(number))
 
     def show_metrics(self, number: int) -> None:
-        """Put the folder back where it was."""
+        """Move the folder back."""
         shutil.move(self._hidden(number), self._metrics(number))
 
     def _metrics(self, number: int) -> Path:

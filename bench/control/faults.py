@@ -1,9 +1,9 @@
-"""`specpilot bench faults`: what users notice while a part of the running system fails. A real engine, a real Redis.
+"""`specpilot bench faults`: effects on clients while a part of the running system fails. Real engines, a real Redis.
 
 Starts a system of its own with two engines and keeps a mixed load on it. Each fault has a calm stretch before it, in
-which K settles, a stretch in which it holds, and one after it was mended. Counted are requests sent and failed, tokens
-that clients received, and every K that the running classes had on an engine that did not fail. A table, then one
-JSON object as the last line.
+which K settles, the stretch of the fault, and one after its end. Counted are requests sent and failed, tokens that
+clients received, and every K of the running classes on an engine that did not fail. A table, then one JSON object as
+the last line.
 
 The faults: Redis frozen; the controller killed, later started again; a stand-by that takes over from a killed leader;
 the metrics of one engine of two unreadable; one engine of two killed, which its supervisor restarts; the controller's
@@ -41,7 +41,7 @@ _RUNNING = sum(DEMAND.values()) // 2  # on each of the two engines
 
 
 class FaultsSettings(ProgramSettings):
-    """Break one part after the other under load, and count what users notice."""
+    """Break one part after the other under load, and count the effects on clients."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_FAULTS_")
 
@@ -58,7 +58,7 @@ class FaultsSettings(ProgramSettings):
 
 @dataclass(slots=True)
 class Stretch:
-    """What was seen while nothing changed: `k` lists every K by class in the order of their coming."""
+    """The counts of one stretch; `k` lists every K by class, in order."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -75,7 +75,7 @@ Change = Callable[[Stage], dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: how it begins and how it is mended; both return figures of their own, seconds mostly."""
+    """A fault: functions that begin and end it; both return figures of their own, mostly seconds."""
 
     says: str
     begin: Change

@@ -1,9 +1,9 @@
-"""What the plays of a control measurement say: pure arithmetic, a Markdown report and its plots.
+"""The figures of a control measurement from its plays, a Markdown report and its plots. Pure.
 
-Rates are output tokens per second of a phase, the median over the repetitions of an arm. Arms played each phase one
-after another, so before that the machine's speed in a phase of a repetition is taken out: by how much the fixed arms
-there were, in the median, above or below their own medians over the repetitions. The oracle takes in every phase the
-rate of the best static K. Totals weigh phases by their length.
+Rates are output tokens per second of a phase, the median over the repetitions of an arm. The arms play a phase one
+after another, so each rate is first divided by the machine's speed in this phase of this repetition: the median ratio
+of the fixed arms' rates there to their own medians over the repetitions. The oracle has the rate of the best static K
+in every phase. Totals weight phases by their length.
 """
 
 import math
@@ -30,7 +30,7 @@ NO_PROBES = "without probes"
 NEAR = 0.95
 """Adapted: within 5 % of the oracle."""
 _WINDOW = 2
-"""Readings, a second each, over which the mean rate must be near before an arm counts as adapted."""
+"""Readings (one a second) whose mean rate must be within `NEAR` for an arm to count as adapted."""
 _NORMAL_95 = 1.96
 _DRAWS = 1000
 """Seeded draws behind `worst_of_equals`: its median is then good to half a percent."""
@@ -38,7 +38,7 @@ _DRAWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Every play of every arm, and for the adaptive plays how many decisions changed K and how long they lasted."""
+    """Every play of every arm; of the adaptive plays also the number of changes of K and the seconds."""
 
     trace: Trace
     plays: Mapping[str, Sequence[Played]]
@@ -50,14 +50,14 @@ class Result:
         return [statistics.median(column) for column in zip(*self.even(arm), strict=True)]
 
     def even(self, arm: str) -> list[list[float]]:
-        """The rates of each play by phase, as if the machine had always been equally fast."""
+        """The rates of each play by phase, divided by the machine's speed."""
         return [
             [rate / speed for rate, speed in zip(play.rates, speeds, strict=True)]
             for play, speeds in zip(self.plays[arm], self.speeds(), strict=True)
         ]
 
     def speeds(self) -> list[list[float]]:
-        """How fast the machine was in each repetition, by phase; around 1."""
+        """The machine's relative speed in each repetition, by phase; around 1."""
         fixed = {arm: [play.rates for play in self.plays[arm]] for arm in [*self.statics, TABLE]}
         usual = {arm: [statistics.median(column) for column in zip(*rows, strict=True)] for arm, rows in fixed.items()}
         return [
@@ -69,10 +69,10 @@ class Result:
         ]
 
     def scatter(self) -> float:
-        """The relative standard deviation of a phase's rate from play to play, the machine's speed apart.
+        """The relative standard deviation of a phase's rate over the plays, without the machine's speed.
 
-        From the ratios of two fixed arms in the same phase and repetition, in which that speed cancels out: their
-        logarithm varies from play to play by twice the variance of one. 0 when there was one play.
+        Estimated from the ratios of two fixed arms in the same phase and repetition, in which the speed cancels. The
+        logarithm of the ratio has twice the variance of one arm's. 0 with a single play.
         """
         if len(self.plays[TABLE]) == 1:
             return 0.0
@@ -84,9 +84,9 @@ class Result:
         return math.sqrt(statistics.mean(variances) / 2)
 
     def worst_of_equals(self) -> float:
-        """What the worst phase of an arm would be that is as good as the one it is held against in every phase.
+        """The expected worst phase of an arm that equals the arm that it is compared with in every phase.
 
-        The smallest of several ratios is below 1 by chance alone; this is its median over seeded draws with `scatter`.
+        The smallest of several ratios is below 1 by chance; this is its median over seeded draws with `scatter`.
         """
         rng, scatter, plays = random.Random(0), self.scatter(), len(self.plays[TABLE])  # noqa: S311 - no secret
         return statistics.median(
@@ -108,7 +108,7 @@ class Result:
         return _NORMAL_95 * of_median * self.scatter() * math.sqrt(2 / plays)
 
     def half_width(self) -> float:
-        """The same for the ratio of two arms' totals: phases vary on their own, and weigh by their tokens."""
+        """The same for the ratio of two arms' totals: phases vary independently, weighted by their tokens."""
         tokens = [rate * phase.seconds for rate, phase in zip(self.rates(TABLE), self.trace.phases, strict=True)]
         return self.phase_half_width() * math.sqrt(sum(part**2 for part in tokens)) / sum(tokens)
 
@@ -190,7 +190,7 @@ def latency_p99(plays: Sequence[Played]) -> float:
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Return the figures that the last line of the report gives; see `docs/measurements/control.md` for their meaning.
+    """Return the figures of the report's last line.
 
     `intervals` has the half-width of the 95 % interval of each figure that compares totals, and of the worst phase's.
     """

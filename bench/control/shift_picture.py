@@ -1,4 +1,4 @@
-"""A shifting load as a picture: what each arm delivered in each phase, and K of the adaptive arm over time. Pure.
+"""A picture of a shifting load: each arm's throughput in each phase, and K of the adaptive arm over time. Pure.
 
 Above, a bar for each arm and phase, in output tokens per second. Below, for each class, the mean K of the drafts that
 were verified between two readings. Time runs along both, from phase to phase.

@@ -1,8 +1,8 @@
 """A program whose wall clock can be stepped while it runs, without touching the machine's.
 
-A few lines of C (`native/stepped_clock.c`), loaded before the C library, add to every reading of the wall clock the
-number of seconds that a file holds. The monotonic clock stays as it is, as it does when an administrator or a time
-server steps a real one.
+A few lines of C (`native/stepped_clock.c`), loaded before the C library, add the number of seconds in a file to every
+reading of the wall clock. The monotonic clock stays, as it does when an administrator or a time server steps a real
+clock.
 """
 
 import os
@@ -26,7 +26,7 @@ class SteppedClock:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the environment of a program must hold, beside what it has."""
+        """The variables to add to the environment of a program."""
         return {"LD_PRELOAD": str(self._library.resolve()), "STEPPED_CLOCK": str(self._file.resolve())}
 
     def step(self, seconds: int) -> None:

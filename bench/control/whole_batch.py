@@ -1,4 +1,4 @@
-"""The adapter's scheduler as it would be if every request took the drafter's slots: what leaving some out gains."""
+"""The adapter's scheduler with all requests in the drafter's batch, to measure the gain of the subset."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
 
 
 class WholeBatchScheduler(SpecPilotScheduler):
-    """Drafts for all requests of a step that drafts for one."""
+    """Drafts for all requests of a step if it drafts for any."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
