@@ -1,7 +1,7 @@
-"""Data sets by name: which there are, what each needs, how to get it and under which licence.
+"""Data sets by name: their forms, sources and licences.
 
-Reads files that the user names; fetches nothing. A data set is written `NAME` for those that are here, `NAME=PATH` for
-a file in one of the field's forms, or `PATH` alone for JSONL of one's own.
+Reads files that the user names; fetches nothing. A data set is given as `NAME` (shipped here), as `NAME=PATH` (a file
+in the form of a published data set), or as `PATH` (JSONL of your own).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ DEMO = ("code", "chat", "json")
 
 
 class Published(NamedTuple):
-    """A data set of others: where to get it, and its licence as its authors state it."""
+    """A published data set: its source, and its licence as stated by its authors."""
 
     where: str
     licence: str
@@ -40,14 +40,14 @@ PUBLISHED = {
 
 
 class DataSet(NamedTuple):
-    """A data set, ready to be asked."""
+    """A data set that is ready to be played."""
 
     name: str
     conversations: tuple[Conversation, ...]
 
 
 def data_sets(items: list[str], context_words: int = CONTEXT_WORDS) -> list[DataSet]:
-    """Return the data sets that `items` name; raises `BrokenDataError` with what is wrong and what would do."""
+    """Return the data sets that `items` name; raises `BrokenDataError` with the fault and the remedy."""
     found = [_data_set(item, context_words) for item in items]
     for item in found:
         if [other.name for other in found].count(item.name) > 1:

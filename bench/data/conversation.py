@@ -1,7 +1,7 @@
-"""What a load asks for: conversations, each with its user turns. Pure.
+"""The conversations of a load, each with its user turns. Pure.
 
-A conversation is sent turn by turn: a later turn follows the model's own reply to the one before, so what it costs to
-read a history, and what a draft head makes of it, is in the measurement.
+A conversation is sent turn by turn: a later turn follows the model's own reply to the one before, so the measurement
+includes the prefill of the history and the acceptance after it.
 """
 
 from collections.abc import Mapping, Sequence

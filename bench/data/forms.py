@@ -1,7 +1,4 @@
-"""Reads the files that the field's data sets come in. A line that cannot be read is an error that names it.
-
-`parse` is pure: text in, conversations out. Nothing is fetched: the files are the user's.
-"""
+"""Reads files in the forms of published data sets. A line that cannot be read is an error with its number. Pure."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,17 +7,17 @@ from typing import Any
 from specpilot.bench.data.conversation import Conversation, of_texts
 
 HUMAN_EVAL_REQUEST = "Complete the following Python function.\n\n"
-"""What stands before a HumanEval prompt, which is code: a chat model is to be asked for something."""
+"""Text before a HumanEval prompt, which is code: a chat model needs a request."""
 
 _SHARE_GPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}
 
 
 class BrokenDataError(ValueError):
-    """A data set that cannot be used: which line of which file, and what is wrong with it."""
+    """A data set that cannot be used: the file, the line and the fault."""
 
 
 def parse(form: str, text: str, name: str) -> list[Conversation]:
-    """Return the conversations of a file in one of `FORMS`; `name` is how errors call it.
+    """Return the conversations of a file in one of `FORMS`; `name` is its name in errors.
 
     Raises `BrokenDataError`, which names the line.
     """
@@ -42,7 +39,7 @@ def parse(form: str, text: str, name: str) -> list[Conversation]:
 
 
 def _records(form: str, text: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each record with its place: of a JSON list, as ShareGPT comes in, or of one JSON object a line."""
+    """Yield each record with its place: of a JSON list (ShareGPT's form), or of one JSON object a line."""
     if form == "sharegpt" and text.lstrip().startswith("["):
         try:
             records = json.loads(text)
@@ -67,7 +64,7 @@ def _texts(value: Any, field: str) -> list[str]:
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
-    """Return `value` if it is a list of messages; one that calls tools may be without content."""
+    """Return `value` if it is a list of messages; a message that calls tools may have no content."""
     if not isinstance(value, list) or not value:
         raise ValueError("messages must be a list with at least one message")
     for message in value:
@@ -90,7 +87,7 @@ def _human_eval(record: dict[str, Any]) -> Conversation:
 
 
 def _speed_bench(record: dict[str, Any]) -> Conversation:
-    """Of the data set itself (`turns`), or as NeMo Skills prepares it (`messages`, all of a user)."""
+    """Return a record of the data set itself (`turns`), or as NeMo Skills prepares it (`messages`, all of a user)."""
     if "turns" in record:
         return of_texts(_texts(record["turns"], "turns"))
     said = [item.get("content") for item in _messages(record["messages"]) if item["role"] == "user"]
@@ -98,7 +95,7 @@ def _speed_bench(record: dict[str, Any]) -> Conversation:
 
 
 def _share_gpt(record: dict[str, Any]) -> Conversation | None:
-    """The first question alone, as benchmark clients of the field take it; `None` where no human speaks first."""
+    """Return the first question alone, like other benchmark clients; `None` when no human speaks first."""
     said = record.get("conversations", record.get("conversation"))
     if said is None:
         raise KeyError("conversations")
@@ -116,7 +113,7 @@ def _share_gpt(record: dict[str, Any]) -> Conversation | None:
 
 
 def _custom(record: dict[str, Any]) -> Conversation:
-    """One of `prompt`, `turns` or `messages`; `max_tokens` (or `output_tokens`) and `tools` may be there."""
+    """Return a record with `prompt`, `turns` or `messages`; `max_tokens`, `output_tokens`, `tools` are optional."""
     given = [name for name in ("prompt", "turns", "messages") if name in record]
     if len(given) != 1:
         raise ValueError("needs exactly one of prompt, turns and messages")
@@ -142,4 +139,4 @@ FORMS: dict[str, Callable[[dict[str, Any]], Conversation | None]] = {
     "sharegpt": _share_gpt,
     "custom": _custom,
 }
-"""The forms by name, each with what reads a record; `custom` has `prompt`, `turns` or `messages`."""
+"""The forms by name, each with the function that reads a record; `custom` has `prompt`, `turns` or `messages`."""

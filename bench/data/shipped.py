@@ -1,8 +1,8 @@
-"""Data sets that are made here, from templates and a seed: no download, no licence of others. Pure.
+"""Data sets generated from templates and a seed: no download, no licence of others. Pure.
 
-They hold what published sets have little of and what decides whether a draft head pays: long contexts, text that a head
+They have features that published sets lack and that decide whether a draft head pays: long contexts, text that a head
 cannot predict, replies that change their kind midway, answers that quote their context, several turns, tool calls.
-The lengths of long ones are given in words, because what a token is depends on the model.
+Lengths are in words, because the number of tokens depends on the model.
 """
 
 import random
@@ -12,10 +12,10 @@ from typing import Any
 from specpilot.bench.data.conversation import Conversation, of_texts
 
 CONVERSATIONS = 64
-"""How many conversations each shipped data set has."""
+"""Conversations of each shipped data set."""
 
 CONTEXT_WORDS = 300
-"""Words of a long context unless told otherwise: what the demo pair's 2,048 tokens hold, with room for a reply."""
+"""Default words of a long context: they fit the demo pair's 2,048 tokens, with room for a reply."""
 
 _PARTS = ("pump", "valve", "compressor", "turbine", "conveyor", "boiler", "sensor array", "cooling loop", "press")
 _PLACES = ("hall 1", "hall 2", "the north yard", "the east wing", "line 4", "the test bench", "dock 7", "the annex")
@@ -67,7 +67,7 @@ def _retrieval(rng: random.Random, words: int) -> Conversation:
 
 
 def _adversarial(rng: random.Random, _words: int) -> Conversation:
-    """Half ask for text without a pattern, half for a reply that changes its kind every few lines."""
+    """Return a request for text without a pattern, or for a reply that changes its kind every few lines."""
     if rng.random() < 0.5:  # noqa: PLR2004 - half
         seeds = " ".join(f"{rng.getrandbits(32):08x}" for _ in range(6))
         return of_texts([f"Continue this list of random hexadecimal words, never repeating one:\n{seeds}"])
@@ -128,7 +128,7 @@ SHIPPED: dict[str, tuple[str, Callable[[random.Random, int], Conversation]]] = {
     "multi-turn": ("four turns, each on the model's own replies", _multi_turn),
     "tool-calls": ("requests with three tools that a reply may call", _tool_calls),
 }
-"""Name, what it is, and what makes one conversation of it."""
+"""Name, description, and the function that makes one conversation."""
 
 
 def conversations(name: str, context_words: int = CONTEXT_WORDS, count: int = CONVERSATIONS) -> list[Conversation]:

@@ -1,7 +1,7 @@
-"""A balancer of connections (layer 4), as kube-proxy or a network load balancer is one, on a thread of its own.
+"""A load balancer of connections (layer 4), like kube-proxy or a network load balancer, on a thread of its own.
 
-A new connection goes to a backend whose `/ready` is 200, in turn, and to another when one refuses it. A connection that
-stands is never moved: it ends when either side ends it. What a request is, it does not know.
+A new connection goes to a backend whose `/ready` is 200, round robin, and to another when one refuses it. An open
+connection is never moved: it ends when either side closes it. The balancer does not parse requests.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 LOOK_EVERY_S = 0.5
-"""Between two looks at `/ready`, in seconds: a drain's grace must be longer."""
+"""Seconds between two requests for `/ready`: a drain's grace must be longer."""
 
 CLOSING_S = 0.1
 _CHUNK = 65_536
@@ -32,22 +32,22 @@ class Balancer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     def start(self) -> None:
-        """Begin; returns when it listens and has looked at its backends once."""
+        """Begin; returns when it listens and has checked its backends once."""
         self._thread.start()
         self._started.wait()
 
     def close(self) -> None:
-        """Stop, with every connection."""
+        """Stop, and close every connection."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
 
     def add(self, port: int) -> None:
-        """Take another backend in; it gets connections when it is ready."""
+        """Add a backend; it gets connections when it is ready."""
         self._backends.append(port)
 
     def remove(self, port: int) -> None:
-        """Look at a backend no more."""
+        """Remove a backend."""
         self._backends.remove(port)
 
     async def _run(self) -> None:
@@ -92,7 +92,7 @@ class Balancer:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the one side ends; then end the other."""
+    """Copy until one side closes; then close the other."""
     with suppress(OSError):
         while data := await reader.read(_CHUNK):
             writer.write(data)

@@ -1,8 +1,8 @@
-"""Requests to `/invocations` as a managed endpoint's platform makes them of boto3's `invoke_endpoint`, and what became.
+"""Requests to `/invocations` like a managed endpoint's platform sends them for boto3's `invoke_endpoint`.
 
-The platform sends the body as it is, `Content-Type`, `Accept` and its own `X-Amzn-SageMaker-*` headers, and none of the
-client's. Three shapes in turn: a chat, a chat that streams (`invoke_endpoint_with_response_stream`), a completion. Each
-asks for an exact number of tokens, so a short answer is a wrong one.
+The platform sends the body unchanged, `Content-Type`, `Accept` and its own `X-Amzn-SageMaker-*` headers, and none of
+the client's. Three shapes alternate: a chat, a chat that streams (`invoke_endpoint_with_response_stream`), a
+completion. Each asks for an exact number of tokens, so that a short answer is recognised as wrong.
 """
 
 import http.client
@@ -26,7 +26,7 @@ _OK = 200
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A request that was not answered rightly: when it began and ended (monotonic seconds), and what it got."""
+    """A request without a right answer: its begin and end (monotonic seconds), and its verdict."""
 
     began: float
     ended: float
@@ -35,7 +35,7 @@ class Fault:
 
 
 def body_of(number: int, model: str) -> tuple[dict[str, Any], int]:
-    """Return request `number`'s body and the tokens that it asks for."""
+    """Return the body of request `number` and the tokens that it asks for."""
     tokens = 8 + number % 25
     asked = {"model": model, "max_tokens": tokens, "ignore_eos": True, "temperature": 0.0}
     chat = {**asked, "messages": [{"role": "user", "content": f"Write a function that adds {number}."}]}
@@ -44,7 +44,7 @@ def body_of(number: int, model: str) -> tuple[dict[str, Any], int]:
 
 
 def verdict(status: int, text: bytes, tokens: int, *, streams: bool) -> tuple[str, str]:
-    """Return `ok`, `refused` (an error in OpenAI's envelope) or `wrong`, and what it says."""
+    """Return `ok`, `refused` (an error in OpenAI's envelope) or `wrong`, and a detail."""
     if status != _OK:
         try:
             return "refused", f"{status} {json.loads(text)['error']['code']}"
@@ -62,13 +62,13 @@ def verdict(status: int, text: bytes, tokens: int, *, streams: bool) -> tuple[st
 
 
 class Callers:
-    """Clients that call until told to end, and one that asks for `/ping`."""
+    """Clients that call until `end`, and one that polls `/ping`."""
 
     def __init__(self, port: int, model: str, clients: int, pause_s: float = PAUSE_S, keeping: int = 0) -> None:
-        """`keeping` of the `clients` keep their connection; the others make one for each request."""
+        """`keeping` of the `clients` keep their connection; the others open one for each request."""
         self.counts: Counter[str] = Counter()
         self.faults: list[Fault] = []
-        self.pings: list[tuple[float, bool]] = []  # when, and whether the answer was 200
+        self.pings: list[tuple[float, bool]] = []  # time, and whether the answer was 200
         self._port = port
         self._model = model
         self._number = 0
@@ -84,13 +84,13 @@ class Callers:
             thread.start()
 
     def end(self) -> None:
-        """Let the requests under way come to their end."""
+        """Wait for the requests in flight, and stop."""
         self._ended.set()
         for thread in self.threads:
             thread.join()
 
     def is_served_again(self, since: int) -> bool:
-        """Whether `/ping`, after its first `since` answers, was once refused and is 200 by now."""
+        """Return whether `/ping`, after its first `since` answers, was not 200 at least once and is 200 now."""
         later = [is_ok for _, is_ok in self.pings[since:]]
         return not all(later) and later[-1]
 
@@ -133,7 +133,7 @@ class Callers:
 def _ask(
     connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str]
 ) -> tuple[int, bytes]:
-    """Return status and body. Raises `OSError` and `HTTPException` for an answer that is not whole."""
+    """Return status and body. Raises `OSError` and `HTTPException` for an incomplete answer."""
     connection.request(method, path, body, headers)
     response = connection.getresponse()
     return response.status, response.read()

@@ -1,4 +1,4 @@
-"""Redis as it is run: one server that keeps what it is told, behind Sentinel, as a cluster. Of the system's servers."""
+"""Redis in its three topologies: one server with persistence, behind Sentinel, as a cluster; the system's package."""
 
 import re
 import shutil
@@ -13,10 +13,10 @@ from specpilot.policy.errors import PolicyError
 from specpilot.policy.redis_store import RedisStore
 
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
-"""Not the one of a virtual environment, which has neither Sentinel nor `redis-cli`; `None` where there is none."""
+"""The system's server; a virtual environment's has neither Sentinel nor `redis-cli`. `None` without one."""
 
 WITHIN_S = 20.0
-BUS = 10_000  # a cluster's nodes speak to one another on their port plus this
+BUS = 10_000  # the port of a cluster's bus is the node's port plus this
 
 
 def is_answering(url: str) -> bool:
@@ -54,20 +54,20 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        """Start it, with what it kept."""
+        """Start it with its persisted data."""
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
 
     def ask(self, *command: str) -> str:
-        """What the node answers, as text; nothing while it does not."""
+        """Return the node's answer as text; empty while it does not answer."""
         command = ("redis-cli", "-p", str(self.port), *command)
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
 
     def until_said(self, said: str, *command: str) -> None:
-        """Return when the answer to `command` holds `said`. Raises `TimeoutError`."""
+        """Return when the answer to `command` contains `said`. Raises `TimeoutError`."""
         _until(lambda: said in self.ask(*command), WITHIN_S)
 
     def is_replicated(self) -> bool:
-        """Whether its replica has everything that it wrote."""
+        """Whether its replica has all of its writes."""
         said = self.ask("info", "replication")
         written = re.search(r"master_repl_offset:(\d+)", said)
         return written is not None and f"offset={written[1]}," in said
@@ -79,7 +79,7 @@ class Node:
 
 
 class Single:
-    """One server that writes down what it is told, and is restarted."""
+    """One server with an append-only file, which is restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._node = Node(folder, "--appendonly", "yes")
@@ -87,7 +87,7 @@ class Single:
         self.url = f"redis://127.0.0.1:{self._node.port}"
 
     def fail_over(self) -> None:
-        """Restart it, as its own rolling update would."""
+        """Restart it, like a rolling update."""
         self._node.process.terminate()
         self._node.process.wait()
         self._node.start()
@@ -99,7 +99,7 @@ class Single:
 
 
 class Sentinels:
-    """A primary, its replica and three sentinels that give a silent primary half a second."""
+    """A primary, its replica and three sentinels that replace a silent primary after half a second."""
 
     def __init__(self, folder: Path) -> None:
         self.primary = Node(folder)
@@ -121,7 +121,7 @@ class Sentinels:
         return Node(folder, str(config), "--sentinel", port=port)
 
     def fail_over(self) -> None:
-        """Kill the primary; return when the sentinels' choice answers."""
+        """Kill the primary; return when the new primary answers."""
         _until(self.primary.is_replicated, WITHIN_S)
         self.primary.kill()
         self.replica.until_said("role:master", "info", "replication")
@@ -133,7 +133,7 @@ class Sentinels:
 
 
 class Cluster:
-    """Three primaries with a replica each, which give a silent primary a second."""
+    """Three primaries with a replica each, which replaces a silent primary after a second."""
 
     def __init__(self, folder: Path) -> None:
         ports: set[int] = set()
@@ -153,7 +153,7 @@ class Cluster:
             node.until_said("state=online", "info", "replication")
 
     def owner_of(self, key: str, asked: Node | None = None) -> Node:
-        """Return the primary that holds `key`, by what `asked` (the first node) knows."""
+        """Return the primary that holds `key`, according to `asked` (default: the first node)."""
         asked = asked or self.nodes[0]
         slot = int(asked.ask("cluster", "keyslot", key))
         for line in asked.ask("cluster", "nodes").splitlines():
@@ -167,7 +167,7 @@ class Cluster:
         raise LookupError(f"no node holds {key}")
 
     def fail_over(self) -> None:
-        """Kill the primary that holds nearly everything; return when another holds it."""
+        """Kill the primary that holds nearly all keys; return when another holds them."""
         owner = self.owner_of(keys.POLICIES)
         _until(owner.is_replicated, WITHIN_S)
         owner.kill()
@@ -177,12 +177,12 @@ class Cluster:
             try:
                 return self.owner_of(keys.POLICIES, asked) is not owner
             except LookupError:
-                return False  # the dead one is known to be dead, and nobody has taken over yet
+                return False  # the cluster has noticed the failure, and no replica has taken over yet
 
         _until(is_taken_over, WITHIN_S)
 
     def empty(self) -> None:
-        """Take everything out."""
+        """Delete all keys."""
         for node in self.nodes:
             node.ask("flushall")
 
@@ -197,4 +197,4 @@ TOPOLOGIES: dict[str, type[Single | Sentinels | Cluster]] = {
     "sentinel": Sentinels,
     "cluster": Cluster,
 }
-"""How Redis can be run, by name."""
+"""The topologies by name."""

@@ -1,10 +1,10 @@
-"""`specpilot bench rolling`: every part of a running system replaced under load, and what users notice: nothing.
+"""`specpilot bench rolling`: checks that no request fails while every part of a running system is replaced under load.
 
 Real processes: two gateways behind a balancer of connections (`bench.fleet.balancer`), two controllers, a vLLM engine
 on the demo pair, Redis as one server, behind Sentinel or as a cluster. Clients call `/invocations` without a pause
-(`bench.fleet.endpoint_calls`), half of them on connections that they keep. Then, one stretch after the other:
+(`bench.fleet.endpoint_calls`), half of them on connections that they keep. The stretches, one after the other:
 
-| stretch     | what                                                                                        |
+| stretch     | change                                                                                      |
 |-------------|---------------------------------------------------------------------------------------------|
 | calm        | nothing, to compare with                                                                    |
 | gateways    | for each: a new one is ready before the old one gets SIGTERM                                |
@@ -12,8 +12,8 @@ on the demo pair, Redis as one server, behind Sentinel or as a cluster. Clients 
 | engine      | a new one is ready before the old one gets SIGTERM, drains and ends with status 0           |
 | redis       | the server is restarted, or the primary is killed and its replica takes over                |
 
-Counted are requests sent, failed (an error, or a wrong answer) and lost (no whole answer). It fails when one of the
-latter two is not 0, when an engine that drains never says so in Redis, or when no controller leads at the end.
+Counted are requests sent, failed (an error, or a wrong answer) and lost (no whole answer). It fails when a request
+failed or was lost, when an engine that drains does not report it in Redis, or when no controller leads at the end.
 """
 
 import json
@@ -46,7 +46,7 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench rolling"
 GRACE_S = 4.0
-"""Of gateways and engines: longer than a balancer takes to look, and than a gateway takes to hear of an engine."""
+"""Drain grace of gateways and engines: longer than the balancer's interval and a gateway's notice of an engine."""
 DRAIN_S = 60.0
 START_WITHIN_S = 240.0
 LEADS_WITHIN_S = 15.0
@@ -58,7 +58,7 @@ class RollingSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ROLLING_")
 
-    redis: Literal["server", "sentinel", "cluster"] = Field(default="server", description="how Redis is run")
+    redis: Literal["server", "sentinel", "cluster"] = Field(default="server", description="topology of Redis")
     only: str = Field(default="", description="stretches to play, comma separated; default: all")
     clients: int = Field(default=6, ge=2, description="requests in flight")
     calm_s: float = Field(default=5.0, gt=0, description="seconds before and after each replacement")
@@ -68,7 +68,7 @@ class RollingSettings(ProgramSettings):
 
 
 class Fleet:
-    """The parts, each in processes of its own, with a hand on each."""
+    """The parts, each in processes of its own, with methods that start and stop each."""
 
     def __init__(self, settings: RollingSettings, folder: Path) -> None:
         """`folder` is for the Redis servers' state."""
@@ -105,7 +105,7 @@ class Fleet:
         wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", START_WITHIN_S)
 
     def start_engine(self) -> int:
-        """Start another engine; return its port when it is registered, which it does when it has loaded."""
+        """Start another engine; return its port when it has loaded and registered."""
         port, pair = self._port(), self._settings.pair
         flags = ["--model", str(pair / "target"), "--drafter", str(pair / "peagle"), "--served-model-name", "demo"]
         flags += ["--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8", "--engine-id", f"e{port}"]
@@ -118,14 +118,14 @@ class Fleet:
         return port
 
     def registered(self) -> dict[str, bool]:
-        """Return the engines in Redis, and whether each says that it drains; none while Redis does not answer."""
+        """Return the engines in Redis, and whether each drains; none while Redis does not answer."""
         try:
             return {item.engine_id: item.draining for item in self.store.engines()}
         except PolicyError:
             return {}
 
     def until(self, condition: Callable[[], bool], said: str, within_s: float = 30.0) -> None:
-        """Wait until `condition` holds; note what is `said` when it does not in time."""
+        """Wait until `condition` holds; note the fault `said` when it does not in time."""
         ends_at = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > ends_at:
@@ -134,7 +134,7 @@ class Fleet:
             time.sleep(0.1)
 
     def end(self, parts: dict[int, subprocess.Popen[bytes]], port: int) -> None:
-        """Let a part end by SIGTERM; note a status that is not 0."""
+        """End a part by SIGTERM; note a status that is not 0."""
         process = parts.pop(port)
         process.terminate()
         try:
@@ -149,7 +149,7 @@ class Fleet:
 
     @property
     def leaders(self) -> int:
-        """How many controllers lead."""
+        """The number of controllers that lead."""
         found = 0
         for port in self.controllers:
             with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2.0) as reply:
@@ -272,7 +272,7 @@ def _row(before: dict[str, int], callers: Callers, seconds: float) -> dict[str, 
 
 
 def broken_promises(found: dict[str, dict[str, Any]], faults: Sequence[str]) -> list[str]:
-    """Return what must not be."""
+    """Return the violated expectations."""
     said = [
         f"{name}: {row[what]} {what} of {row['sent']}"
         for name, row in found.items()

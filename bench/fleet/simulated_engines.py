@@ -1,9 +1,9 @@
-"""`python -m specpilot.bench.fleet.simulated_engines PORT MODELS`: many engines in one process, as others see them.
+"""`python -m specpilot.bench.fleet.simulated_engines PORT MODELS`: the HTTP interface of many engines in one process.
 
-Engine N is at `/eN` on the port and serves the model `model-(N mod MODELS)`. It answers `/metrics` with what an engine
-counts that verifies K = 3 of 7 in four classes and every band (deterministic: so much a second, since the start of the
-process), `/v1/models`, and every POST with a small completion at once. What a fleet costs its gateways, controllers and
-Redis is measured with it; nothing about speculation is.
+Engine N is at `/eN` on the port and serves the model `model-(N mod MODELS)`. Its `/metrics` has the counters of an
+engine that verifies K = 3 of 7 in four classes and every band; they grow at constant rates from the start of the
+process. It also answers `/v1/models`, and every POST with a small completion at once. It serves to measure the cost of
+a fleet for its gateways, controllers and Redis, not speculation.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ RUNNING = 16
 PAGE_EVERY_S = 0.25
 CELLS = [(decodes, decodes * (1 + K), decodes * K, prefill) for decodes in (4, 8, 16, 32) for prefill in (0, 64, 512)]
 STEP_S = (0.006, 0.00006, 0.0000015)
-"""Of a step: its fixed seconds, those of a verified token, and those of a prefilled token times 32."""
+"""Seconds of a step: fixed, for each verified token, and for each 32 prefilled tokens."""
 
 _COMPLETION = (
     b'{"id":"s","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
@@ -34,7 +34,7 @@ _COMPLETION = (
 
 
 def model_of(number: int, models: int) -> str:
-    """Return the model that engine `number` of a fleet with so many models serves."""
+    """Return the model of engine `number` in a fleet with so many models."""
     return f"model-{number % models}"
 
 
@@ -51,7 +51,7 @@ def page(model: str, seconds: float) -> str:
     for band in range(BANDS):
         a = (band + 0.5) / BANDS
         for position in range(1, K_MAX + 1):
-            share = a ** (position - 1) * (1.0 if position <= K else 0.01)  # beyond K by probes alone
+            share = a ** (position - 1) * (1.0 if position <= K else 0.01)  # beyond K only probes
             line(names.TRIALS, drafts * share, band=band, position=position)
             line(names.ACCEPTS, drafts * share * a, band=band, position=position)
         for traffic_class in CLASSES:

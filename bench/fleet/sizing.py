@@ -1,16 +1,16 @@
-"""`specpilot bench sizing`: what Redis, one controller and one gateway core carry, measured on simulated engines.
+"""`specpilot bench sizing`: the capacity of Redis, one controller and one gateway core, on simulated engines.
 
-Real programs and a real Redis, before `bench.fleet.simulated_engines`. In turn:
+Real programs and a real Redis with `bench.fleet.simulated_engines`. The parts, in order:
 
-- *memory*: what Redis holds for each policy, engine, schedule and decision, by its own `used_memory`;
-- *links*: some engines keep a link to Redis as the adapter does (`engine_adapter.agent.link.EngineLink`: heartbeat,
-  subscription, looks for a schedule): Redis's CPU, commands and bytes for each;
-- *controller*: one controller with all engines and policies: CPU of a tick, memory, what Redis does for it, and whether
+- *memory*: Redis' bytes for each policy, engine, schedule and decision, by its `used_memory`;
+- *links*: some engines keep the adapter's link to Redis (`engine_adapter.agent.agent.EngineLink`: heartbeat,
+  subscription, polling of the schedule): Redis' CPU, commands and bytes for each;
+- *controller*: one controller with all engines and policies: CPU of a tick, memory, Redis' work for it, and whether
   every engine was scraped;
 - *gateway*: one gateway (one worker) with all engines, idle and under load: CPU, memory, requests for a core.
 
-CPU is counted by process, not by wall clock, so other load on the machine matters little. A table, then one JSON object
-as the last line.
+CPU is counted by process, not by wall clock, so other load on the machine has little effect. A table, then one JSON
+object as the last line.
 """
 
 import json
@@ -56,7 +56,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 class SizingSettings(ProgramSettings):
-    """Measure what Redis, a controller and a gateway core carry."""
+    """Measure the capacity of Redis, a controller and a gateway core."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_SIZING_")
 
@@ -66,7 +66,9 @@ class SizingSettings(ProgramSettings):
     links: int = Field(default=100, ge=1, description="engines that keep a real link to Redis in that part")
     interval_s: float = Field(default=5.0, ge=0.1, le=5, description="the controller's interval")
     ticks: int = Field(default=6, ge=2, description="ticks of the controller that count")
-    seconds: float = Field(default=15.0, gt=0, description="how long links, idle and loaded gateway are measured")
+    seconds: float = Field(
+        default=15.0, gt=0, description="duration of each measurement of links, idle and loaded gateway"
+    )
     clients: int = Field(default=16, ge=1, description="connections that load the gateway")
     only: str = Field(default="", description="parts to measure, comma separated; default: all")
     out: Path = Field(default=Path(".specpilot/bench-sizing"), description="folder for logs")
@@ -90,7 +92,7 @@ class Stage:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def info(self) -> dict[str, float]:
-        """Return what Redis says of itself, the numbers only."""
+        """Return the numbers of Redis' INFO."""
         found: dict[str, float] = {}
         for line in self.redis.ask("info", "everything").splitlines():
             name, _, value = line.strip().partition(":")
@@ -99,7 +101,7 @@ class Stage:
         return found
 
     def record(self, number: int) -> EngineRecord:
-        """Return what engine `number` says of itself."""
+        """Return the record of engine `number`."""
         url = f"http://127.0.0.1:{self.settings.port}/e{number}"
         model = model_of(number, self.settings.pools)
         versions = ("eagle3", "0.32.0", "0.1.0")
@@ -143,7 +145,7 @@ class Stage:
 
 
 def per_second(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return what Redis did in each of the `seconds` between two of its own accounts."""
+    """Return Redis' work per second between two of its INFOs, `seconds` apart."""
 
     def grown(*names: str) -> float:
         return sum(after[name] - before[name] for name in names) / seconds
@@ -157,10 +159,10 @@ def per_second(before: Mapping[str, float], after: Mapping[str, float], seconds:
 
 
 def _memory(stage: Stage) -> dict[str, float]:
-    """Fill Redis; return bytes for each thing."""
+    """Fill Redis; return the bytes of each kind of document."""
     settings, store = stage.settings, stage.store
     classes = {name: ClassPolicy() for name in CLASSES}
-    store.put_policy(Policy("another", classes=classes), None, time.time())  # what Redis keeps of scripts is kept once
+    store.put_policy(Policy("another", classes=classes), None, time.time())  # Redis caches its scripts once
     lease = store.acquire_lease("sizing", 60.0)
     if lease is None:
         fail(PROGRAM, "somebody else leads in a Redis that was just started")
@@ -201,7 +203,7 @@ def _renew(stage: Stage, ended: threading.Event) -> None:
 
 
 def _links(stage: Stage) -> dict[str, float]:
-    """Return Redis's work for one engine that keeps its link, each second; its pool's schedule is renewed meanwhile."""
+    """Return Redis' work per second for one engine's link, while its pool's schedule is renewed."""
     settings = stage.settings
     calm, links = stage.info(), []
     for number in range(settings.links):
@@ -240,7 +242,7 @@ def _metrics(port: int) -> dict[str, float]:
 
 
 def _controller(stage: Stage) -> dict[str, float]:
-    """Return what one controller costs with everything."""
+    """Return the cost of one controller with all engines and policies."""
     settings, port = stage.settings, stage.settings.port + 1
     interval = ("--interval-s", str(settings.interval_s))
     process = stage.run("controller", "--port", str(port), "--trust-this-machine", *interval)
@@ -255,7 +257,7 @@ def _controller(stage: Stage) -> dict[str, float]:
             time.sleep(0.2)
         return found
 
-    first = ticked(3)  # by then it leads, and every engine has a starting line
+    first = ticked(3)  # by then it leads, and every engine was scraped once
     cpu_s, redis, began = cpu_s_of(process.pid), stage.info(), time.monotonic()
     last = ticked(first[count] + settings.ticks)
     cpu_s, after, seconds = cpu_s_of(process.pid) - cpu_s, stage.info(), time.monotonic() - began
@@ -281,7 +283,7 @@ def _controller(stage: Stage) -> dict[str, float]:
 
 
 def _gateway(stage: Stage) -> dict[str, float]:
-    """Return what one gateway costs with every engine, idle and loaded."""
+    """Return the cost of one gateway with every engine, idle and loaded."""
     settings, port = stage.settings, stage.settings.port + 2
     process = stage.run("gateway", "--port", str(port), "--no-access-log")
     wait_for(PROGRAM, f"http://127.0.0.1:{port}/ready", START_WITHIN_S, process)
@@ -326,7 +328,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="specpilot-sizing-") as folder:
         stage = Stage(settings, Path(folder))
         try:
-            for name in ["memory", *(item for item in names if item != "memory")]:  # that fills Redis for the others
+            for name in ["memory", *(item for item in names if item != "memory")]:  # it fills Redis for the others
                 if name in {"controller", "gateway"}:
                     stage.keep_engines()
                 found[name] = {key: round(value, 3) for key, value in PARTS[name](stage).items()}

@@ -1,4 +1,4 @@
-"""Clients that send a gateway small chats, one after the other, to models in turn: for the CPU that a request costs."""
+"""Clients that send small chats to a gateway, cycling through the models, to measure the CPU of a request."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ _OK = 200
 
 @dataclass(slots=True)
 class Counts:
-    """What came of it, in how many seconds."""
+    """Counts of answers, and the seconds."""
 
     answered: int = 0
     failed: int = 0
@@ -23,7 +23,7 @@ class Counts:
 
 
 class _Client(asyncio.Protocol):
-    """One connection: asks, and reads the answer's status."""
+    """One connection: sends a request and reads the answer's status."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -31,7 +31,7 @@ class _Client(asyncio.Protocol):
         self._answer: asyncio.Future[int] | None = None
 
     async def ask(self, request: bytes) -> int:
-        """Return the status of the whole answer; 0 when it is cut."""
+        """Return the status of the whole answer; 0 when the connection ends early."""
         self._parser = httptools.HttpResponseParser(self)
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -66,7 +66,7 @@ def _request(model: str, number: int) -> bytes:
 
 
 async def calls_for(port: int, models: int, clients: int, seconds: float) -> Counts:
-    """Keep `clients` requests in flight for `seconds`, to `model-0` and on in turn; return what came of it."""
+    """Keep `clients` requests in flight for `seconds`, cycling through the models from `model-0`; return the counts."""
     counts, numbers = Counts(), itertools.count()
     began = time.monotonic()
 

@@ -1,19 +1,19 @@
-"""`specpilot bench unattended`: one machine for good, called as a managed endpoint is, every part killed once.
+"""`specpilot bench unattended`: requests that fail on one machine behind a managed endpoint, every part killed once.
 
-Starts `specpilot up --sagemaker` on the demo pair, as the container of an endpoint does, and calls `/invocations`
-(`bench.fleet.endpoint_calls`) for as long as is asked. Redis, controller, gateway and engine are killed (SIGKILL), one
-at a time, evenly spread. While a part is away:
+Starts `specpilot up --sagemaker` on the demo pair, like an endpoint's container, and calls `/invocations`
+(`bench.fleet.endpoint_calls`) for `--minutes`. Redis, controller, gateway and engine are killed (SIGKILL) one at a
+time, at equal intervals. While a part is away:
 
-| part              | what may fail                                               | `/ping`   |
+| part              | requests that may fail                                      | `/ping`   |
 |-------------------|-------------------------------------------------------------|-----------|
-| Redis, controller | nothing                                                     | 200       |
-| gateway           | what it had, and what comes until it has been restarted     | no answer |
-| engine            | what it had, and what comes until it has been loaded again  | 503       |
+| Redis, controller | none                                                        | 200       |
+| gateway           | those in flight there, and new ones until it is restarted   | no answer |
+| engine            | those in flight there, and new ones until it has loaded     | 503       |
 
-It fails when anything else fails, when a whole answer is wrong, when `/ping` says otherwise, when the memory of a part
-grows in the life that it has at the end (the 95 % interval of the slope after the warm-up, `bench.report.slope`, lies
-above `--slope-mib`; a life of less than two minutes tells nothing), or when the whole does not end with status 0. A
-table, then one JSON object as the last line.
+It fails when another request fails, when a whole answer is wrong, when `/ping` differs from the table, when the memory
+of a part grows in its last life (the 95 % interval of the slope after the warm-up, `bench.report.slope`, lies above
+`--slope-mib`; lives below two minutes are too short to judge), or when the supervisor's exit status is not 0. A table,
+then one JSON object as the last line.
 """
 
 import json
@@ -47,23 +47,23 @@ SERVES_ON = ("redis", "controller")
 """Parts without which requests are served."""
 AWAY_LIMIT_S = 300.0
 SLACK_S = 2.0
-"""Between a part's return and the moment from which nothing may fail."""
+"""Seconds after a part's return in which requests may still fail."""
 READ_EVERY_S = 5.0
 SHOWN_FAULTS = 20
 _MIB = 1 << 20
 
 
 class UnattendedSettings(ProgramSettings):
-    """Call one unattended machine for a while, kill each part once, and count what fails."""
+    """Call one unattended machine for a while, kill each part once, and count the failed requests."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_UNATTENDED_")
 
-    minutes: float = Field(default=60.0, gt=0, description="how long it is called")
+    minutes: float = Field(default=60.0, gt=0, description="duration of the load")
     clients: int = Field(default=3, ge=1, description="clients at once, each with a pause of half a second")
     pair: Path = Field(default=DEMO_MODEL, description="folder with target/ and peagle/")
     ready_within_s: float = Field(default=600.0, gt=0, description="seconds that it may take to be ready")
     slope_mib: float = Field(
-        default=1.0, ge=0, description="growth of a part's memory a minute that is let pass, in MiB; Redis fills by 0.3"
+        default=1.0, ge=0, description="tolerated growth of a part's memory a minute, in MiB; Redis fills by 0.3"
     )
     out: Path = Field(default=Path(".specpilot/bench-unattended"), description="folder for the log and the state")
     port: int = Field(default=8860, ge=1, le=65000, description="first of the ports to use")
@@ -71,7 +71,7 @@ class UnattendedSettings(ProgramSettings):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One part killed: when (monotonic seconds), for how long it was away, and what was seen meanwhile."""
+    """One part killed: the time (monotonic seconds), the seconds that it was away, and the counts meanwhile."""
 
     part: str
     killed_at: float
@@ -92,7 +92,7 @@ class Memory:
         self.readings: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS}
 
     def read(self) -> None:
-        """Read each, unless that was done a moment ago."""
+        """Read each, at most once every few seconds."""
         now = time.monotonic()
         if now - self._read_at < READ_EVERY_S:
             return
@@ -106,7 +106,7 @@ class Memory:
                 self.readings[part].append((now / 60, memory_of(pid) / _MIB))
 
     def slopes(self) -> dict[str, list[float | None]]:
-        """Return the slope of each, MiB a minute: low, middle and high; `None` where the readings are too few."""
+        """Return the slope of each, MiB a minute: low, middle and high; `None` when the readings are too few."""
         return {
             part: [round(item, 2) if math.isfinite(item) else None for item in slope(readings)]
             for part, readings in self.readings.items()
@@ -114,7 +114,7 @@ class Memory:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run it; the last line is one JSON object, and the exit status is 1 when a promise was broken."""
+    """Run it; the last line is one JSON object, and the exit status is 1 after a violated expectation."""
     settings = load(UnattendedSettings, PROGRAM, arguments)
     if not (settings.pair / "target" / "config.json").is_file():
         fail(PROGRAM, f"--pair: no target in {settings.pair}; name a folder with target/ and peagle/")
@@ -231,7 +231,7 @@ def _pid_of(part: str, process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _is_excused(fault: Fault, deaths: Sequence[Death]) -> bool:
-    """Whether the request met a part's absence that users must notice."""
+    """Return whether the request overlapped the absence of a part without which requests fail."""
     return fault.what != "wrong" and any(
         fault.ended >= death.killed_at and fault.began <= death.killed_at + death.away_s + SLACK_S
         for death in deaths
@@ -240,7 +240,7 @@ def _is_excused(fault: Fault, deaths: Sequence[Death]) -> bool:
 
 
 def broken_promises(found: dict[str, Any], slope_mib: float) -> list[str]:
-    """Return what failed that must not; `slope_mib` is what a part's memory may grow by a minute."""
+    """Return the violated expectations; `slope_mib` is the tolerated growth of a part's memory a minute."""
     said = []
     if found["failed_outside"]:
         said.append(f"{found['failed_outside']} requests failed although nothing that they need was away")
