@@ -1,6 +1,6 @@
-"""What clients of a gateway do: a mix to draw from, everyday requests or everything there is.
+"""A random mix of requests to a gateway: everyday ones, or all kinds.
 
-Drawn with a seed, so that two runs send the same requests, each with a number of its own.
+A seed determines the draws, so that two runs send the same requests. Each request has a number of its own.
 """
 
 import json
@@ -43,12 +43,13 @@ EVERYTHING: Mapping[str, int] = {
     "json": 14, "stream": 8, "paced": 6, "large": 1, "conversation": 4, "other": 12, "local": 8, "limited": 8,
     "stalled": 2, "leaving": 10, "refused": 8, "status": 3, "closed": 1, "broken": 3,
 }  # fmt: skip
-"""Weights of kinds. `limited` is over its limits half of the time, `stalled` reads nothing for a while, `leaving`
-leaves in a phase of `LEAVING`, `refused` is the client's own fault; the last three are an engine's."""
+"""Weights of kinds. `limited` exceeds its key's limits half of the time, `stalled` stops reading for a while, `leaving`
+closes the connection in a phase of `LEAVING`, `refused` has a fault of the client; the last three have one of an
+engine."""
 
 
 class Mix:
-    """Draws calls. `admin_token` opens `/admin/config`; `wait_s`: an engine's mean time to a first byte."""
+    """Draws calls. `admin_token` is for `/admin/config`; `wait_s` is an engine's mean time to the first byte."""
 
     def __init__(self, weights: Mapping[str, int], seed: int, admin_token: str, wait_s: float = 0.0) -> None:
         self._rng = random.Random(seed)  # noqa: S311 - a reproducible load

@@ -1,17 +1,17 @@
-"""An engine with canned answers that can be checked, counted and broken.
+"""An engine with canned answers, for checks of a gateway's relay.
 
 `python -m specpilot.bench.gateway.canned_engine PORT`
 
-An answer says whose it is: every part of it carries the request's `x-request-id`, and the events of a stream are
-numbered, so a reader sees what was lost, doubled or another's. How to answer stands in the request's header `x-canned`,
-a JSON object: `events` of a stream (none: one whole answer), `pause_s` between them, `padding` in bytes of each,
-`wait_s` before the first byte, `status` for an error, and `breaks`, after how many events to hang up (0: without an
-answer).
+Every part of an answer has the request's `x-request-id`, and the events of a stream are numbered, so that a client
+detects lost, doubled and foreign parts. The request's header `x-canned` is a JSON object that sets the answer: `events`
+of a stream (none: one whole answer), `pause_s` between them, `padding` in bytes of each, `wait_s` before the first
+byte, `status` for an error, and `breaks`, the number of events before the connection closes (0: no answer).
 
-`error_event` begins a stream with an error, or is the whole answer; `mute` never answers anything.
+`error_event` begins a stream with an error, or is the whole answer; with `mute` it never answers.
 
-`GET /slots` says how many requests it holds, as an engine holds a slot for each until it is answered or its client has
-gone. `PUT /mode` changes how all requests fare from now on: `{"status": 500}`, `{"wait_s": 2.0}`; `{}` mends it.
+`GET /slots` returns the number of requests that it holds: like a real engine it holds a slot for each until the answer
+ends or the client closes the connection. `PUT /mode` sets defaults for all later requests: `{"status": 500}`,
+`{"wait_s": 2.0}`; `{}` resets them.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _STREAM_HEAD = (
 
 
 class CannedEngine:
-    """What all connections share: how requests fare, and who holds a slot."""
+    """The state that all connections share: the mode, and the held slots."""
 
     def __init__(self) -> None:
         self.mode: dict[str, Any] = {}
@@ -47,7 +47,7 @@ class CannedEngine:
 
 
 class CannedConnection(asyncio.Protocol):
-    """One connection of a client; requests on it are answered one after the other."""
+    """One connection of a client; it answers requests one after the other."""
 
     def __init__(self, engine: CannedEngine) -> None:
         self._engine = engine
@@ -150,7 +150,7 @@ class CannedConnection(asyncio.Protocol):
         self._write(status, body)
 
     def _release(self) -> None:
-        """Free the slot before the last byte goes out: who has read it may ask for the count."""
+        """Free the slot before the last byte is sent, as the client may ask for the count once it has this byte."""
         self._engine.held.discard(self)
 
 

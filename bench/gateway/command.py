@@ -1,26 +1,25 @@
-"""`specpilot bench gateway`: what the gateway costs, beside nothing at all, a plain proxy, and others that you name.
+"""`specpilot bench gateway`: the gateway's cost beside a direct connection, a plain proxy, and others that you name.
 
-An origin answers at once with canned bytes (`bench.gateway.origin`), so that what is measured is the gateway. Every
-scenario runs against each target in turn, several rounds in one run; figures are medians over the rounds. CPU time is
-that of the target's whole process tree, from the kernel. Added latencies are the difference to the direct way,
-percentile by percentile, of the same round.
+An origin answers at once with canned bytes (`bench.gateway.origin`), so that only the gateway is measured. Every
+scenario runs against each target, one after the other, several rounds in one run; figures are medians over the rounds.
+CPU time is that of the target's whole process tree, from the kernel. Added latencies are the difference to the direct
+connection, percentile by percentile, in the same round.
 
-Three floors stand beside it, none of which looks at, counts or decides anything. `bytes only` is a relay in C: what
-this machine's kernel takes for a request in between. `uvloop, bytes only` is the same on the gateway's event loop, and
-`uvloop + httptools` also knows where each message ends: the least that any gateway on this stack takes
-(`bench.gateway.uvloop_relay`). What the gateway takes above that is its own.
+Three targets are lower bounds: they relay bytes without reading a header. `bytes only` is a relay in C: the cost of a
+hop in this machine's kernel. `uvloop, bytes only` is the same on the gateway's event loop. `uvloop + httptools` also
+parses where each message ends: the lower bound of any gateway on this stack (`bench.gateway.uvloop_relay`). The
+difference to the gateway is the gateway's own cost.
 
-Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like. They get no API key and are
-asked for the model `canned`. Two of them in Rust, from PyPI; their own metrics want a port each:
+Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like. They get no API key and requests
+for the model `canned`. Two of them in Rust, from PyPI; each needs another port for its metrics:
 
     --peer 'vllm-router=vllm-router --host 127.0.0.1 --port {port} --worker-urls {engine} --policy round_robin
     --prometheus-port 29201'
     --peer 'sglang-router=sglang-router launch --host 127.0.0.1 --port {port} --worker-urls {engine}
     --policy round_robin --prometheus-port 29202'
 
-LiteLLM, in an environment of its own (`pip install 'litellm[proxy]'`), must be told
-not to fetch prices, to do without a master key and not to break off a stream that repeats itself; it makes a round
-some four minutes longer:
+LiteLLM, in an environment of its own (`pip install 'litellm[proxy]'`), needs flags against fetching prices, against
+the master key, and against ending a stream that repeats itself. It makes a round about four minutes longer:
 
     --peer 'litellm=env LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true
     REPEATED_STREAMING_CHUNK_LIMIT=1000000 OPENAI_API_KEY=none litellm --model openai/canned --alias canned
@@ -65,7 +64,7 @@ STACK_FLOOR = "uvloop + httptools"
 FLOORS = (FLOOR, LOOP_FLOOR, STACK_FLOOR)
 START_WITHIN_S = 120.0
 STAGGER_S = 0.005
-"""Between the begins of two paced streams, so that their first bytes are not those of a stampede."""
+"""Seconds between the begins of two paced streams, so that their first bytes do not compete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ SCENARIOS = {
 
 
 class GatewayBenchSettings(ProgramSettings):
-    """Measure the gateway's cost beside other ways to reach an engine."""
+    """Measure the gateway's cost beside other paths to an engine."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_GATEWAY_")
 
@@ -108,7 +107,8 @@ class GatewayBenchSettings(ProgramSettings):
     peer: tuple[str, ...] = Field(default=(), description="another gateway: name=command with {port} and {engine}")
     port: int = Field(default=8580, ge=1, le=65000, description="first of the ports to use")
     compiled: Path | None = Field(
-        default=None, description="where `make compiled` put the gateway's hot path as C; measured beside the plain one"
+        default=None,
+        description="folder of `make compiled` with the gateway's hot path as C; measured beside the plain one",
     )
     workers: int = Field(default=1, ge=1, description="more than 1: measure the gateway with as many workers, too")
     scale: float = Field(default=1.0, gt=0, description="make every scenario this many times as long")
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict[str, str]:
-    """Return the command of each target; {port} and {engine} stand for what is not known yet."""
+    """Return the command of each target; {port} and {engine} are filled in later."""
     try:
         relay = build("relay", folder / "relay")
     except FileNotFoundError as error:
@@ -253,7 +253,7 @@ async def _client(port: int, request: bytes, left: Iterator[int], sample: Sample
 
 
 async def _watch_memory(pid: int, before: int, sample: Sample) -> None:
-    """Keep in `sample` by how much the process tree grew at most."""
+    """Record the largest growth of the process tree in `sample`."""
     while True:
         sample.memory = max(sample.memory, memory_of(pid) - before)
         await asyncio.sleep(0.2)
@@ -317,7 +317,7 @@ def markdown(samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[S
 def summary(
     samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the figures of the last line, those of the scenarios that were played."""
+    """Return the figures of the last line, for the played scenarios."""
     peers = [name for name in names if name not in (DIRECT, *FLOORS) and not name.startswith(OURS)]
     found: dict[str, Any] = {}
     for title, scenario in (("json", JSON), ("sse", PACED)):

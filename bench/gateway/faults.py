@@ -1,18 +1,18 @@
-"""`specpilot bench gateway-faults`: what clients notice while a part around the gateway fails, and what is left over.
+"""`specpilot bench gateway-faults`: effects on clients while a part around the gateway fails, and leaks afterwards.
 
 Three canned engines (`bench.gateway.canned_engine`), a real Redis, and for each fault a fresh gateway of two workers,
-or two gateways behind a load balancer, all with default settings. Gateways that are rolled behind a balancer alone have
-a flag, which there every deployment sets: `--drain-grace-s`, without which the balancer cannot know in time. A mixed
-load of JSON, streams, paced streams and large bodies is always in flight. Every answer is judged
-(`bench.gateway.judged_call`): the right one, whole, of the right request. The promises:
+or two gateways behind a load balancer, all with default settings. Only the rolled gateways have a flag, which every
+deployment behind a balancer sets: `--drain-grace-s`, the time that the balancer needs to notice a drain. A mixed load
+of JSON, streams, paced streams and large bodies is always in flight. Every answer is checked
+(`bench.gateway.judged_call`): right, whole, and of the right request. The promises:
 
-- a request that has had no byte is answered by another engine: none is refused;
+- a request without a byte of its answer goes to another engine: none is rejected;
 - a stream that has begun on an engine that fails ends with one clear error event: none is lost;
-- no client of another engine, and none at all where no engine fails, notices anything;
-- of a killed gateway only what was on its connections is lost; of one that drains or reloads nothing;
-- a second after the load has ended no engine holds a slot; memory and open files are back where they were.
+- no effect on clients of other engines, and no effect at all when no engine fails;
+- a killed gateway loses only the requests on its connections; one that drains or reloads loses none;
+- a second after the load has ended no engine holds a slot; memory and open files are as before.
 
-A table, then one JSON object as the last line; the exit status is 1 when a promise was broken.
+A table, then one JSON object as the last line; the exit status is 1 after a broken promise.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ PROGRAM = "specpilot bench gateway-faults"
 ENGINES = 3
 ROLLED = ("--drain-grace-s", "1")
 HANG_S = 20.0
-"""A hung engine is noticed by its probes within 10 s: a hang lasts long enough for that, with default settings."""
+"""Seconds of a hang: with default settings the gateway's probes notice a hung engine within 10 s."""
 WAIT_S = 0.2
 WARM_UP_S = 3.0
 REST_S = 5.0
-"""Longer than a gateway keeps an idle connection to an engine (`--engine-keep-alive-s`)."""
+"""Seconds, longer than a gateway keeps an idle connection to an engine (`--engine-keep-alive-s`)."""
 IDLE_WITHIN_S = 15.0
 SLOW_S = 1.5
 FLAPS = 4
@@ -57,7 +57,7 @@ MEMORY_RATIO = 1.1
 
 
 class GatewayFaultsSettings(ProgramSettings):
-    """Break one part after the other under load, and count what clients notice and what stays behind."""
+    """Break one part after the other under load, and count effects on clients and leaks."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_GATEWAY_FAULTS_")
 
@@ -72,12 +72,15 @@ class GatewayFaultsSettings(ProgramSettings):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: `play` breaks, waits the given seconds and mends.
+    """A fault: `play` injects it, waits the given seconds and removes it.
 
-    `fails` when an engine fails: requests go elsewhere. `breaks` when it takes streams with it that have begun there,
-    which then end with an error. `cuts` when it cuts clients' connections, whose requests are lost. `gateways` stand
-    behind a load balancer; one alone has two workers. `flags` are further ones of theirs; `leaves` is the phase in
-    which half of the clients leave meanwhile.
+    Attributes:
+        fails: an engine fails, so requests go to others.
+        breaks: streams that have begun on that engine end with an error.
+        cuts: clients' connections are cut, so their requests are lost.
+        gateways: number of gateways behind a load balancer; a single one has two workers.
+        flags: further flags of the gateways.
+        leaves: the phase in which half of the clients close their connections.
     """
 
     says: str
@@ -92,7 +95,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one fault did. `memory_ratio`: the gateways' after, over before; `files`: open ones more than before."""
+    """The counts of one fault. `memory_ratio`: the gateways' memory after over before; `files`: more open files."""
 
     says: str
     sent: int
@@ -113,15 +116,15 @@ class Row:
 
 
 def broken_promises(fault: Fault, row: Row, clients: int) -> list[str]:
-    """Return what `fault` did that it must not, of `clients` requests in flight."""
+    """Return the promises that `fault` broke, with `clients` requests in flight."""
     checks = (
         (row.refused > 0, f"{row.refused} refused before a byte, although an engine was there"),
         (row.wrong > 0, f"{row.wrong} wrong answers"),
         (row.broken > 0 and not fault.breaks, f"{row.broken} streams broken, although no engine went away under them"),
         (row.lost > (clients if fault.cuts else 0), f"{row.lost} lost"),
         (row.lost_later > 0, f"{row.lost_later} lost that began after connections were cut"),
-        (fault.fails and row.elsewhere == 0, "nothing went elsewhere: the fault did not take hold"),
-        (fault.cuts and row.lost == 0, "nothing was lost: the fault did not take hold"),
+        (fault.fails and row.elsewhere == 0, "no request went to another engine: the fault had no effect"),
+        (fault.cuts and row.lost == 0, "no request was lost: the fault had no effect"),
         (bool(fault.leaves) and row.left == 0, "nobody left"),
         (row.sent != row.ok + row.left + row.refused + row.broken + row.lost + row.wrong, "the counts do not add up"),
         (row.slots > 0, f"{row.slots} slots of engines still held"),
@@ -235,7 +238,7 @@ def main(arguments: Sequence[str]) -> None:
     rows: dict[str, Row] = {}
     broken: list[str] = []
     with stage(PROGRAM, settings.out, settings.port, ENGINES) as scene:
-        # A limit that nobody reaches, so that Redis is asked all the time.
+        # A limit that no request reaches, so that the gateway calls Redis for every request.
         key = {"key_id": "free", "key": FREE_KEY, "requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000}
         (scene.out / "keys.json").write_text(json.dumps([key]))
         for name in names:
@@ -269,7 +272,7 @@ async def _play(settings: GatewayFaultsSettings, scene: GatewayStage, fault: Fau
         calls.is_leaving = False
         await asyncio.sleep(settings.calm_s)
     memory_after, files_after, slots, in_flight = await _rest(scene, files)
-    elsewhere = max(0, await _retries(scene) - elsewhere)  # the counts of a gateway that was replaced are gone
+    elsewhere = max(0, await _retries(scene) - elsewhere)  # a replaced gateway's counters are gone
     errors = sum(len(scene.complaints(port)) for port in ports)
     for port in ports:
         await asyncio.to_thread(scene.stop_gateway, port)

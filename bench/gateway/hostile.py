@@ -1,11 +1,11 @@
-"""`specpilot bench gateway-hostile`: what clients that mean no good cost everybody else.
+"""`specpilot bench gateway-hostile`: the stall and the memory that hostile clients cause in a gateway.
 
-One gateway with an API key, one canned engine and a policy whose match rules look at prompts. Each hostile client plays
-in turn, while a process of its own asks for `/health` all the time: its slowest answer is the longest time that the
-gateway's loop stood still, and a little more. Peak memory is what the kernel saw (`VmHWM`), over what the gateway had
-before. Figures of a machine that does something else meanwhile are too high.
+One gateway with an API key, one canned engine and a policy whose match rules read prompts. The hostile clients run one
+after the other, while another process requests `/health` continuously: its slowest answer is an upper bound of the
+longest stall of the gateway's loop. Peak memory is the kernel's `VmHWM` above the gateway's memory before. Other load
+on the machine makes the figures too high.
 
-A table, then one JSON object as the last line; the exit status is 1 when a bound was broken.
+A table, then one JSON object as the last line; the exit status is 1 when a bound was exceeded.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ from specpilot.policy.types import ClassPolicy, MatchRule, Policy
 PROGRAM = "specpilot bench gateway-hostile"
 KEY = "bench-key"
 STALL_MS = 10.0
-"""What nothing that a client sends may exceed, on a machine of one's own: a token of a fast stream comes every 5 ms."""
+"""Bound of every stall on a machine without other load: a fast stream has a token every 5 ms."""
 MEMORY_MIB = 64.0
 ANSWER_S = 20.0
 WATCHED_S = 0.5
-"""Seconds after the answer in which the gateway is still watched: what it does then is the hostile client's, too."""
+"""Seconds after the answer in which a stall still counts as caused by the client."""
 _BODY_BYTES = 15_000_000
 _READ_BYTES = 256_000
-"""What uvloop reads at once."""
+"""Bytes that uvloop reads at once."""
 _RULES = 16
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _MIB = 1024 * 1024
@@ -62,7 +62,7 @@ class GatewayHostileSettings(ProgramSettings):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one hostile client did: what it was answered (0: nothing), the longest stall, the memory it cost at most."""
+    """The effects of one hostile client: status of its answer (0: none), longest stall, peak of memory."""
 
     says: str
     status: int
@@ -71,7 +71,7 @@ class Row:
 
 
 def broken_bounds(row: Row, statuses: frozenset[int], stall_ms: float, memory_mib: float) -> list[str]:
-    """Return what `row` did that it must not; `statuses` are the answers that are right."""
+    """Return the bounds that `row` broke; `statuses` are the right answers."""
     checks = (
         (row.status not in statuses, f"answered {row.status}, not one of {sorted(statuses)}"),
         (row.stall_ms > stall_ms, f"the loop stood still for {row.stall_ms:.1f} ms"),
@@ -82,7 +82,7 @@ def broken_bounds(row: Row, statuses: frozenset[int], stall_ms: float, memory_mi
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """A hostile client: `play` returns the status it was answered with, of which `statuses` are right."""
+    """A hostile client: `play` returns the status of the answer; `statuses` are the right ones."""
 
     says: str
     play: Callable[[int], Awaitable[int]]
@@ -90,7 +90,7 @@ class Hostile:
 
 
 def head(length: int | None, more: str = "", *, has_key: bool = True, path: str = "/v1/chat/completions") -> bytes:
-    """Return the head of a request of `length` bytes of body; in chunks without."""
+    """Return the head of a request with a body of `length` bytes, or of a chunked one (`None`)."""
     key = f"authorization: Bearer {KEY}\r\n" if has_key else ""
     framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
     return f"POST {path} HTTP/1.1\r\nhost: g\r\n{key}{more}{framing}\r\n\r\n".encode()
@@ -103,7 +103,7 @@ def chunked(text: bytes, size: int) -> bytes:
 
 
 async def _say(port: int, *parts: bytes, pause_s: float = 0.0) -> int:
-    """Send `parts` and return the status of the last answer that comes; 0 when none does."""
+    """Send `parts` and return the status of the last answer; 0 without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
     async def send() -> None:
@@ -126,7 +126,7 @@ async def _say(port: int, *parts: bytes, pause_s: float = 0.0) -> int:
 
 
 async def _say_many(port: int, request: bytes) -> int:
-    """Send `request` as often as one read holds; return the status of the last answer, 0 when none comes in time."""
+    """Send as many copies of `request` as fit one read; return the status of the last answer, 0 without one in time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     left = _READ_BYTES // len(request)
     writer.write(request * left)
@@ -141,7 +141,7 @@ async def _say_many(port: int, request: bytes) -> int:
     except TimeoutError:
         return 0
     except (OSError, asyncio.IncompleteReadError):
-        pass  # of one that reads too slowly the rest is ignored
+        pass  # the gateway drops the rest for a client that reads too slowly
     finally:
         writer.transport.abort()
     return status
@@ -168,7 +168,7 @@ _BOMB = zlib.compress(b"[" * _BODY_BYTES)
 _MEMBERS = b'{"model":"canned","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
 
 _BOUNDARY = b"-" * 67 + b"y--"
-"""Of the longest, the one that takes a search by comparison the longest in a body of hyphens."""
+"""The boundary of the longest allowed size for which a naive search in a body of hyphens takes longest."""
 _FORM_TYPE = f"content-type: multipart/form-data; boundary={_BOUNDARY.decode()}\r\n"
 _MODEL_PART = b'--%b\r\ncontent-disposition: form-data; name="model"\r\n\r\ncanned\r\n' % _BOUNDARY
 _FILE_HEAD = b'--%b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n' % _BOUNDARY
@@ -227,7 +227,7 @@ HOSTILE: Mapping[str, Hostile] = {
 
 
 def watch_health(port: int, pipe: Connection) -> None:
-    """Ask for `/health` until the pipe says stop, then send the slowest answer's seconds. In a process of its own."""
+    """Request `/health` until the pipe has a message, then send the slowest answer's seconds. For another process."""
     longest_s = 0.0
     with socket.create_connection(("127.0.0.1", port)) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -243,13 +243,13 @@ def watch_health(port: int, pipe: Connection) -> None:
 
 
 def peak_mib(pid: int) -> float:
-    """Return the most memory that the process had since `reset_peak`."""
+    """Return the peak of the process' memory since `reset_peak`."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
 
 def reset_peak(pid: int) -> None:
-    """Begin to watch the peak of a process anew."""
+    """Reset the kernel's peak of a process."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
@@ -275,7 +275,7 @@ async def _played(hostile: Hostile, port: int) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Run it; the last line is one JSON object, and the exit status is 1 when a bound was broken."""
+    """Run it; the last line is one JSON object, and the exit status is 1 when a bound was exceeded."""
     settings = load(GatewayHostileSettings, PROGRAM, arguments)
     names = chosen(PROGRAM, "--only", settings.only, HOSTILE) or list(HOSTILE)
     rows: dict[str, Row] = {}

@@ -1,8 +1,9 @@
-"""One request to a gateway before `bench.gateway.canned_engine`, and a verdict on what came back.
+"""One request to a gateway in front of `bench.gateway.canned_engine`, and a verdict on the answer.
 
-A verdict is `ok`; `left`, where the client was to leave; `refused`, an error before the first byte; `broken`, one error
-event that ends a stream; `lost`, no answer, or one that was cut; `wrong`, whole but not what was asked for. An engine
-that breaks off within a body that is no stream leaves its client no clearer sign than a cut: that is `lost` too.
+Verdicts: `ok`; `left`, the client closed the connection as planned; `refused`, an error before the first byte;
+`broken`, one error event that ends a stream; `lost`, no answer, or a truncated one; `wrong`, a whole answer that is not
+the expected one. When an engine breaks off within a body that is not a stream, the client can see only a truncation:
+`lost`, too.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _FIRST_ERROR_STATUS = 400
 
 
 class Verdict(NamedTuple):
-    """What became of a request; `code` is the error's, or says what was lost or wrong."""
+    """The verdict on a request; `code` is the error's, or describes the fault."""
 
     what: str
     code: str = ""
@@ -37,11 +38,11 @@ OK, LEFT = Verdict("ok"), Verdict("left")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request. `events` of its stream, 0 for a whole answer; `marker`: what a whole answer must contain.
+    """A request. `events` of its stream, 0 for a whole answer; a whole answer must contain `marker`.
 
-    `leaves` is the phase in which the client goes away: in the `head`, in the `body`, in the `wait` for the first byte,
-    in the `stream`; empty: it stays. One that `stalls` reads nothing for `STALLS_S` after the first byte. `expected`
-    are the verdicts that are right.
+    `leaves` is the phase in which the client closes the connection: in the `head`, in the `body`, in the `wait` for the
+    first byte, in the `stream`; empty: it stays. One that `stalls` reads nothing for `STALLS_S` after the first byte.
+    `expected` are the right verdicts.
     """
 
     kind: str
@@ -58,7 +59,7 @@ class Call:
 def post(  # noqa: PLR0913, PLR0917 - a request is that much
     kind: str, number: str, path: str, body: bytes, canned: dict[str, Any], key: str | None = None, **more: Any
 ) -> Call:
-    """Return a relayed request that tells the engine by `canned` how to answer."""
+    """Return a relayed request; `canned` sets the engine's answer."""
     authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
     head = b"POST %b HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%b" % (path.encode(), authorization)
     head += b"x-request-id: %b\r\nx-canned: %b\r\n" % (number.encode(), json.dumps(canned).encode())
@@ -67,7 +68,7 @@ def post(  # noqa: PLR0913, PLR0917 - a request is that much
 
 
 def judge(call: Call, status: int, body: bytes, *, is_whole: bool) -> Verdict:
-    """Return the verdict on an answer of `status` (0: none) whose body came as far as `body`."""
+    """Return the verdict on an answer of `status` (0: none), of whose body `body` arrived."""
     if not status:
         return Verdict("lost", "no answer")
     if status >= _FIRST_ERROR_STATUS:
@@ -104,7 +105,7 @@ def _event_of(frame: bytes) -> tuple[str, str] | None:
 
 
 def _code_of(body: bytes) -> str | None:
-    """Return the code of an error as OpenAI writes it, `None` where it is none."""
+    """Return the code of an error in OpenAI's envelope; `None` if it is none."""
     try:
         return str(json.loads(body)["error"]["code"])
     except (ValueError, KeyError, TypeError):
@@ -112,7 +113,7 @@ def _code_of(body: bytes) -> str | None:
 
 
 class Caller(asyncio.Protocol):
-    """A client's connection: asks, one request at a time, and reads the answers."""
+    """A client's connection: sends one request at a time and reads the answers."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -123,7 +124,7 @@ class Caller(asyncio.Protocol):
         self._stalls = False
 
     async def ask(self, call: Call) -> Verdict:
-        """Send the request and return what became of it; the connection may be closed afterwards."""
+        """Send the request and return the verdict; the connection may be closed afterwards."""
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._is_whole, self._status = False, 0

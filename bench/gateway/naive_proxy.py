@@ -1,4 +1,4 @@
-"""The gateway that many teams write first, FastAPI with httpx.
+"""The gateway that many teams write first: FastAPI with httpx.
 
 `python -m specpilot.bench.gateway.naive_proxy PORT ENGINE`
 """
@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 
 def create_app(engine: str) -> FastAPI:
-    """Return a proxy to one engine that parses every body, and streams what streams."""
+    """Return a proxy to one engine that parses every body, and relays streams event by event."""
     app = FastAPI()
     client = httpx.AsyncClient(base_url=engine, timeout=600.0, limits=httpx.Limits(max_connections=None))
 

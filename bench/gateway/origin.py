@@ -1,9 +1,9 @@
-"""An engine with canned answers, so that what stands before it is timed.
+"""An engine with canned answers, so that only the program in front of it is timed.
 
 `python -m specpilot.bench.gateway.origin PORT`
 
-The prompt's first word says how: `burst`, a stream of `EVENTS` events in one write; `paced`, one event every `PACE_S`;
-anything else, a JSON answer.
+The prompt's first word sets the answer: `burst`, a stream of `EVENTS` events in one write; `paced`, one event every
+`PACE_S`; anything else, a JSON answer.
 """
 
 import asyncio

@@ -1,16 +1,16 @@
-"""`specpilot bench gateway-soak`: the gateway under everything at once, for as long as you like.
+"""`specpilot bench gateway-soak`: the gateway under all kinds of load at once, for as long as you like.
 
-A gateway of two workers, a real Redis and three canned engines (`bench.gateway.canned_engine`). Clients send everything
-that a gateway takes (`bench.gateway.call_mix`): every route, streams, large bodies, long conversations, a key over its
-limits, faults of their own, engines' errors and broken streams; some stop reading for a while, some leave, in every
-phase. The pace leaves most of a core idle. It fails when
+A gateway of two workers, a real Redis and three canned engines (`bench.gateway.canned_engine`). Clients send all kinds
+of requests (`bench.gateway.call_mix`): every route, streams, large bodies, long conversations, a key over its limits,
+invalid requests, engines' errors and broken streams; some stop reading for a while, some close their connection, in
+every phase. The load leaves most of a core idle. It fails when
 
-- an answer is not the right one, of the right request, whole; or the gateway logs an error or ends;
+- an answer is wrong, truncated or of another request; or the gateway logs an error or ends;
 - the gateway, idle again, holds a request, a slot of an engine, or a file descriptor more than before;
 - memory grows: the 95 % interval of the slope after the warm-up (`bench.report.slope`) lies above `--slope-mib`.
 
-Before the first reading the gateway is sent more conversations than it remembers beginnings of, so that this memory is
-full from the start.
+Before the first reading the clients send more conversations than the gateway's memory of prefixes holds, so that this
+memory is full from the start.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ ENGINES = 3
 WORKERS = 2
 FLAGS = ("--engine-capacity", "8", "--keep-alive-s", "5")
 FILL_CALLS = 6000
-"""Each leaves some 40 beginnings; two workers remember 65,536 each."""
+"""Each adds about 40 prefixes; two workers hold 65,536 each."""
 FILL_CLIENTS = 16
 REUSED_WITHIN_S = 3.0
-"""Well below the gateway's 5 s: on a connection that idled longer, a request and the gateway's closing could cross."""
+"""Well below the gateway's 5 s: on a longer idle connection, a request and the gateway's close could cross."""
 READ_EVERY_S = 5.0
 IDLE_WITHIN_S = 30.0
 SHOWN_FAULTS = 20
@@ -52,7 +52,7 @@ _MIB = 1 << 20
 
 
 class GatewaySoakSettings(ProgramSettings):
-    """Load a gateway with everything at once and look for wrong answers and leaks."""
+    """Load a gateway with all kinds of requests at once and look for wrong answers and leaks."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_GATEWAY_SOAK_")
 
@@ -61,14 +61,14 @@ class GatewaySoakSettings(ProgramSettings):
     pause_s: float = Field(
         default=0.5, ge=0, description="mean seconds between an answer and the client's next request"
     )
-    slope_mib: float = Field(default=0.1, ge=0, description="growth of memory a minute that is let pass, in MiB")
+    slope_mib: float = Field(default=0.1, ge=0, description="tolerated growth of memory a minute, in MiB")
     seed: int = Field(default=1, description="seed of the load")
     out: Path = Field(default=Path(".specpilot/bench-gateway-soak"), description="folder for logs")
     port: int = Field(default=8640, ge=1, le=65000, description="first of the ports to use")
 
 
 class GatewaySoak:
-    """One run: what was asked, what was wrong, what was read."""
+    """One run: requests, faults, readings."""
 
     def __init__(self, settings: GatewaySoakSettings, scene: GatewayStage, pid: int) -> None:
         self._settings = settings
@@ -84,8 +84,8 @@ class GatewaySoak:
         self._faults: list[str] = []
 
     async def run(self) -> dict[str, Any]:
-        """Fill, load, let come to rest; return the report."""
-        say("filling what the gateway remembers of prompts")
+        """Fill, load, wait until idle; return the report."""
+        say("filling the gateway's memory of prefixes")
         left = iter(range(FILL_CALLS))
         await asyncio.gather(*(self._fill(left) for _ in range(FILL_CLIENTS)))
         before, _ = await self._rest()
@@ -173,7 +173,7 @@ class GatewaySoak:
             await asyncio.sleep(READ_EVERY_S)
 
     async def _rest(self, wanted: int | None = None) -> tuple[int, dict[str, float]]:
-        """Return the gateway's open files, and what it and the engines still hold.
+        """Return the gateway's open files, and the requests and slots that it and the engines hold.
 
         Waits until idle connections have been closed; when `wanted` is given, further until there are no more files.
         """
@@ -190,7 +190,7 @@ class GatewaySoak:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run it; the last line is one JSON object, and the exit status is 1 when something was wrong."""
+    """Run it; the last line is one JSON object, and the exit status is 1 after a fault."""
     settings = load(GatewaySoakSettings, PROGRAM, arguments)
     with stage(PROGRAM, settings.out, settings.port, ENGINES) as scene:
         keys = settings.out / "keys.json"

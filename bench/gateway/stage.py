@@ -1,4 +1,4 @@
-"""Gateways as a user starts them, a Redis server and canned engines: processes of their own, with a hand on each."""
+"""Gateways, a Redis server and canned engines, each in processes of its own that can be broken."""
 
 import json
 import re
@@ -27,10 +27,10 @@ ADMIN_TOKEN = "bench"  # noqa: S105 - of a gateway that lives for one measuremen
 
 
 class GatewayStage:
-    """Starts, asks, breaks and stops the parts. Gateways listen on `port` and on, engines from `port + 10` on."""
+    """Starts, calls, breaks and stops the parts. Gateways listen from `port` on, engines from `port + 10` on."""
 
     def __init__(self, program: str, out: Path, port: int, engines: int) -> None:
-        """`program` is who speaks when something does not come up; `out` the folder for logs."""
+        """`program` is the name in error messages, `out` the folder for logs."""
         self._program = program
         self.out = out
         self.port = port
@@ -41,7 +41,7 @@ class GatewayStage:
         self.start_redis()
 
     def start_redis(self) -> None:
-        """Start the Redis server, with what it kept."""
+        """Start the Redis server, with its persisted data."""
         self.redis = subprocess.Popen(self._redis_command, stdout=subprocess.DEVNULL)
 
     def start_engine(self, port: int) -> None:
@@ -56,13 +56,13 @@ class GatewayStage:
         _kill(self.engines[port])
 
     def set_mode(self, port: int, mode: dict[str, Any]) -> None:
-        """Make the engine of `port` fare as `bench.gateway.canned_engine` says."""
+        """Set the mode of the engine of `port`, as in `bench.gateway.canned_engine`."""
         request = Request(f"http://127.0.0.1:{port}/mode", method="PUT", data=json.dumps(mode).encode())
         with urlopen(request, timeout=5.0):  # noqa: S310 - an engine that we started
             pass
 
     def slots(self) -> dict[int, dict[str, int]]:
-        """Return what each engine holds now and has taken so far."""
+        """Return each engine's held slots and its count of requests."""
         found = {}
         for port in self.engine_ports:
             with urlopen(f"http://127.0.0.1:{port}/slots", timeout=5.0) as reply:
@@ -70,9 +70,9 @@ class GatewayStage:
         return found
 
     def start_gateway(self, port: int, flags: Sequence[str] = (), workers: int = 1) -> int:
-        """Start a gateway before all engines; return its process id once all of its workers serve.
+        """Start a gateway in front of all engines; return its process id once all of its workers serve.
 
-        Clients that came while only the first one serves would all stay with that.
+        Clients that connect while only the first worker serves would all stay with it.
         """
         command = [sys.executable, "-m", "specpilot.cli", "gateway", "--port", str(port), "--workers", str(workers)]
         command += ["--redis-url", self.redis_url, "--admin-token", ADMIN_TOKEN]
@@ -111,7 +111,7 @@ class GatewayStage:
         return tree(self.gateways[port].pid)[1:]
 
     def stop_gateway(self, port: int) -> None:
-        """Let the gateway on `port` drain, and wait until it has ended."""
+        """End the gateway on `port` with a drain, and wait for its end."""
         process = self.gateways.pop(port)
         process.terminate()
         process.wait(ENDS_WITHIN_S)
@@ -121,7 +121,7 @@ class GatewayStage:
         _kill(self.gateways.pop(port))
 
     def complaints(self, port: int) -> list[str]:
-        """Return the errors that the gateway on `port` has logged: their first lines."""
+        """Return the first lines of the errors that the gateway on `port` has logged."""
         with (self.out / f"gateway-{port}.log").open(errors="replace") as log:
             return [line.rstrip() for line in log if line.startswith(("ERROR", "CRITICAL", "Traceback"))]
 

@@ -1,7 +1,7 @@
-"""Clients that keep a set number of requests in flight, whatever happens to them, and count what did.
+"""Clients that keep a set number of requests in flight, whatever their fate, and count the verdicts.
 
-They go to one of several gateways, as behind a load balancer: to those whose `/ready` says so, and elsewhere at once
-when a connection is refused. On a gateway that is no longer ready they finish what they have, and then change.
+They spread over several gateways, as behind a load balancer: over those whose `/ready` is 200, and to another one at
+once when a connection is refused. On a gateway that is no longer ready they finish their request, and then change.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ REFUSED_PAUSE_S = 0.05
 
 @dataclass(slots=True)
 class Counts:
-    """What became of requests: `what` by verdict, `codes` of all not right; `lost_later`: see `SteadyCalls.cut_at`."""
+    """Counts of requests: `what` by verdict, `codes` of the wrong ones; `lost_later`: see `SteadyCalls.cut_at`."""
 
     sent: int = 0
     what: Counter[str] = field(default_factory=Counter)
@@ -30,9 +30,9 @@ class Counts:
 
 
 class SteadyCalls:
-    """Calls to the gateways on `ports`. `leaves`: the phase in which half of the clients leave while `is_leaving`.
+    """Calls to the gateways on `ports`. While `is_leaving`, half of the clients close in the phase `leaves`.
 
-    `cut_at` is when connections were cut: of requests begun after it none may be lost (monotonic seconds).
+    Connections were cut at `cut_at` (monotonic seconds): no request that begins later may be lost.
     """
 
     def __init__(self, ports: Sequence[int], mix: Mix, clients: int, leaves: str = "") -> None:
@@ -49,7 +49,7 @@ class SteadyCalls:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the requests in flight; at the end let those under way come to theirs."""
+        """Keep the requests in flight; at the end wait for those that run."""
         self._is_over = False
         async with asyncio.TaskGroup() as group:
             for at in range(self._clients):

@@ -1,11 +1,11 @@
-"""The least that a gateway on uvloop can do.
+"""A relay of bytes on uvloop: the lower bound of a gateway on this stack.
 
 `python -m specpilot.bench.gateway.uvloop_relay PORT ENGINE_PORT [parsed]`
 
-It passes bytes both ways, one connection to the engine for each client's. With `parsed` httptools reads along in both
-directions, as whoever must know where a message ends has to; no header is looked at and nothing is counted, chosen or
-logged. What these two cost is the stack's price; what a gateway on it costs above them is its own. Compiled by mypyc it
-would take 0.2 µs a request less, of some 14: not worth a build.
+It passes bytes both ways, with one connection to the engine for each of a client. With `parsed` httptools parses both
+directions, which a gateway needs to know where a message ends; the relay reads no header and counts, chooses and logs
+nothing. The cost of these two is the stack's; a gateway's cost above them is its own. Compiled by mypyc it would take
+0.2 µs a request less, of about 14: not worth a build.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 
 class Side(asyncio.Protocol):
-    """One side of a pair. `parser_of` makes what reads along, an httptools parser; `None` reads nothing."""
+    """One side of a pair. `parser_of` makes the httptools parser of its bytes; `None`: they are not parsed."""
 
     def __init__(self, parser_of: Callable[["Side"], Any] | None) -> None:
         self._feed = None if parser_of is None else parser_of(self).feed_data
@@ -32,7 +32,7 @@ class Side(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's own is one in all but name
 
     def join(self, other: asyncio.Transport) -> None:
-        """Write to `other` from now on, beginning with what came before."""
+        """Write to `other` from now on, beginning with the bytes that have arrived."""
         self.other = other
         other.writelines(self._early)
 

@@ -38,7 +38,7 @@ def test_a_fault_that_keeps_its_promises_breaks_none(name: str, row: Row) -> Non
     [
         ("engine-killed", KILLED, {"refused": 1, "ok": 79}, "refused"),
         ("engine-killed", KILLED, {"lost": 1, "ok": 79}, "lost"),
-        ("engine-killed", KILLED, {"elsewhere": 0}, "take hold"),
+        ("engine-killed", KILLED, {"elsewhere": 0}, "had no effect"),
         ("engine-slow", CALM, {"broken": 1, "ok": 99}, "broken"),
         ("engine-mute", KILLED, {}, "20 streams broken"),
         ("engine-401", KILLED, {}, "20 streams broken"),
@@ -48,7 +48,7 @@ def test_a_fault_that_keeps_its_promises_breaks_none(name: str, row: Row) -> Non
         ("none", CALM, {"ok": 99}, "add up"),
         ("worker-killed", CUT, {"lost": 51, "ok": 49}, "51 lost"),
         ("worker-killed", CUT, {"lost_later": 1}, "after"),
-        ("worker-killed", CUT, {"lost": 0, "ok": 100}, "take hold"),
+        ("worker-killed", CUT, {"lost": 0, "ok": 100}, "had no effect"),
         ("gateways-rolled", CALM, {"lost": 1, "ok": 99}, "lost"),
         ("clients-leave-wait", LEFT, {"left": 0, "ok": 100}, "nobody"),
         ("none", CALM, {"slots": 1}, "slots"),
