@@ -3,7 +3,7 @@
 Real programs and a real Redis with `bench.fleet.simulated_engines`. The parts, in order:
 
 - *memory*: Redis' bytes for each policy, engine, schedule and decision, by its `used_memory`;
-- *links*: some engines keep the adapter's link to Redis (`engine_adapter.agent.agent.EngineLink`: heartbeat,
+- *links*: some engines keep the adapter's link to Redis (`engine_adapter.agent.link.EngineLink`: heartbeat,
   subscription, polling of the schedule): Redis' CPU, commands and bytes for each;
 - *controller*: one controller with all engines and policies: CPU of a tick, memory, Redis' work for it, and whether
   every engine was scraped;

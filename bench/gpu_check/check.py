@@ -19,26 +19,26 @@ SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilot{}Scheduler"
 NO_CUDA = "no CUDA device"
 NO_ENGINE = "vLLM cannot run here: see the part `machine`"
 LONGEST = 2048
-"""Positions of a request at most: the demo pair was trained for no more."""
+"""Most positions of a request: the demo pair was trained for no more."""
 LONGEST_REPLY = 1700
-"""Tokens of a reply at most: the demo's prompts have room beside it."""
+"""Most tokens of a reply, so that the demo's prompts fit beside it."""
 
 _END_WITHIN_S = 30.0
 _SHARE = 0.6
-"""The share of the GPU's memory that an engine takes which runs alone."""
+"""The share of the GPU's memory for an engine that runs alone."""
 _CACHED_TOKENS = 512
-"""Tokens of KV cache for each request that may run, where engines run side by side: a cell's requests have 300."""
+"""Tokens of KV cache for each request when engines run side by side: a cell's requests have 300."""
 _LEAST_CACHE = 2 << 30
 _BESIDE_WEIGHTS = 5 << 30
-"""Bytes that an engine takes beside weights and cache: CUDA itself, graphs, activations of a step."""
+"""Bytes of an engine besides weights and cache: CUDA itself, graphs, activations of a step."""
 
 Outcome = tuple[list[Line], dict[str, Any]]
 
 
 class PartError(Exception):
-    """A part's process failed; the message says how, and `found` is its last report.
+    """A part's process failed; the message describes it, and `found` is its last report.
 
-    `is_cut`: it took longer than it was given.
+    `is_cut`: it exceeded its time.
     """
 
     def __init__(self, message: str, found: Mapping[str, Any] | None = None, *, is_cut: bool = False) -> None:
@@ -49,10 +49,10 @@ class PartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the check, which takes `at_most_s` seconds, or is ended.
+    """A part of the check; it is ended after `at_most_s` seconds.
 
-    It begins where `needs_s` seconds are left (`None`: `at_most_s`), after the part named `after` has ended. With
-    `is_alone` nothing else runs beside it: it does not hold the timing lock.
+    It begins only if `needs_s` seconds are left (`None`: `at_most_s`), after the part named `after` has ended. With
+    `is_alone` no other part runs beside it, because it does not hold the timing lock.
     """
 
     name: str
@@ -63,13 +63,13 @@ class Part:
     is_alone: bool = False
 
     def fits(self, left_s: float) -> bool:
-        """Whether it may begin with so many seconds left."""
+        """Return whether it may begin with `left_s` seconds left."""
         return left_s >= (self.at_most_s if self.needs_s is None else self.needs_s)
 
 
 @dataclass(slots=True)
 class Check:
-    """The settings of a check, and the outcomes of its parts so far. `None` and empty lists: as the machine allows."""
+    """The settings of a check, and the outcomes of its parts so far. `None` and empty lists: the machine's defaults."""
 
     out: Path
     model: Path
@@ -104,14 +104,14 @@ class Check:
         return self.out / "parts" / f"{slug(name)}.json"
 
     def data(self, name: str) -> dict[str, Any]:
-        """Return the data of an earlier part; empty where it has none."""
+        """Return the data of an earlier part; empty when it has none."""
         path = self.path(name)
         return dict(json.loads(path.read_text(encoding="utf-8"))["data"]) if path.exists() else {}
 
     def outcome_of(self, part: Part, left_s: float) -> Outcome | None:
-        """Run a part; one whose process fails is a line that failed.
+        """Run a part; when its process fails, the outcome is a failed line.
 
-        `None` where the `left_s` seconds that are left of the call did not suffice: another call runs it anew.
+        `None` when the `left_s` seconds left of the call did not suffice: the next call runs it again.
         """
         limit_s = min(part.at_most_s, left_s)
         try:
@@ -128,7 +128,7 @@ class Check:
 
     @property
     def has_engine(self) -> bool:
-        """Whether an engine with the adapter starts here, by its versions."""
+        """Whether the installed versions allow an engine with the adapter."""
         return not self.data("machine").get("unfit", True)
 
     def by_device(self, given: Any, on_gpu: Any, on_cpu: Any) -> Any:
@@ -137,11 +137,11 @@ class Check:
 
     @property
     def most_running(self) -> int:
-        """The most requests that run at once."""
+        """The largest number of running requests."""
         return int(max(self.by_device(self.running, [128], [8])))
 
     def texts(self, count: int) -> list[str]:
-        """Return `count` prompts of all classes, in turn."""
+        """Return `count` prompts, cycling through the classes."""
         return prompt_texts(self.prompts, count)
 
     def options(self, **other: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Check:
         return options | other
 
     def _memory(self) -> dict[str, Any]:
-        """Return vLLM's options for an engine's share of the GPU's memory: a fixed cache where several engines run."""
+        """Return vLLM's options for an engine's memory: with several engines a cache of fixed size."""
         if self.side_by_side == 1:
             return {"gpu_memory_utilization": _SHARE}
         tokens = self.most_running * _CACHED_TOKENS
@@ -167,7 +167,7 @@ class Check:
         return {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": max(_LEAST_CACHE, needed)}
 
     def at_once(self) -> int:
-        """Return how many engines may run side by side: as many as asked for, if the GPU has memory for them."""
+        """Return the number of engines that run side by side: `side_by_side`, if the GPU has memory for them."""
         total = self.data("machine").get("device_bytes")
         if not total or self.side_by_side == 1:
             return self.side_by_side
@@ -242,12 +242,12 @@ class Check:
         return document
 
     def until(self) -> float:
-        """Return the monotonic time after which a job that measures begins nothing more, so that it is not ended."""
+        """Return the monotonic time after which a measuring job begins no further cell, so that it is not ended."""
         return time.monotonic() + max(0.0, 0.97 * self.limit_s - 5.0)
 
 
 def cache_bytes(folder: Path) -> int:
-    """Return the bytes of KV cache that a token takes in a model of 16-bit numbers; 0 where its layout is unknown."""
+    """Return the bytes of KV cache of a token in a model of 16-bit numbers; 0 when its layout is unknown."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except OSError:

@@ -1,26 +1,28 @@
 """`specpilot bench gpu-check`: is the engine adapter right and fast on this machine's GPU? One report, no network.
 
-Parts run in the order of their value, each in processes of its own, and each leaves a file in `OUT/parts`; the same
+Parts run in the order of their value, each in processes of its own, and each writes a file to `OUT/parts`; the same
 command goes on where it stopped. A call takes 40 minutes at most, or `--within-s`: it begins no part that may not fit,
-and parts that time steps end early with what they have. With `--side-by-side N` so many engines start and run
-at once, and one at a time is timed. Parts that need CUDA are skipped on a CPU, with the reason, so the command runs
-anywhere.
+and parts that time steps end early with the cells so far. With `--side-by-side N` up to N engines start and run at
+once, but only one at a time is timed. Parts that need CUDA are skipped on a CPU, with the reason, so that the command
+runs anywhere.
 
-- `machine`: versions and devices; whether the adapter fits the vLLM that is installed.
-- `operations`: the adapter's own operations on tensors, beside the CPU's; torch raises where one waits for the device.
+- `machine`: versions and devices; whether the adapter supports the installed vLLM.
+- `operations`: the adapter's own operations on tensors, compared with the CPU's; torch raises if one waits for the
+  device.
 - `steps, MODE` for each of `--graph-modes`: step times by requests and K, with K mixed in one batch, and around a
-  request that arrives; the host's time in it apart from the device's; which graph each step found, beside the
-  engine's record; memory. Cells are shuffled and repeated, with a probe of the processor's pace beside each.
+  request that arrives; the host's time and the device's time; the graph of each step, compared with the engine's
+  record; memory. Cells are shuffled and repeated, with a probe of the processor's speed beside each.
 - `steps, without speculation` and `steps, P-EAGLE at K_max`: the same on stock vLLM without the adapter.
 - `replies without speculation`, `replies, asynchronous`, `replies, synchronous`: at temperature 0 every reply is the
   same without speculation, at each K and while K changes at random (float32 and Triton attention), under
-  `VLLM_BATCH_INVARIANT=1` where that runs; elsewhere replies may part only where two tokens are nearly as likely.
-- `catching up, with graphs`, `catching up, without graphs`: after a spell of K = 0 drafts are accepted as if there had
-  been none.
+  `VLLM_BATCH_INVARIANT=1` if that runs; otherwise replies may differ only from a token on whose rival is nearly as
+  likely.
+- `catching up, with graphs`, `catching up, without graphs`: after a period of K = 0 drafts are accepted as often as
+  without this period.
 - `waits`: synchronisations and compilations after warm-up, by vLLM's own checks.
-- `unit tests`: those of the adapter in the checkout, on this machine's vLLM and torch.
+- `unit tests`: those of the adapter in the checkout, with this machine's vLLM and torch.
 - `host time`: the adapter's time in a step.
-- `adaptive`: a small load that shifts, adaptive K beside two static ones, on a system of its own.
+- `adaptive`: a small shifting load, adaptive K beside two static ones, on a system of its own.
 """
 
 import json
@@ -42,9 +44,9 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench gpu-check"
 GO_ON = 75
-"""The exit status when parts are left for another call."""
+"""The exit status when parts remain for another call."""
 WITHIN_S = 2400.0
-"""Seconds of a call unless `--within-s` is given. All parts together may take longer."""
+"""Default of `--within-s`. All parts together may take longer."""
 
 
 class GpuCheckSettings(ProgramSettings):
@@ -75,15 +77,15 @@ class GpuCheckSettings(ProgramSettings):
         pattern="^(auto|on|off)$",
         description="compare replies under VLLM_BATCH_INVARIANT=1: where it runs (auto), on or off",
     )
-    side_by_side: int = Field(default=1, ge=1, description="engines that may stand at once; timed is one alone")
-    timed_s: float | None = Field(default=None, gt=0, description="seconds that one engine's steps are timed at most")
+    side_by_side: int = Field(default=1, ge=1, description="engines that may run at once; only one is timed")
+    timed_s: float | None = Field(default=None, gt=0, description="longest timing of one engine's steps in seconds")
     only: str | None = Field(default=None, description="parts to run, by commas")
-    again: bool = Field(default=False, description="run parts anew that have ended already")
-    within_s: float = Field(default=WITHIN_S, gt=0, description="seconds that this call may take")
+    again: bool = Field(default=False, description="run finished parts again")
+    within_s: float = Field(default=WITHIN_S, gt=0, description="longest duration of this call in seconds")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the remaining parts of the check and write the report; status 0, 1 (a line failed) or 75 (parts are left)."""
+    """Run the remaining parts of the check and write the report; status 0, 1 (a line failed) or 75 (parts remain)."""
     settings = load(GpuCheckSettings, PROGRAM, arguments)
     began = time.monotonic()
     try:
@@ -145,7 +147,7 @@ def _wanted(only: str | None, parts: Sequence[Part]) -> list[Part]:
 
 
 def _refuse_other(out: Path, check: Check) -> None:
-    """End the program where the folder's parts were made with other settings: their lines would not belong together."""
+    """End the program if the folder's parts were made with other settings."""
     path, mine = out / "settings.json", check.settings()
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) != mine:
         fail(PROGRAM, f"--out: {out} holds parts of other settings (settings.json): name another folder")
@@ -153,7 +155,7 @@ def _refuse_other(out: Path, check: Check) -> None:
 
 
 def _run(check: Check, part: Part, left_s: float) -> bool:
-    """Run a part and write its file; return whether the time that is left sufficed."""
+    """Run a part and write its file; return whether the remaining time sufficed."""
     say(f"{part.name} ...")
     began = time.monotonic()
     outcome = check.outcome_of(part, left_s)

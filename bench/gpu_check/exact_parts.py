@@ -1,8 +1,8 @@
-"""The parts that need no quiet machine: replies as without speculation, catching up, waits.
+"""The parts that need no idle machine: replies equal to those without speculation, catching up, waits.
 
-Replies are compared in float32 and with Triton attention. Where vLLM runs with `VLLM_BATCH_INVARIANT=1`, sums do not
-depend on the batch, and every reply must be the same. Elsewhere a reply may part where two tokens are nearly as likely:
-see `logit_gap`.
+Replies are compared in float32 and with Triton attention. With `VLLM_BATCH_INVARIANT=1`, where vLLM supports it, sums
+do not depend on the batch, and every reply must be the same. Otherwise a reply may differ from a token on whose rival
+is nearly as likely: see `logit_gap`.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ from specpilot.bench.gpu_check.logit_gap import BOUNDS, partings
 
 REFERENCE = "replies without speculation"
 AUTO, ON, OFF = "auto", "on", "off"
-"""Whether replies are compared under `VLLM_BATCH_INVARIANT=1`: where it runs, always, or never."""
+"""Whether replies are compared under `VLLM_BATCH_INVARIANT=1`: if it runs, always, or never."""
 LEAST_ACCEPTED = 0.9
-"""Acceptance after a spell of K = 0 over that without one, at least: some thousand drafts scatter by a few percent."""
+"""Least acceptance after a period of K = 0 over that without one: some thousand drafts vary by a few percent."""
 
 _NEEDS_S = 120.0
-"""Seconds that must be left for such a part to begin: five of them side by side took 90 to 145 s (one H200)."""
+"""Least remaining seconds for such a part to begin: five of them side by side took 90 to 145 s (one H200)."""
 _INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 _BOUND = BOUNDS["float32"]
 
 
 def parts() -> list[Part]:
-    """Return the parts, the most telling first."""
+    """Return the parts, the most informative first."""
     return [
         Part(REFERENCE, 300, reference, _NEEDS_S),
         Part("replies, asynchronous", 420, lambda check: exact(check, is_async=True), _NEEDS_S, after=REFERENCE),
@@ -37,7 +37,7 @@ def parts() -> list[Part]:
 
 
 def reference(check: Check) -> Outcome:
-    """Replies of an engine without speculation, with the likeliest tokens beside each token."""
+    """Generate the replies of an engine without speculation, with the likeliest tokens beside each token."""
     if not check.has_engine:
         return [Line(REFERENCE, SKIPPED, NO_ENGINE)], {}
     why = "not asked for" if check.batch_invariant == OFF else None if check.has_cuda else NO_CUDA
@@ -57,7 +57,7 @@ def reference(check: Check) -> Outcome:
 
 
 def exact(check: Check, *, is_async: bool) -> Outcome:
-    """Replies at each K, beside those without speculation."""
+    """Compare the replies at each K with those without speculation."""
     how = "asynchronous" if is_async else "synchronous"
     name = f"replies as without speculation, {how}"
     if is_async and not check.has_cuda:
@@ -72,7 +72,7 @@ def exact(check: Check, *, is_async: bool) -> Outcome:
     except PartError as error:
         if not is_invariant or check.batch_invariant == ON or error.is_cut:
             raise
-        is_invariant = False  # the head may not run so, where the target alone does
+        is_invariant = False  # the head may not support it, although the target alone does
         known = _replies(check, check.options(**_exact(check)), f"without speculation, {how}", is_invariant=False)
         found = _replies(check, options, how, is_invariant=False)
     plain, likeliest = known["ids"]["plain"], known["likeliest"]
@@ -102,7 +102,7 @@ def _replies(check: Check, options: Mapping[str, Any], how: str, *, is_invariant
 
 
 def catching_up(check: Check, *, has_graphs: bool) -> Outcome:
-    """Acceptance after a spell of K = 0."""
+    """Measure acceptance after a period of K = 0."""
     name = f"acceptance after a spell of K = 0, {'with' if has_graphs else 'without'} graphs"
     if not check.has_engine or (has_graphs and not check.has_cuda):
         return [Line(name, SKIPPED, NO_CUDA if check.has_engine else NO_ENGINE)], {}
@@ -124,7 +124,7 @@ def catching_up(check: Check, *, has_graphs: bool) -> Outcome:
 
 
 def waits(check: Check) -> Outcome:
-    """Synchronisations and compilations after warm-up."""
+    """Count synchronisations and compilations after warm-up."""
     names = ("the adapter waits for the device in no step", "nothing is compiled after warm-up")
     if not check.has_cuda or not check.has_engine:
         return [Line(name, SKIPPED, NO_ENGINE if check.has_cuda else NO_CUDA) for name in names], {}

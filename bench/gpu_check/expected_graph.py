@@ -1,10 +1,10 @@
-"""Which graph a step should find, by what the engine's record tells of its graphs."""
+"""The graph that a step should use, by the engine's record of its graphs."""
 
 from specpilot.policy.graphs import Graphs
 
 
 def expected(graphs: Graphs, running: int, k: int) -> tuple[str, int]:
-    """Return mode and padded tokens of a step in which `running` requests have `k` drafts each."""
+    """Return mode and padded tokens of a step with `running` requests of `k` drafts each."""
     tokens = running * (1 + k)
     for mode, sizes in (
         ("FULL", graphs.uniform.get(1 + k, ())),

@@ -1,4 +1,4 @@
-"""A line of the report: one thing that was checked, and what came of it."""
+"""A line of the report: one check and its outcome."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,7 +7,7 @@ PASSED, FAILED, SKIPPED, MEASURED = "passed", "failed", "skipped", "measured"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`name` is what was checked, `verdict` what came of it, `text` the figures, or why it was skipped."""
+    """A check's `name` and `verdict`; `text` has the figures, or the reason that it was skipped."""
 
     name: str
     verdict: str
@@ -19,5 +19,5 @@ class Line:
 
 
 def judged(name: str, text: str, *, is_right: bool) -> Line:
-    """Return a line that passed where `is_right`."""
+    """Return a line that passed if `is_right`."""
     return Line(name, PASSED if is_right else FAILED, text)

@@ -1,9 +1,9 @@
-"""Whether two replies that part do so where the model itself is nearly undecided.
+"""Whether rounding explains that two replies differ from some token on. Pure.
 
-Pure. At temperature 0 an engine takes the likeliest token. The order of additions differs by batch, so two tokens that
-are nearly as likely may change places, with speculation or without. The *gap* at the first token that differs is the
-log probability of the likeliest token less that of the token that the other reply took, by the engine without
-speculation. A gap within the bound is rounding; a larger one is a fault.
+At temperature 0 an engine takes the likeliest token. The order of additions differs by batch, so two tokens that are
+nearly as likely may change places, with speculation or without. The *gap* at the first different token is the log
+probability of the likeliest token less that of the other reply's token, by the engine without speculation. A gap within
+the bound is rounding; a larger one is a fault.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ BOUNDS = {"float32": 0.02, "bfloat16": 0.25}
 """The largest gap, in nats, that rounding explains, by the model's number format.
 
 Triton's attention multiplies float32 with 11 significant bits (TF32): logits of about 16 are good to 16 / 2^11 = 0.008,
-and two of them differ by twice that at most. bfloat16 has 8: 16 / 2^8 = 0.06, twice that, and as much again from layer
-to layer. A token that is wrong for another reason lies further off: with the demo pair the median gap between the
-likeliest two tokens is above 1.
+and two of them differ by twice that at most. bfloat16 has 8 bits: 16 / 2^8 = 0.06, twice that, and as much again over
+the layers. A wrong token for another reason has a larger gap: with the demo pair the median gap between the likeliest
+two tokens is above 1.
 """
 
 Likeliest = Sequence[Sequence[float]]
@@ -24,10 +24,10 @@ Likeliest = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where a reply parts from the one without speculation.
+    """The first token of a reply that differs from the reply without speculation.
 
-    `gap` is `None` where the other token is none of those whose probability is known. `is_at_least` then is the gap to
-    the last known one.
+    `gap` is `None` when the probability of the other token is not known; then `is_at_least` is the gap to the last
+    known one.
     """
 
     reply: int
@@ -40,7 +40,7 @@ class Parting:
         return self.gap is not None and self.gap <= bound
 
     def __str__(self) -> str:
-        """Say where, and by how much."""
+        """Return the place and the gap."""
         size = f"{self.gap:.4f}" if self.gap is not None else f"more than {self.is_at_least or 0.0:.4f}"
         return f"reply {self.reply} at token {self.place}: {size}"
 
@@ -48,7 +48,7 @@ class Parting:
 def partings(
     mine: Sequence[Sequence[int]], plain: Sequence[Sequence[int]], likeliest: Sequence[Sequence[Likeliest]]
 ) -> list[Parting]:
-    """Return where replies differ from those without speculation, whose `likeliest` tokens are given."""
+    """Return the places at which replies differ from those without speculation, whose `likeliest` tokens are given."""
     found = []
     for number, (reply, other) in enumerate(zip(mine, plain, strict=True)):
         place = next((at for at, pair in enumerate(zip(reply, other, strict=False)) if pair[0] != pair[1]), None)

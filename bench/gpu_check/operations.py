@@ -1,7 +1,7 @@
-"""What the adapter does with tensors in a step, on this machine's accelerator: the same as on its CPU, and no waiting.
+"""Compares the adapter's operations on tensors on this machine's accelerator with those on its CPU.
 
-torch is told to raise where an operation waits for the device. It needs torch alone, but for the part of a batch, which
-vLLM's own record of it is needed for. Run as a program it prints one JSON object.
+torch is set to raise when an operation waits for the device. Only the comparison of batches needs vLLM, for its record
+of a batch; the others need torch alone. Run as a program it prints one JSON object.
 """
 
 import json
@@ -19,7 +19,7 @@ _WIDTH, _ROOM = 24, 96
 
 
 def main() -> None:
-    """Compare, and print what was compared."""
+    """Compare, and print the counts of comparisons."""
     has_device = torch.cuda.is_available()
     device = torch.device("cuda" if has_device else "cpu")
     found: dict[str, Any] = {"device": str(device), "watched": has_device, "rows": _rows(device)}
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 class _Watched:
-    """While it is entered, an operation that waits for the device raises."""
+    """A context in which an operation that waits for the device raises."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_on = device.type == "cuda"
@@ -47,7 +47,7 @@ class _Watched:
 
 
 def _rows(device: torch.device) -> int:
-    """Keep, forget and read the same rows on both; return how many readings were equal."""
+    """Keep, drop and read the same rows on both; return the number of equal readings."""
     rng, host = random.Random(5), torch.device("cpu")  # noqa: S311 - a reproducible load
     both = [Rows(_ROOM, _WIDTH, torch.float32, place, can_hold=hold) for place, hold in ((device, False), (host, True))]
     names, compared = [str(number) for number in range(8)], 0
@@ -73,7 +73,7 @@ def _rows(device: torch.device) -> int:
 
 
 def _subset(device: torch.device) -> int:
-    """Cut the same batches on both; return how many were equal."""
+    """Cut the same batches on both; return the number of equal ones."""
     from specpilot.engine_adapter.vllm.v1.subset import chosen, spread  # noqa: PLC0415 - imports vLLM
 
     rng, compared = random.Random(7), 0  # noqa: S311 - a reproducible load
@@ -97,7 +97,7 @@ def _subset(device: torch.device) -> int:
 
 
 def _arguments(lengths: list[int], device: torch.device) -> dict[str, Any]:
-    """Return what vLLM hands to its drafter of a step of such requests: each number tells whose it is."""
+    """Return vLLM's arguments to its drafter in a step of such requests; each number identifies its request."""
     from types import SimpleNamespace  # noqa: PLC0415 - beside vLLM's
 
     from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: PLC0415 - the rest needs torch alone

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from specpilot.bench.gpu_check.check import Check, Part, end_all
 
 Run = Callable[[Part, float], bool]
-"""Runs a part within so many seconds and keeps its outcome; `False` where the time did not suffice."""
+"""Runs a part within the given seconds and keeps its outcome; `False` when the time did not suffice."""
 
 
 def run(check: Check, parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:

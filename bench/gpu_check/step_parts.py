@@ -14,26 +14,26 @@ from specpilot.policy.graphs import Graphs
 
 DEFAULT, NO_GRAPHS = "default", "none"
 GRAPH_MODES = (DEFAULT, "FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", NO_GRAPHS)
-"""Modes of CUDA graphs; `default` is the product's choice, `none` runs without graphs and without a compiler."""
+"""Modes of CUDA graphs; `default` is the product's choice, `none` is without graphs and without a compiler."""
 STOCK, STOCK_HEAD = "without speculation", "P-EAGLE at K_max"
 """Stock vLLM, without the adapter: without speculation, and with the head at K_max.
 
 Its graphs are vLLM's own, up to the same size as the adapter's."""
 
 ARRIVAL_PROMPT, ARRIVAL_REPLY, ARRIVAL_EVERY = 24, 4, 12
-"""Tokens of the prompt of a request that arrives, tokens of its reply, and steps from one arrival to the next."""
+"""Tokens of an arriving request's prompt, tokens of its reply, and steps between two arrivals."""
 BESIDE_ARRIVALS = 31
-"""Requests that run while others arrive: with one more they fill a graph's size of 32."""
+"""Running requests while others arrive: with one more they fill a graph's size of 32."""
 
 LEAST_AS_RECORDED = 0.9
-"""The share of a cell's steps, at least, that find the graph of the record: in some a request begins or ends."""
+"""Least share of a cell's steps that use the graph of the record: in some steps a request begins or ends."""
 
 _NEEDS_S = 100.0
-"""Seconds that must be left for an engine to be started for its steps: half of them are its start."""
+"""Least remaining seconds to start an engine and time its steps: half of them are the start."""
 
 
 def parts(modes: Sequence[str]) -> list[Part]:
-    """Return the parts for these modes, the most telling first."""
+    """Return the parts for these modes, the most informative first."""
     adapter = [_part(mode, lambda check, mode=mode: adapter_steps(check, mode)) for mode in modes]  # type: ignore[misc]
     beside = [
         _part(STOCK, lambda check: stock_steps(check, speculates=False)),
@@ -52,7 +52,7 @@ def name_of(what: str) -> str:
 
 
 def adapter_steps(check: Check, mode: str) -> Outcome:
-    """Step times with the adapter, in one mode of CUDA graphs."""
+    """Measure step times with the adapter, in one mode of CUDA graphs."""
     reason = _why_not(check, mode)
     if reason is not None:
         return [Line(name_of(mode), SKIPPED, reason)], {}
@@ -65,7 +65,7 @@ def adapter_steps(check: Check, mode: str) -> Outcome:
 
 
 def stock_steps(check: Check, *, speculates: bool) -> Outcome:
-    """Step times without the adapter."""
+    """Measure step times without the adapter."""
     what = STOCK_HEAD if speculates else STOCK
     if not check.has_engine:
         return [Line(name_of(what), SKIPPED, NO_ENGINE)], {}
@@ -95,7 +95,7 @@ def _graph_options(check: Check, mode: str) -> dict[str, Any]:
 
 
 def _product_size(check: Check) -> int | None:
-    """Return the capture size that `specpilot engine` gives vLLM for such an engine; `None`: vLLM's own."""
+    """Return the capture size that `specpilot engine` sets for such an engine; `None`: vLLM's default."""
     flag = graph_flags.capture_size(["--max-num-seqs", str(check.most_running)], check.k_max)
     return int(flag[1]) if flag else None
 
@@ -157,16 +157,16 @@ def _lines(what: str, found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
 
 
 def pace_text(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Report the processor's pace, and how many measurements were off it."""
+    """Return a text with the processor's speed, and the number of measurements at another speed."""
     paces = [item["pace_ms"] for item in measured]
     if not paces:
-        return "nothing was measured"
+        return "there is no measurement"
     text = f"the fixed loop took {statistics.median(paces):.2f} ms ({min(paces):.2f} to {max(paces):.2f})"
     return f"{text}, in {len(untypical(measured))} measurements more than 10 % off"
 
 
 def mixed_lines(what: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Report batches of mixed K as ratios to the uniform batch that verifies as many tokens."""
+    """Return lines with batches of mixed K as ratios to the uniform batch that verifies as many tokens."""
     uniform = {(row["running"], row["ks"][0]): row["step_ms"] for row in rows if row["kind"] == UNIFORM and row["ks"]}
     texts = []
     for row in rows:
@@ -181,7 +181,7 @@ def mixed_lines(what: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def arrival_lines(what: str, arrivals: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Report the cost of a request that arrives."""
+    """Return lines with the cost of a request that arrives."""
     rounds: dict[str, list[Mapping[str, Any]]] = {}
     for item in arrivals:
         if item["excess_ms"] is not None:
@@ -197,7 +197,7 @@ def _excess(item: Mapping[str, Any]) -> str:
 
 
 def as_recorded(what: str, found: Mapping[str, Any]) -> Line:
-    """Whether steps found the graphs of the engine's record."""
+    """Return the line that compares the steps' graphs with the engine's record."""
     name = f"steps find the graphs of the engine's record, {what}"
     graphs, wrong = from_plain(Graphs, found["graphs"]), []
     rows = [row for row in found["cells"] if row["kind"] == UNIFORM]

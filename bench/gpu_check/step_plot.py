@@ -13,7 +13,7 @@ _MARKS = {HALVES: "^", RANDOM: "x"}
 
 
 def step_plot(data: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the plot as SVG; `None` where no steps were timed with the adapter, or matplotlib is not installed."""
+    """Return the plot as SVG; `None` without step times of the adapter or without matplotlib."""
     stock = {name_of(what): what for what in (STOCK, STOCK_HEAD)}
     timed = {part: found["cells"] for part, found in data.items() if found.get("cells") and "measured" in found}
     panels = [part for part in timed if part not in stock]

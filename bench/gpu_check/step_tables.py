@@ -10,7 +10,7 @@ from specpilot.bench.report.markdown import table
 _COLUMNS = (
     "In the tables below, in milliseconds: *step* from one answer to the next; *range* over the cell's measurements; "
     "*host* in calls of the scheduler and the executor; *waiting* for the device; *span* on the device from a step's "
-    "first to its last operation; *busy* with at least one kernel; *loop* the fixed loop that probes the pace."
+    "first to its last operation; *busy* with at least one kernel; *loop* the fixed loop that probes the speed."
 )
 
 _DETAILS = (
@@ -26,7 +26,7 @@ def step_tables(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
     plain = {row["running"]: row for row in timed.get(name_of(STOCK), {}).get("cells", ())}
     page = ["", "## Milliseconds a step", ""]
     page += [
-        "Medians over a cell's measurements at the usual pace of the processor. In brackets: tokens per second over"
+        "Medians over a cell's measurements at the usual speed of the processor. In brackets: tokens per second over"
     ]
     page += ["those of stock vLLM without speculation.", ""]
     columns = [
@@ -50,7 +50,7 @@ def _is(row: Mapping[str, Any], k: int) -> bool:
 
 
 def _detail(part: str, found: Mapping[str, Any]) -> list[str]:
-    """Return the table of one engine: host and device apart, mixed K, the pace beside each cell, graphs."""
+    """Return the table of one engine: times of host and device, mixed K, the processor's speed, graphs."""
     what = part.removeprefix("steps, ")
     stock = " (stock vLLM)" if what in {STOCK, STOCK_HEAD} else ""
     page = ["", f"## Where the time goes: {what}{stock}", ""]
@@ -99,7 +99,7 @@ def _arrival(item: Mapping[str, Any]) -> list[object]:
 
 
 def _graph(row: Mapping[str, Any]) -> str:
-    """Return mode and size of the graph that most of the cell's steps found."""
+    """Return mode and size of the graph that most of the cell's steps used."""
     if not row.get("graphs"):
         return "-"
     _, _, mode, tokens, _ = max(row["graphs"], key=lambda item: item[-1])

@@ -1,7 +1,7 @@
-"""Engines start side by side, and one at a time is timed.
+"""A lock for engines that start side by side, while only one at a time is timed.
 
-Every engine of a check holds the same lock file: shared while it starts, or where its figures need no quiet machine;
-exclusively while it is timed. So nothing starts, compiles or replies beside a measurement.
+Every engine of a check holds the same lock file: shared while it starts, or if its figures need no idle machine;
+exclusive while it is timed. So no engine starts, compiles or replies during another's measurement.
 """
 
 import fcntl
@@ -19,9 +19,9 @@ class Quiet:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until no other engine holds the lock, and keep them all waiting meanwhile.
+        """Wait for the exclusive lock and hold it.
 
-        Afterwards nothing is held: the engine's process has only its end before it.
+        Afterwards the lock is released and not taken again: the engine's process then ends.
         """
         fcntl.flock(self._file, fcntl.LOCK_UN)
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -31,5 +31,5 @@ class Quiet:
             self.close()
 
     def close(self) -> None:
-        """Hold the lock no more."""
+        """Release the lock."""
         self._file.close()

@@ -1,6 +1,6 @@
-"""The cost of a new request to those that run: the steps around its prompt, beside steps without one.
+"""The cost of a new request for the running ones: the steps around its prompt, compared with steps without one.
 
-Every `every` steps one request arrives and is gone again well before the next. A step's *offset* counts from the step
+Every `every` steps one request arrives and ends well before the next. A step's *offset* counts from the step
 in which the request is scheduled. In vLLM's asynchronous loop that step launches the prompt and returns the tokens of
 the step before it, so the excess may lie in any of the first offsets. Their sum is the cost of the request.
 """
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 AROUND = 3
-"""Offsets whose excess is added up: the step that launches the prompt, the one that waits for it, and the next."""
+"""Offsets whose excess is summed: the step that launches the prompt, the one that waits for it, and the next."""
 
 QUIET_FROM = 2 / 3
-"""The part of a period after which the request that arrived is gone."""
+"""The share of a period after which the arrived request has ended."""
 
 
 class Arrivals:
     """Times the steps of an engine in which `arrive` adds a request every `every` steps, `count` times.
 
-    `times` are (offset, seconds); steps before the first arrival have no offset, and are not kept.
+    `times` are (offset, seconds). Steps before the first arrival are not in it.
     """
 
     def __init__(self, every: int, count: int, arrive: Callable[[], Any]) -> None:
@@ -29,7 +29,7 @@ class Arrivals:
         self._every, self._count, self._arrive = every, count, arrive
 
     def on_step(self, running: int) -> Callable[[int, list[Any]], bool]:
-        """Return the function to be called after each step; the first period begins when all `running` decode."""
+        """Return the function to call after each step; the first period begins when all `running` decode."""
         begun: set[str] = set()
         number = -1
         latest = time.perf_counter()
@@ -55,11 +55,11 @@ class Arrivals:
 
 
 def excess(times: Sequence[tuple[int, float]], every: int) -> dict[str, Any]:
-    """Return the cost of an arrival by the steps (offset, seconds), in milliseconds.
+    """Return the cost of an arrival from the steps (offset, seconds), in milliseconds.
 
     `quiet_ms` is the median step long after an arrival; `excess_ms` the time of the first `AROUND` steps beyond as many
-    quiet ones, the median over arrivals with quartiles; `by_offset_ms` the median step at each offset. `None` where no
-    whole period was timed.
+    quiet ones, the median over arrivals with quartiles; `by_offset_ms` the median step at each offset. `None` without a
+    whole period.
     """
     periods: list[dict[int, float]] = []
     for offset, seconds in times:

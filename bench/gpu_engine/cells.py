@@ -1,8 +1,8 @@
-"""The cells of a table of step times: the batch of each, and one row for each from its measurements.
+"""The cells of a table of step times: the batch of each, and its row from its measurements. Pure.
 
-Pure. A *cell* is a batch of fixed size with fixed K. Its requests form as many equal groups as the cell has values of
-K. Cells are measured in rounds, in a new random order each (`step_jobs`), so that a machine that grows slower does not
-slow down one K alone. A *measurement* is one repetition of a cell.
+A *cell* is a batch of fixed size with fixed K. Its requests form as many equal groups as the cell has values of K.
+Cells are measured in rounds, each in a new random order (`step_jobs`), so that a machine that becomes slower does not
+affect one K alone. A *measurement* is one repetition of a cell.
 """
 
 import statistics
@@ -20,7 +20,7 @@ class Cell:
     """`running` requests in groups with `ks`, one value for each group.
 
     `kind` is `UNIFORM` (one group), `HALVES` (two) or `RANDOM` (the groups swap their K at random before each step).
-    `ks` is empty where the engine decides: stock vLLM.
+    `ks` is empty when the engine decides: stock vLLM.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Cell:
 
     @property
     def deepest(self) -> int | None:
-        """The largest K; `None` where the engine decides."""
+        """The largest K; `None` when the engine decides."""
         return max(self.ks) if self.ks else None
 
     def plain(self) -> dict[str, Any]:
@@ -38,10 +38,10 @@ class Cell:
 
 
 def cells(running: Sequence[int], ks: Sequence[int], k_max: int, *, is_mixed: bool) -> list[Cell]:
-    """Return the cells for so many requests at each of `ks`; with `is_mixed` also batches of mixed K.
+    """Return the cells for each number of `running` requests at each of `ks`; with `is_mixed` also mixed batches.
 
-    Each mixed batch verifies as many tokens a step as a uniform batch of K_max // 2, which is measured beside it: the
-    halves one apart from 0 and as far above, the halves at 0 and twice that, and groups at random.
+    Each mixed batch verifies as many tokens a step as a uniform batch of K_max // 2, which is measured too: halves at 1
+    and at twice the mean less 1, halves at 0 and at twice the mean, and groups at random.
     """
     found = [Cell(UNIFORM, number, (k,)) for number in running for k in ks]
     middle = mean_k(k_max)
@@ -74,15 +74,15 @@ def stock(running: Sequence[int]) -> list[Cell]:
 
 
 def untypical(measured: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the places of the measurements during which the processor's pace was not the usual one."""
+    """Return the indices of the measurements at an unusual speed of the processor."""
     paces = [item["pace_ms"] for item in measured]
     return [place for place, pace in enumerate(paces) if not is_typical(pace, paces)]
 
 
 def disputed(measured: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return a place of each cell whose measurements, all made at the usual pace, lie further apart than the pace may.
+    """Return an index for each cell whose measurements, all at the usual speed, differ by more than the speed may.
 
-    One measurement more decides: the median then lies with the two that agree.
+    One further measurement decides: the median is then one of the two that agree.
     """
     odd, found = {*untypical(measured)}, []
     for places in _by_cell(measured):
@@ -101,10 +101,10 @@ def _by_cell(measured: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def summaries(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each cell, with the median of its measurements that were made at the usual pace.
+    """Return one row for each cell, with the median of its measurements at the usual speed of the processor.
 
-    `step_ms_range` is the lowest and highest of these. Where none was made at the usual pace, all count, and
-    `is_typical` is false.
+    `step_ms_range` is the lowest and highest of these. Without any at the usual speed all count, and `is_typical` is
+    false.
     """
     odd = {*untypical(measured)}
     rows = []

@@ -1,8 +1,8 @@
-"""How long the device works in a step, apart from how long the host takes to launch it.
+"""The device's time in a step, without the host's time to launch it.
 
-Two figures. `span_ms`, of every timed step: between CUDA events before the step's first operation and after its last;
-pauses in which the device waits for the host's next launch are in it. `busy_ms`, of a handful of steps under torch's
-profiler: the time in which at least one kernel or copy ran. Profiled steps are not timed: the profiler slows the host.
+`span_ms`, of every timed step, is the time between CUDA events before the step's first operation and after its last; it
+includes pauses in which the device waits for the host's next launch. `busy_ms`, of a few steps under torch's profiler,
+is the time in which at least one kernel or copy ran. Profiled steps are not timed: the profiler slows the host.
 
 Without CUDA both are unknown, which is `None`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
-"""Beginnings of the names of runtime calls that launch something."""
+"""Prefixes of the names of runtime calls that launch work."""
 
 
 class Spans:
@@ -47,7 +47,7 @@ class Spans:
         executor.execute_model, executor.sample_tokens = beginning, ending
 
     def clear(self) -> None:
-        """Forget the steps so far."""
+        """Drop the steps so far."""
         self._events.clear()
 
     def median_ms(self, steps: int) -> float | None:
@@ -60,7 +60,7 @@ class Spans:
 
 
 def busy_ns(spans: Iterable[tuple[int, int]]) -> int:
-    """Return the nanoseconds that are in at least one of the spans (begin, end)."""
+    """Return the length of the union of the spans (begin, end) in nanoseconds."""
     total, until = 0, 0
     for begin, end in sorted(spans):
         total += max(0, end - max(begin, until))
@@ -69,14 +69,14 @@ def busy_ns(spans: Iterable[tuple[int, int]]) -> int:
 
 
 class Profiled:
-    """Profiles `steps` steps, from the step in which `begin` is called; without CUDA nothing is found."""
+    """Profiles `steps` steps, from the step in which `begin` is called; without CUDA its figures are unknown."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self._profile: Any = None
 
     def begin(self) -> None:
-        """Start profiling, where there is a device."""
+        """Start profiling, if there is a device."""
         import torch  # noqa: PLC0415 - as above
 
         if not torch.cuda.is_available():
@@ -86,7 +86,7 @@ class Profiled:
         self._profile.__enter__()
 
     def end(self) -> dict[str, Any]:
-        """Return `busy_ms`, `kernels` and `launches` of a step; `None` each where they are unknown."""
+        """Return `busy_ms`, `kernels` and `launches` of a step; each is `None` when unknown."""
         nothing = {"busy_ms": None, "kernels": None, "launches": None}
         if self._profile is None:
             return nothing

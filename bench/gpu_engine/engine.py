@@ -1,7 +1,7 @@
-"""A vLLM engine that is stepped by hand, in a process of its own.
+"""A vLLM engine in a process of its own, which the caller steps.
 
-The engine's core runs in this process, so that its runner and its drafter can be asked, and the adapter is registered
-by hand: it works from a checkout that nobody installed.
+The engine's core runs in this process, so that its runner and its drafter can be inspected. The adapter is registered
+by code, so that it works from a checkout that is not installed.
 """
 
 import time
@@ -14,7 +14,7 @@ Prompt = str | dict[str, list[int]]
 
 
 class Engine:
-    """A vLLM engine, stepped by hand."""
+    """A vLLM engine, stepped by the caller."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM  # noqa: PLC0415 - the parent must not load vLLM
@@ -31,7 +31,7 @@ class Engine:
         self._added: list[str] = []
 
     def set_k(self, k: int | Sequence[int]) -> None:
-        """Let all requests have K = `k` from the next step on, or each group of requests its own.
+        """Set K = `k` for all requests from the next step on, or one K for each group of requests.
 
         Requests without a group have the K of group 0.
         """
@@ -46,9 +46,10 @@ class Engine:
         control.offer(Schedule(control.model, control.pool, version, time.time(), 3600.0, 0.0, rows), time.monotonic())
 
     def add(self, prompts: Sequence[Prompt], tokens: int, groups: int = 1, logprobs: int | None = None) -> list[str]:
-        """Add a request for `tokens` tokens at temperature 0 to each prompt; return their ids.
+        """Add a request for `tokens` tokens at temperature 0 for each prompt; return their ids.
 
-        The requests form `groups` groups in turn. With `logprobs` each token comes with so many likeliest ones.
+        The requests are assigned to `groups` groups, round robin. With `logprobs` each token has so many likeliest
+        ones.
         """
         from vllm import SamplingParams  # noqa: PLC0415 - beside vLLM's
 
@@ -65,12 +66,12 @@ class Engine:
         return names
 
     def prompt_of(self, tokens: int, text: str) -> Prompt:
-        """Return a prompt of exactly so many tokens, those of `text` again and again."""
+        """Return a prompt of exactly `tokens` tokens, which repeats `text`."""
         ids = self._tokenizer.encode(text)
         return {"prompt_token_ids": (ids * (tokens // len(ids) + 1))[:tokens]}
 
     def _asked(self, text: str) -> str:
-        """Return the prompt for a user's message, where the model has a form for it."""
+        """Return the prompt for a user's message, in the model's chat template if it has one."""
         if not getattr(self._tokenizer, "chat_template", None):
             return text
         message = [{"role": "user", "content": text}]
@@ -85,15 +86,15 @@ class Engine:
     ) -> list[list[int]]:
         """Return the token ids of a reply of `tokens` tokens to each prompt.
 
-        `on_step` gets the number of each step and its outputs; where it returns `False`, all requests are aborted, also
-        those that it has added itself.
+        `on_step` gets the number of each step and its outputs; when it returns `False`, all requests are aborted,
+        including those that it has added itself.
         """
         names = self.add(prompts, tokens, groups)
         outputs = self.run(on_step)
         return [list(outputs[name].outputs[0].token_ids) if name in outputs else [] for name in names]
 
     def run(self, on_step: Callable[[int, list[Any]], bool] = lambda *_: True) -> Mapping[str, Any]:
-        """Step until nothing is left to do; return the latest output of each request by its id."""
+        """Step until no request is left; return the latest output of each request by its id."""
         engine = self.llm.llm_engine
         latest: dict[str, Any] = {}
         number = 0

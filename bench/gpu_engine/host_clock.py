@@ -1,10 +1,10 @@
-"""Where the engine's own thread spends a step: in calls of the scheduler and the executor, or waiting for the device.
+"""The time of the engine's own thread in a step: calls of the scheduler and the executor, and waiting for the device.
 
-In vLLM's asynchronous loop a step takes the longer of the two: the host's calls, or the device's work. The calls only
-launch the device's work, so their time is the host's. On a CPU the executor's call is the work itself.
+In vLLM's asynchronous loop a step takes the longer of the host's calls and the device's work. The calls only launch the
+device's work, so their time is the host's. On a CPU the executor's call is the work itself.
 
-The engine's core must run in this thread (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Work outside of
-`step_fn`, such as turning tokens into text, is not counted: where vLLM serves, another process does it.
+The engine's core must run in this thread (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Work outside of `step_fn`, such as
+detokenization, is not counted: in a server another process does it.
 """
 
 import time
@@ -29,7 +29,7 @@ class HostStep(NamedTuple):
 
 
 class HostClock:
-    """Adds up the time in calls of an engine's `core`; `take` returns the sums and resets them."""
+    """Sums the time in calls of an engine's `core`; `take` returns the sums and resets them."""
 
     def __init__(self, core: Any) -> None:
         self._seconds = {"scheduler": 0.0, "executor": 0.0, "step": 0.0}

@@ -1,7 +1,7 @@
-"""How fast this processor runs Python now: a fixed loop, timed.
+"""The present speed of this processor: the time of a fixed Python loop.
 
-The host's share of a step is Python. A virtual machine's processor may run a third slower for some seconds, and a cell
-that is measured then looks slow for a reason that is not the engine's. The loop is measured before and after each cell.
+The host's share of a step is Python. A virtual machine's processor may run a third slower for some seconds, which makes
+a cell slow for a reason outside the engine. So the loop is timed before and after each cell.
 """
 
 import statistics
@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 
 LOOP = 20_000
-"""Turns of the loop: about 1 ms. Shorter is lost in interrupts, longer takes time from the cells."""
+"""Iterations of the loop: about 1 ms. Fewer are lost in interrupts, more take time from the cells."""
 
 TIMES = 5
 """Loops in one probe; the median counts, so that one interrupt does not."""
 
 TOLERANCE_RATIO = 0.1
-"""How far the probe of a cell may lie from the median of all: cells of one machine repeat within 3 %, and its two paces
-lay 32 % apart (one H200, 2026-11-26)."""
+"""Largest relative difference of a cell's probe from the median of all: cells of one machine repeat within 3 %, and its
+two speeds differed by 32 % (one H200, 2026-11-26)."""
 
 
 def probe_ms() -> float:
@@ -31,6 +31,6 @@ def probe_ms() -> float:
 
 
 def is_typical(pace_ms: float, all_paces_ms: Sequence[float]) -> bool:
-    """Whether a probe lies within `TOLERANCE_RATIO` of the median of all."""
+    """Return whether a probe is within `TOLERANCE_RATIO` of the median of all."""
     median = statistics.median(all_paces_ms)
     return abs(pace_ms / median - 1.0) <= TOLERANCE_RATIO

@@ -1,4 +1,4 @@
-"""Jobs whose outcome needs no quiet machine: replies at each K, acceptance after a spell of K = 0, waits."""
+"""Jobs whose outcome needs no idle machine: replies at each K, acceptance after a period of K = 0, waits."""
 
 import logging
 import random
@@ -10,16 +10,16 @@ from typing import Any
 from specpilot.bench.gpu_engine.engine import Engine
 
 ADAPTERS_OWN = ("backlog.py", "rows.py", "subset.py", "draft_width.py")
-"""Modules whose operations on tensors are the adapter's own; the other wrappers go on to vLLM's."""
+"""Modules whose operations on tensors are the adapter's own; its other wrappers call vLLM's."""
 
 _WAITS = ("called a synchronizing CUDA operation", "sync detected", "pageable")
 """Words in the warnings of torch, and of vLLM's own check of copies, about a step that waits for the device."""
 
 _BEHIND = 96
-"""Tokens of each reply at K = 0 before drafting begins, where an engine catches up."""
+"""Tokens of each reply at K = 0 before drafting begins, for an engine that catches up."""
 
 LIKELIEST = 5
-"""Tokens whose log probabilities come with each token of an engine without speculation."""
+"""Number of likeliest tokens beside each token of an engine without speculation."""
 
 
 def replies(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _plain(engine: Engine, texts: list[str], tokens: int) -> dict[str, Any]:
 
 
 def caught_up(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
-    """Accepted and verified drafts after a spell of K = 0: never off, off and caught up, off and not caught up."""
+    """Return accepted and verified drafts after a period of K = 0: none, caught up, and not caught up."""
     scheduler, backlog = engine.core.scheduler, _backlog(engine.runner)
     verified, catch_up = scheduler.steps.verified, backlog.catch_up
     counted = {"verified": 0, "accepted": 0}

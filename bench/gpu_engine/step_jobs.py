@@ -1,8 +1,8 @@
 """Step times of one engine: by requests and K, with K mixed in one batch, and around a request that arrives.
 
-Order by value, so that a job that is cut short has most of it: every cell once, arrivals, every cell again; then once
-more the cells that were measured at an unusual pace of the processor, or whose measurements disagree; last the device's
-own time under the profiler. The job may stop after any measurement, and reports all figures until then.
+In order of value, for jobs that are cut short: every cell once, arrivals, every cell again; then once more the cells
+that were measured at an unusual speed of the processor, or whose measurements disagree; last the device's own time
+under the profiler. The job may stop after any measurement, and reports all figures until then.
 """
 
 import gc
@@ -22,7 +22,7 @@ from specpilot.bench.gpu_engine.host_clock import HostClock, HostStep
 from specpilot.bench.gpu_engine.pace import probe_ms
 
 SETTLED_AFTER = 3
-"""Steps that are left out after all requests have begun: requests that had no drafts catch up in them."""
+"""Unmeasured steps after all requests have begun: requests without drafts so far catch up in them."""
 
 _ENDS_EARLY = "stopped by the time that was left"
 
@@ -43,7 +43,7 @@ class StepJob:
         self._begun = time.monotonic()
 
     def run(self) -> dict[str, Any]:
-        """Measure until everything is measured or the job's time is over; return the outcome."""
+        """Measure until all is measured or the job's time is over; return the outcome."""
         job = self._job
         gc.collect()
         gc.freeze()  # collections between cells then skip the objects of vLLM and the model
@@ -67,7 +67,7 @@ class StepJob:
         return self.outcome(None)
 
     def outcome(self, stopped: str | None) -> dict[str, Any]:
-        """Return all that was found so far."""
+        """Return the figures so far."""
         return {
             "measured": [*self._measured],
             "arrivals": [*self._arrivals],
@@ -176,7 +176,7 @@ class _Steps:
         engine.serve(texts, tokens, note, groups=max(1, len(cell.ks)))
 
     def figures(self) -> dict[str, Any]:
-        """Return medians over the steps, in milliseconds; `None` where no step was timed."""
+        """Return medians over the steps, in milliseconds; `None` without a timed step."""
         if not self.times:
             return {"step_ms": None}
         times = self.times
@@ -211,11 +211,11 @@ def graphs_noted(runner: Any) -> Iterator[Counter[tuple[int, int, str, int]]]:
     try:
         yield seen
     finally:
-        del runner._determine_batch_execution_and_padding  # noqa: SLF001 - the class's own shows again
+        del runner._determine_batch_execution_and_padding  # noqa: SLF001 - uncovers the class's own
 
 
 def recorded_graphs(runner: Any) -> dict[str, Any] | None:
-    """Return the graphs as the engine's record tells them."""
+    """Return the graphs of the engine's record."""
     from specpilot.engine_adapter.vllm.v1.graph_record import of_runner  # noqa: PLC0415 - imports vLLM
     from specpilot.policy.codec import to_plain  # noqa: PLC0415 - beside vLLM's
 

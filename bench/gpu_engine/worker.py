@@ -39,7 +39,7 @@ def main(job: dict[str, Any]) -> None:
     else:
         found = JOBS[job["kind"]](engine, job) | {"start_s": start_s}
     _say(found)
-    os._exit(0)  # vLLM's own shutdown may hang where an engine is stepped by hand
+    os._exit(0)  # vLLM's own shutdown may hang when the caller steps the engine
 
 
 def _say(found: dict[str, Any]) -> None:

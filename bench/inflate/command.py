@@ -1,8 +1,8 @@
 """`specpilot bench inflate`: a pair of a real model's size that writes the demo pair's text, without a download.
 
-The large target computes the same as the small one (in float32 token for token; in bfloat16 sums are rounded in
-another order), its draft heads likewise, so drafts are accepted as often. Steps take as long as those of a trained
-model of that shape. So the cost and the gain of speculation can be measured on any GPU.
+The large target computes the same as the small one (in float32 token for token; in bfloat16 sums are rounded in another
+order), and so do its draft heads, so that drafts are accepted as often. Steps take as long as those of a trained model
+of that shape. So the cost and the gain of speculation can be measured on any GPU.
 """
 
 import math
@@ -28,7 +28,7 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench inflate"
 TARGET, P_EAGLE, EAGLE_3 = "target", "peagle", "eagle3"
-"""The folders that are written."""
+"""The output folders."""
 
 
 class InflateSettings(ProgramSettings):
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def enlarged(small: dict[str, Any], shape: Shape, layers: int, numbers: NumberFormat) -> dict[str, Any]:
-    """Return the configuration of a model with this shape and so many layers."""
+    """Return the configuration of a model with this shape and `layers` layers."""
     return small | {
         "hidden_size": shape.hidden,
         "num_hidden_layers": layers,
@@ -114,7 +114,7 @@ def _config(flag: str, folder: Path) -> dict[str, Any]:
 
 
 def _check_room(out: Path, needed: int) -> None:
-    """End the program where the disk has no room: a file that ends too early would fail in vLLM only."""
+    """End the program if the disk has no room: a truncated file would fail only later, in vLLM."""
     place = next(folder for folder in (out.resolve(), *out.resolve().parents) if folder.exists())
     written = sum(path.stat().st_size for path in out.glob(f"*/*{files.WEIGHTS}"))
     free = shutil.disk_usage(place).free + written

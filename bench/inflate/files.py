@@ -26,7 +26,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Array]:
-    """Return a model's tensors by name, numbers with a point as float32."""
+    """Return a model's tensors by name; floating-point numbers as float32."""
     from safetensors import safe_open  # noqa: PLC0415 - loads torch
 
     found: dict[str, Array] = {}
@@ -39,7 +39,7 @@ def read_tensors(folder: Path) -> dict[str, Array]:
 
 
 def size_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return how many bytes the tensors take."""
+    """Return the bytes of the tensors."""
     return sum(_bytes(item) for item in tensors)
 
 
@@ -84,7 +84,7 @@ def _write_shards(out: Path, shards: Sequence[Sequence[Tensor]], threads: int) -
             jobs += [(file, at, item) for at, item in _begin(file, shard)]
         for _, _, item in jobs:
             if hasattr(item.make, "cache_info"):
-                item.make()  # shared ones are made before many threads ask for them
+                item.make()  # shared tensors are made before the threads use them
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(_put, sorted(jobs, key=lambda job: -_bytes(job[2]))))
     finally:
@@ -93,7 +93,7 @@ def _write_shards(out: Path, shards: Sequence[Sequence[Tensor]], threads: int) -
 
 
 def _begin(file: int, shard: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """Write a file's header; return where each tensor begins."""
+    """Write a file's header; return the offset of each tensor."""
     at, header = 0, dict[str, Any](__metadata__={"format": "pt"})
     for item in shard:
         header[item.name] = {

@@ -1,23 +1,23 @@
-"""Where a small model lies inside a large one, so that the large one computes the same.
+"""The places of a small model's weights in a large one, such that the large one computes the same. Pure.
 
-Pure. h is the small model's hidden size, H the large one's.
+h is the small model's hidden size, H the large one's.
 
-*Stream.* The residual stream's first h dimensions are the small model's. They are followed by copies of them, m in all,
-so many that f = H / (h m) is a power of 4. Matrices that write to the stream write every copy; the small model's reads
-are from the first. The other dimensions are *new*.
+*Stream.* The residual stream's first h dimensions are the small model's. Copies of them follow, m in all, such that
+f = H / (h m) is a power of 4. Matrices that write to the stream write every copy; the small model's reads are from the
+first. The other dimensions are *new*.
 
 *Norms.* RMSNorm divides by sqrt(mean(x^2) + epsilon). With m copies the mean is 1 / f of the small model's, so weights
 are divided by sqrt(f), a power of 2, and epsilon by f. Both are exact in any binary format.
 
-*Constants.* Each new dimension holds +c or -c, by token. c is so small that all of them together take 0.4 of epsilon at
-most, and epsilon is lowered by just that. A norm lifts them to about 1, so that new weights multiply numbers of a real
-model's size and a GPU draws as much power and clocks as low as with one. The last dimension, the *marker*, holds +c for
-each token; norms drop it, and the last norm makes it so large that a new token's logit, which reads it with a negative
-weight, is about -2^20: no new token is ever likely.
+*Constants.* Each new dimension holds +c or -c, by token. c is so small that all of them together are at most 0.4 of
+epsilon, and epsilon is lowered by this amount. A norm scales them to about 1, so that new weights multiply numbers of a
+real model's size, and a GPU has the power draw and the clock rate of a real model. The last dimension, the *marker*,
+holds +c for each token; norms drop it, and the last norm makes it so large that a new token's logit, which reads it
+with a negative weight, is about -2^20: no new token is ever likely.
 
-*Heads.* Attention head r of key-value head j becomes head r of the new group j. Where heads become s times as wide, a
-rotary pair goes where its frequency is the same, and queries are multiplied by sqrt(s), because attention divides by
-the square root of the width.
+*Heads.* Attention head r of key-value head j becomes head r of the new group j. When heads become s times as wide, a
+rotary pair moves to the place of the same frequency, and queries are multiplied by sqrt(s), because attention divides
+by the square root of the width.
 """
 
 import math
@@ -29,17 +29,17 @@ import numpy as np
 from specpilot.bench.inflate.number_format import Array
 
 MARKER_POWER = 20
-"""log2 of minus the logit of a new token, where the root mean square of the stream is 1."""
+"""log2 of minus the logit of a new token when the root mean square of the stream is 1."""
 EPSILON_SHARE = 0.4
-"""The part of epsilon that the constants take at most: more leaves too little of it to be exact."""
+"""Largest share of epsilon for the constants: more leaves too little of it to be exact."""
 
 
 class LayoutError(Exception):
-    """A model cannot be laid out in a larger shape; the message says why."""
+    """A model does not fit into a larger shape; the message has the reason."""
 
 
 class Rows(NamedTuple):
-    """Rows of a matrix with `height` rows: the small model's lie at `own`; `cleared` ones read nothing that is new."""
+    """Rows of a matrix with `height` rows: the small model's are at `own`; `cleared` ones read no new dimension."""
 
     height: int
     own: Array
@@ -69,7 +69,7 @@ class Layout:
         return self.query_scale.is_integer()
 
     def columns(self, blocks: int) -> Array:
-        """Return the small model's columns of a matrix that reads `blocks` streams side by side."""
+        """Return the small model's columns of a matrix that reads `blocks` concatenated streams."""
         return np.concatenate([block * self.hidden + self.stream for block in range(blocks)])
 
     def _place_heads(self, small: Mapping[str, Any], large: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def head_dim(config: Mapping[str, Any]) -> int:
 
 
 def _copies(hidden: int, small_hidden: int, least: int) -> tuple[int, bool]:
-    """Return how many copies of the small stream the large one holds, and whether norms are exact with so many."""
+    """Return the number of copies of the small stream in the large one, and whether norms are exact with it."""
     for copies in range(least, math.ceil(hidden / small_hidden)):
         factor = hidden / small_hidden / copies
         power = round(math.log(factor, 4))

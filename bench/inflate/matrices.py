@@ -1,8 +1,8 @@
 """The matrices of a large model that computes the same as a small one.
 
-A matrix is the small one's numbers in their places (`layout`) and random numbers elsewhere: nearly all multiplications
-then have random operands, as in a trained model. New rows and columns cannot change the small model's result: they
-write nothing to its dimensions. Their outputs in new dimensions are tiny, below the rounding of the constants there.
+A matrix has the small one's numbers in their places (`layout`) and random numbers elsewhere: nearly all multiplications
+then have random operands, as in a trained model. New rows and columns cannot change the small model's result, because
+they do not write to its dimensions. Their outputs in new dimensions are below the rounding of the constants there.
 """
 
 import math
@@ -20,11 +20,11 @@ FAINT = 2.0**-32
 """Standard deviation of weights that write to new dimensions."""
 
 _TILE = 8_388_593
-"""Random numbers that are made; a prime, so that rows which repeat them do not begin alike."""
+"""Length of the tile of random numbers; a prime, so that rows which repeat it begin at different places."""
 
 
 class Filler:
-    """Random numbers, the same for the same name: one tile again and again, from a place that the name determines."""
+    """Random numbers, the same for the same name: one repeated tile, from an offset that the name determines."""
 
     def __init__(self, numbers: NumberFormat) -> None:
         self._numbers = numbers
@@ -34,7 +34,7 @@ class Filler:
         self._bits = self._random.integers(0, 2, _TILE, np.uint8)
 
     def normal(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
-        """Return normal numbers."""
+        """Return normally distributed numbers."""
         return self._repeat(shape, self._tiles[spread], zlib.crc32(name.encode()) % _TILE)
 
     def signs(self, shape: tuple[int, ...], size: float) -> Array:
@@ -53,7 +53,7 @@ class Filler:
 
 
 class Matrices:
-    """Makes the matrices of one model from the `small` one's, which are float32 by name.
+    """Makes the matrices of one model from those of `small`: float32 arrays by name.
 
     Each method's `name` is the small model's tensor, `None` for a layer that it does not have.
     """
@@ -118,9 +118,9 @@ class Matrices:
         return matrix
 
     def fusion(self, name: str, target: Layout) -> Array:
-        """Return a head's matrix from the target's hidden states of several layers, side by side, to its own stream.
+        """Return a head's matrix from the concatenated hidden states of several target layers to its own stream.
 
-        The constants of the first one's new dimensions are passed on.
+        It passes on the constants in the first layer's new dimensions.
         """
         at, own = self.layout, self.small[name]
         blocks = own.shape[1] // target.small_hidden
@@ -145,7 +145,7 @@ class Matrices:
         return self.numbers.store(state)
 
     def draft_tokens(self, name: str, rows: int, draft_vocabulary: int) -> Array:
-        """Return how far each draft token's number lies below the target's; new ones are new tokens of the target."""
+        """Return the target's token id less the draft token's id; new ones are new tokens of the target."""
         offsets = np.full(draft_vocabulary, self.layout.vocabulary - rows, np.int64)
         offsets[:rows] = self.small.get(name, 0)
         return offsets

@@ -9,7 +9,7 @@ from specpilot.bench.inflate.matrices import Matrices
 from specpilot.bench.inflate.number_format import INT64, Array
 
 _TABLES = {"d2t", "t2d"}
-"""A head's tables between its vocabulary and the target's: the first is made anew, the second vLLM does without."""
+"""A head's tables between its vocabulary and the target's: the first is computed here, vLLM ignores the second."""
 
 
 class Tensor(NamedTuple):
@@ -22,7 +22,7 @@ class Tensor(NamedTuple):
 
 
 def target_tensors(matrices: Matrices, layers: int, vocabulary: int) -> list[Tensor]:
-    """Return the tensors of a target with so many layers."""
+    """Return the tensors of a target with `layers` layers."""
     at, code = matrices.layout, matrices.numbers.code
     shape, embedding = (vocabulary, at.hidden), "model.embed_tokens.weight"
     logits = "lm_head.weight" if "lm_head.weight" in matrices.small else embedding
@@ -73,7 +73,7 @@ def head_tensors(
 
 
 def _check_names(matrices: Matrices, found: list[Tensor], optional: set[str]) -> None:
-    """Raise `LayoutError` where the small model has tensors that would be lost, or lacks some that are read."""
+    """Raise `LayoutError` if the small model has tensors that would be lost, or lacks some that are read."""
     lost = {*matrices.small} - {item.name for item in found} - _TABLES
     lacking = {item.name for item in found if _is_known(matrices.layout, item.name)} - {*matrices.small} - optional
     if lost or lacking:
@@ -82,15 +82,15 @@ def _check_names(matrices: Matrices, found: list[Tensor], optional: set[str]) ->
 
 
 def _is_known(layout: Layout, name: str) -> bool:
-    """Whether a tensor is one of the small model's, and not of a layer that it does not have."""
+    """Return whether the small model has this tensor; its layers are fewer than the large one's."""
     _, is_layer, rest = name.rpartition("layers.")
     return not is_layer or int(rest.split(".")[0]) < layout.small_layers
 
 
 def _layers(matrices: Matrices, prefix: str, count: int, first_blocks: int) -> list[Tensor]:
-    """Return the tensors of all layers: the small model's, then ones that change nothing.
+    """Return the tensors of all layers: the small model's, then layers without an effect.
 
-    The latter are made once and written as often as there are such layers.
+    The tensors of the latter are made once and written for each such layer.
     """
     known = matrices.layout.small_layers
     if count < known:

@@ -1,11 +1,11 @@
-"""Sizes of published dense models, those that determine the time of a step. Pure."""
+"""The sizes of published dense models that determine the time of a step. Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder's sizes. `head_dim` `None`: as the small model has it."""
+    """A decoder's sizes. `head_dim` `None`: the small model's."""
 
     hidden: int
     layers: int
@@ -27,5 +27,5 @@ SHAPES = {
     "70b": Shape(8192, 80, 128, 16, 28672, 128256),
 }
 """`1b` to `8b` and `70b` have Llama 3's sizes, `14b` and `32b` Qwen 3's. The demo pair's attention heads are 64 wide.
-Where the published model's are 128 wide, a shape has twice as many of 64; `8b-128` has 128 as Llama 3 does. `tiny` is
-for tests on a CPU."""
+For a published model with heads of 128 a shape has twice as many of 64; `8b-128` has 128 like Llama 3. `tiny` is for
+tests on a CPU."""

@@ -44,7 +44,7 @@ def test_it_runs_on_a_cpu_goes_on_and_reports(tmp_path: Path) -> None:
     assert passed >= {
         "the adapter fits this vLLM",
         "rows kept, moved and read",
-        "batches cut to those who are drafted for",
+        "batches cut to the requests with drafts",
         *(f"replies as without speculation, synchronous, {how}" for how in ("K = 0", "K = 7", "K changing at random")),
         "acceptance after a spell of K = 0, without graphs",
         *(f"step times, {what}" for what in ("none", "without speculation", "P-EAGLE at K_max")),
