@@ -1,4 +1,4 @@
-"""What came of a request, and of a whole load. Pure values."""
+"""The results of a request and of a whole load. Pure values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Answer:
-    """A reply and its times in seconds; `error` says why there is none. Token counts are unknown until the server says.
+    """A reply and its times in seconds; without a reply `error` has the reason. Token counts are the server's.
 
     `started` is on the clock of `time.perf_counter`.
     """
@@ -24,7 +24,7 @@ class Answer:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The reply as the next request of the conversation repeats it."""
+        """The reply as a message of the conversation's next request."""
         if not self.tool_calls:
             return {"role": "assistant", "content": self.text}
         return {"role": "assistant", "content": self.text, "tool_calls": list(self.tool_calls.values())}

@@ -1,4 +1,4 @@
-"""When the conversations of an open-loop load begin. Pure, given a source of randomness.
+"""The times at which the conversations of an open-loop load begin. Pure, given a source of randomness.
 
 Gaps between arrivals follow a gamma distribution with mean `1 / rate` and shape `burstiness`, as in `vllm bench
 serve`: 1 is a Poisson process, less comes in bursts, more is even. The squared coefficient of variation is `1 /

@@ -1,4 +1,4 @@
-"""A client that asks on one keep-alive connection and times the parts of each answer."""
+"""A client that sends requests on one keep-alive connection and times the parts of each answer."""
 
 import asyncio
 import time
@@ -7,11 +7,11 @@ from typing import cast
 import httptools
 
 ANSWERED_WITHIN_S = 120.0
-"""Longest wait for a whole answer, in seconds; longer than any reply of a measurement takes."""
+"""Longest wait for a whole answer, in seconds; longer than every reply of a measurement."""
 
 
 class Asker(asyncio.Protocol):
-    """One keep-alive connection that asks and times the answer's parts."""
+    """One keep-alive connection that sends requests and times the answers' parts."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport: the connection is open."""
@@ -36,7 +36,7 @@ class Asker(asyncio.Protocol):
         return self._times[0] - began, [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
 
     def data_received(self, data: bytes) -> None:
-        """Note when a part of the answer's body arrived; end the question once the answer is whole."""
+        """Note the time of a part of the answer's body; end the request once the answer is whole."""
         self._has_body = False
         self._parser.feed_data(data)
         if self._has_body:
@@ -63,7 +63,7 @@ class Asker(asyncio.Protocol):
         self._has_body = True
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """End a question that is still open with an error."""
+        """End an open request with an error."""
         self.is_closed = True
         self._fail()
 

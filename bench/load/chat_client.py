@@ -1,8 +1,8 @@
-"""One streamed chat request to any OpenAI-compatible server, timed as `vllm bench serve` times it.
+"""One streamed chat request to any OpenAI-compatible server, timed like `vllm bench serve`.
 
-TTFT is from sending to the first event that holds something generated; an opening event that only names the role does
-not count. ITL are the gaps between such events: with speculation an event may carry several tokens. The latency ends
-with the last of them. Tokens are the server's own count (`stream_options.include_usage`).
+TTFT is the time from sending to the first event with generated content; an opening event with the role alone does not
+count. ITL are the gaps between such events: with speculation an event may carry several tokens. The latency ends with
+the last of them. Tokens are the server's own count (`stream_options.include_usage`).
 """
 
 import asyncio
@@ -24,14 +24,14 @@ REQUEST_TIMEOUT_S = 600.0
 _SHOWN_CHARACTERS = 300
 _FAILED = (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError)
 _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError)
-"""What reading an event raises that is not shaped as OpenAI's API has it."""
+"""Exceptions from reading an event that does not have the shape of OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How replies are to be made. `ignore_eos` gives every reply its full length, at servers that know the field.
+    """The sampling of replies. `ignore_eos` gives every reply its full length.
 
-    Those are vLLM and SGLang, so with it goes the other field that they alone know, `cache_salt`.
+    Only vLLM and SGLang know this field. Requests with it also have `cache_salt`, which only these two know.
     """
 
     temperature: float = 0.0
@@ -39,9 +39,9 @@ class Sampling:
 
 
 class ChatClient:
-    """Asks one server; an async context manager that owns its connections.
+    """Sends requests to one server; an async context manager that owns its connections.
 
-    Its `cache_salt` keeps what others have left in a prefix cache out of its answers; its own requests share theirs.
+    Its `cache_salt` excludes other clients' entries of the prefix cache; its own requests share theirs.
     """
 
     def __init__(self, base_url: str, model: str, sampling: Sampling, api_key: str | None = None) -> None:
@@ -92,14 +92,14 @@ class ChatClient:
             answer.error = f"{type(error).__name__}: {error}"[:_SHOWN_CHARACTERS]
             return answer
         if answer.latency_s is None:
-            answer.error = "the stream held nothing generated"
+            answer.error = "the stream held no generated content"
         elif answer.output_tokens is None:
             answer.error = "the stream held no usage; the server must know stream_options.include_usage"
         return answer
 
 
 async def _read(stream: aiohttp.StreamReader, answer: Answer) -> None:
-    """Read server-sent events to the end. Raises `ValueError` for one that is no JSON, or an error event."""
+    """Read server-sent events to the end. Raises `ValueError` for an event that is not JSON or is an error."""
     last = answer.started
     is_done = False
     async for raw in stream:
@@ -132,7 +132,7 @@ async def _read(stream: aiohttp.StreamReader, answer: Answer) -> None:
 
 
 def _is_opening(choice: Mapping[str, Any]) -> bool:
-    """Whether the event only names the role."""
+    """Return whether the event has the role alone."""
     delta = choice["delta"]
     made = (delta.get(name) for name in ("content", "tool_calls", "reasoning", "reasoning_content"))
     return "role" in delta and not any(made) and choice.get("finish_reason") is None

@@ -1,8 +1,8 @@
 """A closed-loop load: a set number of requests of each class in flight, through the official `openai` client.
 
-Replies are not streamed and run to a set length (`ignore_eos`), so that every arm of a comparison delivers the same
-text and the generator's own work stays small beside the engine's. Lengths differ from request to request, the same
-way in every run: replies of one length would all end together, and the concurrency would swing.
+Replies are not streamed and have a set length (`ignore_eos`), so that every arm of a comparison delivers the same text
+and the generator's own work stays small beside the engine's. Lengths differ from request to request, and are the same
+in every run: replies of one length would all end together, and the concurrency would swing.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from specpilot.bench.load.trace import Kind, Phase
 
 
 class Load:
-    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error, `tokens` those received.
+    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error; `tokens` counts received ones.
 
-    `names_classes` says whether requests name their class; without it all are of class `default`.
+    With `names_classes` requests name their class; without it all are of class `default`.
     """
 
     def __init__(

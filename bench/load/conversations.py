@@ -1,9 +1,9 @@
 """Plays conversations against one server, closed loop or open loop, and returns every answer.
 
-Closed: a set number of conversations in flight; as one ends the next begins. Open: conversations begin at given times
-whatever the server does, as users do; a server that is too slow gathers a queue. Turns of a conversation follow one
-another, each on the replies so far. The same conversations, lengths and seeds are played in every run with the same
-arguments, so that arms of a comparison do the same work.
+Closed: a set number of conversations in flight; as one ends the next begins. Open: conversations begin at given times,
+independent of the server, like users; a server that is too slow builds up a queue. The turns of a conversation are sent
+one after another, each with the replies so far. Runs with the same arguments play the same conversations, lengths and
+seeds, so that the arms of a comparison do the same work.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from specpilot.bench.load.chat_client import ChatClient
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be played: `count` whole conversations from `first` on, round and round.
+    """The work of a run: `count` whole conversations from `first` on, cyclically.
 
     A reply is `output_tokens` long, varied by up to `spread` of it (0..1), but never longer than its conversation
     allows; `think_time_s` passes between two turns.
@@ -75,7 +75,7 @@ async def open_loop(client: ChatClient, work: Work, arrivals_s: Sequence[float])
 async def _converse(
     client: ChatClient, work: Work, number: int, conversation: Conversation, answers: list[Answer]
 ) -> None:
-    """Play one conversation; what follows a failed turn is left out."""
+    """Play one conversation, up to its first failed turn."""
     messages: list[Any] = []
     for turn, added in enumerate(conversation.turns):
         if turn and work.think_time_s:

@@ -1,4 +1,4 @@
-"""Plays a trace against a running system and reads, once a second, what the engines delivered."""
+"""Plays a trace against a running system and reads the engines' counters once a second."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ READ_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One play of a trace: for each phase its readings, the first at its begin; requests sent and failed."""
+    """One play of a trace: each phase's readings, the first at its begin; requests sent and failed."""
 
     phases: Sequence[Sequence[Reading]]
     sent: int
@@ -32,18 +32,18 @@ class Played:
 
 
 class Player:
-    """Plays phases, one after another, against one system; `pause` in between lets others use the machine."""
+    """Plays phases, one after another, against one system; `pause` between them frees the machine for others."""
 
     def __init__(
         self, system: System, model: str, prompts: Mapping[str, Sequence[Mapping[str, Any]]], *, names_classes: bool
     ) -> None:
-        """`names_classes` False sends every request without a class."""
+        """With `names_classes` False every request is sent without a class."""
         self._system = system
         self._load = Load(f"{system.gateway_url}/v1", model, prompts, names_classes=names_classes)
         self._phases: list[list[Reading]] = []
 
     async def phase(self, phase: Phase, label: str) -> str:
-        """Play `phase` and return a line about it; requests of the one before that it wants too go on."""
+        """Play `phase` and return a line about it; running requests of the last phase go on if it has their kind."""
         await self._load.shift_to(phase)
         readings = [await asyncio.to_thread(self._system.read)]
         ends_at = time.monotonic() + phase.seconds
@@ -57,11 +57,11 @@ class Player:
         return _line(label, readings[0], readings[-1])
 
     async def pause(self) -> None:
-        """Drop what is in flight."""
+        """Drop the requests in flight."""
         await self._load.pause()
 
     async def close(self) -> Played:
-        """End, and return what was played."""
+        """End, and return the play."""
         await self._load.close()
         return Played(self._phases, self._load.sent, dict(self._load.failed))
 

@@ -1,4 +1,4 @@
-"""The running system as a measurement sees it: its admin API, its engines' counters, and how to start one."""
+"""A measurement's access to a running system: its admin API, its engines' counters, its start and stop."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.settings import fail
 
-GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no number here depends on our counters
+GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no rate depends on the adapter's counters
 LATENCY = "vllm:inter_token_latency_seconds_bucket"
 """vLLM's histogram of the seconds between two tokens."""
 
@@ -42,7 +42,7 @@ class Reading:
 
 
 def reading(pages: Iterable[str], at: float) -> Reading:
-    """Return what the engines' `pages` of metrics say together."""
+    """Return the sums over the engines' `pages` of metrics."""
     sums: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     latency: defaultdict[float, float] = defaultdict(float)
     for page in pages:
@@ -73,9 +73,9 @@ def reading(pages: Iterable[str], at: float) -> Reading:
 
 
 class System:
-    """Speaks to the gateway, the controller and the engines of one running system.
+    """A client of the gateway, the controller and the engines of one running system.
 
-    `engine_urls` are asked of the controller if not given.
+    Without `engine_urls` the controller provides them.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class System:
             return False
 
     def engine_urls(self) -> Sequence[str]:
-        """Return where the engines are."""
+        """Return the engines' URLs."""
         if self._engine_urls is not None:
             return self._engine_urls
         return [str(engine["url"]) for engine in _items(self._admin("GET", "/admin/engines")[0])]
@@ -125,7 +125,7 @@ class System:
         return [item for item in reversed(found) if item["at"] >= since]
 
     def put_speculation(self, document: Mapping[str, Any]) -> None:
-        """Give every engine this schedule, past the controller."""
+        """Put this schedule to every engine, without the controller."""
         for url in self.engine_urls():
             request = Request(f"{url}/speculation", method="PUT", data=json.dumps(document).encode())  # noqa: S310
             request.add_header("Content-Type", "application/json")
@@ -151,12 +151,12 @@ class System:
 
 
 def start_own(arguments: list[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start `specpilot up` as a child, its output shown, or written to `output`; the caller stops it."""
+    """Start `specpilot up` as a child; its output is shown, or written to `output`. The caller stops it."""
     return subprocess.Popen([sys.executable, "-m", "specpilot.cli", "up", *arguments], stdout=output, stderr=output)
 
 
 def stop_own(process: subprocess.Popen[bytes]) -> None:
-    """Stop what `start_own` started and wait for it."""
+    """Stop a process of `start_own` and wait for it."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(60.0)
@@ -165,12 +165,12 @@ def stop_own(process: subprocess.Popen[bytes]) -> None:
 def wait_for(program: str, url: str, within_s: float, process: subprocess.Popen[bytes] | None = None) -> None:
     """Return once a GET of `url` succeeds; end `program` with one line when it does not in time.
 
-    It ends at once when the `process` that is to answer has ended: what answers there then is another's.
+    It also ends `program` when `process`, which is expected to answer, has ended: another program may answer instead.
     """
     deadline = time.monotonic() + within_s
     while True:
         if process is not None and process.poll() is not None:
-            fail(program, f"what was to answer at {url} has ended with status {process.returncode}")
+            fail(program, f"the program for {url} has ended with status {process.returncode}")
         try:
             with urlopen(url, timeout=2.0):  # noqa: S310 - a program that we started
                 return

@@ -1,7 +1,7 @@
-"""What a load looks like over time: phases, each of some streams of requests. A trace is a JSON file.
+"""A load over time: phases, each with streams of requests. A trace is a JSON file. Pure, except that it reads the file.
 
-Pure, but for reading the file. `demand` maps a stream's name to how many of its requests are kept in flight; where a
-stream is not simply of the class and the prompts that its name says, to a `Stream`.
+`demand` maps a stream's name to its number of requests in flight, if its name is also its class and its prompts, else
+to a `Stream`.
 """
 
 import json
@@ -17,19 +17,18 @@ from specpilot.policy.types import is_class_name
 TRACES = Path(__file__).resolve().parent / "traces"
 
 STRICT: Mapping[str, Any] = {"extra": "forbid"}
-"""Unknown fields are faults, as in every document."""
+"""Unknown fields are faults."""
 
 REPLY_TOKENS = (64, 192)
-"""Shortest and longest reply of a stream that does not say, in tokens."""
+"""Default of a stream's shortest and longest reply, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """Requests of one kind, `count` of them in flight.
 
-    `traffic_class` and `prompts` are the stream's name where they are not given, `temperature` is the phase's.
-    `prompts` names a file of prompts or a data set that is made here. A reply has `reply_tokens` tokens, from the
-    first number to the second.
+    `traffic_class` and `prompts` default to the stream's name, `temperature` to the phase's. `prompts` names a file of
+    prompts or a shipped data set. The length of a reply is between the two `reply_tokens`.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -42,7 +41,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the requests of a stream have in common, every default filled in."""
+    """The parameters of a stream's requests, with every default filled in."""
 
     traffic_class: str
     prompts: str
@@ -76,7 +75,7 @@ class Phase:
 
     @property
     def streams(self) -> Mapping[Kind, int]:
-        """How many requests of each kind are in flight."""
+        """The number of requests in flight of each kind."""
         found: dict[Kind, int] = {}
         for name, given in self.demand.items():
             stream = Stream(given) if isinstance(given, int) else given
@@ -103,12 +102,12 @@ class Trace:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Every class that the trace asks for."""
+        """Every class of the trace."""
         return tuple(sorted({kind.traffic_class for phase in self.phases for kind in phase.streams}))
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Every set of prompts that it takes."""
+        """Every set of prompts of the trace."""
         return tuple(sorted({kind.prompts for phase in self.phases for kind in phase.streams}))
 
     def stretched(self, factor: float) -> "Trace":
@@ -119,7 +118,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Return the trace that the file states; raises `OSError` or `InvalidDocumentError`."""
+    """Return the trace in the file; raises `OSError` or `InvalidDocumentError`."""
     return from_plain(Trace, decode(dict, path.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""Compiles the few lines of C that measurements need, on the spot."""
+"""Compiles the few lines of C that measurements need, when they need them."""
 
 import shutil
 import subprocess

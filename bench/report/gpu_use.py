@@ -1,4 +1,4 @@
-"""How busy the machine's GPUs are and how much of their memory is taken, as `nvidia-smi` says while something runs."""
+"""Samples the utilisation and the memory of the machine's GPUs with `nvidia-smi` during a measurement."""
 
 import subprocess
 import threading
@@ -14,13 +14,13 @@ _MIB = 1 << 20
 
 
 def sums(text: str) -> tuple[float, int]:
-    """Return the mean utilisation (0..1) of all GPUs in the output of `nvidia-smi`, and their used bytes together."""
+    """Return the mean utilisation (0..1) of all GPUs in the output of `nvidia-smi`, and the sum of their used bytes."""
     rows = [line.split(",") for line in text.splitlines() if line.strip()]
     return fmean(float(busy) for busy, _ in rows) / 100, sum(int(float(used)) for _, used in rows) * _MIB
 
 
 class GpuUse:
-    """Samples from its begin to its end, as a context manager; on a machine without `nvidia-smi` it knows nothing."""
+    """A context manager that samples inside its block; without `nvidia-smi` its figures are unknown."""
 
     def __init__(self, *, has_gpu: bool) -> None:
         self._samples: list[tuple[float, int]] = []
@@ -46,7 +46,7 @@ class GpuUse:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Most memory in use."""
+        """Largest memory in use."""
         return max(used for _, used in self._samples) if self._samples else None
 
     def _sample(self) -> None:

@@ -1,4 +1,4 @@
-"""What a process and all its descendants cost: CPU time, memory and open files, as the kernel counts them."""
+"""CPU time, memory and open files of a process and all its descendants, from the kernel."""
 
 import os
 from contextlib import suppress
@@ -19,7 +19,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_s_of(pid: int) -> float:
-    """CPU seconds, user and system, of a process tree so far."""
+    """Return the CPU seconds, user and system, of a process tree so far."""
     total = 0
     for item in tree(pid):
         with suppress(OSError):
@@ -29,7 +29,7 @@ def cpu_s_of(pid: int) -> float:
 
 
 def memory_by_name(pid: int) -> dict[str, int]:
-    """Resident bytes of a process tree, by the name that its processes gave themselves."""
+    """Return the resident bytes of a process tree, by the names of its processes."""
     found: dict[str, int] = {}
     for item in tree(pid):
         with suppress(OSError):
@@ -40,12 +40,12 @@ def memory_by_name(pid: int) -> dict[str, int]:
 
 
 def memory_of(pid: int) -> int:
-    """Resident bytes of a process tree."""
+    """Return the resident bytes of a process tree."""
     return sum(memory_by_name(pid).values())
 
 
 def descriptors_of(pid: int) -> int:
-    """Open file descriptors of a process tree."""
+    """Return the open file descriptors of a process tree."""
     total = 0
     for item in tree(pid):
         with suppress(OSError):

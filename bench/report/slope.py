@@ -1,7 +1,7 @@
-"""How fast a reading grows, and how sure that is: for memory that must stay flat.
+"""The slope of a series of readings with a confidence interval, for memory that must stay flat.
 
-Readings of one process are alike from one to the next, so a line through all of them would look far surer than it is.
-They are grouped into `GROUPS` stretches of time; the line and its interval come from the stretches' medians.
+Successive readings of one process are correlated, so the interval of a line through all of them would be far too
+narrow. They are grouped into `GROUPS` stretches of time; the line and its interval come from the stretches' medians.
 """
 
 import statistics
@@ -15,7 +15,7 @@ _T_95 = 2.447
 def slope(readings: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Return slope and the bounds of its 95 % interval (low, slope, high) of `readings` (minutes, MiB), in order.
 
-    The first quarter is warm-up. Too few readings for groups of two: an interval without bounds.
+    The first quarter is warm-up. With too few readings for groups of two the bounds are infinite.
     """
     settled = readings[len(readings) // 4 :]
     if len(settled) < 2 * GROUPS:

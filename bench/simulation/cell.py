@@ -1,4 +1,4 @@
-"""One load on one plant: what the control law chooses there, and what it yields beside each single K. Virtual time."""
+"""One load on one plant: the control law's K and its throughput beside each single K. Virtual time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.policy.types import Policy
 
 SETTLE_S = 15
-"""Seconds of the load before it counts: the law learns the step times from it."""
+"""Unmeasured seconds of the load at the begin, in which the law learns the step times."""
 STATIC_SETTLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """How long each arm is measured, the mean length of a reply, and the seed of all that is drawn."""
+    """The duration of each arm, the mean length of a reply, and the seed of all draws."""
 
     seconds: int
     reply_tokens: float
@@ -45,7 +45,7 @@ class Result:
 
 
 def played(plant: GpuPlant, sources: Sequence[Source], play: Play) -> Result:
-    """Return what `sources` come to on `plant`."""
+    """Return the result of `sources` on `plant`."""
     in_flight = round(sum(source.running for source in sources))
     adaptive, k = _adaptive(plant, sources, in_flight, play)
     single = {each: _single(plant, sources, each, play) for each in range(K_MAX + 1)}
@@ -73,7 +73,7 @@ def _adaptive(plant: GpuPlant, sources: Sequence[Source], in_flight: int, play: 
 
 
 def _single(plant: GpuPlant, sources: Sequence[Source], k: int, play: Play) -> float:
-    """Return what `k` for all yields: no law runs."""
+    """Return the throughput of `k` for all requests, without a law."""
     rng = np.random.default_rng([play.seed, k])
     engine = Engine("engine", rng, step_s=plant.step_s, catch_up_s=plant.catch_up_s, reply_tokens=play.reply_tokens)
     engine.run(STATIC_SETTLE_S, sources, uniform(k))

@@ -1,8 +1,8 @@
-"""`specpilot bench simulate`: what the control law would choose and gain on a GPU that nobody measured. SIMULATION.
+"""`specpilot bench simulate`: the control law's choice and gain on a GPU that was not measured. SIMULATION.
 
 The real control law steers a simulated engine in virtual time: step times of a GPU fitted to published figures
-(`gpu_plants.json`), acceptance as published. By number of requests in flight, for each text and for mixtures: the K
-that it chooses, and its tokens per second over those of single Ks.
+(`gpu_plants.json`), acceptance as published. The report has, by requests in flight, for each text and for mixtures, the
+law's K, and its tokens per second over those of single Ks.
 """
 
 import sys
@@ -30,13 +30,13 @@ class SimulateSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_SIMULATE_")
 
-    plant: str = Field(default="b200-30b-a3b-fp8", description="whose step times: a name of --list")
+    plant: str = Field(default="b200-30b-a3b-fp8", description="plant with the step times: a name of --list")
     show: Annotated[bool, Field(description="list plants and loads", alias="list")] = False
     loads: str = Field(default=",".join(loads()), description="texts and mixtures, comma separated")
     concurrency: str = Field(default="1,2,4,8,16,32,64,128", description="requests in flight, comma separated")
-    seconds: int = Field(default=60, ge=1, description="virtual seconds that each figure is of")
+    seconds: int = Field(default=60, ge=1, description="virtual seconds of each figure")
     reply_tokens: float = Field(default=500.0, ge=2, description="tokens of a reply, in the mean")
-    seed: int = Field(default=0, ge=0, description="of all that is drawn")
+    seed: int = Field(default=0, ge=0, description="seed of all draws")
     out: Path = Field(default=Path(".specpilot/bench-simulate"), description="folder for the table, PLANT.md")
 
 

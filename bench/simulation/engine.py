@@ -1,17 +1,17 @@
-"""An engine in virtual time: the adapter's own plan and evidence, over requests and step times that are made up.
+"""An engine in virtual time: the adapter's own plan and evidence, over simulated requests and step times.
 
-Every request is a string of tokens that a draft would hit or not: a Bernoulli process with an acceptance of its own
-(`traffic.ACCEPTANCE`), which stays the same unless the reply turns into another kind half-way.
+Every request is a sequence of tokens that a draft hits or misses: a Bernoulli process with an acceptance of its own
+(`traffic.ACCEPTANCE`), which is constant unless the reply changes its kind half-way.
 
-What the adapter does is done by the adapter (`engine_adapter.plan.steps`): bands, K, slots, probes, backlogs, and what
-is counted of them. The engine takes vLLM's place: it schedules all requests in each step, prompts in chunks, and the
-next step before the outcome of the last is known, as vLLM's asynchronous loop does. A step takes what a true function
-of what is in it says, and some noise. Deterministic for a given seed.
+The adapter's real code (`engine_adapter.plan.steps`) does the adapter's work: bands, K, slots, probes, backlogs and
+counters. This engine replaces vLLM: it schedules all requests in each step, prompts in chunks, and the next step before
+the outcome of the last is known, like vLLM's asynchronous loop. The duration of a step is a function of its content,
+with some noise. Deterministic for a given seed.
 
 Host and device have a clock each (`plant`). The device runs one step after the other. The host launches the next step,
-then waits for the one under way, so between two updates it has spent the launch of the *next* step: what vLLM's
-asynchronous loop does. The adapter reads when the device was done with each step, as on CUDA; with
-`reads_device=False` it has the times of the updates alone.
+then waits for the running one, so between two updates it has spent the launch of the *next* step, like vLLM's
+asynchronous loop. The adapter reads the device's end of each step, as on CUDA; with `reads_device=False` it has only
+the times of the updates.
 """
 
 import math
@@ -58,19 +58,19 @@ _PREFILL_CHUNK = 512
 _MOST_RUNNING = 512
 _RANDOM_BLOCK = 4096
 _CALIBRATION_ACCEPTANCE = 0.05
-"""Drafts for the random tokens of a calibration are next to never accepted."""
+"""Drafts for the random tokens of a calibration are almost never accepted."""
 _HOT = "_hot"
-"""How kinds of traffic at temperature 1 end."""
+"""Suffix of the kinds of traffic at temperature 1."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request, with the attributes of vLLM's that the adapter reads. `to_read` of its prompt is not prefilled yet."""
+    """A request, with vLLM's attributes that the adapter reads. `to_read` prompt tokens are not prefilled yet."""
 
     request_id: str
     source: int
     acceptance: float
-    later: float  # its acceptance in the second half of its reply
+    later: float  # acceptance in the second half of its reply
     length: float
     to_read: int
     num_output_tokens: int
@@ -84,7 +84,7 @@ class _Request:
 
 
 class _UnderWay(NamedTuple):
-    """A step that was launched and has not ended: vLLM's output, who is delivered to, what it does, and when.
+    """A step that was launched and has not ended: vLLM's output, the requests that get tokens, its work, its times.
 
     The host launched it from `began_at` to `launched_at`.
     """
@@ -97,7 +97,7 @@ class _UnderWay(NamedTuple):
 
 
 class _Pace(NamedTuple):
-    """How many times its usual time a step takes now."""
+    """The present slowdown factors of a step."""
 
     device: float
     host: float
@@ -108,21 +108,21 @@ _USUAL = _Pace(1.0, 1.0)
 
 @dataclass
 class Engine:
-    """One engine, delivering `tokens`. A step takes `step_s` on the device, times noise, and what catching up adds.
+    """One engine; `tokens` are delivered so far. A step takes `step_s` on the device, times noise, plus its catch-up.
 
-    With a `plant` it takes what that says, on the host and on the device, in place of both.
+    A `plant` replaces both with times on the host and on the device.
 
-    `by_source` has, for each source that runs now, the decodes of its requests so far, and their K summed: what no
-    counter tells, as engines know no sources. `drafts` are all decodes of one request in one step, K = 0 included,
-    `probes` those that were verified deeper than their K, `deepest_probe` how deep the deepest was.
+    `by_source` has, for each running source, the decodes of its requests so far and the sum of their K. No counter has
+    these, as engines know no sources. `drafts` are all decodes of one request in one step, K = 0 included, `probes`
+    those that were verified deeper than their K, `deepest_probe` the depth of the deepest.
 
-    Before traffic it is calibrated as the adapter does it, for up to `calibrated_to` requests; 0: not at all.
+    Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
 
-    With `adapts` it follows no schedule: its own law chooses K, by `wishes` for each class, and takes its evidence in
-    when a `run` begins, once a virtual second. `graphs` are what it knows of its CUDA graphs.
+    With `adapts` it follows no schedule: its own law chooses K, by `wishes` for each class, and updates when a `run`
+    begins, once a virtual second. `graphs` is its record of CUDA graphs.
 
-    To be wrong on purpose: `claims` are acceptances, by position, that its counters tell whatever the truth is;
-    while `is_lying` they stand still.
+    For wrong evidence: `claims` are acceptances, by position, that its counters show instead of the truth; while
+    `is_lying` the counters stand still.
     """
 
     engine_id: str
@@ -158,7 +158,7 @@ class Engine:
         self.restart(self.started_at)
 
     def restart(self, at: float) -> None:
-        """Begin anew: no request, no count."""
+        """Restart: no request, no count."""
         self.started_at = at
         self.by_source = np.zeros((0, 2))
         self._table = static_table(self.static_k)
@@ -181,7 +181,7 @@ class Engine:
             self._calibrate()
 
     def _calibrate(self) -> None:
-        """Export what steps take at each load and setting of a calibration, and nothing else of them."""
+        """Export the step times at each load and setting of a calibration, and no other counters of them."""
         tokens, table = self.tokens, self._table
         for n in loads(self.calibrated_to):
             self._settle([Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)])
@@ -211,9 +211,9 @@ class Engine:
         queue: int | None = None,
         host_slowdown: float = 1.0,
     ) -> float:
-        """Run for some seconds; return the tokens that it delivered.
+        """Run for some seconds; return the delivered tokens.
 
-        Steps take `slowdown` times as long on the device, and `host_slowdown` times that on the host.
+        Steps take `slowdown` times as long on the device, and `slowdown * host_slowdown` times as long on the host.
         """
         before = self.tokens
         self._take()
@@ -232,7 +232,7 @@ class Engine:
 
     @property
     def page(self) -> str:
-        """What the adapter exports by now, in Prometheus' text format."""
+        """Return the adapter's page of metrics in Prometheus' text format."""
         self._take()
         schedule = self._table_of
         running = dict.fromkeys((DEFAULT_CLASS, *self._table.rows), 0)
@@ -247,7 +247,7 @@ class Engine:
 
     @property
     def values(self) -> dict[Series, float]:
-        """Its counters, cumulative, as a controller reads them."""
+        """Return its cumulative counters as a controller reads them."""
         found = dict(self._reader.read(self.page))
         for series, tried in list(found.items()):
             if series.metric == names.TRIALS and int(series.labels[1]) in self.claims:
@@ -255,7 +255,7 @@ class Engine:
         return found
 
     def observe(self, at: float) -> Observation:
-        """Return what a scrape at `at` finds."""
+        """Return the observation of a scrape at `at`."""
         seen = Observation(self.engine_id, MODEL, POOL, at, self.started_at, self.values)
         if self.is_lying:
             self.frozen = self.frozen or seen
@@ -264,7 +264,7 @@ class Engine:
         return seen
 
     def _step(self, pace: _Pace, queue: int | None) -> float:
-        """Launch the next step and let the one before end; return how long that took."""
+        """Launch the next step and end the one before; return the seconds."""
         began_at, under_way = self._now, self._under_way
         self._under_way = self._launched(pace)
         if under_way is not None:
@@ -272,12 +272,12 @@ class Engine:
         return self._now - began_at
 
     def wish(self, wishes: Mapping[str, Wish]) -> None:
-        """Have the law choose by these wishes from now on."""
+        """Set the law's wishes."""
         self.wishes = wishes
         self.law.wish(wishes, self.objective)
 
     def _take(self) -> None:
-        """Export what was counted since the last time, and let the law learn from it."""
+        """Export the counts since the last call, and update the law with them."""
         evidence = self._meter.take()
         self.drafts += evidence.drafts.total()
         self.probes += evidence.probes.total()
@@ -304,7 +304,7 @@ class Engine:
         return replace(table, rows=rows)
 
     def _settle(self, sources: list[Source], queue: int | None = None) -> None:
-        """Begin with these sources: requests of others go, and as many begin as are wanted."""
+        """Switch to these sources: drop requests of others, and begin the missing ones."""
         if sources == self._sources:
             return
         before, self._sources = self._sources, sources
@@ -334,7 +334,7 @@ class Engine:
         return [int(index) for index in self.rng.choice(len(shares), count, p=shares / shares.sum())]
 
     def _begin(self, at: int, *, is_first: bool = False) -> None:
-        """Let a request of a source begin; the first ones somewhere within their replies."""
+        """Begin a request of a source; the first ones begin within their replies."""
         source = self._sources[at]
         length = self.reply_tokens * self.rng.uniform(0.5, 1.5)
         acceptance = self._acceptance(source.kind)
@@ -369,7 +369,7 @@ class Engine:
             yield from self.rng.random(_RANDOM_BLOCK).tolist()
 
     def _launched(self, pace: _Pace) -> _UnderWay:
-        """Launch a step of all requests, and have the adapter plan the drafts after it."""
+        """Launch a step of all requests; the adapter plans the drafts after it."""
         began_at = self._now
         tokens: dict[str, int] = {}
         drafts: dict[str, Sequence[int]] = {}
@@ -419,7 +419,7 @@ class Engine:
         return _UnderWay(output, delivering, work, began_at, self._now)
 
     def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
-        """Let a step end, and requests with it."""
+        """End a step, and the requests that it completes."""
         output = step.output
         seconds = self._plant.device_s(step.work) * pace.device * math.exp(self.rng.normal(0, 3 * self.noise))
         items = []
@@ -455,7 +455,7 @@ class Engine:
             self._begin(at)
 
     def _accepted(self, request: _Request, k: int) -> int:
-        """Return how many of `k` drafted tokens of a request are accepted."""
+        """Draw the number of accepted tokens of a request's `k` drafted ones."""
         by_position = self._sources[request.source].by_position
         is_late = request.num_output_tokens >= request.length / 2
         acceptance = request.later if is_late else request.acceptance
@@ -466,5 +466,5 @@ class Engine:
 
 
 def uniform(k: int, version: int = 1) -> Schedule:
-    """Return the schedule that gives everybody `k`."""
+    """Return the schedule with `k` for all requests."""
     return Schedule(MODEL, POOL, version, 0.0, 60.0, 0.0, {DEFAULT_CLASS: (KRange(1, 512, k),)})

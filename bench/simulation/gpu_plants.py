@@ -1,7 +1,7 @@
-"""Step times of GPUs, fitted to published figures: SIMULATION, to be marked as such wherever it is shown. Pure data.
+"""Step times of GPUs, fitted to published figures: every output must be marked as SIMULATION. Pure data.
 
-No GPU was measured. `gpu_plants.json` has each plant's parameters, the figures that they were fitted to with their
-sources, and what was assumed. A step with `n` running requests, `m` verified tokens and `s` slots in all takes
+No GPU was measured. `gpu_plants.json` has each plant's parameters, the published figures with their sources, and the
+assumptions. A step with `n` running requests, `m` verified tokens and `s` slots in all takes
 
     base + per_request n + experts (1 - exp(-m / experts_tokens)) + per_token m + [s > 0] (drafter + per_slot s)
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SIMULATION = "simulation, fitted to published figures; not measured"
-"""What has to stand beside every figure that comes from a plant."""
+"""The mark of every figure that comes from a plant."""
 
 DOCUMENT = Path(__file__).resolve().parent / "gpu_plants.json"
 _MS = 1000.0
@@ -23,7 +23,7 @@ _MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class GpuPlant:
-    """One plant: the parameters of its step time in ms, and where they come from."""
+    """One plant: the parameters of its step time in ms, and their sources."""
 
     name: str
     hardware: str
@@ -40,7 +40,7 @@ class GpuPlant:
     def step_s(self, n: float, m: float, slots: float, prefill: float = 0.0, context: float = 0.0) -> float:
         """Return the seconds of a step of `n` requests with `m` verified tokens and `slots` of the drafter in all.
 
-        A prefilled token takes what a verified one does; what context takes is in no published figure, so nothing.
+        A prefilled token takes the time of a verified one. Context takes no time, as no published figure has it.
         """
         del context
         drafter = self.drafter + self.per_slot * slots if slots else 0.0
@@ -49,11 +49,11 @@ class GpuPlant:
         return self.scale * (plain + drafter) / _MS
 
     def catch_up_s(self, rows: float) -> float:
-        """Return the seconds of catching up `rows` rows: a pass of the drafter, in which a row is like a slot."""
+        """Return the seconds to catch up `rows` rows: a pass of the drafter with a slot for each row."""
         return self.scale * (self.drafter + self.per_slot * rows) / _MS
 
     def tokens_per_s(self, n: int, k: int, acceptance_length: float) -> float:
-        """Return the output tokens per second of `n` requests at one K, which deliver `acceptance_length` a step."""
+        """Return the output tokens per second of `n` requests at one K, each with `acceptance_length` tokens a step."""
         return n * acceptance_length / self.step_s(n, n * (1 + k), n * k)
 
 

@@ -1,4 +1,4 @@
-"""A made-up GPU whose steps are padded to captured sizes, and lose their CUDA graph beyond the largest."""
+"""A hypothetical GPU whose steps are padded to captured sizes, and have no CUDA graph beyond the largest."""
 
 from bisect import bisect_left
 
@@ -16,13 +16,13 @@ GRAPHS = Graphs(
 
 
 def _padded(sizes: tuple[int, ...], tokens: float) -> float | None:
-    """Return the size that so many tokens are padded to; `None` where no graph is as large."""
+    """Return the captured size to which `tokens` are padded; `None` beyond the largest."""
     at = bisect_left(sizes, tokens)
     return sizes[at] if at < len(sizes) else None
 
 
 def graph_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-    """A large model on one GPU; all K are alike where m is n or n (1 + K_max), so that these steps have FULL graphs."""
+    """Return the step time of a large model on one GPU; a step with m = n or n (1 + K_max) has a FULL graph."""
     tokens, missing_ms = _padded(_SIZES, m + prefill) or m + prefill, 1.5
     if not prefill and m in (n, n * (1 + K_MAX)) and (alike := _padded(GRAPHS.uniform[int(m // n)], m)) is not None:
         tokens, missing_ms = alike, 0.0

@@ -1,16 +1,16 @@
-"""One H200 with a pair of an 8B model's size, as measured: the device's and the host's share of a step. Pure.
+"""A measured machine, one H200 with a pair of an 8B model's size: the device's and the host's time of a step. Pure.
 
 Measured on 2026-11-26 (vLLM 0.32, FlashAttention 3, a target of an 8B Llama's shape, a head of four layers, bfloat16):
 median milliseconds of steps of fixed batches by K and requests, and the tokens per second of five loads.
 
-    device   4.85 ms + 0.0118 n; 1.05 ms for a pass of the drafter; for each draft token 0.0115 ms where there are up to
-             200, rising to 0.0265 from 400 on
-    host     2 ms + 0.02 n without drafts, 6 ms + 0.04 n with them; 5 ms more where the target's step has no FULL graph;
+    device   4.85 ms + 0.0118 n; 1.05 ms for a pass of the drafter; 0.0115 ms for each draft token up to 200 tokens in
+             all, rising to 0.0265 ms from 400 on
+    host     2 ms + 0.02 n without drafts, 6 ms + 0.04 n with them; 5 ms more if the target's step has no FULL graph;
              0.75 ms for each prompt that begins
 
 A step takes the larger of both (`plant`). The host of the measured machine ran a third slower for seconds at a time.
-With that, 39 of the 40 measured cells are met within 19 %, and 35 within 13 % (`tests/unit/bench/simulation/
-test_h200_plant.py` has them). What the plant leaves out is in `LIMITS`.
+With this, the plant is within 19 % of 39 of the 40 measured cells, and within 13 % of 35
+(`tests/unit/bench/simulation/test_h200_plant.py`). `LIMITS` has its limitations.
 """
 
 from bisect import bisect_left
@@ -24,16 +24,16 @@ LIMITS = (
     "prefilled tokens take 0.012 ms each, which was not measured",
     "attention takes no longer with a longer context",
 )
-"""What the plant does not show."""
+"""Limitations of the plant."""
 
 SLOW_HOST = 1.32
-"""How many times as long the host took while it was slow: the ratio of cells that were measured at both paces."""
+"""The host's slowdown factor while it was slow: the ratio of cells that were measured at both speeds."""
 
 SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))
 FULL, FULL_AND_PIECEWISE = "FULL", "FULL_AND_PIECEWISE"
 _MS = 1000.0
 _FREE_DRAFTS, _FULL_DRAFTS = 200, 400
-"""Draft tokens up to which one takes least, and from which on it takes most."""
+"""Draft tokens in a step up to which each has its least time, and from which on its largest."""
 _LEAST_DRAFT_MS, _MOST_DRAFT_MS = 0.0115, 0.0265
 _PREFILL_MS = 0.012
 _DRAFTER_MS, _ROW_MS = 1.05, 0.002
@@ -50,7 +50,7 @@ def graphs(mode: str = FULL_AND_PIECEWISE, lengths: tuple[int, ...] = (1, 8), la
 
 @dataclass(frozen=True, slots=True)
 class H200Plant:
-    """The machine with an engine of these `graphs`."""
+    """The machine with an engine that has these `graphs`."""
 
     graphs: Graphs = field(default_factory=graphs)
     reads_prompts_apart: bool = True
@@ -59,7 +59,7 @@ class H200Plant:
         """Return the seconds of a step on the GPU."""
         n, drafted = work.decodes, work.verified - work.decodes
         runs, graph = bool(work.slots or work.read), self._graph(work)
-        # A slot is paid with the draft token that it becomes; where none is verified, by itself.
+        # A slot's time is in its verified draft token's; a slot without a verified token counts by itself.
         tokens = max(drafted, work.slots)
         milliseconds = 4.85 + 0.0118 * n + _drafts_ms(tokens) + _PREFILL_MS * work.prefill
         milliseconds += _DRAFTER_MS * runs + _ROW_MS * work.read
@@ -68,7 +68,7 @@ class H200Plant:
         return milliseconds / _MS
 
     def host_s(self, work: Work) -> float:
-        """Return the seconds in which the host launches a step."""
+        """Return the seconds of the host to launch a step."""
         n, graph = work.decodes, self._graph(work)
         drafts = bool(work.slots or work.verified > n or work.read)
         milliseconds = 6.0 + 0.04 * n if drafts else 2.0 + 0.02 * n
@@ -76,7 +76,7 @@ class H200Plant:
         return (milliseconds + _PROMPT_MS * work.prompts) / _MS
 
     def _graph(self, work: Work) -> str:
-        """Return which graph the target's step has."""
+        """Return the mode of the graph of the target's step."""
         n, m, found = work.decodes, work.verified, self.graphs
         if work.is_uniform and n and not work.prefill and _has(found.uniform.get(m // n, ()), m):
             return "full"
@@ -86,7 +86,7 @@ class H200Plant:
 
 
 def _drafts_ms(tokens: int) -> float:
-    """Return what so many draft tokens take: each the more, the fuller the GPU is."""
+    """Return the milliseconds of `tokens` draft tokens: each takes more as the GPU fills."""
     share = min(1.0, max(0.0, (tokens - _FREE_DRAFTS) / (_FULL_DRAFTS - _FREE_DRAFTS)))
     return tokens * (_LEAST_DRAFT_MS + share * (_MOST_DRAFT_MS - _LEAST_DRAFT_MS))
 

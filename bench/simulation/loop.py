@@ -1,4 +1,4 @@
-"""Closes the loop: engines, observations, the controller's own law, schedule, and back, in virtual time."""
+"""The closed loop in virtual time: engines, observations, the controller's own law, schedule, engines."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,16 +21,16 @@ from specpilot.policy.types import Policy, Schedule
 
 _MS = 1000.0
 WANDER_KEPT = math.exp(-1 / 15)
-"""What is kept of a machine's pace from a second to the next: a shared one keeps it for some 15 s."""
+"""Autocorrelation of a machine's log slowdown from one second to the next: a time constant of 15 s."""
 
 
 @dataclass(frozen=True)
 class Second:
-    """One virtual second: what it yielded, in force during it, and what the law said at its end."""
+    """One virtual second: its throughput, the schedule in force, and the law's result at its end."""
 
     at: float
     phase: int
-    throughput: float  # of the mean engine, tokens per second at the machine's usual pace
+    throughput: float  # of the mean engine, tokens per second, corrected for the machine's slowdown
     by_engine: dict[str, float]
     in_force: Schedule | None
     result: TickResult
@@ -48,7 +48,7 @@ class Run:
         return [second for second in self.seconds if second.phase == phase]
 
     def throughput(self, phase: int, settle_s: int = 0) -> float:
-        """Return the tokens per second of the mean engine in a phase, but for its first seconds."""
+        """Return the tokens per second of the mean engine in a phase, without its first `settle_s` seconds."""
         return float(np.mean([second.throughput for second in self.of_phase(phase)[settle_s:]]))
 
     @property
@@ -57,12 +57,12 @@ class Run:
         return {second.result.reason for second in self.seconds}
 
     def changes(self, phase: int, settle_s: int = 5) -> int:
-        """Return how often the law changed a schedule for its gain."""
+        """Return the number of the law's changes of a schedule for its gain."""
         return sum(second.result.reason is Reason.GAIN for second in self.of_phase(phase)[settle_s:])
 
     @property
     def probe_ratio(self) -> float:
-        """Probes in all drafts."""
+        """Probes over drafts."""
         return sum(engine.probes for engine in self.fleet) / sum(engine.drafts for engine in self.fleet)
 
 
@@ -92,12 +92,15 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     reads_device: bool = True,
     adapts: bool = False,
 ) -> Run:
-    """Play `phases`; `wander` is by how much (standard deviation) the machine grows slower and faster for a while.
+    """Play `phases` and return the run.
 
-    `later` is a second from which on another policy is in force. Without `is_steered` the schedule `start` stays.
-    Engines are calibrated before traffic, as real ones are, but without `is_calibrated`. A `plant` takes the place of
-    `step_s` and `catch_up_s`; without `reads_device` engines know of their steps only when the host took them in. With
-    `adapts` the engines choose K themselves, by the wishes of the policy, and no schedule steers them.
+    - `later`: a second, and the policy from then on.
+    - `wander`: standard deviation of the machine's log slowdown, which varies over seconds.
+    - `is_steered`: whether the law's schedules are applied; otherwise `start` stays.
+    - `is_calibrated`: whether engines are calibrated before traffic, like real ones.
+    - `plant`: replaces `step_s` and `catch_up_s`.
+    - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
+    - `adapts`: whether the engines choose K themselves by the policy's wishes; then no schedule steers them.
     """
     policy = policy or Policy(model=MODEL, hold_out_ratio=0.0)
     fleet = [
@@ -112,16 +115,16 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     ]  # fmt: skip
     law = law or ControlLaw(tuning)
     schedule, run = start, Run(fleet=fleet)
-    second, pace, weather = 0, 0.0, np.random.default_rng([seed, 99])
+    second, log_slowdown, weather = 0, 0.0, np.random.default_rng([seed, 99])
     law.observe(engine.observe(0.0) for engine in fleet)
     for index, phase in enumerate(phases):
         for _ in range(phase.seconds):
             if disturb:
                 disturb(second, fleet)
-            pace = WANDER_KEPT * pace + weather.normal(0, wander * math.sqrt(1 - WANDER_KEPT**2))
-            slowdown = phase.slowdown * math.exp(pace)
+            log_slowdown = WANDER_KEPT * log_slowdown + weather.normal(0, wander * math.sqrt(1 - WANDER_KEPT**2))
+            slowdown = phase.slowdown * math.exp(log_slowdown)
             in_force = schedule
-            told = {
+            tokens = {
                 engine.engine_id: engine.run(
                     1.0,
                     phase.of_engine.get(engine.engine_id, phase.sources),
@@ -141,17 +144,17 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
                 law.observe(engine.observe(float(second)) for engine in fleet)
             context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)
             result = law.decide(context, float(second), float(second))
-            throughput = float(np.mean(list(told.values()))) * slowdown
-            run.seconds.append(Second(second, index, throughput, told, in_force, result))
+            throughput = float(np.mean(list(tokens.values()))) * slowdown
+            run.seconds.append(Second(second, index, throughput, tokens, in_force, result))
             if is_steered and result.publish is not None:
                 schedule = schedule_of(context, result.publish, result, second, float(second))
     return run
 
 
 def wishes_of(context: PoolContext) -> dict[str, Wish]:
-    """Return what a policy asks of the law of an engine, by class."""
-    found = {}
+    """Return a policy's wishes for the law of an engine, by class."""
+    wishes = {}
     for name in context.policy.class_names:
-        own = context.policy.of_class(name)
-        found[name] = Wish(own.weight, *context.bounds(name), (own.itl_slo_ms or 0.0) / _MS)
-    return found
+        rules = context.policy.of_class(name)
+        wishes[name] = Wish(rules.weight, *context.bounds(name), (rules.itl_slo_ms or 0.0) / _MS)
+    return wishes

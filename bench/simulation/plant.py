@@ -1,8 +1,8 @@
-"""What a simulated machine is: how long the host takes to launch a step, and the device to run it. Pure.
+"""A simulated machine: the host's time to launch a step, and the device's time to run it. Pure.
 
 In vLLM's asynchronous loop a step takes max(G, H): G on the device, H on the host, which launches it kernel by kernel.
-`OneTime` is a machine whose host takes no time of its own: a processor, which does both, or a GPU of which nothing but
-the time of a step is known.
+`OneTime` is a machine whose host takes no time of its own: a processor, which does both, or a GPU of which only the
+time of a step is known.
 """
 
 from typing import NamedTuple, Protocol
@@ -11,10 +11,11 @@ from specpilot.bench.simulation.step_times import CatchUpTime, StepTime
 
 
 class Work(NamedTuple):
-    """What one step does: running decodes, tokens verified for them, slots of its drafter, prefilled tokens.
+    """The work of one step: running decodes, tokens verified for them, slots of its drafter, prefilled tokens.
 
-    `context` is the length of all sequences in it, `read` how many positions its drafter reads without drafting from
-    them, `prompts` how many requests it prefills. `is_uniform`: all decodes have as many tokens in it.
+    `context` is the sum of the lengths of its sequences, `read` the number of positions that its drafter reads without
+    drafting from them, `prompts` the number of requests that it prefills. `is_uniform`: all decodes have equally many
+    tokens in it.
     """
 
     decodes: int
@@ -28,7 +29,7 @@ class Work(NamedTuple):
 
 
 class Plant(Protocol):
-    """A machine. `reads_prompts_apart`: its drafter's pass over a prompt is not in what prefilling takes."""
+    """A machine. `reads_prompts_apart`: the time of prefill does not include its drafter's pass over a prompt."""
 
     @property
     def reads_prompts_apart(self) -> bool:
@@ -40,12 +41,12 @@ class Plant(Protocol):
         ...
 
     def host_s(self, work: Work) -> float:
-        """Return the seconds in which the host launches a step."""
+        """Return the seconds of the host to launch a step."""
         ...
 
 
 class OneTime:
-    """A machine whose steps take `step_s`, and `catch_up_s` more where they catch up."""
+    """A machine whose steps take `step_s`, plus `catch_up_s` for rows that they catch up."""
 
     reads_prompts_apart = False
 
@@ -59,6 +60,6 @@ class OneTime:
         return seconds + (self._catch_up_s(work.read) if work.read else 0.0)
 
     def host_s(self, work: Work) -> float:
-        """Return 0: nothing is launched apart."""
+        """Return 0: the host takes no time of its own."""
         del work
         return 0.0

@@ -1,14 +1,14 @@
-"""Published acceptance of P-EAGLE heads by text, and the loads that a simulation plays with it. Pure, but for a file.
+"""Published acceptance of P-EAGLE heads by text, and the loads that a simulation plays with it. Pure, except one file.
 
-Published is the acceptance length (bonus token included) at one or two K. What a simulation needs is conditional
-acceptance by position: c_i, the chance that the token at position i is accepted where all before it were. With it
+Published is the acceptance length (bonus token included) at one or two K. A simulation needs conditional acceptance by
+position: c_i, the probability that the token at position i is accepted when all before it were. With it
 
     acceptance length at K = 1 + c_1 + c_1 c_2 + ... + c_1 ... c_K
 
-Two lengths do not tell seven c_i. Taken is what needs no further assumption than that neighbours are alike: one c up to
-the first published K, which the first length determines, and one from there to the next, which the difference of the
-lengths does. Beyond the last published K it stays. All requests of a text have the same: how much they differ is not
-published, so what K by request gains within one text does not show.
+Two lengths do not determine seven c_i. The assumption here is that c is piecewise constant: one value up to the first
+published K, which the first length determines, and one from there to the next, which the difference of the lengths
+determines. Beyond the last published K it stays. All requests of a text have the same c, as their variation is not
+published; so the simulation does not show the gain of K by request within one text.
 """
 
 import json
@@ -24,7 +24,7 @@ _HALVINGS = 50
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A kind of text: acceptance lengths by K, of which head, published where."""
+    """A kind of text: acceptance lengths by K, their head and their source."""
 
     name: str
     head: str
@@ -32,7 +32,7 @@ class Text:
     source: str
 
     def running(self, count: int) -> Source:
-        """Return `count` requests of it at a time."""
+        """Return the source of `count` running requests of it."""
         first, *_ = found = by_position(self.lengths, K_MAX)
         return Source(first, count, by_position=tuple(item / first for item in found))
 
@@ -45,7 +45,7 @@ class Load:
     shares: Mapping[str, float]
 
     def counts(self, in_flight: int) -> dict[str, int] | None:
-        """Return how many requests of each text run; `None` where that is no whole number."""
+        """Return the number of running requests of each text; `None` when one is not a whole number."""
         counts = {name: share * in_flight for name, share in self.shares.items()}
         return {name: int(count) for name, count in counts.items()} if all(map(_is_whole, counts.values())) else None
 

@@ -1,4 +1,4 @@
-"""How long a step takes on four made-up machines, and what it takes to catch up rows: the truth that a law is to find.
+"""Step times of four hypothetical machines, and the times to catch up rows: the truth that a law must learn.
 
 Arguments are running requests `n`, verified tokens `m`, the drafter's slots, prefilled tokens, and tokens of context.
 """
@@ -7,17 +7,17 @@ import math
 from collections.abc import Callable
 
 StepTime = Callable[[float, float, float, float, float], float]
-"""Seconds of a step by what is in it."""
+"""Seconds of a step by its content."""
 
 CatchUpTime = Callable[[float], float]
-"""Seconds that a step takes longer by how many rows its drafter catches up, from 1 on."""
+"""Additional seconds of a step by the number of rows (from 1 on) that its drafter catches up."""
 
 ROW_S = 40e-3 / 1536
-"""Seconds of a row that K = 0 left to be caught up: docs/decisions/0004."""
+"""Seconds of a row that K = 0 left for the catch-up: docs/decisions/0004."""
 PASS_S = 1.5e-3
-"""Seconds of a pass over such rows, however many they are: the same."""
+"""Seconds of a pass over such rows, independent of their number (docs/decisions/0004)."""
 _FULL_AT = 96
-"""Tokens that fill the made-up GPU."""
+"""Tokens that fill the hypothetical GPU."""
 
 
 def cpu_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
@@ -27,21 +27,21 @@ def cpu_step_s(n: float, m: float, slots: float, prefill: float, context: float)
 
 
 def demo_pair_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-    """Return the time on the demo pair's two CPU cores in a whole system, by the cells of a `bench control` run.
+    """Return the time on the demo pair's two CPU cores in a whole system, fitted to the cells of a `bench control` run.
 
-    Clients and gateway share the cores, and a step that drafts costs each of its requests something, whatever its K.
+    Clients and gateway share the cores, and a step that drafts has a cost for each of its requests, whatever its K.
     """
     drafter = 2.0 + 0.15 * n + 0.065 * slots if slots else 0.0
     return (4.6 + 0.11 * (m + prefill) + 0.05 * prefill + 0.0004 * context + drafter) / 1000
 
 
 def cpu_catch_up_s(rows: float) -> float:
-    """Return the time that catching up takes there."""
+    """Return the time to catch up there."""
     return PASS_S + ROW_S * rows
 
 
 def gpu_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-    """Return the time on a GPU: tokens are nearly free until the batch fills it, then linear; the drafter is small."""
+    """Return the time on a GPU: tokens cost nearly nothing until they fill it, then linear; the drafter is small."""
     drafter = 0.9 + 0.012 * slots if slots else 0.0
     tokens = m + prefill
     return (9.0 + 0.02 * n + 0.004 * tokens + 0.06 * max(0.0, tokens - _FULL_AT) + 0.0001 * context + drafter) / 1000

@@ -13,7 +13,7 @@ COLUMNS = (
 
 
 def head(plant: GpuPlant, play: Play) -> str:
-    """Return what stands above the tables."""
+    """Return the text above the tables."""
     return (
         f"# {plant.name}: {SIMULATION}\n\n"
         f"**SIMULATION.** Step times of {plant.hardware} with {plant.target}, fitted to published figures; acceptance "
@@ -24,7 +24,7 @@ def head(plant: GpuPlant, play: Play) -> str:
 
 
 def section(load: Load, texts: Mapping[str, Text], results: Sequence[Result]) -> str:
-    """Return the table of one load. `K chosen` is the mean over decodes, by text where there are several."""
+    """Return the table of one load. `K chosen` is the mean over decodes; with several texts, one for each."""
     names = list(load.shares)
     lines = [f"## {load.name} (SIMULATION)\n"]
     lines += [f"- {_share(load, name)}{_described(texts[name])}" for name in names]

@@ -1,4 +1,4 @@
-"""Traces for the control law in virtual time: mixed, changing and disturbed traffic, on unlike machines."""
+"""Traces for the control law in virtual time: mixed, changing and disturbed traffic, on different machines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ _PAUSED = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Phases, and on which machine they are played: what `simulate` takes beside them."""
+    """Phases, and their machine: the other arguments of `simulate`."""
 
     about: str
     phases: Sequence[Phase]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def play(self, tuning: Tuning, seed: int, *, adapts: bool = False) -> Run:
-        """Play it under a law of these constants, or with engines that choose K themselves."""
+        """Play it under a law with these constants, or with engines that choose K themselves."""
         return simulate(self.phases, tuning=tuning, seed=seed, adapts=adapts, **self.options)
 
 

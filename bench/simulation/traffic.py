@@ -1,4 +1,4 @@
-"""Virtual traffic: requests by how well they can be drafted, so many at a time, for a while."""
+"""Virtual traffic: phases with numbers of running requests of each acceptance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +13,17 @@ ACCEPTANCE: Mapping[str, tuple[float, ...]] = {
     "json": (0.95, 0.97, 0.98, 0.98, 0.98, 0.99, 0.99, 0.99, 1.00),
     "json_hot": (0.82, 0.84, 0.86, 0.86, 0.87, 0.88, 0.89, 0.90, 0.92),
 }
-"""What requests of the demo pair had in 24,064 drafts at K = 7: nine quantiles of the conditional acceptance of 457
-requests, by kind; `_hot` at temperature 1. Within a request it stayed the same (the correlation of neighbouring drafts
-was 0.0 to 0.2)."""
+"""Nine quantiles of the conditional acceptance of 457 requests of the demo pair, from 24,064 drafts at K = 7, by kind;
+`_hot` at temperature 1. It was constant within a request (the correlation of neighbouring drafts was 0.0 to 0.2)."""
 
 
 @dataclass(frozen=True)
 class Source:
     """Requests of one kind (a key of `ACCEPTANCE`, or an acceptance): `running` at a time, or a share of a queue.
 
-    Replies turn into `turns_to` half-way. `prompt_tokens` are prefilled, in chunks; one alone is no prompt to the
-    adapter's planner. `by_position` is the conditional acceptance at each position over that of the request; empty:
-    alike at all.
+    Replies change to the kind `turns_to` half-way. `prompt_tokens` are prefilled, in chunks; the adapter's planner does
+    not count a single token as a prompt. `by_position` is the conditional acceptance at each position over that of the
+    request; empty: the same at all.
     """
 
     kind: str | float
@@ -37,11 +36,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Phase:
-    """Traffic for a while. With `queue` as many requests run in all, drawn from the sources by their shares.
+    """Traffic for some seconds.
 
-    That is given work; without it each source keeps its own number running: given concurrency. `of_engine` are
-    sources of engines that have others. `slowdown` multiplies the step times, and `host_slowdown` further those of the
-    host, on a plant that knows them apart.
+    With `queue` so many requests run in all, drawn from the sources by their shares (an open queue). Without it each
+    source keeps its own number running (given concurrency). `of_engine` has the sources of single engines, in place of
+    `sources`. `slowdown` multiplies the step times; `host_slowdown` further multiplies the host's, if the plant has
+    them.
     """
 
     seconds: int
