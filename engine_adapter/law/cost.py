@@ -2,8 +2,8 @@
 
 Steps are averaged in cells of like steps, so what the engine does not run now is not forgotten. What makes all steps
 slower alike, such as another process on the machine, is the *slowdown factor*: what steps of well-known cells take now
-over what they took. It is taken out of what the cells hold. Non-negative coefficients are fitted to the cells, errors
-relative, every cell with a weight that saturates with its steps.
+over what they took. It is taken out of what the cells hold, and returns to 1 by itself. Non-negative coefficients are
+fitted to the cells, errors relative, every cell with a weight that saturates with its steps.
 
 Two mild penalties make the fit unique: neighbouring slopes of g are alike, and where the data cannot tell two
 explanations apart, time is put down to the base and to tokens first. A small K then looks cheaper than it may be, so it
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.meter import StepShape, octave, rounded
-from specpilot.engine_adapter.law.tuning import CELL_STEPS, CELLS, KNOWN_STEPS, PAUSE, SLOWDOWN_SHARE
+from specpilot.engine_adapter.law.tuning import CELL_STEPS, CELLS, KNOWN_STEPS, PAUSE, SLOWDOWN_KEPT, SLOWDOWN_SHARE
 from specpilot.policy import nnls
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import EDGES, KNOTS, PARTS, Coefficients, padded
@@ -69,6 +69,7 @@ class StepCost:
         key = (rounded(n), rounded(tokens), octave(slots), octave(prefill), octave(read), piecewise)
         seconds = max(seconds, 1e-6)
         self.steps += 1
+        self._log_slowdown *= SLOWDOWN_KEPT
         cell = self._cells.pop(key, None)
         if cell is not None and cell.steps >= KNOWN_STEPS:
             off = math.log(seconds / cell.seconds)

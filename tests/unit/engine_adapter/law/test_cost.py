@@ -43,10 +43,28 @@ def test_a_machine_that_grows_slower_changes_the_slowdown_factor_and_not_the_cos
     cost = StepCost()
     for slowdown in [1.0] * 300 + [1.5] * 300:
         cost.note(StepShape(8, 64, 56), 0.010 * slowdown, 800)
-    assert cost.slowdown == pytest.approx(1.5, rel=0.04)
+    assert cost.slowdown == pytest.approx(1.5, rel=0.06)
     coefficients = cost.fit()
     assert coefficients is not None
     assert step_s(coefficients, features_of(StepShape(8, 64, 56), 800, None)) == pytest.approx(0.010, rel=0.05)
+
+
+def test_a_host_that_is_slow_again_and_again_does_not_raise_the_slowdown_factor_for_good() -> None:
+    """A slow host strikes only the steps that it bounds. Loads that are new meanwhile are averaged in at a wrong level,
+    and the loads after them by these: without a return to 1 the factor grows with each episode, here to 3.6.
+    """
+    cost = StepCost()
+
+    def play(host_n: int, device_n: int, host_slowdown: float) -> None:
+        for _ in range(800):
+            cost.note(StepShape(host_n, 2 * host_n, host_n), 0.012 * host_slowdown, 0)
+            cost.note(StepShape(device_n, 8 * device_n, 7 * device_n), 0.020, 0)
+
+    loads = (2, 4, 8, 16, 32, 64)
+    for before, n in zip((1, *loads), loads, strict=False):
+        play(n, before, 1.0)
+        play(n, n, 1.3)
+    assert cost.slowdown < 2.5
 
 
 def test_a_pause_is_no_cost() -> None:
