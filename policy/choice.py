@@ -41,7 +41,7 @@ class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
     `backlog` is how many rows their drafter has not read, together. `itl_slo_s` bounds their mean inter-token latency;
-    0: no bound.
+    0: no bound. A group without decodes changes nothing for the others; its K is that of a decode that joins it.
     """
 
     decodes: int
@@ -56,7 +56,7 @@ class Group(NamedTuple):
 def choose(
     groups: Sequence[Group], lengths: Vector, prices: Prices, objective: Objective = Objective.THROUGHPUT
 ) -> list[int]:
-    """Return K of each group; `lengths` [bands, K_max + 1] is AL by K. There is a group, and none is empty."""
+    """Return K of each group; `lengths` [bands, K_max + 1] is AL by K. One group at least has decodes."""
     k_max = lengths.shape[1] - 1
     least_k = [group.low for group in groups]
     if k_max == 0 or all(group.low >= group.high for group in groups):
@@ -64,28 +64,28 @@ def choose(
     count, band, weight, low, high, backlog, _ = np.array(groups, dtype=np.float64).T
     n, number_of, widest = int(count.sum()), len(groups), max(least_k)
     values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[band.astype(int)]
-    gain = (weight * count)[:, None] * np.diff(values)  # [groups, K]
+    gain = weight[:, None] * np.diff(values)  # of one decode [groups, K]
     least = _least(groups, values, prices)
     k, widths, is_allowed = _grid(k_max, max(1, widest))  # is_allowed: [widths, 1, K]
     is_bound = widest > 0 or bool((high < k_max).any())
 
-    position_s = prices.token_s(n, k_max)[widths - 1][:, None] * count  # [widths, groups]
-    opening_s = widths[:, None] * (count * prices.slot_s) + backlog * (prices.read_s / REST_STEPS)
+    token_s = prices.token_s(n, k_max)[widths - 1][:, None, None]
+    opening_s = (widths * prices.slot_s)[:, None] + backlog / np.maximum(count, 1.0) * (prices.read_s / REST_STEPS)
     depth: NDArray[Any] = k
     if is_bound:
         is_allowed = is_allowed & (k <= high[:, None]) & (k > low[:, None])
         opening_s *= low == 0
         gain *= k > low[:, None]
         depth = np.maximum(k - low[:, None], 1)
-    together = gain.cumsum(axis=1) / (position_s[..., None] * depth + opening_s[..., None]) * is_allowed
+    together = gain.cumsum(axis=1) / (token_s * depth + opening_s[..., None]) * is_allowed
     first, best = together.argmax(axis=2), together.max(axis=2)
-    density = np.where(k <= first[..., None] + 1, best[..., None], gain / position_s[..., None]) * is_allowed
+    density = np.where(k <= first[..., None] + 1, best[..., None], gain / token_s) * is_allowed
     order = (-density.reshape(len(widths), -1)).argsort(
         axis=1, kind="stable"
     )  # a draft's positions stay in their order
 
     adds = np.zeros((number_of, k_max, 4))  # of each position: tokens, requests drafted for, their rows, value
-    adds[:, :, 0], adds[:, :, 3] = count[:, None], gain
+    adds[:, :, 0], adds[:, :, 3] = count[:, None], count[:, None] * gain
     adds[:, 0, 1], adds[:, 0, 2] = count * (low == 0), backlog * (low == 0)
     sums = adds.reshape(-1, 4)[order].cumsum(axis=1)
     sums += np.array([least.tokens, least.drafted, least.rows, least.value])
@@ -150,10 +150,10 @@ def _least(groups: Sequence[Group], values: Vector, prices: Prices) -> _Least:
         count, _, weight, low, _, backlog, itl_slo_s = group
         tokens += count * low
         value += count * weight * own[low]
-        if low:
+        if low and count:
             drafted += count
             rows += backlog
-        if itl_slo_s:
+        if itl_slo_s and count:
             limit_s = min(limit_s, itl_slo_s * abs(own[low]) ** (1 if own[low] > 0 else -1))
     seconds = prices.step_s(n, tokens, width * drafted, is_uniform=tokens == n * (1 + width))
     if drafted:
@@ -178,7 +178,7 @@ def _limits_s(groups: Sequence[Group], low: Vector, lengths: Vector, owner: Ints
     """Return how long a step may take after so many positions [widths, positions]; `None`: as long as it likes."""
     found: Vector | None = None
     for at, group in enumerate(groups):
-        if group.itl_slo_s:
+        if group.itl_slo_s and group.decodes:
             k = np.minimum(int(low[at]) + (owner == at).cumsum(axis=1), lengths.shape[1] - 1)
             own = group.itl_slo_s * lengths[group.band][k]
             found = own if found is None else np.minimum(found, own)

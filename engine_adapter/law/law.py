@@ -5,7 +5,8 @@ takes the evidence in and, once a second, sets prices and acceptance anew (`refr
 scheduler's thread sees the old state or the new one and never a mixture.
 
 Decodes are grouped by what their class wishes, by band, and by whether a draft of theirs was verified yet. K is chosen
-anew when many of the decodes changed their group (`MOVED_RATIO`), or the state is another one.
+for all bands of the wishes that are there, so a decode in a band that was empty has a K too. K is chosen anew when many
+of the decodes changed their group (`MOVED_RATIO`), and with each new state, by the agent's thread.
 
 Requests without a verified draft lie in the band in which their kind begins. Where they are most of the decodes, the
 bands of the others say nothing of the whole: then each known request gets K as if all were like it, so that one that
@@ -36,6 +37,7 @@ from specpilot.engine_adapter.law.tuning import (
     MOVED_RATIO,
     UNPROBED_RATIO,
 )
+from specpilot.policy.bands import BANDS
 from specpilot.policy.choice import Group, choose
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import Load, Prices
@@ -87,6 +89,16 @@ class State:
     slowdown: float
 
 
+class _Choice(NamedTuple):
+    """K by group, chosen in this state, by these wishes, for so many decodes of each group; replaced whole."""
+
+    state: State | None
+    wishes: Wishes
+    counts: Counter[int]
+    k_of: Mapping[int, int]
+    drafts: bool = False
+
+
 class EngineLaw:
     """Counts, prices and chooses for one engine, of at most `most_running` decodes."""
 
@@ -109,8 +121,8 @@ class EngineLaw:
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
         self._left = self._left_s = 0.0  # decodes left out, by the share drafted for; seconds of catching up
-        self._latest: tuple[State | None, Counter[int], dict[int, int]] = None, Counter(), {}  # by group: decodes, K
-
+        self._counts: Counter[int] = Counter()  # decodes by group in the latest step
+        self._backlogs: Counter[int] = Counter()  # rows by group when K was chosen last
         self.wish({})
 
     def wish(self, wishes: Mapping[str, Wish], objective: Objective = Objective.THROUGHPUT) -> None:
@@ -121,7 +133,7 @@ class EngineLaw:
             name: 0 if wish.low >= wish.high else max(1, min(wish.high, self.k_max)) for name, wish in found.items()
         }
         self.wishes = Wishes(of, {name: of.index(wish) for name, wish in found.items()}, deepest, objective)
-        self._latest = None, Counter(), {}
+        self._counts, self._choice = Counter(), _Choice(None, self.wishes, Counter(), {})
 
     # The scheduler's thread
 
@@ -138,17 +150,18 @@ class EngineLaw:
             | request.band
             for request in requests
         ]
-        counts = Counter(groups)
-        of_state, before, chosen = self._latest
+        counts = self._counts = Counter(groups)
         self.steps += 1
-        if of_state is not state or not _is_like(counts, before, len(requests)):
+        choice = self._choice
+        if choice.state is not state or choice.wishes is not wishes or not _is_like(counts, choice, len(requests)):
             self.choices += 1
             backlogs: Counter[int] = Counter()
             for group, request in zip(groups, requests, strict=True):
                 backlogs[group] += request.backlog
-            chosen = self._chosen(state, wishes, counts, backlogs)
-            self._latest = state, counts, chosen
-        return [chosen[group] for group in groups]
+            self._backlogs = backlogs
+            self._choice = choice = _chosen(state, wishes, counts, backlogs)
+        k_of = choice.k_of
+        return [k_of[group] for group in groups]
 
     def note_plan(self, decodes: int, drafted: int, rows: int) -> None:
         """Take in for how many of the decodes the next drafts are made by choice, and how many rows these catch up."""
@@ -158,26 +171,6 @@ class EngineLaw:
         self._left = self._left * LEFT_KEPT + (decodes - drafted) * drafted / decodes
         spent = state.prices.reads_s + state.prices.read_s * rows if rows else 0.0
         self._left_s = self._left_s * LEFT_KEPT + spent
-
-    def _chosen(self, state: State, wishes: Wishes, counts: Counter[int], backlogs: Counter[int]) -> dict[int, int]:
-        def chosen(groups: Sequence[Group]) -> list[int]:
-            return choose(groups, state.lengths, state.prices, wishes.objective)
-
-        groups = {code: self._group(code, count, backlogs[code], wishes, state) for code, count in counts.items()}
-        n = counts.total()
-        unprobed = [code for code in groups if code & _UNPROBED]
-        if sum([counts[code] for code in unprobed]) <= UNPROBED_RATIO * n:
-            return dict(zip(groups, chosen([*groups.values()]), strict=True))
-        found = dict(zip(unprobed, chosen([groups[code] for code in unprobed]), strict=True))
-        for code in groups.keys() - found.keys():
-            [found[code]] = chosen([groups[code]._replace(decodes=n)])
-        return found
-
-    def _group(self, code: int, count: int, backlog: int, wishes: Wishes, state: State) -> Group:
-        wish = wishes.each[code >> _WISH_AT]
-        high = min(wish.high, self.k_max)
-        itl_slo_s = wish.itl_slo_s / state.slowdown
-        return Group(count, code & _BAND, wish.weight, min(wish.low, high), high, backlog, itl_slo_s)
 
     # The agent's thread
 
@@ -214,7 +207,10 @@ class EngineLaw:
         probes = ProbePrices.of(prices, max(1, round(self._decodes)))
         self.probe_prices = probes
         if self._has_traffic:
-            self.state = State(self.acceptance.lengths(), prices, self.cost.slowdown)
+            state, counts = State(self.acceptance.lengths(), prices, self.cost.slowdown), self._counts
+            if counts:
+                self._choice = _chosen(state, self.wishes, counts, self._backlogs)
+            self.state = state
 
     def described(self) -> dict[str, Any] | None:
         """Return what K is chosen by, as plain data: AL by band and K, and the slowdown factor; `None`: unknown yet."""
@@ -238,15 +234,49 @@ class EngineLaw:
         found = {}
         for n in loads:
             groups = [
-                self._group(wishes.of_class.get(name, 0) << _WISH_AT | band, max(1, round(share * n)), 0, wishes, state)
+                _group(wishes, state, wishes.of_class.get(name, 0), band, max(1, round(share * n)))
                 for (name, band), share in mix.items()
             ]
             found[n] = dict(zip(mix, choose(groups, state.lengths, state.prices, wishes.objective), strict=True))
         return found
 
 
-def _is_like(counts: Counter[int], before: Counter[int], n: int) -> bool:
-    """Whether few of `n` decodes changed their group, and each group has a K."""
-    if not counts.keys() <= before.keys():
+def _chosen(state: State, wishes: Wishes, counts: Counter[int], backlogs: Counter[int]) -> _Choice:
+    """Choose K for each band of the wishes of these decodes."""
+    n, present = counts.total(), sorted({code >> _WISH_AT for code in counts})
+    unprobed = sum([count for code, count in counts.items() if code & _UNPROBED])
+    is_told_apart = unprobed > UNPROBED_RATIO * n
+    flags = (_UNPROBED,) if is_told_apart else (0, _UNPROBED)
+    k_of: dict[int, int] = {}
+    codes = [wish << _WISH_AT | band for wish in present for band in range(BANDS)]
+    groups = [
+        _group(
+            wishes, state, code >> _WISH_AT, code & _BAND,
+            sum([counts[code | flag] for flag in flags]), sum([backlogs[code | flag] for flag in flags]),
+        )
+        for code in codes
+    ]  # fmt: skip
+    for code, k in zip(codes, choose(groups, state.lengths, state.prices, wishes.objective), strict=True):
+        k_of.update({code | flag: k for flag in flags})
+    for code in counts.keys() - k_of.keys():
+        group = _group(wishes, state, code >> _WISH_AT, code & _BAND, n, backlogs[code])
+        [k_of[code]] = choose([group], state.lengths, state.prices, wishes.objective)
+    return _Choice(state, wishes, counts, k_of, any(k_of.values()))
+
+
+def _group(wishes: Wishes, state: State, at: int, band: int, count: int, backlog: int = 0) -> Group:  # noqa: PLR0913, PLR0917 - what a group is
+    """Return so many decodes of a band as a group, by the wish that is `at` this place."""
+    wish, k_max = wishes.each[at], state.lengths.shape[1] - 1
+    high = min(wish.high, k_max)
+    return Group(count, band, wish.weight, min(wish.low, high), high, backlog, wish.itl_slo_s / state.slowdown)
+
+
+def _is_like(counts: Counter[int], choice: _Choice, n: int) -> bool:
+    """Whether each group has a K, and few of `n` decodes changed their group since these were chosen.
+
+    Where nothing drafts, no K was chosen for empty groups: drafting for one of them alone may pay.
+    """
+    before = choice.counts
+    if not counts.keys() <= (choice.k_of.keys() if choice.drafts else before.keys()):
         return False
     return sum([abs(count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n

@@ -126,6 +126,21 @@ def test_one_k_for_all_wins_where_a_mix_would_lose_its_graph() -> None:
     assert len(set(uniform)) == 1
 
 
+@pytest.mark.parametrize("in_force", [None, graphs(FULL)], ids=["none", "full"])
+def test_a_group_without_decodes_changes_nothing_and_has_the_k_of_its_like(in_force: Graphs | None) -> None:
+    draw = random.Random(2)
+    for _ in range(100):
+        groups, al, priced = drawn(draw, in_force)
+        alone = choose(groups, al, priced)
+        empty = [group._replace(decodes=0, backlog=0, itl_slo_s=1e-9) for group in groups]
+        found = choose([*empty, *groups], al, priced)
+        assert found[len(groups) :] == alone
+        for k, other, group in zip(alone, found, groups, strict=False):
+            assert group.low <= other <= group.high
+            # within a block of positions that are worth it only together, a padded step may end before the block does
+            assert group.backlog or other == k or (in_force and other > k)
+
+
 @pytest.mark.parametrize("k_max", [0, 1])
 def test_the_smallest_engines_have_a_choice_too(k_max: int) -> None:
     assert choose([Group(1, 0, 1.0, 0, k_max)], lengths(0.99, k_max=k_max), prices()) == [k_max]

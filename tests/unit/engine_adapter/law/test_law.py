@@ -66,15 +66,38 @@ def test_each_request_gets_the_k_of_its_band() -> None:
     assert law.k_of([request(HIGH), request(LOW), request(HIGH)]) == [K_MAX, 0, K_MAX]
 
 
-def test_k_is_chosen_anew_when_many_changed_their_group_and_by_new_prices() -> None:
+def test_k_is_chosen_anew_when_many_changed_their_group() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     batch = [request(HIGH) for _ in range(8)] + [request(LOW) for _ in range(8)]
     for moved, choices in ((0, 1), (3, 1), (5, 2)):
         law.k_of([request(LOW) if at < moved else item for at, item in enumerate(batch)])
         assert law.choices == choices
+
+
+def test_new_prices_are_chosen_by_on_the_agents_thread() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    batch = [request(HIGH) for _ in range(8)]
+    assert law.k_of(batch)[0] == K_MAX
+    for _ in range(20):
+        law.learn((), counted(HIGH, 0.0, drafts=1000), 1.0)
     law.refresh()
+    assert law.k_of(batch)[0] == 0
+    assert law.choices == 1
+
+
+def test_a_decode_in_a_band_that_was_empty_has_a_k_at_once() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    batch = [request(HIGH) for _ in range(8)] + [request(LOW) for _ in range(8)]
     law.k_of(batch)
-    assert law.choices == 3
+    assert law.k_of([*batch, request(0), request(HIGH, drafts=0)])[-2:] == [0, K_MAX]
+    assert law.choices == 1
+
+
+def test_where_nothing_drafts_a_decode_in_a_band_that_was_empty_has_k_chosen_anew() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    batch = [request(0) for _ in range(4)]
+    assert set(law.k_of(batch)) == {0}
+    assert law.k_of([*batch, *[request(HIGH)] * 2])[-1] == K_MAX
 
 
 def test_classes_with_the_same_wishes_are_one_and_others_have_their_bounds() -> None:
