@@ -41,7 +41,8 @@ def test_the_gains_stand_beside_each_other_and_too_few_windows_say_so() -> None:
     arms = {"adaptive": 0.137, "as_played": 0.102}
     gain = {"low": -0.099, "mean": 0.063, "high": 0.254}
     assert gains_line(7, 54, gain, arms) == (
-        "adaptive over K=7: by the control group +6.3% (-9.9% to +25.4%), 54 windows; by the arms +13.7%, as played +10.2%"
+        "adaptive over K=7: by the control group +6.3% (-9.9% to +25.4%), 54 windows; "
+        "by the arms +13.7%, as played +10.2%"
     )
     assert "by the control group unknown, 2 windows" in gains_line(7, 2, None, arms)
 
