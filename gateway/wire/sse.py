@@ -37,9 +37,11 @@ _SPECULATION: Final = re.compile(
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _USUAL_DATA: Final = b'data: {"id"'
 _ERROR: Final = re.compile(
-    rb'(?:data:)?\s*\{\s*"(?:error"\s*:\s*(?!null\b|false\b|0\b|""|\{\s*\}|\[\s*\])\S|(?:object|type)"\s*:\s*"error")'
+    rb'(?:data:)?\s*\{\s*"(?:error"\s*:\s*(?!null\b|false\b|0\b|""|\[\s*\]'
+    rb'|\{\s*(?:"\w*"\s*:\s*(?:null\b|false\b|0\b|"")\s*,?\s*)*+\})\S|(?:object|type)"\s*:\s*"error")'
 )
-"""A JSON object that is an error, by the value of its first member: of many, a good answer has `"error": null`."""
+"""A JSON object that is an error, by the value of its first member: of many, a good answer has `"error": null`, or an
+object whose members are null."""
 _ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
 _CLIENTS_ERROR: Final = re.compile(
     rb'"type"\s*:\s*"(?:invalid_request_error|not_found_error|request_too_large|(?:BadRequest|NotFound)Error)"'

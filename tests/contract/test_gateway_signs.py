@@ -11,7 +11,7 @@ from tests.support.gateway_server import GatewayThread
 from tests.support.scripted_engine import DONE, LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, reply
 
 GOOD: dict[str, Any] = json.loads(event("a").removeprefix(b"data: "))
-NOTHING = ["null", "false", '""', "{}", "[]", "{ }", "0"]
+NOTHING = ["null", "false", '""', "{}", "[]", "{ }", "0", '{"code":null}', '{ "message": "", "type": null, "code": 0 }']
 SPELT = ['{"error":%s,"id":"r"}', '{ "error" : %s, "id": "r"}', '\n{\n  "error": %s,\n  "id": "r"\n}']
 ERRORS = [
     b'{"error":{"message":"dead","code":500}}',

@@ -149,11 +149,15 @@ def _is_error(data: bytes) -> bool | None:
     try:
         found = json.loads(data)
     except ValueError:
-        if re.match(rb'\s*\{\s*"error"\s*:\s*(?:"[^"]|\{\s*"|\[\s*"|[1-9]|true)', data):
+        if re.match(rb'\s*\{\s*"error"\s*:\s*(?:"[^"]|\[\s*"|[1-9]|true)', data):
             return True  # whatever follows, the value is not empty
         return None if re.match(rb'\s*\{\s*"(?:error|object|type)"', data) else False
     name, value = next(iter(found.items()), ("", None)) if isinstance(found, dict) else ("", None)
-    return bool(value) if name == "error" else name in ("object", "type") and value == "error"
+    if name != "error":
+        return name in ("object", "type") and value == "error"
+    if not isinstance(value, dict):
+        return bool(value)
+    return any(type(member) not in (type(None), bool, int, str) or bool(member) for member in value.values())
 
 
 def form_in(content_type: bytes, body: bytes) -> dict[str, str] | None:
