@@ -85,6 +85,8 @@ def _inflate(parts: Iterable[bytes], *, is_gzip: bool) -> Iterator[bytes]:
         is_full = False
         while data or is_full:
             if decoder.eof:
+                if is_gzip and not data.strip(b"\0"):
+                    break  # padding, which gzip ignores
                 members += 1
                 if not is_gzip or members > CODED_MEMBERS_MAX:
                     raise EOFError(_MANY if is_gzip else "it goes on after its end")

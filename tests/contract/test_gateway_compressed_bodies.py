@@ -29,6 +29,7 @@ CODED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "GZip": ("GZip", gzip.compress),
     "x-gzip": ("x-gzip", gzip.compress),
     "gzip in members": ("gzip", lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])),
+    "gzip and padding": ("gzip", lambda data: gzip.compress(data) + b"\0" * 512),
     "deflate": ("deflate", zlib.compress),
     "raw deflate": ("deflate", raw_deflate),
     "zstd": ("zstd", zstd.compress),
