@@ -77,6 +77,7 @@ def create_routes(  # noqa: C901 - one small function a route
             allow_headers=("*",),
             allow_credentials=not context.origins.is_any,
             expose_headers=EXPOSED,
+            allow_private_network=not context.origins.is_any,
             max_age=MAX_AGE_S,
         )
 
@@ -128,7 +129,8 @@ def create_routes(  # noqa: C901 - one small function a route
             response.headers["allow"] = allowed
             return response
         known = ", ".join(sorted(PROXIED))
-        return _error_response(RouteNotFoundError(f"there is no {request.url.path[:128]} here; relayed are {known}"))
+        path = request.scope["raw_path"].decode("latin-1")  # decoded, it may read like one that is served
+        return _error_response(RouteNotFoundError(f"there is no {path[:128]} here; relayed are {known}"))
 
     for route in (*app.routes, *operators.routes):
         if isinstance(route, APIRoute) and "GET" in route.methods:

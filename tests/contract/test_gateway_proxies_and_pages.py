@@ -142,6 +142,18 @@ async def test_a_preflight_of_an_allowed_page_is_answered(
     assert engine.seen == []
 
 
+async def test_an_allowed_page_may_reach_a_private_network_and_any_page_may_not(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    asking = f"{PREFLIGHT}access-control-request-private-network: true\r\n"
+    for allowed in (PAGE, "*"):
+        gateway = await start_gateway(engine, allowed_origins=(allowed,))
+        answer = await call(gateway.port, request(b"", method="OPTIONS", headers=asking))
+        is_allowed = answer.headers.get("access-control-allow-private-network") == "true"
+        assert is_allowed == (allowed == PAGE)
+        assert (answer.status == 200) == is_allowed
+
+
 OF_ENGINE = "access-control-allow-origin: *\r\naccess-control-expose-headers: x\r\n"
 
 
@@ -246,3 +258,15 @@ async def test_head_of_what_is_not_ready_or_not_there(start_gateway: StartGatewa
         async with await Client.connect(gateway.port) as client:
             client.send(request(b"", path=path, method="HEAD"))
             assert (await client.answer(is_head=True)).status == status
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat%2Fcompletions", "/%761/chat/completions", "/v1/./chat/completions", "/nope"]
+)
+async def test_a_path_that_is_not_served_is_named_as_it_was_sent(
+    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+) -> None:
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port, request(path=path))
+    assert answer.status == 404
+    assert answer.json["error"]["message"].startswith(f"there is no {path} here")
