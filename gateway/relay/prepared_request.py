@@ -24,6 +24,7 @@ from specpilot.gateway.wire.body import (
     RequestFacts,
     amend,
     amendments,
+    in_utf_8,
     may_repeat_model,
     read_facts,
 )
@@ -31,6 +32,7 @@ from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
     InvalidFormError,
+    InvalidJsonError,
     ModelNotAllowedError,
     ModelNotFoundError,
 )
@@ -207,7 +209,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
         text, body = reference(context, head.target), (b"",)
     elif path in FORMS and text is None:
         raise InvalidFormError("the form is empty; send it in the body")
-    facts = _facts(path, body, text)
+    facts, body = _read(path, body, text)
     asked = facts.model
     if key is not None and (path == RESPONSES or head.target):
         check_owner(facts, key.key_id)
@@ -340,6 +342,17 @@ def _facts(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFac
         return read_facts(path, body[0])
     # What an engine makes of a file's bytes is no prompt of a quarter as many tokens.
     return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
+
+
+def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[RequestFacts, tuple[bytes, ...]]:
+    """Return the facts of a body as `_facts` does, and the body: in UTF-8, as what is added to it is."""
+    try:
+        return _facts(path, body, text), body
+    except InvalidJsonError:
+        again = in_utf_8(body[0]) if text is None else None
+        if again is None:
+            raise
+        return _facts(path, (again,), None), (again,)
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:

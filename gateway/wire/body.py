@@ -12,6 +12,7 @@ neither object nor null is left for the engine to refuse.
 Whether `messages` and the like make sense is the engine's business. Pure.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -169,6 +170,17 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
         raise InvalidFieldError("stream must be true or false", param="stream")
     prompt_tokens = (len(body) if size is None else size) // CHARS_PER_TOKEN
     return RequestFacts(path, model, found, prompt_tokens, _max_tokens(path, found), stream=stream is True)
+
+
+def in_utf_8(body: bytes) -> bytes | None:
+    """Return a body in UTF-16 or UTF-32, told by its first bytes as vLLM tells it, in UTF-8; `None` for any other."""
+    coding = json.detect_encoding(body)
+    if coding.startswith("utf-8"):
+        return None
+    try:
+        return body.decode(coding).encode()
+    except UnicodeError:
+        return None
 
 
 def may_repeat_model(text: bytes) -> bool:

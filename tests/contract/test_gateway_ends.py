@@ -81,3 +81,16 @@ async def test_a_body_may_begin_with_a_byte_order_mark(
         assert json.loads(sent.removeprefix(mark))["messages"] == body["messages"]
     answer = await call(gateway.port, request(mark * 2 + b"{}"))
     assert (answer.status, answer.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+async def test_a_body_may_be_in_utf_16_or_32_as_for_vllm(
+    engine: ScriptedEngine, start_gateway: StartGateway, coding: str
+) -> None:
+    gateway = await start_gateway(engine)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "grüße 🙂"}]}
+    answer = await call(gateway.port, request(json.dumps(body, ensure_ascii=False).encode(coding)))
+    assert answer.status == 200
+    assert engine.seen[-1].json == {**body, "vllm_xargs": {"traffic_class": "default"}}
+    answer = await call(gateway.port, request(b"{" + json.dumps(body).encode(coding)))
+    assert (answer.status, answer.code) == (400, "invalid_json")
