@@ -1,8 +1,9 @@
 """Connections to Redis that notice that the server behind an address has changed.
 
 An address may lead to another server after a fail-over (a balancer, a service of a cloud) while the connections to the
-old one stay open, which then refuses every write. Some answers come only from a server that is not the primary, or not
-yet: `READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`. Such an answer closes the connection, and each other connection
+old one stay open, which then refuses every write. Some answers come only from a server that is not the primary, not
+yet the primary, or cannot write: `READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`, `CLUSTERDOWN`, `MISCONF`. Such an
+answer closes the connection, and each other connection
 of the same client before its next command. The refused command was not executed, so the client's one retry repeats it
 on a new connection.
 """
@@ -14,9 +15,14 @@ import redis
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
-_NOT_THE_PRIMARY: Final = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|NOREPLICAS)\b")
+_NOT_THE_PRIMARY: Final = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|NOREPLICAS|MISCONF)\b")
 """In a script on Redis before 7 the word is part of the text of another error."""
-_KINDS: Final = (redis.ReadOnlyError, redis.BusyLoadingError, redis.exceptions.MasterDownError)
+_KINDS: Final = (
+    redis.ReadOnlyError,
+    redis.BusyLoadingError,
+    redis.exceptions.MasterDownError,
+    redis.exceptions.ClusterDownError,
+)
 
 
 class Dials:

@@ -36,7 +36,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     found.close()
 
 
-@pytest.mark.parametrize("how", ["READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS"])
+@pytest.mark.parametrize("how", ["READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MISCONF", "NOAUTH"])
 def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: str) -> None:
     store = RedisStore(pair.url)
     lease = store.acquire_lease("a", 30.0)

@@ -60,6 +60,14 @@ class Address:
             one.close()
 
 
+SAYS = {
+    "LOADING": b"-LOADING Redis is loading the dataset in memory\r\n",
+    "CLUSTERDOWN": b"-CLUSTERDOWN The cluster is down\r\n",
+    "MISCONF": b"-MISCONF Redis is configured to save RDB snapshots, but it is unable to persist to disk.\r\n",
+    "NOAUTH": b"-NOAUTH Authentication required.\r\n",
+}
+
+
 class Pair:
     """A primary, its replica, and the address that leads to the primary."""
 
@@ -109,7 +117,7 @@ class Pair:
         elif how == "NOREPLICAS":
             self.first.config_set("min-replicas-to-write", 1)
         else:
-            self.address.says = b"-LOADING Redis is loading the dataset in memory\r\n"
+            self.address.says = SAYS[how]
 
     def _is_replicated(self) -> bool:
         found = self.first.info("replication")
