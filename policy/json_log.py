@@ -1,9 +1,9 @@
 """Standard error as lines of JSON, from a program's first line to its last.
 
-`use` takes over all that would otherwise write plain lines: log records, Python's warnings, uncaught exceptions of any
-thread, and `policy.settings.fail`. Each line is one object: `at` (Unix seconds), `level`, `logger`, `message`, the
-fields that the program adds to all its lines, and `exception` with a traceback. Lines that are JSON of another shape
-(access log, audit) stay unchanged.
+`use` takes over all that would otherwise write plain lines: log records (also those whose arguments do not fit),
+Python's warnings, uncaught exceptions of any thread or finalizer, and `policy.settings.fail`. Each line is one object:
+`at` (Unix seconds), `level`, `logger`, `message`, the fields that the program adds to all its lines, and `exception`
+with a traceback. Lines that are JSON of another shape (access log, audit) stay unchanged.
 """
 
 import json
@@ -33,13 +33,15 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             **self._more,
-            "message": record.getMessage(),
+            "message": _message_of(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        # Another encoding would write missing characters as escapes that JSON does not know.
+        is_utf_8 = (sys.stderr.encoding or "").lower() in ("utf-8", "utf8")
+        return json.dumps(line, ensure_ascii=not is_utf_8, default=str)
 
 
 def use(level: str = "info", **more: Any) -> None:
@@ -52,6 +54,7 @@ def use(level: str = "info", **more: Any) -> None:
     logging.captureWarnings(capture=True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
+    sys.unraisablehook = _log_unraisable
 
 
 def is_used() -> bool:
@@ -73,6 +76,13 @@ def is_asked_for(arguments: Sequence[str], variable: str | None) -> bool:
     return asked == "json"
 
 
+def _message_of(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):  # `logging` itself would write a plain traceback
+        return f"{record.msg} {record.args}"
+
+
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return
@@ -82,3 +92,9 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
 def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None:
         _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _log_unraisable(found: "sys.UnraisableHookArgs") -> None:
+    said = f"{found.err_msg or 'an exception was ignored in'}: {found.object!r}"
+    error = found.exc_value
+    logging.getLogger().error(said, exc_info=None if error is None else (found.exc_type, error, found.exc_traceback))

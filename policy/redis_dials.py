@@ -3,9 +3,8 @@
 An address may lead to another server after a fail-over (a balancer, a service of a cloud) while the connections to the
 old one stay open, which then refuses every write. Some answers come only from a server that is not the primary, not
 yet the primary, or cannot write: `READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`, `CLUSTERDOWN`, `MISCONF`. Such an
-answer closes the connection, and each other connection
-of the same client before its next command. The refused command was not executed, so the client's one retry repeats it
-on a new connection.
+answer closes the connection, and each other connection of the same client before its next command. The rejected
+command was not executed, so the client's one retry repeats it on a new connection.
 """
 
 import re

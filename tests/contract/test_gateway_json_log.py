@@ -96,3 +96,27 @@ def test_warnings_and_exceptions_of_the_interpreter(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in lines[1]["exception"]
     assert "two\nlines" in lines[2]["exception"]
     assert {line["where"] for line in lines} == {"here"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_finalizers_arguments_that_do_not_fit_and_text_of_any_script(tmp_path: Path, encoding: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import logging\n"
+        "from specpilot.policy import json_log\n"
+        "json_log.use()\n"
+        "class Broken:\n"
+        "    def __del__(self):\n"
+        "        raise ValueError('in a finalizer')\n"
+        "Broken()\n"
+        "logging.warning('%d of %s', 'x')\n"
+        "logging.warning('model %s', '\N{LLAMA} \\udcff \u00e9')\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, timeout=30, check=False)
+    lines = objects(done.stderr.decode("utf-8"))
+    assert [line["level"] for line in lines] == ["error", "warning", "warning"]
+    assert "in a finalizer" in lines[0]["exception"]
+    assert "%d of %s" in lines[1]["message"]
+    assert lines[2]["message"] == "model \N{LLAMA} \udcff \u00e9"
