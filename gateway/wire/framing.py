@@ -250,7 +250,8 @@ class ChunkedFramer(Framer):
         while at < len(data) and at - position < _USUAL_SIZE_DIGITS and _DIGIT[data[at]] < 16:  # noqa: PLR2004 - hexadecimal
             size = 16 * size + _DIGIT[data[at]]
             at += 1
-        if at > position and not self._line and data.startswith(b"\r\n", at):
+        # Not `startswith`: from a place in the bytes it takes ten times as long.
+        if at > position and not self._line and data[at : at + 2] == b"\r\n":
             self._left = size
             self._state = self.DATA if size else self.TRAILERS
             return at + 2

@@ -257,7 +257,8 @@ class SseTap:
             is_text = frame.find(b"event:", 0, at) < 0 or frame.find(b"delta", 0, at) >= 0
             is_failed = name is not None and self._is_error(name.lastindex)
             frame = frame[at:]
-        if frame.startswith(b"[DONE]", 6 if frame[5:6] == b" " else 5):
+        mark = frame[5:12]
+        if mark == b" [DONE]" or mark.startswith(b"[DONE]"):
             self.is_done = True
             return
         if self.deltas == self.openings and says_nothing(frame):
