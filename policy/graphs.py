@@ -15,14 +15,16 @@ class Graphs:
     `mode` is `FULL` if every step of the target replays one FULL graph, also with prompts and any mix of K. Otherwise
     it is vLLM's `cudagraph_mode` as the engine resolved it. `mixed` are the sizes for any step of the target: FULL
     graphs if `mode` is `FULL`, else piecewise ones. `uniform` are the FULL graphs for steps in which all requests have
-    the same number of positions, by that number (1 + K). `drafter` are the piecewise graphs of a parallel drafter;
-    empty for a sequential one, whose passes are small, and without graphs.
+    the same number of positions, by that number (1 + K). `varlen` are FULL graphs of variable length: for steps of
+    decodes alone, whatever K each request has; a step for which `uniform` has a graph replays that one. `drafter` are
+    the piecewise graphs of a parallel drafter; empty for a sequential one, whose passes are small, and without graphs.
     """
 
     mode: str
     mixed: tuple[int, ...] = ()
     uniform: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     drafter: tuple[int, ...] = ()
+    varlen: tuple[int, ...] = ()
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
@@ -30,3 +32,8 @@ class Graphs:
     def fit_any_mix(self) -> bool:
         """Whether one FULL graph is replayed for any mix of K and prompts, so that uniform steps gain nothing."""
         return self.mode == "FULL"
+
+    @property
+    def fit_any_k(self) -> bool:
+        """Whether one FULL graph is replayed for any mix of K, at least in steps of decodes alone."""
+        return self.fit_any_mix or bool(self.varlen)

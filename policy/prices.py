@@ -89,7 +89,7 @@ class Prices:
         tokens = np.arange(most + 1)
         prefilled = round(load.prefill_tokens)
         self._with_prefill = self._pass_s(tokens + prefilled) - float(self._pass_s(np.array([prefilled]))[0])
-        self.mixed = (1 - load.prefill_ratio) * self._pass_s(tokens) + load.prefill_ratio * self._with_prefill
+        self.mixed = (1 - load.prefill_ratio) * self._decodes_s(tokens) + load.prefill_ratio * self._with_prefill
         self._drafter = self._drafter_s(np.arange(2 * most + 1)) if graphs is not None and graphs.drafter else None
         self._token_s: dict[int, Vector] = {}
         self._uniform_gain: dict[int, Vector] = {}
@@ -149,8 +149,17 @@ class Prices:
     def _fixed_s(self, n: int) -> float:
         return self._c["base"] + (self._c["decode"] + self._c["context"] * self._load.context_tokens) * n
 
+    def _decodes_s(self, tokens: Ints) -> Vector:
+        """Return the seconds of the target's pass over so many tokens of decodes with different K, and no prompt."""
+        other = self._pass_s(tokens)
+        if self._graphs is None or not self._graphs.varlen:
+            return other
+        laid_out, has_graph = _up(self._graphs.varlen, tokens)
+        found: Vector = np.where(has_graph, np.interp(laid_out, EDGES, self._heights), other)
+        return found
+
     def _pass_s(self, tokens: Ints) -> Vector:
-        """Return the seconds of the target's pass over so many tokens of a mixed step."""
+        """Return the seconds of the target's pass over so many tokens of a step of any kind, prompts included."""
         if self._graphs is None:
             plain: Vector = np.interp(tokens, EDGES, self._heights)
             return plain
@@ -174,10 +183,10 @@ def padded(  # noqa: PLR0913 - what is in a step
     if graphs is None:
         return Shape(m + prefill, slots)
     tokens, piecewise, graphless = float(m + prefill), 0.0, 0.0
-    sizes: Sequence[int] = graphs.uniform.get(m // n, ()) if is_uniform and n and not prefill else ()
-    at = bisect_left(sizes, m)
-    if at < len(sizes):
-        tokens = sizes[at]
+    uniform: Sequence[int] = graphs.uniform.get(m // n, ()) if is_uniform and n else ()
+    fitting = [sizes for sizes in (uniform, graphs.varlen) if not prefill and sizes and m <= sizes[-1]]
+    if fitting:
+        tokens = fitting[0][bisect_left(fitting[0], m)]
     else:
         at = bisect_left(graphs.mixed, tokens)
         graphless = float(at == len(graphs.mixed))

@@ -8,6 +8,7 @@ def expected(graphs: Graphs, running: int, k: int) -> tuple[str, int]:
     tokens = running * (1 + k)
     for mode, sizes in (
         ("FULL", graphs.uniform.get(1 + k, ())),
+        ("FULL", graphs.varlen),
         ("FULL" if graphs.mode == "FULL" else "PIECEWISE", graphs.mixed),
     ):
         fitting = [size for size in sizes if size >= tokens]

@@ -80,6 +80,8 @@ class H200Plant:
         n, m, found = work.decodes, work.verified, self.graphs
         if work.is_uniform and n and not work.prefill and _has(found.uniform.get(m // n, ()), m):
             return "full"
+        if n and not work.prefill and _has(found.varlen, m):
+            return "full"
         if not _has(found.mixed, m + work.prefill):
             return "none"
         return "full" if found.mode == FULL else "piecewise"

@@ -3,6 +3,7 @@
 A step of n decodes, m tokens to verify and P prefilled ones runs as
 
     FULL graph          without prefill, if all decodes have q = m / n positions and q has sizes: the next one from m on
+    FULL, any length    without prefill, where the engine has graphs of variable length: the next size from m on
     piecewise graphs    else, the next size from m + P on (FULL ones where the engine's mode is `FULL`)
     without a graph     beyond the largest size, as it is
 
@@ -93,7 +94,8 @@ def cliffs(graphs: Graphs, k_max: int) -> set[int]:
     """Return the numbers of decodes from which on a K for all has a graph less, of the target or of the drafter."""
     found = set()
     for k in range(k_max + 1):
-        largest = [max(graphs.mixed, default=0), max(graphs.uniform.get(1 + k, ()), default=0)]
+        kinds = (graphs.mixed, graphs.varlen, graphs.uniform.get(1 + k, ()))
+        largest = [max(sizes, default=0) for sizes in kinds]
         found |= {size // (1 + k) + 1 for size in largest if size}
         if k and graphs.drafter:
             found.add(max(graphs.drafter) // (2 * k) + 1)
@@ -114,7 +116,13 @@ def _shape(graphs: Graphs, step: Step, share_of: Callable[[float], Vector], spre
     mean = np.where(left > _EXACT, np.maximum(rest, 0.0) / np.maximum(left, _EXACT), 0.0)
     wide = np.sqrt(spread**2 + (_PREFILL_SPREAD * p) ** 2)
     padded, has_graph = _expected(graphs.mixed, mean, wide)
-    piecewise = np.zeros(()) if graphs.mode == FULL_MODE else left * has_graph
+    has_pieces = np.zeros_like(has_graph) if graphs.mode == FULL_MODE else has_graph
+    if graphs.varlen:
+        laid_out, fits = _expected(graphs.varlen, mean, wide)
+        fits *= p == 0
+        padded = np.where(p == 0, laid_out * fits + padded * (1.0 - fits), padded)
+        has_graph, has_pieces = np.maximum(has_graph, fits), has_pieces * (1.0 - fits)
+    piecewise = left * has_pieces
     slots, drafter_graphless = step.slots, np.zeros(())
     if graphs.drafter:
         runs = step.runs

@@ -119,10 +119,10 @@ class _SpecPilotScheduler:
     def _joining_k(self) -> int:
         """Return the K that all decodes have in the step to be scheduled; 0 where they differ, or there are none.
 
-        0 also without CUDA graphs, with graphs for any mix of K, and while a request waits that may not stop yet:
+        0 also without CUDA graphs, with FULL graphs for any mix of K, and while a request waits that may not stop yet:
         asynchronously vLLM would take the placeholders for tokens that count (`request_facts.min_tokens`).
         """
-        if self._width == 0 or self.graphs is None or self.graphs.fit_any_mix:
+        if self._width == 0 or self.graphs is None or self.graphs.fit_any_k:
             return 0
         found = {state.k for state in self.steps.decoding}
         if len(found) != 1:

@@ -9,11 +9,7 @@ from specpilot.policy.graphs import Graphs
 
 
 def of_runner(runner: Any) -> Graphs | None:
-    """Return the graphs of a model runner whose speculator is steered; `None` where it has none.
-
-    Graphs of variable length stand under each length that has none of its own: a uniform step of it replays them. The
-    record has no word for a step of different lengths, which replays them too.
-    """
+    """Return the graphs of a model runner whose speculator is steered; `None` where it has none."""
     manager = runner.cudagraph_manager
     if of_speculator(runner.speculator) is None or not manager.needs_capture():
         return None
@@ -23,10 +19,6 @@ def of_runner(runner: Any) -> Graphs | None:
     for graph in full:
         if graph.uniform_token_count is not None:
             uniform.setdefault(graph.uniform_token_count, set()).add(graph.num_tokens)
-    varlen = {graph.num_tokens for graph in full if graph.max_query_len is not None}
-    if varlen:
-        for length in range(1, manager.decode_query_len + 1):
-            uniform.setdefault(length, varlen)
     any_step = [
         graph.num_tokens
         for graph in manager._capture_descs.get(mixed, ())
@@ -41,6 +33,7 @@ def of_runner(runner: Any) -> Graphs | None:
         mixed=_sorted(any_step),
         uniform={length: _sorted(sizes) for length, sizes in sorted(uniform.items())},
         drafter=_sorted(drafter),
+        varlen=_sorted(graph.num_tokens for graph in full if graph.max_query_len is not None),
     )
 
 

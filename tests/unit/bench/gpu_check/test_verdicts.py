@@ -36,6 +36,8 @@ def test_a_step_should_find_what_the_record_tells(running: int, k: int, found: t
 def test_other_modes() -> None:
     assert expected(Graphs("FULL", SIZES), 3, 3) == ("FULL", 16)
     assert expected(Graphs("FULL_DECODE_ONLY", (), {1: (1, 2, 4)}), 3, 3) == ("NONE", 12)
+    varlen = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4)}, varlen=(8, 16))
+    assert [expected(varlen, 3, k) for k in (0, 3, 7)] == [("FULL", 4), ("FULL", 16), ("PIECEWISE", 24)]
 
 
 def row(running: int, *ks: int, kind: str = "uniform", **more: Any) -> dict[str, Any]:

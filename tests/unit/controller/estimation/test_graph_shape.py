@@ -67,6 +67,17 @@ def test_full_graphs_for_any_step_leave_none_piecewise() -> None:
     assert kind(of_cell(graphs, step(9, 9))) == (9, 0, 1)
 
 
+def test_graphs_of_variable_length_are_for_any_mix_of_decodes_and_for_no_prompt() -> None:
+    graphs = Graphs("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16, 24, 32), {1: (1, 2, 4, 8)}, varlen=(4, 8, 20))
+    assert kind(of_cell(graphs, step(3, 3))) == (4, 0, 0)  # the uniform one
+    assert kind(of_cell(graphs, step(3, 9)))[1:] == (0, 0)
+    assert 8 <= kind(of_cell(graphs, step(3, 9)))[0] <= 20
+    assert kind(of_mix(graphs, step(3, 12), np.eye(4)[3][None])) == (20, 0, 0)
+    assert kind(of_cell(graphs, step(3, 24)))[1] > 0.9  # beyond the largest of them
+    assert kind(of_cell(graphs, step(3, 9, prefill=4)))[1] == 1.0
+    assert {21, 11, 7, 6} <= cliffs(graphs, 3)  # for K = 0 to 3: 20 over 1 + K
+
+
 def test_cliffs_are_where_one_request_more_has_no_graph() -> None:
     target = {33, 17, 11, 9}  # for K = 0 to 3: the largest size over 1 + K
     uniform = {9}  # 8 of one token each, and 8 of four

@@ -32,11 +32,12 @@ def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch
     assert engine.num_spec_tokens == K_MAX
 
 
+@pytest.mark.parametrize("graphs", [Graphs("FULL"), Graphs("FULL_AND_PIECEWISE", varlen=(1, 2, 4, 8))])
 def test_where_a_graph_fits_any_mix_a_request_that_joins_gets_its_own_token_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, graphs: Graphs
 ) -> None:
     engine = scheduler(monkeypatch)
-    engine.graphs = Graphs("FULL")
+    engine.graphs = graphs
     offer(engine, 1, 3)
     add(engine, "first", [*range(1, 9)])
     step(engine)

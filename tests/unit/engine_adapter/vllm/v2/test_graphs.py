@@ -185,7 +185,10 @@ def test_the_further_passes_have_a_graph_for_each_width(monkeypatch: pytest.Monk
 
 def test_the_record_says_which_steps_have_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = graph_record.of_runner(runner(monkeypatch))
-    by_length = {1: tuple(size for size in SIZES if size <= REQUESTS)} | dict.fromkeys(range(2, 9), tuple(SIZES))
-    assert found == Graphs("FULL_AND_PIECEWISE", tuple(SIZES), by_length)
+    single = tuple(size for size in SIZES if size <= REQUESTS)
+    assert found == Graphs("FULL_AND_PIECEWISE", tuple(SIZES), {1: single}, varlen=tuple(SIZES))
+    apart = graph_record.of_runner(runner(monkeypatch, is_varlen=False))
+    assert apart is not None
+    assert (apart.varlen, sorted(apart.uniform)) == ((), [1, 2, 3, 4, 6, 8])
     eager = runner(monkeypatch, mode=CUDAGraphMode.NONE)
     assert graph_record.of_runner(eager) is None

@@ -1,0 +1,42 @@
+"""What a step takes by the CUDA graph that it finds."""
+
+import numpy as np
+import pytest
+
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices, padded
+
+SIZES = (1, 2, 4, 8, 16, 32)
+VARLEN = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4)}, varlen=(4, 8, 16))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "prefill", "is_uniform", "tokens", "piecewise"),
+    [
+        (3, 3, 0, True, 4, 0.0),  # its own graph
+        (3, 9, 0, True, 16, 0.0),  # uniform, and without one of its own
+        (3, 9, 0, False, 16, 0.0),  # any mix
+        (3, 18, 0, False, 32, 1.0),  # beyond the largest
+        (3, 9, 4, False, 16, 1.0),  # a prompt
+    ],
+)
+def test_a_step_of_decodes_finds_a_graph_of_variable_length(
+    n: int, m: int, prefill: int, is_uniform: bool, tokens: int, piecewise: float
+) -> None:
+    found = padded(VARLEN, n, m, 0, prefill, is_uniform=is_uniform)
+    assert (found.tokens, found.piecewise, found.graphless) == (tokens, piecewise, 0.0)
+
+
+def prices(graphs: Graphs, load: Load) -> Prices:
+    parts = tuple({"base": 1e-3, "piecewise": 5e-3}.get(name, 0.0) for name in PARTS)
+    return Prices(Coefficients(parts, (1e-5,) * len(KNOTS)), 32, graphs, load)
+
+
+def test_a_mix_of_k_costs_no_pieces_where_graphs_are_of_variable_length() -> None:
+    pieces = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4)})
+    mixed, other = prices(VARLEN, Load()).mixed, prices(pieces, Load()).mixed
+    assert other[9] - mixed[9] == pytest.approx(5e-3)
+    assert other[18] == mixed[18]
+    half = Load(prefill_ratio=0.5, prefill_tokens=4.0)  # with a prompt the step is piecewise on both
+    assert prices(pieces, half).mixed[9] - prices(VARLEN, half).mixed[9] == pytest.approx(2.5e-3)
+    assert np.all(np.diff(mixed[:17]) >= 0)
