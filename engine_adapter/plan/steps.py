@@ -51,6 +51,7 @@ class Steps:
         self._context = 0  # positions of the requests of the latest step, together
         self._under_way: deque[UnderWay] = deque()
         self._drafts: dict[str, Draft] = {}  # verified in the first step under way, by request
+        self._cut = 0  # drafted tokens of that step that were not verified
         self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last planned step
         # Steps that repeat
         self._repeated = ScheduledStep({}, StepShape(0, 0, 0))
@@ -150,8 +151,12 @@ class Steps:
 
     # 2. Its drafts are verified
 
-    def verified(self, request_id: str, drafted: int, accepted: int, invalid: int) -> None:
-        """Process one verified draft of `drafted` tokens, of which the grammar cut `invalid` off at the end.
+    def verified(self, request_id: str, drafted: int, accepted: int, invalid: int, verified: int | None = None) -> None:
+        """Process one draft of `drafted` tokens, of which the grammar cut `invalid` off at the end.
+
+        `verified` is the number of verified tokens, where vLLM's adaptive verification chose a prefix of the draft;
+        `None`: all. A draft of which nothing was verified counts as K = 0, and does not change what is known of
+        acceptance.
 
         Only the drafts of requests that decode count. A request that joins running decodes with one token left to
         prefill may have placeholders, so that all have as many positions; no drafter made them.
@@ -163,11 +168,14 @@ class Steps:
         planned = step.drafts.get(request_id)
         state = self.states.get(request_id)
         if planned is not None and state is not None:
-            k = drafted - invalid
-            is_refused = invalid > 0 or request_id in step.refused
+            allowed, prefix = drafted - invalid, drafted if verified is None else min(verified, drafted)
+            k = min(allowed, prefix)
+            self._cut += drafted - prefix
+            is_refused = (invalid > 0 or request_id in step.refused) and k == allowed
             draft = Draft(state.label, planned.band, k, accepted, k > planned.k, is_refused)
             self._drafts[request_id] = draft
-            self._learn(state, draft)
+            if k or is_refused:
+                self._learn(state, draft)
 
     def _learn(self, state: DraftState, draft: Draft) -> None:
         """Move the request's band by the outcome of its draft and, by a first draft, the start of its kind."""
@@ -214,7 +222,10 @@ class Steps:
             self._plain = step.plain if is_plain else None
             self._outcome = step.outcome(self._drafts, items)
             self._drafts.clear()
-        self._meter.commit(step.shape, seconds, context, self._outcome)
+        shape, cut, self._cut = step.shape, self._cut, 0
+        if cut:
+            shape = shape._replace(verified=shape.verified - cut, is_uniform=shape.verified - cut == shape.decodes)
+        self._meter.commit(shape, seconds, context, self._outcome)
 
     def waiting_s(self, now: float) -> float:
         """Return for how many seconds the oldest step under way has not ended, 0 without one; other threads may ask."""

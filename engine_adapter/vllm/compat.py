@@ -173,10 +173,10 @@ def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[st
             f"model runner V2 is steered on vLLM {', '.join(TESTED_ON_V2)}, and this is {version}: "
             "set VLLM_USE_V2_MODEL_RUNNER=0, or install one of these"
         )
-    if getattr(speculative, "enable_adaptive_verification", False):
+    if getattr(speculative, "enable_adaptive_verification", False) and speculative.method not in STEERABLE_METHODS:
         faults.append(
-            "adaptive verification and the adapter both choose what is verified: "
-            "remove enable_adaptive_verification from --speculative-config"
+            f"adaptive verification was run with {' and '.join(STEERABLE_METHODS)} drafters, not with method "
+            f"{speculative.method!r}: remove enable_adaptive_verification from --speculative-config"
         )
     if is_multimodal and getattr(speculative, "parallel_drafting", False):
         faults.append(

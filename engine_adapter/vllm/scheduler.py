@@ -18,7 +18,7 @@ which plans and counts. The mixin acts at these of vLLM's methods:
 
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -34,7 +34,7 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.plan.step_plan import PLAN
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import compat, device_time, graph_record
+from specpilot.engine_adapter.vllm import compat, device_time, graph_record, verified_tokens
 from specpilot.policy.clock import SystemClock
 
 
@@ -82,6 +82,7 @@ class _SpecPilotScheduler:
         self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
+        self._verified: Mapping[str, int] = {}  # draft tokens that the step verified, where fewer than scheduled may be
         self._bound: set[str] = set()  # requests with a least number of tokens, also some that are gone
         self.steps = Steps(
             planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
@@ -168,7 +169,8 @@ class _SpecPilotScheduler:
     ) -> Any:
         """Note the outcome of one verified draft, then let vLLM count it too."""
         invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
-        self.steps.verified(request_id, num_draft_tokens, num_accepted_tokens, invalid)
+        verified = self._verified.get(request_id, num_draft_tokens)
+        self.steps.verified(request_id, num_draft_tokens, num_accepted_tokens, invalid, verified)
         return super().make_spec_decoding_stats(  # type: ignore[misc]
             spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         )
@@ -176,6 +178,7 @@ class _SpecPilotScheduler:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Let vLLM take the step's outcome in, then count the step."""
         self.steps.skip_to(scheduler_output)
+        self._verified = verified_tokens.of_output(model_runner_output) or {}
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         goes_on = bool(self.running) or self.has_unfinished_requests()  # type: ignore[attr-defined]
         device_s = device_time.of_output(model_runner_output)

@@ -122,6 +122,11 @@ def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
     assert max(found) < SIGMAS, found
 
 
+@pytest.fixture(scope="module")
+def without_drafts() -> dict[str, Any]:
+    return run("tests.support.replayed_graphs", "plain")
+
+
 @pytest.mark.parametrize(
     ("head", "kinds"),
     [
@@ -129,9 +134,24 @@ def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
         ("peagle", {"up to 4", "up to 6", "1 each"}),  # the target's, its own, the target's at K = 0
     ],
 )
-def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(head: str, kinds: set[str]) -> None:
-    plain, found = run("tests.support.replayed_graphs", "plain"), on_v2("tests.support.replayed_graphs", head)
-    assert found["ids"] == plain["ids"]
+def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(
+    without_drafts: dict[str, Any], head: str, kinds: set[str]
+) -> None:
+    found = on_v2("tests.support.replayed_graphs", head)
+    assert found["ids"] == without_drafts["ids"]
     assert set(found["replays"]) == kinds
     assert sum(found["replays"].values()) > 15
     assert found["seen"]["accepted"] > 0.3 * found["seen"]["verified"] > 5
+
+
+@pytest.mark.parametrize("head", ["eagle3", "peagle"])
+def test_under_adaptive_verification_k_is_the_ceiling_and_the_evidence_is_of_what_was_verified(
+    without_drafts: dict[str, Any], head: str
+) -> None:
+    found = on_v2("tests.support.replayed_graphs", head, "adaptive")
+    assert found["ids"] == without_drafts["ids"]
+    seen = found["seen"]
+    assert 0 < seen["evidence_verified"] < seen["verified"]  # some drafts were cut
+    assert seen["evidence_accepted"] == seen["accepted"] > 0.3 * seen["evidence_verified"]
+    assert found["replays"]["up to 4"] > 5  # drafts of different lengths
+    assert found["replays"]["1 each"] > 0  # cut to nothing, all of them: the uniform step of K = 0

@@ -1,7 +1,10 @@
 """CUDA graphs of model runner V2 without CUDA: a graph calls again what it was captured from, with the same arguments.
 
-`python -m tests.support.interpreter tests.support.replayed_graphs eagle3|peagle`, and `python -m
+`python -m tests.support.interpreter tests.support.replayed_graphs eagle3|peagle [adaptive]`, and `python -m
 tests.support.replayed_graphs plain` for the text without speculation, on model runner V1.
+
+"adaptive" turns vLLM's adaptive verification on, which starts with FULL graphs alone. It measures what a token costs on
+the device; here a table stands in for that, by which every token costs something, so drafts are cut in most steps.
 
 A CUDA graph repeats its kernels on the addresses that they had at its capture. Here a "graph" keeps vLLM's own
 function with the arguments of its capture, buffers, slices and attention metadata, and `replay` calls it once more. So
@@ -22,12 +25,14 @@ from typing import Any
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
 
+import numpy as np
 import torch
 from vllm import LLM, SamplingParams
 from vllm.config import CUDAGraphMode
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.worker.gpu import cudagraph_utils
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 from specpilot.policy.types import KRange, Schedule
 from tests.support.interpreter import ON_V2
@@ -86,11 +91,26 @@ def install() -> None:
     cudagraph_utils.CudaGraphManager.capture = capture
 
 
-def main(kind: str) -> None:
+def install_costs() -> None:
+    """Let adaptive verification begin without times, which nothing has here, and choose without a compiler."""
+    adaptive_verification._assign_draft_token_budget_compiled = adaptive_verification._assign_draft_token_budget
+    init = adaptive_verification.AdaptiveVerificationManager.__init__
+
+    def init_with_costs(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        tokens = np.arange(self.req_states.max_num_batched_tokens + 1)
+        self.cost_tables = np.zeros(REQUESTS + 1), 4.0 + 1.5 * tokens
+
+    adaptive_verification.AdaptiveVerificationManager.__init__ = init_with_costs
+
+
+def main(kind: str, *, is_adaptive: bool = False) -> None:
     """Serve a few requests while K changes, and report."""
     options: dict[str, Any] = {}
     if kind != "plain":
         install()
+        if is_adaptive:
+            install_costs()
         options = {
             "compilation_config": {"mode": 0},
             "scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
@@ -99,6 +119,7 @@ def main(kind: str) -> None:
                 "model": str(DEMO_MODEL / kind),
                 "num_speculative_tokens": K_MAX,
                 "parallel_drafting": kind == "peagle",
+                "enable_adaptive_verification": is_adaptive,
             },
         }
     llm = LLM(
@@ -115,6 +136,7 @@ def main(kind: str) -> None:
     if control is not None:
         capture_all(core.model_executor.driver_worker.worker.model_runner)
         count_drafts(core.scheduler, seen)
+        count_verified(core.scheduler, seen)
     for number, content in enumerate(BEGINNINGS):
         message = [{"role": "user", "content": content}]
         text = llm.get_tokenizer().apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -159,6 +181,21 @@ def count_drafts(scheduler: Any, seen: Counter[str]) -> None:
     scheduler.make_spec_decoding_stats = count
 
 
+def count_verified(scheduler: Any, seen: Counter[str]) -> None:
+    """Count in `seen` what the evidence has of a step's drafts, and how long the drafts in it are."""
+    commit = scheduler.meter.commit
+
+    def count(shape: Any, seconds: float, context: int, outcome: Any) -> None:
+        for draft in outcome.drafts:
+            seen["evidence_verified"] += draft.k
+            seen["evidence_accepted"] += draft.accepted
+            seen["cut_to_nothing"] += draft.k == 0
+        seen["evidence_positions"] += shape.verified
+        commit(shape, seconds, context, outcome)
+
+    scheduler.meter.commit = count
+
+
 def offer(control: Any, k: dict[str, int]) -> None:
     """Put a K in force for each class."""
     classes = {name: (KRange(1, 32, value),) for name, value in k.items()}
@@ -168,4 +205,4 @@ def offer(control: Any, k: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], is_adaptive=sys.argv[2:] == ["adaptive"])

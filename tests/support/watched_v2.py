@@ -34,20 +34,20 @@ def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: An
         catch_up(own, step, wanted)
         seen["rows_left_waiting"] += 0 < len(own.rows) < held
 
-    def run(own: Any, step: Any, part: Any, ends: Any, tokens: Any, states: Any) -> None:
+    def run(own: Any, step: Any, part: Any, ends: Any, tokens: Any, *more: Any) -> None:
         steps[id(output)]["read"] += len(tokens)
         seen["caught_up_rows"] += len(tokens)
-        forward(own, step, part, ends, tokens, states)
+        forward(own, step, part, ends, tokens, *more)
 
     def keep_noting(own: Any, step: Any, held: Any) -> None:
         seen["plain_steps"] += step.batch.num_tokens == step.batch.num_reqs
         seen["held"] += len(held)
         keep(own, step, held)
 
-    def choose(speculator: Any, given: Any, places: Any) -> Any:
+    def choose(speculator: Any, given: Any, places: Any, cut: int) -> Any:
         seen["subsets"] += 1
         seen["subsets_with_rejected"] += bool(given["num_rejected"].any())
-        return chosen(speculator, given, places)
+        return chosen(speculator, given, places, cut)
 
     def laid_out(run_head: Any) -> Any:
         def lay_out(speculator: Any, num_reqs: int, *arguments: Any, **named: Any) -> Any:

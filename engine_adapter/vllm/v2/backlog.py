@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 
@@ -94,6 +95,7 @@ class Backlog:
 
         Those in `held` are left out.
         """
+        self._take_in_cut(step)
         own = Lag([], [])
         for place, rows in step.multiple:
             if step.requests[place] not in held:
@@ -107,19 +109,47 @@ class Backlog:
             states = torch.cat([layer[rows] for layer in step.states], dim=-1)
             self._forward(step, part, part_ends, step.batch.input_ids[rows + 1], states)
 
-    def _forward(
-        self, step: Step, part: Lag, part_ends: Sequence[int], tokens: torch.Tensor, states: torch.Tensor
+    def _take_in_cut(self, step: Step) -> None:
+        """Run the head over all positions except the last of each request whose drafts were `cut` (`Step.cut`)."""
+        cut, device = step.cut, self._speculator.device
+        starts_cpu = step.batch.query_start_loc_np[: cut + 1]
+        count = int(starts_cpu[-1]) - cut
+        if count == 0:
+            return
+        requests = torch.arange(cut, device=device)
+        starts = step.batch.query_start_loc[: cut + 1] - torch.arange(cut + 1, device=device, dtype=torch.int32)
+        rows = torch.arange(count, device=device)
+        rows += torch.repeat_interleave(requests, starts.diff().long(), output_size=count)
+        states = torch.cat([layer[rows] for layer in step.states], dim=-1)
+        # Of the rows of each request the host knows but their sum, and that none has more than was scheduled.
+        lengths = (np.diff(starts_cpu) - 1).tolist()
+        part = Lag([*range(cut)], [range(length) for length in lengths])
+        ends = [end - 1 for end in step.ends[:cut]]
+        longest = int(step.batch.num_scheduled_tokens[:cut].max()) - 1
+        self._forward(step, part, ends, step.batch.input_ids[rows + 1], states, (starts, longest))
+
+    def _forward(  # noqa: PLR0913, PLR0917 - what a pass is
+        self,
+        step: Step,
+        part: Lag,
+        part_ends: Sequence[int],
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        known: tuple[torch.Tensor, int] | None = None,
     ) -> None:
         """Run the head over the rows of `part`, which end at `part_ends`, as the host knows it.
 
-        `tokens` [rows] follow them, `states` [rows, row_size] are the target's.
+        `tokens` [rows] follow them, `states` [rows, row_size] are the target's. `known` is where each request's rows
+        begin, [requests + 1], and the most rows of one, where the lengths in `part` are not exact.
         """
         speculator, device, count = self._speculator, self._speculator.device, len(tokens)
         lengths = [len(rows) for rows in part.rows]
         starts_cpu = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         ends_cpu = torch.tensor(part_ends, dtype=torch.int32)
         too_long_by = step.overshoot(part.places, device)
-        starts, ends, queries = (handed_over(item, device) for item in (starts_cpu, ends_cpu, starts_cpu.diff()))
+        ends = handed_over(ends_cpu, device)
+        starts, longest = (handed_over(starts_cpu, device), max(lengths)) if known is None else known
+        queries = handed_over(starts_cpu.diff(), device) if known is None else starts.diff()
         seq_lens = ends - too_long_by
         # A request's row at j in the pass is at its end, less the pass's end of its rows, plus j.
         positions = torch.repeat_interleave((seq_lens - starts[1:]).long(), queries, output_size=count)
@@ -136,6 +166,6 @@ class Backlog:
         of_requests = step.batch.idx_mapping[indices(part.places, device)]
         slots = tables.compute_slot_mappings(of_requests, starts, positions, count, out=self._slots)
         tables_of = [table.gpu[of_requests] for table in tables.block_tables]
-        rows = Pass(starts, starts_cpu, seq_lens, ends_cpu, tables_of, slots, positions, max(lengths))
+        rows = Pass(starts, starts_cpu, seq_lens, ends_cpu, tables_of, slots, positions, longest)
         by_layer = build_slot_mappings_by_layer(slots, speculator.kv_cache_config)
         speculator._run_model(count, rows.metadata(speculator), by_layer, None)

@@ -5,7 +5,8 @@ It has graphs of variable length (`varlen_decode`), and makes them for adaptive 
 engine gets, in place of vLLM's managers and before anything is captured:
 
 - *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, where every attention backend can
-  (`get_varlen_cudagraph_unsupported_backend`) and is one of `ANY_MIX_BACKENDS`. In any case graphs for each length of
+  (`get_varlen_cudagraph_unsupported_backend`) and is one of `ANY_MIX_BACKENDS`. An engine with adaptive verification
+  has them in any case: vLLM starts it on no other backend. In any case graphs for each length of
   `query_lengths`: for one position of each request, K = 0, kernels are faster when they know;
 - *a sequential head's first pass*: the same lengths, as it runs over the target's step;
 - *its further passes*: one graph of all passes for each width. vLLM's own has K_max passes whatever the width.
@@ -129,7 +130,7 @@ def replace_managers(runner: Any) -> None:
         return
     speculator, target = runner.speculator, runner.cudagraph_manager
     k_max = runner.vllm_config.num_speculative_tokens
-    is_varlen = can_mix(runner)
+    is_varlen = runner.adaptive_verification is not None or can_mix(runner)
     if target.cudagraph_mode.separate_routine() and not is_varlen:
         logger.warning(
             "SpecPilot: this attention has graphs for decodes of one length alone: a step of different K has no FULL "

@@ -6,6 +6,9 @@ whether the speculator is steered; engines with other schedulers, and speculator
 - `GPUModelRunner.execute_model` begins a step: rows of requests that ended are dropped, the step's plan is noted;
 - `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are made for the steps that K makes, and attention
   reads a step as the graph that was found for it promises (`graphs`);
+- `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to nothing is the
+  uniform step of K = 0, and finds its graphs;
+- `AsyncOutput`: an engine with adaptive verification reports how many draft tokens it verified (`verified_tokens`);
 - `TargetDependentARSpeculator.load_model`: a steered speculator gets its backlog;
 - `TargetDependentARSpeculator.propose`: it drafts for the requests and at the width of the plan (`proposal`);
 - `init_speculator`: a P-EAGLE head gets the speculator that vLLM lacks (`parallel_speculator`);
@@ -21,6 +24,7 @@ import torch
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
@@ -32,22 +36,33 @@ from specpilot.engine_adapter.vllm.v2.graphs import replace_managers
 from specpilot.engine_adapter.vllm.v2.parallel_speculator import ParallelEagleSpeculator
 from specpilot.engine_adapter.vllm.v2.proposal import planned
 from specpilot.engine_adapter.vllm.v2.steered import Steered, attach, of_speculator
+from specpilot.engine_adapter.vllm.verified_tokens import report
 
 _PARALLEL_EAGLE = "parallel drafting for EAGLE speculative decoding"
 """vLLM's words for what its own V2 lacks."""
+_IS_ADAPTIVE = [False]
+"""Whether the steered engine of this process verifies adaptively: an output does not know its runner."""
 
 
 @cache
 def install() -> None:
     """Wrap vLLM's runner and speculators, once in this process."""
     _wrap_runner()
+    _wrap_graphs()
     _wrap_speculators()
     _add_parallel_eagle()
+    report(AsyncOutput, lambda: _IS_ADAPTIVE[0], _copied)
+
+
+def _copied(tensor: torch.Tensor, main_stream: Any, copy_stream: Any) -> Any:
+    """Begin the copy of a tensor to the host; it is there when what is copied after it on the same stream is."""
+    with stream(copy_stream, main_stream):
+        copy_stream.wait_stream(main_stream)
+        return async_copy_to_np(tensor)
 
 
 def _wrap_runner() -> None:
     execute_model, initialize = GPUModelRunner.execute_model, GPUModelRunner.initialize_kv_cache
-    prepare = GPUModelRunner.prepare_inputs
 
     @wraps(execute_model)
     def execute_noting(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,19 +76,37 @@ def _wrap_runner() -> None:
     def initialize_with_graphs(self: Any, *args: Any, **kwargs: Any) -> None:
         initialize(self, *args, **kwargs)
         if of_speculator(self.speculator) is not None:
+            _IS_ADAPTIVE[:] = [self.adaptive_verification is not None]
             refuse_inexact(self)
             replace_managers(self)
+
+    GPUModelRunner.execute_model = execute_noting
+    GPUModelRunner.initialize_kv_cache = initialize_with_graphs
+
+
+def _wrap_graphs() -> None:
+    prepare, gather = GPUModelRunner.prepare_inputs, GPUModelRunner.gather_batch_req_state
 
     @wraps(prepare)
     def prepare_for_graph(self: Any, scheduler_output: Any, batch_req_state: Any, batch_desc: Any, *args: Any) -> Any:
         batch = prepare(self, scheduler_output, batch_req_state, batch_desc, *args)
-        if of_speculator(self.speculator) is not None and batch_desc.max_query_len is not None:
-            batch.max_query_len = batch_desc.max_query_len
+        if of_speculator(self.speculator) is not None:
+            if batch_desc.max_query_len is not None:
+                batch.max_query_len = batch_desc.max_query_len
+            elif batch.max_query_len is not None and batch_desc.uniform_token_count is not None:
+                batch.max_query_len = batch_desc.uniform_token_count
         return batch
 
-    GPUModelRunner.execute_model = execute_noting
-    GPUModelRunner.initialize_kv_cache = initialize_with_graphs
+    @wraps(gather)
+    def gather_uniform(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch, uniform = gather(self, *args, **kwargs)
+        is_steered_here = of_speculator(self.speculator) is not None
+        if is_steered_here and batch is not None and batch.decode_graph_eligible:
+            uniform = 1 if batch.num_tokens == len(batch.req_ids) else uniform
+        return batch, uniform
+
     GPUModelRunner.prepare_inputs = prepare_for_graph
+    GPUModelRunner.gather_batch_req_state = gather_uniform
 
 
 def refuse_inexact(runner: Any) -> None:

@@ -48,6 +48,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self._layout = Layout.of_size(self.max_num_tokens, self.max_num_reqs, k_max, device)
         # The states of a step's positions, and at the end the mask's.
         self._read = torch.zeros(self.max_num_tokens + 1, self.hidden_size, dtype=self.dtype, device=device)
+        self._unread_confidences = torch.empty_like(self.draft_token_confidence_probs)
         self._steps = torch.arange(k_max, dtype=torch.int32, device=device).repeat(self.max_num_reqs, 1)
 
     def load_model(self, target_model: Any) -> None:
@@ -156,6 +157,20 @@ class ParallelEagleSpeculator(EagleSpeculator):
             return BatchExecutionDescriptor(CUDAGraphMode.NONE, rows, count)
         uniform = longest if rows == count * longest else None
         return manager.dispatch(count, rows, uniform, num_active_loras=0, max_query_len=longest)
+
+    def _maybe_predict_acceptance(
+        self, logits: torch.Tensor, idx_mapping: torch.Tensor, draft_step: torch.Tensor
+    ) -> None:
+        """Estimate the acceptance of each draft token, where adaptive verification wants it.
+
+        vLLM's kernel takes it that each request has K_max rows. So the estimates by batch are read from those by
+        request slot, which it writes too.
+        """
+        estimator = self.acceptance_estimator
+        if estimator is not None:
+            unread = self._unread_confidences
+            estimator.predict(logits, idx_mapping, draft_step, unread, self.temperature)
+            self.draft_token_confidence_probs.copy_(estimator.predictions[self.idx_mapping])
 
     def _draft(  # noqa: PLR0913, PLR0917 - what vLLM's capture calls it with
         self,

@@ -34,10 +34,23 @@ def planned(
     if plan.width == 0:
         steered.backlog.keep(step, plan.held)
         drafts: torch.Tensor = speculator.draft_tokens[: batch.num_reqs]
+        confidences(speculator, batch.num_reqs).fill_(1.0)
         return drafts.fill_(-1)
     if not plan.left_out:
         note_longest(speculator, batch)
         return propose(speculator, **given)
     steered.backlog.keep_of(plan.left_out, step)
     places = places_of(batch.req_ids, plan.left_out)
-    return spread(propose(speculator, **chosen(speculator, given, places)), places, batch.num_reqs)
+    drafts = propose(speculator, **chosen(speculator, given, places, step.cut))
+    own = confidences(speculator, batch.num_reqs)
+    own.copy_(spread(own[: len(places)], places, batch.num_reqs, 1.0))
+    return spread(drafts, places, batch.num_reqs)
+
+
+def confidences(speculator: Any, count: int) -> torch.Tensor:
+    """Return the estimated acceptance of each draft token of `count` requests, [count, K_max], as vLLM will read it.
+
+    vLLM's adaptive verification reads them after each step. 1, its own value for unknown, where nothing is drafted.
+    """
+    found: torch.Tensor = speculator.draft_token_confidence_probs[:count]
+    return found

@@ -30,10 +30,40 @@ RELIANCE_V2: tuple[Item, ...] = (
         ("scheduler_output", "batch_req_state", "batch_desc", "num_active_loras"), Use.WRAP,
         (_RUNNER, "GPUModelRunner", "execute_model"),
     ),
+    Method(
+        _RUNNER, "GPUModelRunner", "gather_batch_req_state", ("scheduler_output", "dummy_run"), Use.WRAP,
+        (_RUNNER, "GPUModelRunner", "execute_model"),
+    ),
     Attributes(
         _RUNNER, "GPUModelRunner",
-        ("speculator", "cudagraph_manager", "vllm_config", "device", "model_config", "scheduler_config"),
+        (
+            "speculator", "cudagraph_manager", "vllm_config", "device", "model_config", "scheduler_config",
+            "adaptive_verification",
+        ),
     ),
+    Attributes(_RUNNER, "BatchReqState", ("req_ids", "num_tokens", "decode_graph_eligible")),
+    # verified_tokens.py, proposal.py: adaptive verification
+    Method(
+        "v1/worker/gpu/async_utils.py", "AsyncOutput", "__init__",
+        ("model_runner_output", "sampler_output", "num_sampled_tokens", "main_stream", "copy_stream"), Use.WRAP,
+    ),
+    Method("v1/worker/gpu/async_utils.py", "AsyncOutput", "get_output", (), Use.WRAP),
+    Names("v1/worker/gpu/async_utils.py", ("AsyncOutput", "async_copy_to_np", "stream")),
+    Attributes("v1/worker/gpu/sample/output.py", "SamplerOutput", ("num_rejected",)),
+    Attributes("v1/outputs.py", "ModelRunnerOutput", ("req_ids", "sampled_token_ids")),
+    Attributes(_SPECULATOR, "DraftModelSpeculator", ("draft_token_confidence_probs", "acceptance_estimator")),
+    Method(
+        _SPECULATOR, "DraftModelSpeculator", "_maybe_predict_acceptance", ("logits", "idx_mapping", "draft_step"),
+        Use.OVERRIDE, (_SPECULATOR, "DraftModelSpeculator", "sample_draft"),
+    ),
+    Method(
+        "v1/worker/gpu/spec_decode/acceptance_estimator.py", "OnlineAcceptanceEstimator", "predict",
+        ("logits", "idx_mapping", "draft_step", "confidence_probs", "temperature"), Use.CALL,
+    ),
+    Attributes(
+        "v1/worker/gpu/spec_decode/acceptance_estimator.py", "OnlineAcceptanceEstimator", ("predictions",)
+    ),
+    Attributes("config/speculative.py", "SpeculativeConfig", ("enable_adaptive_verification",)),
     Reads(_RUNNER, "GPUModelRunner", "initialize_kv_cache", ("attn_groups", "cudagraph_manager", "decode_query_len")),
     Reads(_RUNNER, "GPUModelRunner", "__init__", ("init_speculator",)),
     Names(_RUNNER, ("init_speculator",)),
@@ -87,10 +117,10 @@ RELIANCE_V2: tuple[Item, ...] = (
         _INPUT, "InputBatch",
         (
             "req_ids", "num_reqs", "num_reqs_after_padding", "idx_mapping", "idx_mapping_np", "num_scheduled_tokens",
-            "num_tokens", "num_tokens_after_padding", "query_start_loc", "query_start_loc_np", "seq_lens",
-            "seq_lens_cpu_upper_bound", "num_computed_tokens_np", "prefill_len_np", "num_computed_prefill_tokens_np",
-            "is_prefilling_np", "has_prefill", "decode_graph_eligible", "prefill_runs_as_decode_np", "input_ids",
-            "positions", "max_query_len", "fast_prefill",
+            "num_tokens", "num_tokens_after_padding", "num_draft_tokens_per_req", "query_start_loc",
+            "query_start_loc_np", "seq_lens", "seq_lens_cpu_upper_bound", "num_computed_tokens_np", "prefill_len_np",
+            "num_computed_prefill_tokens_np", "is_prefilling_np", "has_prefill", "decode_graph_eligible",
+            "prefill_runs_as_decode_np", "input_ids", "positions", "max_query_len", "fast_prefill",
         ),
     ),
     Attributes(_INPUT, "InputBuffers", ("input_ids", "positions", "query_start_loc", "seq_lens")),

@@ -59,10 +59,24 @@ class Step:
         return found
 
     @property
+    def cut(self) -> int:
+        """How many requests, from the first of the batch on, the host does not know the number of positions of.
+
+        These verify drafts that vLLM's adaptive verification has cut short: how many positions they have together is
+        known on the host, how many each has on the accelerator alone. 0 where no draft was cut.
+        """
+        batch = self.batch
+        is_whole = int(batch.num_scheduled_tokens.sum()) == batch.num_tokens
+        return 0 if is_whole else int((batch.num_draft_tokens_per_req > 0).sum())
+
+    @property
     def multiple(self) -> list[tuple[int, range]]:
-        """Place in the batch and positions in the step, except the last, of each request that has several."""
+        """Place in the batch and positions in the step, except the last, of each request that has several.
+
+        Without the requests that are `cut`.
+        """
         starts = self.batch.query_start_loc_np.tolist()
-        spans = [(place, range(starts[place], starts[place + 1] - 1)) for place in range(self.batch.num_reqs)]
+        spans = [(place, range(starts[place], starts[place + 1] - 1)) for place in range(self.cut, self.batch.num_reqs)]
         return [(place, rows) for place, rows in spans if rows]
 
     def overshoot(self, places: Sequence[int], device: torch.device) -> torch.Tensor:

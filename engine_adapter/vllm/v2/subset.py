@@ -30,8 +30,11 @@ def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
     return [place for place, request in enumerate(batch) if request not in out]
 
 
-def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    """Return the arguments of `propose`, by name, for the requests at `places` of the batch alone."""
+def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int], cut: int = 0) -> dict[str, Any]:
+    """Return the arguments of `propose`, by name, for the requests at `places` of the batch alone.
+
+    The first `cut` requests of the batch are among them; how many positions each of these has, the accelerator knows.
+    """
     whole, device = given["input_batch"], speculator.device
     at = np.array(places)
     part = _on_host(whole, at)
@@ -41,11 +44,13 @@ def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int]) -> dic
     if graph is not None:
         padded_reqs, padded = graph.num_reqs or padded_reqs, max(padded, graph.num_tokens)
         part.max_query_len = graph.max_query_len
-    begins = np.repeat(whole.query_start_loc_np[:-1][at] - part.query_start_loc_np[:-1], part.num_scheduled_tokens)
+    begins = np.repeat(
+        whole.query_start_loc_np[:-1][at] - part.query_start_loc_np[:-1], np.diff(part.query_start_loc_np)
+    )
     tokens_cpu = torch.zeros(padded, dtype=torch.int64)  # padding repeats the first token: its result is dropped
     tokens_cpu[:count] = torch.from_numpy(np.arange(count) + begins)
     tokens, requests = handed_over(tokens_cpu, device), indices(list(places), device)
-    part = _on_device(speculator, whole, part, padded_reqs, requests, tokens)
+    part = _on_device(speculator, whole, part, padded_reqs, requests, tokens, cut)
     tables = speculator.block_tables
     block_tables = tables.gather_block_tables(part.idx_mapping, num_reqs_padded=part.num_reqs_after_padding)
     metadata = slots_by_layer = None
@@ -67,16 +72,16 @@ def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int]) -> dic
     }
 
 
-def spread(drafts: torch.Tensor, places: Sequence[int], count: int) -> torch.Tensor:
-    """Return `drafts` [places, K] at their `places` of a batch of `count` requests, -1 elsewhere: [count, K]."""
-    whole = drafts.new_full((count, drafts.shape[1]), -1)
+def spread(drafts: torch.Tensor, places: Sequence[int], count: int, elsewhere: float = -1) -> torch.Tensor:
+    """Return `drafts` [places, K] at their `places` of a batch of `count` requests: [count, K], one value elsewhere."""
+    whole = drafts.new_full((count, drafts.shape[1]), elsewhere)
     whole[indices(list(places), drafts.device)] = drafts
     return whole
 
 
 def _on_host(whole: Any, at: np.ndarray) -> Any:
     """Return the `InputBatch` of the requests `at` these places, as far as the host knows it."""
-    lengths = whole.num_scheduled_tokens[at]
+    lengths = np.diff(whole.query_start_loc_np[: whole.num_reqs + 1])[at]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     prefilling, as_decode = whole.is_prefilling_np[at], whole.prefill_runs_as_decode_np
     return replace(
@@ -84,7 +89,7 @@ def _on_host(whole: Any, at: np.ndarray) -> Any:
         req_ids=[whole.req_ids[place] for place in at],
         num_reqs=len(at),
         idx_mapping_np=whole.idx_mapping_np[at],
-        num_scheduled_tokens=lengths,
+        num_scheduled_tokens=whole.num_scheduled_tokens[at],
         num_tokens=int(starts[-1]),
         query_start_loc_np=starts,
         seq_lens_cpu_upper_bound=whole.seq_lens_cpu_upper_bound[torch.from_numpy(at)],
@@ -109,12 +114,16 @@ def _graph_of(speculator: Any, part: Any) -> Any:
 
 
 def _on_device(  # noqa: PLR0913, PLR0917 - what a part of a batch is
-    speculator: Any, whole: Any, part: Any, padded_to: int, requests: torch.Tensor, tokens: torch.Tensor
+    speculator: Any, whole: Any, part: Any, padded_to: int, requests: torch.Tensor, tokens: torch.Tensor, cut: int
 ) -> Any:
-    """Return `part` laid out in the runner's buffers, with so many requests and `tokens`, padding included."""
+    """Return `part` laid out in the runner's buffers, with so many requests and `tokens`, padding included.
+
+    Where its first `cut` requests begin stands there already.
+    """
     buffers, count = speculator.target_input_buffers, part.num_reqs
     seq_lens = whole.seq_lens[requests]
-    buffers.query_start_loc[: count + 1] = handed_over(torch.from_numpy(part.query_start_loc_np), speculator.device)
+    starts_cpu = torch.from_numpy(part.query_start_loc_np[cut:])
+    buffers.query_start_loc[cut : count + 1] = handed_over(starts_cpu, speculator.device)
     buffers.query_start_loc[count + 1 :] = part.num_tokens
     buffers.seq_lens[:count] = seq_lens
     buffers.seq_lens[count:] = 0

@@ -234,6 +234,36 @@ def test_a_token_that_the_grammar_refuses_was_tried_and_not_accepted() -> None:
     assert by_position(evidence.accepts) == {1: 2, 2: 2, 3: 1}
 
 
+def test_where_only_a_prefix_of_a_draft_was_verified_the_evidence_is_of_that_prefix() -> None:
+    engine = Engine(table(default=5))
+    engine.prefill("prefix", "nothing", "whole")
+    step = engine.begin(drafted=dict.fromkeys(("prefix", "nothing", "whole"), 5), prefix=6, nothing=6, whole=6)
+    before = engine.steps.states["nothing"].acceptance.drafts
+    engine.steps.verified("prefix", drafted=5, accepted=2, invalid=0, verified=2)
+    engine.steps.verified("nothing", drafted=5, accepted=0, invalid=0, verified=0)
+    engine.steps.verified("whole", drafted=5, accepted=1, invalid=0, verified=5)
+    engine.end(step, prefix=3, nothing=1, whole=2)
+    assert engine.steps.states["nothing"].acceptance.drafts == before
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 0): 1, ("default", 2): 1, ("default", 5): 1}
+    assert by_position(evidence.trials) == {1: 2, 2: 2}
+    assert by_position(evidence.accepts) == {1: 2, 2: 1}
+    assert tokens(evidence) == {"default": 6}
+    [cell] = [sums for cell, sums in evidence.cells.items() if cell.prefill == 0]
+    assert cell.verified == 18 - 3 - 5
+
+
+def test_a_grammar_refuses_nothing_of_a_draft_that_was_cut_before_the_token_it_does_not_allow() -> None:
+    engine = Engine(table(default=5))
+    engine.prefill("cut")
+    step = engine.begin(drafted={"cut": 5}, cut=6)
+    engine.steps.verified("cut", drafted=5, accepted=2, invalid=2, verified=2)
+    engine.end(step, cut=3)
+    evidence = engine.meter.take()
+    assert drafts(evidence) == {("default", 2): 1}
+    assert by_position(evidence.trials) == {1: 1, 2: 1}
+
+
 def test_a_new_schedule_may_know_the_class_of_a_running_request() -> None:
     engine = Engine(table(default=0))
     engine.prefill("code_1", "no class_1")

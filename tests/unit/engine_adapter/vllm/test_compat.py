@@ -84,7 +84,12 @@ def test_what_cannot_be_steered_is_refused_with_the_remedy(broken: Any, words: t
     ("version", "speculative", "is_multimodal", "words"),
     [
         ("0.31.2", {}, False, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
-        ("0.32.0", {"enable_adaptive_verification": True}, False, ("adaptive verification", "remove enable_adaptive")),
+        (
+            "0.32.0",
+            {"enable_adaptive_verification": True, "method": "ngram"},
+            False,
+            ("adaptive verification", "'ngram'", "remove enable_adaptive"),
+        ),
         ("0.32.0", {"parallel_drafting": True}, True, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
     ],
 )
@@ -94,6 +99,8 @@ def test_what_is_not_steered_on_model_runner_v2_is_refused_with_the_remedy(
     [fault] = compat.v2_faults(version, SimpleNamespace(**speculative), is_multimodal=is_multimodal)
     assert [word for word in words if word not in fault] == []
     assert compat.v2_faults("0.32.0", SimpleNamespace(parallel_drafting=True), is_multimodal=False) == []
+    adaptive = SimpleNamespace(enable_adaptive_verification=True, method="eagle3")
+    assert compat.v2_faults("0.32.0", adaptive, is_multimodal=False) == []
     assert compat.v2_faults("0.32.0", SimpleNamespace(parallel_drafting=False), is_multimodal=True) == []
 
 

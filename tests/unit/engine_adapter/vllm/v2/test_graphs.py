@@ -62,6 +62,7 @@ def runner(
     mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
     is_hybrid: bool = False,
     backend: str = "FLASH_ATTN",
+    is_adaptive: bool = False,
 ) -> Any:
     """A runner after vLLM has made its managers and the adapter has replaced them, and all is captured."""
     unsupported = None if is_varlen else ("FLASHINFER", None)
@@ -73,6 +74,7 @@ def runner(
         decode_query_len=1 + K_MAX,
         model_config=SimpleNamespace(is_hybrid=is_hybrid),
         speculator=Speculator(mode),
+        adaptive_verification=SimpleNamespace() if is_adaptive else None,
         cudagraph_manager=graphs.ModelCudaGraphManager(config(), None, mode, 1 + K_MAX),
     )
     steered.attach(found.speculator, steered.Steered(SimpleNamespace()))
@@ -108,6 +110,14 @@ def test_a_step_of_any_mix_of_k_finds_a_full_graph(
     own = runner(monkeypatch)
     assert found_by(own.cudagraph_manager, lengths) == found
     assert found_by(own.speculator.prefill_cudagraph_manager, lengths) == found
+
+
+def test_an_engine_that_verifies_adaptively_has_graphs_of_any_mix_on_every_backend_that_vllm_starts_it_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = runner(monkeypatch, backend="FLEX_ATTENTION", is_adaptive=True)
+    assert found_by(own.cudagraph_manager, [1, 8, 2, 4]) == ("FULL", 16, 16, None)
+    assert found_by(own.cudagraph_manager, [1] * 4) == ("FULL", 4, 4, 1)
 
 
 def test_the_first_pass_finds_the_targets_graph_though_vllm_does_not_say_how_long_requests_are(

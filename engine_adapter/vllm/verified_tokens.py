@@ -1,0 +1,57 @@
+"""How many draft tokens of each request a step verified, where vLLM's adaptive verification may cut drafts short.
+
+The scheduler schedules K draft tokens of a request. Adaptive verification (model runner V2) verifies a prefix of them,
+chosen on the accelerator by the estimated acceptance of each token, and vLLM does not report its length. Taken for K
+tokens, a draft of which 2 were verified and accepted would be a rejection at position 3.
+
+The runner's sampler knows: a request's verified draft tokens are those accepted and those rejected. Both are copied to
+the host with the sampled tokens, and travel as an attribute of vLLM's `ModelRunnerOutput`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+ATTRIBUTE = "specpilot_verified"
+_REJECTED = "_specpilot_rejected"
+
+
+def of_output(output: Any) -> Mapping[str, int] | None:
+    """Return how many draft tokens of each request were verified; `None` where it is as many as were scheduled."""
+    found: Mapping[str, int] | None = getattr(output, ATTRIBUTE, None)
+    return found
+
+
+def report(outputs: Any, is_adaptive: Callable[[], bool], copied: Callable[[Any, Any, Any], Any]) -> None:
+    """Let outputs of this class, vLLM's `AsyncOutput` or one like it, bring what a step verified.
+
+    `is_adaptive()` says whether this process's engine verifies adaptively. `copied(tensor, main_stream, copy_stream)`
+    begins the copy of a tensor to the host, before vLLM's own copies on the same stream.
+    """
+    init, get_output = outputs.__init__, outputs.get_output
+    names = [*signature(init).parameters][1:]
+
+    @wraps(init)
+    def init_with_rejected(self: Any, *args: Any, **kwargs: Any) -> None:
+        rejected = None
+        if is_adaptive():
+            given = dict(zip(names, args, strict=False)) | kwargs
+            rejected = copied(given["sampler_output"].num_rejected, given["main_stream"], given["copy_stream"])
+        setattr(self, _REJECTED, rejected)
+        init(self, *args, **kwargs)
+
+    @wraps(get_output)
+    def get_output_with_verified(self: Any) -> Any:
+        output, rejected = get_output(self), getattr(self, _REJECTED)
+        if rejected is not None:
+            tokens = output.sampled_token_ids
+            verified = {
+                request: max(0, len(own) - 1 + int(count))
+                for request, own, count in zip(output.req_ids, tokens, rejected, strict=False)
+            }
+            setattr(output, ATTRIBUTE, verified)
+        return output
+
+    outputs.__init__ = init_with_rejected
+    outputs.get_output = get_output_with_verified
