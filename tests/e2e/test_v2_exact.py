@@ -122,6 +122,18 @@ def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
     assert max(found) < SIGMAS, found
 
 
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None:
+    plain, found = run("tests.support.in_every_step", "plain"), on_v2("tests.support.in_every_step", method)
+    seen = found["seen"]
+    assert found["ids"] == plain["ids"]
+    assert sum(seen.get(f"K = {k}", 0) > 0 for k in range(4)) >= 3
+    if method == "draft_model":  # the target itself
+        assert seen["accepted"] == seen["verified"] > 30
+    else:
+        assert 3 < seen["accepted"] < seen["verified"]
+
+
 @pytest.fixture(scope="module")
 def without_drafts() -> dict[str, Any]:
     return run("tests.support.replayed_graphs", "plain")
