@@ -78,7 +78,7 @@ class GatewaySettings(ProgramSettings):
     )
     redis_poll_s: Seconds = Field(2.0, description="seconds between two full reads of Redis without an announcement")
     api_keys_file: str | None = Field(
-        None, description="JSON list of {key_id, key, ...}, see docs/reference/gateway.md; added to the keys in Redis"
+        None, description="JSON list of {key_id, key, ...}, see docs/reference/gateway/keys.md; added to those in Redis"
     )
     require_api_key: bool = Field(default=False, description="reject requests without a key even while no key exists")
     admin_token: SecretStr | None = Field(None, description="bearer token of GET /admin/config; without it: closed")

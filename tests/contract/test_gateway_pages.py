@@ -21,7 +21,7 @@ from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 from tests.support.stack import free_port
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "gateway.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "gateway" / "running.md").read_text()
 
 
 async def test_the_text_of_metrics_is_written_off_the_loop(

@@ -11,6 +11,7 @@ PLAIN = (
     "SECURITY.md",
     *(f"docs/{name}" for name in ("README.md", "architecture", "concepts", "decisions", "get-started", "how-to")),
     *(f"docs/{name}" for name in ("measurements", "operations", "runbooks")),
+    "docs/reference/gateway",
     *(f"docs/reference/{name}.md" for name in ("README", "bench", "commands", "controller", "support", "up")),
 )
 

@@ -1,4 +1,4 @@
-"""The gateway's page and its code say the same."""
+"""The gateway's pages and its code say the same."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,11 @@ from specpilot.gateway.wire.errors import all_errors
 from specpilot.gateway.wire.routes import method_of
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "reference" / "gateway.md").read_text()
+PAGES = "".join(page.read_text() for page in (ROOT / "docs" / "reference" / "gateway").glob("*.md"))
 
 
 def section(title: str) -> str:
-    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return PAGES.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def rows(title: str) -> list[list[str]]:
@@ -29,7 +29,7 @@ def source_of(module: str) -> str:
 
 
 def test_settings() -> None:
-    documented = {row[0].strip("`").removeprefix("--").replace("-", "_"): row[1].strip("`") for row in rows("Settings")}
+    documented = {row[0].strip("`").removeprefix("--").replace("-", "_"): row[1].strip("`") for row in rows("Flags")}
     assert set(documented) == set(GatewaySettings.model_fields)
     for name, field in GatewaySettings.model_fields.items():
         default = field.default
