@@ -1,15 +1,17 @@
-"""A request's body: the few facts the gateway needs, and the few fields that it sets.
+"""A request's body: the few facts that the gateway reads, and the few fields that it sets. Pure.
 
-Law: the client's bytes reach the engine as they came. The body, or of a large one its outline
-(`gateway.wire.outline`), is parsed once, to look; it is never written anew from what was parsed.
+Law: the client's bytes reach the engine unchanged. The body, or the outline of a large one (`gateway.wire.outline`), is
+parsed once, for reading only; it is never serialised again.
 
-`amend` splices what the gateway decides into the bytes themselves: `vllm_xargs.traffic_class` and `vllm_xargs.k_max`,
-`priority`, of a stream `stream_options.include_usage`, and `model` where another one is to serve. An object that is
-there is merged into, what it says of these replaced; else it becomes a first member of the body. When a body names a
-field twice every one of them is amended, so that it does not matter which the engine believes. A `vllm_xargs` that is
-neither object nor null is left for the engine to refuse.
+`amend` inserts the gateway's decisions into the bytes themselves: `vllm_xargs.traffic_class` and `vllm_xargs.k_max`,
+`priority`, for a stream `stream_options.include_usage`, and `model` if another model is to serve.
 
-Whether `messages` and the like make sense is the engine's business. Pure.
+1. A field that the body lacks becomes a first member of the body.
+2. An object that is present is merged into; its own values of these members are replaced.
+3. When a body states a field twice, both are amended, so it does not matter which one the engine uses.
+4. A `vllm_xargs` that is neither object nor null is left for the engine to reject.
+
+The engine, not the gateway, validates `messages` and the like.
 """
 
 import json
@@ -54,13 +56,15 @@ _LIMIT_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     RESPONSES: ("max_output_tokens",),
     **dict.fromkeys(FORMS, ("max_completion_tokens",)),
 }
-"""Where a request says how long its answer may get, by route, the first that is there: what vLLM's request models
-honour, since a field that an engine ignores limits nothing."""
+"""The fields that limit the length of the answer, by route; the first present one counts.
+
+vLLM's request models honour these. A field that an engine ignores limits nothing.
+"""
 
 _WALKED: Final = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 
 
-# Possessive: what can backtrack remembers every escape that it passed, a hundred bytes each.
+# Possessive: a pattern that can backtrack stores a hundred bytes for every escape that it passes.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _SCALAR: Final = re.compile(rb"[^,\]}\s]+")
@@ -68,11 +72,11 @@ _NOT_BRACKET: Final = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING.pattern + rb'[^"{
 
 
 class RequestFacts:
-    """What the gateway knows of a request. `body` is what `orjson` made of it; read it, never write it.
+    """The gateway's view of a request. `body` is the parsed JSON, for reading only.
 
-    `work_tokens` estimates what the request asks of an engine: prompt plus output, in tokens, of which no more counts
-    than tells engines apart; `charged_tokens` is the same without those bounds, `prompt_tokens` of it. `max_tokens` is
-    the largest number of output tokens that it allows; `None` when it does not say.
+    `work_tokens` estimates the work for an engine: prompt plus output, in tokens, each up to a bound beyond which more
+    says nothing about the work. `charged_tokens` is the same without the bounds, `prompt_tokens` its part for the
+    prompt. `max_tokens` is the largest number of output tokens that the request allows; `None` when it states none.
     """
 
     __slots__ = (
@@ -92,7 +96,7 @@ class RequestFacts:
         self.body = body
         self.max_tokens = max_tokens
         self.stream = stream
-        self._prompt_chars: int | None = None  # counted once, however many rules ask
+        self._prompt_chars: int | None = None  # counted once, for any number of match rules
 
     @property
     def has_tools(self) -> bool:
@@ -101,7 +105,7 @@ class RequestFacts:
 
     @property
     def has_response_format(self) -> bool:
-        """Whether the request binds the shape of its answer."""
+        """Whether the request constrains the form of its answer."""
         return bool(self.body.get("response_format") or self.body.get("structured_outputs"))
 
     @property
@@ -113,18 +117,18 @@ class RequestFacts:
     @property
     def prompt_chars(self) -> int:
         """The length of the prompt's text in characters. Images, audio and token ids do not count."""
-        found = self._prompt_chars
-        if found is None:
+        chars = self._prompt_chars
+        if chars is None:
             body = self.body
-            found = 0
+            chars = 0
             for name in _PROMPT_FIELDS:
-                found += _text_chars(body.get(name))
-            self._prompt_chars = found
-        return found
+                chars += _text_chars(body.get(name))
+            self._prompt_chars = chars
+        return chars
 
     @property
     def previous_response(self) -> str | None:
-        """The identifier of the response that the request goes on from or asks for."""
+        """The identifier of the response that the request continues or reads."""
         if self.path != RESPONSES and self.path not in STORED:
             return None
         found = self.body.get(PREVIOUS)
@@ -132,12 +136,12 @@ class RequestFacts:
 
     @property
     def is_endless(self) -> bool:
-        """Whether the request names no limit and goes on when its answer is over: what it uses is never stated."""
+        """Whether the request states no limit and runs on after its answer, so that its usage is never reported."""
         return self.path == RESPONSES and self.max_tokens is None and bool(self.body.get("background"))
 
     @property
     def asked_class(self) -> str | None:
-        """The traffic class that the body asks for, by `metadata.traffic_class`."""
+        """The traffic class in the body's `metadata.traffic_class`."""
         metadata = self.body.get("metadata")
         asked = metadata.get(CLASS_FIELD) if isinstance(metadata, dict) else None
         return asked if isinstance(asked, str) else None
@@ -150,7 +154,7 @@ class RequestFacts:
 
 
 def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
-    """Return what `body` states, which may be the outline of one of `size` bytes.
+    """Return the facts of `body`, which may be the outline of a body of `size` bytes.
 
     Raises `InvalidJsonError` and `InvalidFieldError`.
     """
@@ -163,8 +167,8 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
         raise InvalidJsonError('the request body must be a JSON object, such as {"model": ...}')
     model = found.get("model")
     if type(model) is not str or not model:
-        said = "is missing" if model is None else "must be a non-empty string"
-        raise InvalidFieldError(f"model {said}; name one of those that GET /v1/models lists", param="model")
+        fault = "is missing" if model is None else "must be a non-empty string"
+        raise InvalidFieldError(f"model {fault}; name one of those that GET /v1/models lists", param="model")
     stream = found.get("stream")
     if stream is not None and type(stream) is not bool:
         raise InvalidFieldError("stream must be true or false", param="stream")
@@ -184,15 +188,15 @@ def in_utf_8(body: bytes) -> bytes | None:
 
 
 def may_repeat_model(text: bytes) -> bool:
-    """Whether `model` may stand more than once in `text`, a body or its outline, spelt with escapes or not."""
+    """Whether `model` may occur more than once in `text`, a body or its outline, with or without escapes."""
     return text.count(b'"model"') != 1 or b"\\u00" in text
 
 
 class Amendments:
-    """What the gateway decides of a body: values are few, and each is made once (`amendments`).
+    """The gateway's decisions about a body. There are few different values, so each is made once (`amendments`).
 
-    `traffic_class`, `priority`, `k_max` and `model` are `None` where they are not set: then a client's own `priority`
-    becomes 0 all the same, since it orders the queue of all clients. `asks_usage`: of a stream, ask for its usage.
+    `traffic_class`, `priority`, `k_max` and `model` are `None` if they are not set. A client's own `priority` becomes 0
+    even then, because it orders the queue of all clients. `asks_usage`: request the usage of a stream.
     """
 
     __slots__ = ("asks_usage", "has_priority", "model", "priority", "usual_members", "xargs")
@@ -214,7 +218,7 @@ class Amendments:
         self.usual_members = self.first_members({})
 
     def first_members(self, body: dict[str, Any]) -> bytes:
-        """Return the members to add to a body that was parsed as `body`."""
+        """Return the members to insert into a body that was parsed as `body`."""
         text = b""
         if self.xargs and XARGS not in body:
             text += b'"%s":{%s},' % (XARGS.encode(), _text_of(self.xargs))
@@ -233,17 +237,17 @@ def amendments(
     k_max: int | None = None,
     model: str | None = None,
 ) -> Amendments:
-    """Return what to amend, the same value for the same decisions."""
+    """Return the amendments for these decisions, the same object for equal ones."""
     return Amendments(traffic_class, priority, k_max, model, asks_usage=asks_usage)
 
 
 def amend(
     body: tuple[bytes, ...], facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """Return `body` with what is `wanted` of it, as buffers to send one after another; a form as it is.
+    """Return `body` with the amendments `wanted`, as buffers to send one after another. Forms stay unchanged.
 
-    `body` is in one part, or has an `outline`. `facts` must be what `read_facts` made of it, or of its outline.
-    Raises `BodyTooComplexError`.
+    `body` is in one part, or has an `outline`. `facts` must be the result of `read_facts` for it or its outline. Raises
+    `BodyTooComplexError`.
     """
     if facts.path in FORMS or facts.path in STORED:
         return body
@@ -252,7 +256,7 @@ def amend(
     opened = 0 if text[:1] == b"{" else text.index(b"{")
     start = opened + 1 if outline is None else outline.place(opened + 1)
     if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:
-        return _spliced(body, [(start, start, wanted.usual_members)])
+        return _spliced(body, [(start, start, wanted.usual_members)])  # only case 1, the frequent one
     added = wanted.first_members(found)
     has_xargs = bool(wanted.xargs) and XARGS in found
     has_options = wanted.asks_usage and STREAM_OPTIONS in found
@@ -269,7 +273,7 @@ def amend(
 
 
 def with_request_id(body: Sequence[bytes | memoryview], identifier: str) -> tuple[bytes | memoryview, ...]:
-    """Return `body`, whose `request_id` is null, with `identifier` in its place."""
+    """Return `body` with `identifier` in place of its `request_id`, which is null."""
     text = b"".join(body)
     new = b'"%s"' % identifier.encode()
     found = [(begin, end, new) for key, begin, end in _members(text, text.index(b"{")) if key == REQUEST_ID]
@@ -277,7 +281,7 @@ def with_request_id(body: Sequence[bytes | memoryview], identifier: str) -> tupl
 
 
 def _changes(text: bytes, opened: int, wanted: Amendments) -> list[tuple[int, int, bytes]]:
-    """Return what is to be replaced of the object at `opened`, of members that it has."""
+    """Return the replacements within the object at `opened`, of members that it has (cases 2 to 4)."""
     changed: list[tuple[int, int, bytes]] = []
     for key, begin, end in _members(text, opened):
         if key == XARGS and wanted.xargs:
@@ -292,12 +296,12 @@ def _changes(text: bytes, opened: int, wanted: Amendments) -> list[tuple[int, in
 
 
 def _text_of(members: dict[str, bytes]) -> bytes:
-    """Return `members`, values in JSON by their names, as an object has them between its braces."""
+    """Return `members` (names to JSON values) as the text between the braces of an object."""
     return b",".join([b'"%s":%s' % (name.encode(), value) for name, value in members.items()])
 
 
 def _merged(body: bytes, start: int, end: int, wanted: dict[str, bytes]) -> list[tuple[int, int, bytes]]:
-    """Return what sets the members `wanted` of the object or null between `start` and `end`; nothing for others."""
+    """Return the edits that set `wanted` in the object or null between `start` and `end`; none for other values."""
     if body[start:end] == b"null":
         return [(start, end, b"{" + _text_of(wanted) + b"}")]
     if body[start : start + 1] != b"{":
@@ -312,7 +316,7 @@ def _merged(body: bytes, start: int, end: int, wanted: dict[str, bytes]) -> list
 
 
 def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tuple[bytes | memoryview, ...]:
-    """Return `body` with the bytes between two places replaced, by each of `edits`, which go from left to right."""
+    """Return `body` with each of `edits` (start, end, new text) applied. Edits are sorted and do not overlap."""
     first = body[0]
     if len(body) == 1 and len(first) <= COPY_LIMIT_BYTES:
         copied: list[bytes] = []
@@ -323,7 +327,7 @@ def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tu
         copied.append(first[position:])
         return (b"".join(copied),)
     parts: list[bytes | memoryview] = []
-    index = begin = position = 0  # the part at hand, where in the body it begins, how far the body is done
+    index = begin = position = 0  # the current part, its offset in the body, the offset up to which all is done
     size = sum(map(len, body))
     for start, end, text in (*edits, (size, size, b"")):
         while position < end or position < start:
@@ -344,19 +348,19 @@ def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tu
 def _members(body: bytes, start: int) -> Iterator[tuple[str, int, int]]:
     """Yield key, start and end of value of each member of the object that begins at `start`.
 
-    Only for text that a JSON parser accepted: it looks for structure and checks nothing.
+    Only for text that a JSON parser has accepted: it finds the structure and validates nothing.
     """
     position = _skip(body, start + 1)
     count = 0
     while body[position] != ord("}"):
         count += 1
         if count > WALKED_MEMBERS:
-            said = f"{_WALKED} at most {WALKED_MEMBERS} members of an object can be read; send fewer"
-            raise BodyTooComplexError(said)
-        found = _STRING.match(body, position)
-        assert found is not None
-        key: str = orjson.loads(found[0])
-        begin = _skip(body, _skip(body, found.end()) + 1)  # over the colon
+            message = f"{_WALKED} at most {WALKED_MEMBERS} members of an object can be read; send fewer"
+            raise BodyTooComplexError(message)
+        name = _STRING.match(body, position)
+        assert name is not None
+        key: str = orjson.loads(name[0])
+        begin = _skip(body, _skip(body, name.end()) + 1)  # past the colon
         end = _value_end(body, begin)
         yield key, begin, end
         position = _skip(body, end)
@@ -396,7 +400,7 @@ def _skip(body: bytes, position: int) -> int:
 def _max_tokens(path: str, body: dict[str, Any]) -> int | None:
     names = _LIMIT_FIELDS.get(path, _USUAL_LIMIT_FIELDS)
     if path == INVOCATIONS and ("messages" not in body or "prompt" in body or "prompt_embeds" in body):
-        names = _USUAL_LIMIT_FIELDS  # vLLM may take it for a completion
+        names = _USUAL_LIMIT_FIELDS  # vLLM may read it as a completion
     for name in names:
         value = body.get(name)
         if type(value) is int:
@@ -406,17 +410,17 @@ def _max_tokens(path: str, body: dict[str, Any]) -> int | None:
 
 def _text_chars(value: Any) -> int:
     total = 0
-    left = [value]
-    while left:
-        item = left.pop()
+    stack = [value]
+    while stack:
+        item = stack.pop()
         if isinstance(item, str):
             total += len(item)
         elif isinstance(item, list):
             for part in item:
                 if type(part) is not str and type(part) is not dict and type(part) is not list:
                     break  # token ids, which may be many; no API mixes them with text
-                left.append(part)
+                stack.append(part)
         elif isinstance(item, dict):
-            left.append(item.get("content"))
-            left.append(item.get("text"))
+            stack.append(item.get("content"))
+            stack.append(item.get("text"))
     return total

@@ -1,9 +1,9 @@
-"""Request bodies that come compressed (`Content-Encoding`): decoded piece by piece, within the limits on size. Pure.
+"""Compressed request bodies (`Content-Encoding`): decoded piece by piece, within the limits on size. Pure.
 
 A body of some kilobytes may decode to gigabytes, to members without content, or to another bomb. So each step decodes
-at most `PIECE_BYTES` and yields, with or without content: whoever asks for the steps can stop at any of them, count
-what came, and let others have their turn. No stage puts out more than the limit, a body has at most `CODED_MEMBERS_MAX`
-members or frames and `CODINGS_MAX` codings, and zstd gets the window that RFC 9659 allows for this use.
+at most `PIECE_BYTES` and yields, with or without content. The caller can stop at any step, count the bytes and serve
+other requests in between. No stage decodes more than the limit, a body has at most `CODED_MEMBERS_MAX` members or
+frames and `CODINGS_MAX` codings, and the zstd window is the one that RFC 9659 allows for this use.
 """
 
 import zlib
@@ -30,7 +30,7 @@ _MANY: Final = f"it has more than {CODED_MEMBERS_MAX} members"
 
 
 def codings_of(value: str) -> tuple[str, ...]:
-    """Return the codings that the header `value` names, in the order in which they were applied.
+    """Return the codings in the header `value`, in the order in which they were applied.
 
     Raises `UnsupportedCodingError` for one that is not decoded here.
     """
@@ -45,7 +45,7 @@ def codings_of(value: str) -> tuple[str, ...]:
 
 
 def decoded(parts: Iterable[bytes], codings: tuple[str, ...], limit_bytes: int) -> Iterator[bytes]:
-    """Yield the body in pieces, some of them empty. Raises `InvalidCodingError` and `BodyTooLargeError`."""
+    """Yield the decoded body in pieces, some of them empty. Raises `InvalidCodingError` and `BodyTooLargeError`."""
     for name in reversed(codings):
         stage = _unzstd(parts) if name == "zstd" else _inflate(parts, is_gzip=name == "gzip")
         parts = _bounded(stage, name, limit_bytes)
@@ -58,8 +58,8 @@ def _bounded(pieces: Iterator[bytes], name: str, limit_bytes: int) -> Iterator[b
         for piece in pieces:
             size += len(piece)
             if size > limit_bytes:
-                said = f"the request body is larger than {limit_bytes} bytes when decoded (--max-body-bytes); send less"
-                raise BodyTooLargeError(said)
+                size_fault = f"the request body is larger than {limit_bytes} bytes when decoded (--max-body-bytes)"
+                raise BodyTooLargeError(f"{size_fault}; send less")
             yield piece
     except (zlib.error, zstd.ZstdError) as error:
         raise InvalidCodingError(name, str(error)) from error
@@ -68,7 +68,7 @@ def _bounded(pieces: Iterator[bytes], name: str, limit_bytes: int) -> Iterator[b
 
 
 def _inflate(parts: Iterable[bytes], *, is_gzip: bool) -> Iterator[bytes]:
-    """Decode gzip, of one member or several, or deflate, with zlib's frame (RFC 9110) or, as some send it, without."""
+    """Decode gzip, of one member or several, or deflate. Some senders omit the zlib frame of deflate (RFC 9110)."""
     decoder = zlib.decompressobj(_GZIP) if is_gzip else None
     head = b""
     members = 1
@@ -89,7 +89,7 @@ def _inflate(parts: Iterable[bytes], *, is_gzip: bool) -> Iterator[bytes]:
                     break  # padding, which gzip ignores
                 members += 1
                 if not is_gzip or members > CODED_MEMBERS_MAX:
-                    raise EOFError(_MANY if is_gzip else "it goes on after its end")
+                    raise EOFError(_MANY if is_gzip else "there are bytes after its end")
                 decoder = zlib.decompressobj(_GZIP)
             piece = decoder.decompress(data, PIECE_BYTES)
             data = decoder.unused_data if decoder.eof else decoder.unconsumed_tail

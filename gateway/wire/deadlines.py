@@ -1,16 +1,16 @@
-"""Bounds on one request, and which of its time-outs is over. Pure: `now` and all times are monotonic seconds."""
+"""Bounds on one request, and its expired time-outs. Pure: `now` and all times are monotonic seconds."""
 
 from dataclasses import dataclass
 from typing import Final
 
 STREAM_CONTENT: Final = "stream_content"
 BEFORE_CONTENT: Final[tuple[str, ...]] = ("first_byte", "stream_first_byte", STREAM_CONTENT)
-"""Time-outs after which another engine may answer."""
+"""Time-outs after which another engine may still answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes and seconds, as the settings of the same names."""
+    """Bytes and seconds, the settings of the same names."""
 
     max_body_bytes: int
     max_bodies_bytes: int
@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A time-out that is over: `name` as in `--<name>-timeout-s`, and how long it was."""
+    """An expired time-out: `name` as in `--<name>-timeout-s`, and its length."""
 
     name: str
     limit_s: float
@@ -42,13 +42,12 @@ class Overdue:
 def overdue(  # noqa: PLR0911, PLR0913 - one return a time-out; a phase, the clock and three times
     limits: Limits, phase: str, now: float, *, last_at: float, received_at: float, sent_at: float, is_stream: bool
 ) -> Overdue | None:
-    """Return which time-out of a request in `phase` is over, `None` while none is.
+    """Return the expired time-out of a request in `phase`; `None` when there is none.
 
-    `last_at` is when the client or engine last moved, `received_at` when the request was whole (began, while
-    it is not), `sent_at` when it went out to the engine. A stream has bounds of its own, as nothing has to be generated
-    whole for it: on each silence before its first content, which any byte ends (an engine that prefills may keep its
-    connections alive), and on the time to that content.
-    The time-out for connecting is kept by whoever connects.
+    `last_at` is when the client or engine last sent something. `received_at` is when the request was whole, or began if
+    it is not whole yet. `sent_at` is when it was sent to the engine. A stream has bounds of its own, because it needs
+    no complete answer: on each silence before its first content, which any byte ends (an engine that prefills may send
+    keep-alives), and on the time to that content. The time-out for connecting is enforced where the connection is made.
     """
     if phase == "request":
         if now - received_at > limits.body_timeout_s:

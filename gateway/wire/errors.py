@@ -1,9 +1,9 @@
-"""What the gateway itself answers when it cannot relay: who is at fault, and what to do about it.
+"""The gateway's own errors: who is at fault, and the remedy. Pure.
 
-Every error of the gateway derives from `GatewayError` and becomes, once and here, the OpenAI envelope
-`{"error": {"message", "type", "param", "code"}}`, on the routes of Anthropic's API `{"type": "error", "error": {...}}`.
-Texts name the field and the remedy; they carry no secret and nothing of a body. Engines' own errors pass through; only
-those in another shape than the route's are put into it.
+Every error of the gateway derives from `GatewayError` and becomes, once and here, OpenAI's envelope `{"error":
+{"message", "type", "param", "code"}}`, or on the routes of Anthropic's API `{"type": "error", "error": {...}}`.
+Messages name the field and the remedy; they contain no secret and no text of a body. Errors of engines pass through;
+only those in another shape than the route's are converted.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Anthropic's types of error, by status; any other is `invalid_request_error` below 500 and `api_error` from there."""
+"""Anthropic's error types by status. Any other is `invalid_request_error` below 500 and `api_error` from there."""
 
 
 class GatewayError(Exception):
-    """Root: `status` and `code` say what happened, `type` who is at fault.
+    """Root: `status` and `code` describe the error, `type` says who is at fault.
 
-    `retry_after_s`, where given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `refusal` is
-    the kind under which a request counts that was refused for want of room.
+    `retry_after_s`, if given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `refusal` is
+    the kind under which a rejection for lack of room is counted.
     """
 
     status: ClassVar[int] = 500
@@ -45,7 +45,7 @@ class GatewayError(Exception):
 
 
 class BadHeadError(GatewayError):
-    """The request is not HTTP/1.1 as the standard has it, its lengths included."""
+    """The request, its lengths included, is not valid HTTP/1.1."""
 
     status, type, code = 400, "invalid_request_error", "bad_request"
 
@@ -63,13 +63,13 @@ class InvalidFieldError(GatewayError):
 
 
 class InvalidFormError(GatewayError):
-    """The body is no form that every server would read alike, or not a whole one."""
+    """The body is not a complete form that every server would read alike."""
 
     status, type, code = 400, "invalid_request_error", "invalid_form"
 
 
 class InvalidApiKeyError(GatewayError):
-    """No key, or one that nobody knows."""
+    """No key, or an unknown one."""
 
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
@@ -87,13 +87,13 @@ class ModelNotFoundError(GatewayError):
 
 
 class ResponseNotFoundError(GatewayError):
-    """No engine here made the response, or it has gone."""
+    """No engine here made the response, or it is gone."""
 
     status, type, code = 404, "invalid_request_error", "response_not_found"
 
 
 class RouteNotFoundError(GatewayError):
-    """The gateway relays an allow-list of routes; this is not one."""
+    """The path is not on the allow-list of relayed routes."""
 
     status, type, code = 404, "invalid_request_error", "route_not_found"
 
@@ -127,13 +127,13 @@ class BodyTooComplexError(GatewayError):
 
 
 class ConnectionsFullError(GatewayError):
-    """As many clients are connected as may be (`--max-connections`)."""
+    """`--max-connections` clients are connected."""
 
     status, code, refusal = 503, "connections_full", "connections"
 
 
 class BodiesFullError(GatewayError):
-    """The bodies of requests under way take as much memory as they may (`--max-bodies-bytes`)."""
+    """The bodies of requests under way take `--max-bodies-bytes`."""
 
     status, code, refusal = 503, "bodies_full", "bodies_full"
 
@@ -144,14 +144,14 @@ class UnsupportedCodingError(GatewayError):
     status, type, code = 415, "invalid_request_error", "unsupported_coding"
 
     def __init__(self, coding: str, decoded: str = "gzip, deflate, zstd") -> None:
-        """`decoded` are the codings that are."""
+        """`decoded` lists the codings that are decoded here."""
         remedy = f"send the body as it is, or in one of {decoded}" if decoded else "send it as it is (--decode-bodies)"
         super().__init__(f"the body's Content-Encoding, {coding}, is not decoded here; {remedy}")
         self.decoded = decoded or "identity"
 
 
 class InvalidCodingError(GatewayError):
-    """The body is not in the `Content-Encoding` that it says."""
+    """The body does not match its `Content-Encoding`."""
 
     status, type, code = 400, "invalid_request_error", "invalid_coding"
 
@@ -160,7 +160,7 @@ class InvalidCodingError(GatewayError):
 
 
 class RateLimitError(GatewayError):
-    """The API key has asked for as much as it may in a minute. `kind`, requests or tokens, is the type, as OpenAI's."""
+    """The API key is over a limit. `kind`, e.g. requests or tokens, is the type, as in OpenAI's API."""
 
     status, code = 429, "rate_limit_exceeded"
 
@@ -170,7 +170,7 @@ class RateLimitError(GatewayError):
 
 
 class QueueFullError(GatewayError):
-    """Every engine is busy and as many requests of the class wait as may."""
+    """Every engine is full, and the class's line is too."""
 
     status, code, refusal = 429, "queue_full", "queue_full"
 
@@ -186,25 +186,25 @@ class InternalError(GatewayError):
 
 
 class BadEngineResponseError(GatewayError):
-    """An engine answered with something that is not HTTP, or closed before its answer."""
+    """An engine sent something other than HTTP, or closed before its answer."""
 
     status, code = 502, "bad_engine_response"
 
 
 class EngineUnavailableError(GatewayError):
-    """No engine of the model can be reached now."""
+    """No engine of the model can be reached."""
 
     status, code = 503, "engine_unavailable"
 
 
 class KeysUnknownError(GatewayError):
-    """Redis, which holds API keys, was not read since the start, so nobody knows whether the request may pass."""
+    """Redis, which holds API keys, was not read since the start, so the gateway cannot check the request."""
 
     status, code = 503, "api_keys_unknown"
 
 
 class QueueTimeoutError(GatewayError):
-    """Every engine was busy for as long as the request could wait."""
+    """Every engine was full for as long as the request could wait."""
 
     status, code, refusal = 503, "queue_timeout", "queue_timeout"
 
@@ -222,7 +222,7 @@ class EngineTimeoutError(GatewayError):
 
 
 class StreamBrokenError(GatewayError):
-    """An engine's stream ended before its end. Sent as an event, since the status is out already."""
+    """An engine's stream ended early. Sent as an event, because the status is already sent."""
 
     status, code = 502, "stream_broken"
 
@@ -233,7 +233,7 @@ def envelope(message: str, kind: str, param: str | None, code: str | None) -> by
 
 
 def body_of(error: GatewayError, path: str = "") -> bytes:
-    """Return the body that tells a client of the route `path` of `error`."""
+    """Return the body that reports `error` to a client of the route `path`."""
     if path in ANTHROPIC:
         return _anthropic(error.status, error.message, error.param, error.code)
     return envelope(error.message, error.type, error.param, error.code)
@@ -247,16 +247,16 @@ def _anthropic(status: int, message: str, param: str | None, code: str | None) -
 
 
 def event_of(error: GatewayError, path: str) -> bytes:
-    """Return `error` as one server-sent event of the route `path`, which its client raises.
+    """Return `error` as one server-sent event of the route `path`, at which its client raises an error.
 
-    Anthropic's client passes over events without a name; OpenAI's, and others', over events with an unknown one.
+    Anthropic's client ignores events without a name; OpenAI's, and others, ignore events with an unknown one.
     """
     name = b"event: error\n" if path in ANTHROPIC else b""
     return name + b"data: " + body_of(error, path) + b"\n\n"
 
 
 def event_of_answer(status: int, body: bytes, path: str) -> bytes:
-    """Return an engine's whole answer, which is no stream, as the event that tells a client so who reads a stream."""
+    """Return an engine's whole answer, which is not a stream, as an error event for a client that reads a stream."""
     if status < 400:  # noqa: PLR2004 - HTTP's border
         return event_of(BadEngineResponseError("the engine did not answer with a stream of events; try again"), path)
     text = enveloped(status, body, path) or orjson.dumps(orjson.loads(body))  # on one line
@@ -270,10 +270,10 @@ def all_errors() -> tuple[type[GatewayError], ...]:
 
 
 def enveloped(status: int, body: bytes, path: str = "") -> bytes | None:
-    """Return an engine's error in the shape of the route `path`; `None` if it has that already.
+    """Return an engine's error in the shape of the route `path`; `None` if it has that shape already.
 
-    `body` is the engine's whole error body. Plain text, FastAPI's `{"detail": ...}` and vLLM's older
-    `{"object": "error", "message": ...}` are understood.
+    `body` is the engine's whole error body. Plain text, FastAPI's `{"detail": ...}` and vLLM's older `{"object":
+    "error", "message": ...}` are understood.
     """
     found: Any = None
     with contextlib.suppress(orjson.JSONDecodeError):
@@ -288,14 +288,14 @@ def enveloped(status: int, body: bytes, path: str = "") -> bytes | None:
             return _anthropic(
                 status, message, param if isinstance(param, str) else None, code if isinstance(code, str) else None
             )
-        said = found.get("message") or found.get("detail") or found.get("error")
+        reason = found.get("message") or found.get("detail") or found.get("error")
     else:
-        said = body.decode(errors="replace").strip()
-    if not said:
-        said = f"the engine answered {status} without a reason"
-    elif not isinstance(said, str):
-        said = orjson.dumps(said).decode()
+        reason = body.decode(errors="replace").strip()
+    if not reason:
+        reason = f"the engine answered {status} without a reason"
+    elif not isinstance(reason, str):
+        reason = orjson.dumps(reason).decode()
     if path in ANTHROPIC:
-        return _anthropic(status, said[:4096], None, "engine_error")
+        return _anthropic(status, reason[:4096], None, "engine_error")
     kind = "invalid_request_error" if status < 500 else "api_error"  # noqa: PLR2004 - HTTP's border
-    return envelope(said[:4096], kind, None, "engine_error")
+    return envelope(reason[:4096], kind, None, "engine_error")

@@ -1,18 +1,24 @@
-"""A body of `multipart/form-data` as it arrives: its short fields kept, files passed over. Pure.
+"""A `multipart/form-data` body as it arrives: short fields are kept, files are skipped. Pure.
 
-Only the fields matter to the gateway; the bytes go to the engine as they came. A file is searched for the end of its
-part and not kept a second time. `FormOutline.finish` returns the fields as a JSON object, so that a form is judged by
-the same rules as any other body (`gateway.wire.body.read_facts`).
+The gateway needs only the fields; the bytes go to the engine unchanged. A file is searched for the end of its part and
+not stored a second time. `FormOutline.finish` returns the fields as a JSON object, so that a form is read by the same
+rules as any other body (`gateway.wire.body.read_facts`).
 
-The boundary is the client's, so it is searched for by a pattern, which looks at each byte a bounded number of times:
-`bytes.find` compares up to the whole boundary at each place, 5 ms for what one read holds of almost boundaries. What is
-kept from one part of the body to the next is less than a delimiter or a part's headers, however the bytes are cut.
+| state | `_is_head` | `_is_over` | expects | next state |
+|---|---|---|---|---|
+| content | no | no | the next boundary; `_is_kept`: a field's value, else a file or the preamble | head |
+| head | yes | no | after a boundary: `--`, or the headers of a part | over, or content |
+| over | yes | yes | white space |  |
 
-Names and boundaries may be tokens or quoted, their parameters in any order (RFC 7578, `gateway.wire.parameters`). What
-servers read in different ways is refused, so that the engine sees the fields that the gateway saw: another charset or
-transfer encoding, escapes in names, `name*`, a parameter twice, two dispositions of one part, a boundary within a line,
-anything before the first or after the last, a field twice that decides where the form goes. And the class is the
-gateway's to say, so `vllm_xargs` may not name one: it could not be replaced.
+The client chooses the boundary, so it is searched by a pattern, which reads each byte a bounded number of times.
+`bytes.find` compares up to the whole boundary at each position: 5 ms for a read full of almost-boundaries. The bytes
+carried over from one read to the next are fewer than a delimiter or the headers of a part, however the body is cut.
+
+Names and boundaries may be tokens or quoted, their parameters in any order (RFC 7578, `gateway.wire.parameters`). Forms
+that servers read in different ways are rejected, so that the engine sees the same fields as the gateway: another
+charset or transfer encoding, escapes in names, `name*`, a parameter twice, two dispositions of one part, a boundary
+within a line, anything before the first or after the last, two values of a field that decides the route. `vllm_xargs`
+may not name a class, because the gateway could not replace it.
 """
 
 import re
@@ -42,7 +48,7 @@ _LINE: Final = b"\r\n"
 
 
 class FormOutline(BodyOutline):
-    """What is known of a form so far."""
+    """The state of a form that is being read: see the module."""
 
     __slots__ = (
         "_boundary",
@@ -67,7 +73,7 @@ class FormOutline(BodyOutline):
             )
         self._boundary: bytes = b"--" + boundary
         self._search: re.Pattern[bytes] = re.compile(re.escape(self._boundary))
-        self._rest = _LINE  # the first delimiter needs no line before it
+        self._rest = _LINE  # stands in for the line break before the first boundary, which may be missing
         self._is_head = False
         self._is_over = False
         self._is_kept = False
@@ -77,7 +83,7 @@ class FormOutline(BodyOutline):
         self._fields: dict[str, str] = {}
 
     def feed(self, data: bytes) -> None:
-        """Look at the next part of the body. Raises `InvalidFormError` and `BodyTooComplexError`."""
+        """Read the next part of the body. Raises `InvalidFormError` and `BodyTooComplexError`."""
         text = self._rest + data
         at = 0
         while not self._is_over:
@@ -89,17 +95,17 @@ class FormOutline(BodyOutline):
                 continue
             match = self._search.search(text, at)
             if match is None:
-                kept = max(at, len(text) - len(_LINE + self._boundary) + 1)
-                self._keep(text[at:kept])
-                at = kept
+                safe = max(at, len(text) - len(_LINE + self._boundary) + 1)  # a boundary may begin after this
+                self._keep(text[at:safe])
+                at = safe
                 break
-            found = match.start()
-            end = found - len(_LINE)
+            start = match.start()
+            end = start - len(_LINE)
             if end < at or not text.startswith(_LINE, end):
-                raise InvalidFormError("the form's boundary stands within a line; choose another boundary")
+                raise InvalidFormError("the form's boundary occurs within a line; choose another boundary")
             self._keep(text[at:end])
             self._end_part()
-            at = found + len(self._boundary)
+            at = start + len(self._boundary)
             self._is_head = True
         self._rest = text[at:]
         if self._is_over:
@@ -108,7 +114,7 @@ class FormOutline(BodyOutline):
             self._rest = b""
 
     def _read_head(self, text: bytes, at: int) -> int:
-        """Read what follows a boundary, from `at` on; return where that ends, -1 while it is not whole."""
+        """Read the bytes after a boundary, from `at` on; return where they end, -1 while they are incomplete."""
         mark = text[at : at + 2]
         if mark == _END:
             self._is_over = True
@@ -127,7 +133,7 @@ class FormOutline(BodyOutline):
         return end + 4
 
     def finish(self) -> bytes:
-        """The body is whole: return its fields as a JSON object. Raises `InvalidFormError` when its end is missing."""
+        """Return the fields of the whole body as a JSON object. Raises `InvalidFormError` when its end is missing."""
         if not self._is_over:
             raise InvalidFormError("the form is not whole: its last boundary is missing; send it to its end")
         fields: dict[str, str | bool] = {**self._fields}
@@ -135,8 +141,9 @@ class FormOutline(BodyOutline):
         if stream in _TRUE or stream in _FALSE:
             fields["stream"] = stream in _TRUE
         if CLASS_FIELD in _arguments(self._fields.get(XARGS)):
-            said = f"`{XARGS}` of a form may not name `{CLASS_FIELD}`: the gateway decides; leave it out"
-            raise InvalidFormError(said)
+            raise InvalidFormError(
+                f"`{XARGS}` of a form may not name `{CLASS_FIELD}`: the gateway sets it; leave it out"
+            )
         return orjson.dumps(fields)
 
     def _begin_part(self, head: bytes) -> None:
@@ -161,22 +168,22 @@ class FormOutline(BodyOutline):
 
     def _keep(self, data: bytes) -> None:
         if not self._parts and data.strip(_LINE):
-            raise InvalidFormError("the form begins with something else than its boundary; begin with that")
+            raise InvalidFormError("the form does not begin with its boundary; begin with that")
         if self._is_kept and len(self._value) < FIELD_BYTES:
             self._value += data[: FIELD_BYTES - len(self._value)]
 
     def _end_part(self) -> None:
         if self._is_kept:
-            how = "strict" if len(self._value) < FIELD_BYTES else "replace"  # a cut may go through a character
+            errors = "strict" if len(self._value) < FIELD_BYTES else "replace"  # the limit may cut a character
             try:
-                self._fields[self._name.decode()] = self._value.decode(errors=how)
+                self._fields[self._name.decode()] = self._value.decode(errors=errors)
             except UnicodeDecodeError as error:
                 raise InvalidFormError("a field of the form is not UTF-8; send it in UTF-8") from error
         self._is_kept = False
 
 
 def _boundary_of(stated: list[bytes]) -> bytes | None:
-    """Return the boundary that the one content type states; `None` when it is none of a form in UTF-8."""
+    """Return the boundary in the one content type; `None` when that is not a form in UTF-8."""
     found = read_parameters(stated[0]) if len(stated) == 1 else None
     if found is None or found.kind != b"multipart/form-data":
         return None
@@ -187,7 +194,7 @@ def _boundary_of(stated: list[bytes]) -> bytes | None:
 
 
 def _arguments(text: str | None) -> dict[str, object]:
-    """Return the arguments of `vllm_xargs`, which a form has as JSON text. Raises `InvalidFormError`."""
+    """Return the arguments of `vllm_xargs`, which is JSON text in a form. Raises `InvalidFormError`."""
     try:
         found = orjson.loads(text or "{}")
     except orjson.JSONDecodeError as error:

@@ -1,11 +1,22 @@
-"""An engine's HTTP/1.1 response: its head, and where its body ends.
+"""An engine's HTTP/1.1 response: its head, and the end of its body. Pure.
 
-Strict, because an end of a message that one side sees and the other does not is how responses get smuggled.
+Parsing is strict: when two sides see different ends of a message, responses can be smuggled.
 
-`parse_head` checks the whole head before it believes any of it. A framer then follows the body: `feed` returns how
-many of the given bytes belong to this message, and leaves the body itself, without chunk framing, in `payload`. So the
-relay can pass the engine's bytes on as they are and still know the end, the content and whether it stands between two
-chunks (only there can an event of the gateway's own be added to a broken stream). Pure.
+`parse_head` checks the whole head before it uses any of it. A framer then follows the body. `feed` returns how many of
+the given bytes belong to this message, and leaves the body without chunk framing in `payload`. So the relay can pass on
+the engine's bytes unchanged and still know the end, the content, and whether the stream is between two chunks, the only
+place where the gateway can add an event to a broken stream.
+
+A chunked body (`ChunkedFramer`):
+
+| state      | expects                                | next state                         |
+|------------|----------------------------------------|------------------------------------|
+| `SIZE`     | a line with the size of the next chunk | `DATA`, or `TRAILERS` after size 0 |
+| `DATA`     | `_left` bytes of the chunk             | `AFTER`                            |
+| `AFTER`    | the line break that closes the chunk   | `SIZE`                             |
+| `TRAILERS` | trailers, up to an empty line          | done                               |
+
+`_line` holds the incomplete line of `SIZE`, `AFTER` and `TRAILERS` from earlier reads.
 """
 
 import re
@@ -15,7 +26,7 @@ from typing import Final
 LENGTH_DIGITS: Final = 15
 
 _known: dict[bytes, tuple[bytes, bytes]] = {}
-"""Lines of headers that were read before."""
+"""Parsed header lines, by their bytes."""
 _KNOWN_MAX: Final = 512
 _KNOWN_BYTES: Final = 128
 _USUAL_STATUS_LINE: Final = b"HTTP/1.1 200 OK"
@@ -29,11 +40,13 @@ _TRAILERS_SO_FAR: Final = re.compile(
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+(?::[^\x00-\x08\x0a-\x1f\x7f]*\r?)?|\r)?"
 )
-"""These two must hold of a line that has not ended, because what came of it is passed on: a client that takes a lone LF
-for the end of a line would see an end of the message where there is none."""
+"""An incomplete line must match one of these two patterns, because its bytes are passed on at once.
+
+A client that accepts a lone LF as a line break would otherwise see an end of the message where there is none.
+"""
 
 _DIGIT: Final = bytes(b"0123456789abcdef".find(bytes((octet,)).lower()) & 0xFF for octet in range(256))
-"""The value of each octet as a hexadecimal digit, 255 where it is none."""
+"""The value of each octet as a hexadecimal digit; 255 for other octets."""
 
 _USUAL_SIZE_DIGITS: Final = 8
 _LINE_BYTES: Final = 4096
@@ -45,11 +58,11 @@ _PER_HOP: Final = frozenset(
 
 
 class FramingError(ValueError):
-    """The engine's bytes are not a response as HTTP/1.1 has it."""
+    """The engine's bytes are not a valid HTTP/1.1 response."""
 
 
 class Framer(ABC):
-    """Follows one body. `is_done`: it is whole. `is_between_chunks`: something could be added here."""
+    """Follows one body. `is_done`: the body is whole. `is_between_chunks`: an event can be added here."""
 
     __slots__ = ("is_between_chunks", "is_done", "payload")
 
@@ -64,10 +77,9 @@ class Framer(ABC):
 
 
 class ResponseHead:
-    """Status and end-to-end headers as they came (names in lower case), and how the body is delimited.
+    """Status and end-to-end headers (names in lower case) of a response, and the delimitation of its body.
 
-    `length` is `None` when the body is chunked or ends with the connection; the two length headers themselves are not
-    in `headers`.
+    `length` is `None` when the body is chunked or ends with the connection. `headers` lacks the two length headers.
     """
 
     __slots__ = ("content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
@@ -90,7 +102,7 @@ class ResponseHead:
         self.content_type = content_type
 
     def framer(self) -> "Framer":
-        """Return what follows this response's body."""
+        """Return the framer for this response's body."""
         if self.is_chunked:
             return ChunkedFramer()
         if self.length is not None:
@@ -99,10 +111,10 @@ class ResponseHead:
 
 
 def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
-    """Return what a response's head says; `text` runs from the status line to the last header's CRLF.
+    """Return the parsed head; `text` runs from the status line to the last header's CRLF.
 
-    Raises `FramingError` for anything that HTTP/1.1 does not allow, for both length headers at once and for a
-    coding other than chunked.
+    Raises `FramingError` for anything that HTTP/1.1 does not allow, for both length headers at once and for a coding
+    other than chunked.
     """
     lines = text.split(b"\r\n")
     if lines.pop() or not lines:
@@ -152,7 +164,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
 
 
 def _read_field(field: bytes) -> tuple[bytes, bytes]:
-    """Return name and value of a header's line, and remember them, as engines send the same ones with each answer."""
+    """Return name and value of a header line, and remember them, because engines repeat most lines in each answer."""
     name, colon, value = field.partition(b":")
     name = name.lower()
     if not colon or not name or name.translate(None, _NAME) or value.translate(None, _TEXT):
@@ -160,13 +172,13 @@ def _read_field(field: bytes) -> tuple[bytes, bytes]:
     header = (name, value.strip(b" \t"))
     if name != b"x-request-id" and len(field) <= _KNOWN_BYTES:
         if len(_known) >= _KNOWN_MAX:
-            _known.clear()  # dates and lengths that have passed
+            _known.clear()  # mostly old dates and lengths
         _known[field] = header
     return header
 
 
 def _read_status(line: bytes) -> tuple[int, bool]:
-    """Return the status, and whether the engine speaks HTTP/1.1 rather than 1.0."""
+    """Return the status, and whether the version is HTTP/1.1 rather than 1.0."""
     if line == _USUAL_STATUS_LINE:
         return 200, True
     found = _STATUS_LINE.fullmatch(line)
@@ -186,7 +198,7 @@ class LengthFramer(Framer):
         self.left = length
 
     def feed(self, data: bytes) -> int:
-        """Take what is left of the stated length."""
+        """Count down the stated length."""
         taken = min(len(data), self.left)
         self.left -= taken
         self.is_done = self.left == 0
@@ -195,21 +207,21 @@ class LengthFramer(Framer):
 
 
 class OpenFramer(Framer):
-    """A body that ends with its connection. Whether it was whole, nobody can tell."""
+    """A body that ends with its connection. Whether it was complete is unknown."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__(is_between_chunks=True)  # as there are none
+        super().__init__(is_between_chunks=True)  # there are no chunks
 
     def feed(self, data: bytes) -> int:
-        """Take everything."""
+        """Accept all bytes."""
         self.payload = [data] if data else []
         return len(data)
 
 
 class ChunkedFramer(Framer):
-    """A chunked body."""
+    """A chunked body. States: see the module."""
 
     __slots__ = ("_left", "_line", "_state")
 
@@ -222,10 +234,10 @@ class ChunkedFramer(Framer):
         super().__init__(is_between_chunks=True)
         self._state = self.SIZE
         self._left = 0
-        self._line = b""  # the part of a size line, of a chunk's closing CRLF or of trailers read so far
+        self._line = b""
 
     def feed(self, data: bytes) -> int:
-        """Take chunks, up to the end of the trailers. Raises `FramingError`."""
+        """Read chunks, up to the end of the trailers. Raises `FramingError`."""
         payload = self.payload = []
         position, end = 0, len(data)
         while position < end and not self.is_done:
@@ -246,7 +258,7 @@ class ChunkedFramer(Framer):
         return position
 
     def _size(self, data: bytes, position: int) -> int:
-        at, size = position, 0
+        at, size = position, 0  # the frequent case first: a short size line in one read
         while at < len(data) and at - position < _USUAL_SIZE_DIGITS and _DIGIT[data[at]] < 16:  # noqa: PLR2004 - hexadecimal
             size = 16 * size + _DIGIT[data[at]]
             at += 1
@@ -294,7 +306,7 @@ class ChunkedFramer(Framer):
         if found < 0:
             if len(text) >= _TRAILER_BYTES:
                 raise FramingError("the trailers are too long")
-            if _TRAILERS_SO_FAR.fullmatch(text, self._line.rfind(b"\n") + 1) is None:  # earlier lines have passed
+            if _TRAILERS_SO_FAR.fullmatch(text, self._line.rfind(b"\n") + 1) is None:  # earlier lines were checked
                 raise FramingError("the trailers are not headers")
             self._line = text
             return len(data)

@@ -1,14 +1,14 @@
-"""What keeps a stream's connection alive and says nothing: comments, `ping` events and their like. Pure.
+"""Keep-alives of a stream: comments, `ping` events and the like. Pure.
 
-An engine that prefills sends them so that no proxy on the way takes the stream for dead, so they must not wait for the
-first content. Events that open a stream (`message_start`, `response.created`) do wait: they name the response, and a
-second engine would name another. So what keeps alive overtakes them, which no client minds: it carries no state.
+An engine that prefills sends them so that no proxy closes the stream, so they must not wait for the first content.
+Events that open a stream (`message_start`, `response.created`) do wait, because they name the response, and a second
+engine would give another name. So keep-alives overtake them, which is harmless: a keep-alive has no state.
 
-A frame keeps alive when it dispatches nothing (no line of data), when its name says so, or when its data is empty or an
-object of such a type. A line of comment goes on by itself, before the frame that it stands in is whole.
+A frame is a keep-alive when it dispatches no event (it has no line of data), when its name is that of a keep-alive, or
+when its data is empty or an object of such a type. A comment line is passed on by itself, before its frame is complete.
 
-Lines end in LF, CRLF or CR. A CR at the end of what has come may be half of a CRLF, so it ends a line only where a CR
-did so before.
+Lines end in LF, CRLF or CR. A CR at the end of a read may be half of a CRLF, so it ends a line only if an earlier CR of
+the stream did so.
 """
 
 import re
@@ -27,12 +27,12 @@ _LINE_OF_RETURNS: Final = re.compile(rb"(?::[^\r\n]*)?(?:\r\n?|\n)")
 
 
 def says_nothing(frame: bytes) -> bool:
-    """Whether `frame`, which begins with its line of data, carries none, or nothing but that the engine lives."""
+    """Whether `frame`, which begins with its data line, has no data, or only that of a keep-alive."""
     return _SAYS_NOTHING.match(frame) is not None
 
 
 def keeps_alive(frame: bytes) -> bool:
-    """Whether the whole frame keeps a connection alive and nothing else."""
+    """Whether the whole frame is a keep-alive and nothing else."""
     frame = frame.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     at = 0 if frame.startswith(b"data") else frame.find(b"\ndata") + 1
     if at == 0 and not frame.startswith(b"data"):
@@ -41,7 +41,7 @@ def keeps_alive(frame: bytes) -> bool:
 
 
 class KeepAlives:
-    """Takes the frames that keep alive out of the beginning of a stream, up to its first content."""
+    """Separates the keep-alives from the beginning of a stream, up to its first content."""
 
     __slots__ = ("_break", "_held", "_line", "_rest", "size")
 
@@ -53,7 +53,7 @@ class KeepAlives:
         self.size = 0  # bytes held back
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next part of the stream; return what of it goes on at once."""
+        """Read the next part of the stream; return the keep-alives in it."""
         text = self._rest + data
         if _LONE_RETURN.search(text) is not None:
             self._break, self._line = _BREAK_OF_RETURNS, _LINE_OF_RETURNS
@@ -71,7 +71,7 @@ class KeepAlives:
         return b"".join(alive)
 
     def rest(self) -> bytes:
-        """Return what was held back, in order, and hold it no longer."""
+        """Return all bytes that were held back, in order, and hold none."""
         held = b"".join((*self._held, self._rest))
         self._held.clear()
         self._rest = b""

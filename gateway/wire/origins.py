@@ -1,7 +1,7 @@
-"""Which web pages may read the gateway's answers (CORS, as the Fetch standard has it). Pure.
+"""Which web pages may read the gateway's answers (CORS, by the Fetch standard). Pure.
 
-Browsers ask before a request that is more than a form's (a preflight), and keep an answer from a page whose origin it
-does not name. The choice is the gateway's alone: engines do not see `Origin`, and what they say of origins is dropped.
+A browser asks before certain requests (a preflight), and hides an answer from a page whose origin the answer does not
+name. The gateway alone decides: engines do not get `Origin`, and their CORS headers are dropped.
 """
 
 from functools import lru_cache
@@ -16,15 +16,15 @@ EXPOSED: Final[tuple[str, ...]] = (
     *(f"x-specpilot-{name}-ms" for name in ("overhead", "queue")),
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )
-"""What a page may read of an answer's headers besides the few that it always may."""
+"""The headers that a page may read, besides the few that it always may."""
 MAX_AGE_S: Final = 600
-"""For how long a browser may remember a preflight's answer; Chromium's own limit is 7200."""
+"""Seconds for which a browser may cache a preflight's answer. Chromium's own limit is 7200."""
 
 _EXPOSE: Final = b"access-control-expose-headers: " + ", ".join(EXPOSED).encode() + b"\r\n"
 
 
 class Origins:
-    """The origins that are `allowed`: `scheme://host[:port]` each, or `*` alone."""
+    """The `allowed` origins: `scheme://host[:port]` each, or `*` alone."""
 
     __slots__ = ("allowed", "is_any")
 
@@ -33,7 +33,7 @@ class Origins:
         self.is_any = ANY in allowed
 
     def lines(self, origin: bytes) -> bytes:
-        """Return the header lines of an answer to a page of `origin`: with credentials, unless every origin may."""
+        """Return the header lines of an answer to a page of `origin`: with credentials, unless any origin may call."""
         return _lines(self.allowed, self.is_any, origin)
 
 

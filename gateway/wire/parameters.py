@@ -1,7 +1,7 @@
-"""The value of a header with parameters, `kind; name=value; name="value"`, as RFC 9110 and RFC 2183 have it. Pure.
+"""A header value with parameters, `kind; name=value; name="value"` (RFC 9110, RFC 2183). Pure.
 
-In any order, of any names, tokens or quoted. What could be read in two ways is not read at all: a name twice, a quote
-that is not closed, anything between a value and the next semicolon.
+The parameters may have any order and names; values are tokens or quoted. A value that can be read in two ways is not
+read at all: a name twice, an unclosed quote, anything between a value and the next semicolon.
 """
 
 import re
@@ -14,7 +14,7 @@ _PARAMETER: Final = re.compile(
 
 
 class Parameters:
-    """`kind` in lower case, and the `values` by name in lower case; escapes in quoted ones stay as they came."""
+    """`kind` in lower case, and `values` by name in lower case. Escapes in quoted values are kept."""
 
     __slots__ = ("kind", "values")
 
@@ -24,7 +24,7 @@ class Parameters:
 
 
 def read_parameters(text: bytes) -> Parameters | None:
-    """Return what `text` says; `None` when it is no such value."""
+    """Return the parsed `text`; `None` when it is malformed."""
     kind = _KIND.match(text)
     if kind is None:
         return None
@@ -36,7 +36,7 @@ def read_parameters(text: bytes) -> Parameters | None:
             return None
         at = found.end()
         if found[1] is None:
-            continue  # a semicolon with nothing behind it
+            continue  # a semicolon without a parameter
         name = found[1].lower()
         if name in values:
             return None

@@ -1,19 +1,27 @@
-"""From an engine's response to what the client gets: which bytes, when, and what was learnt on the way.
+"""From an engine's response to the client's: which bytes, when, and the usage that was read on the way.
 
-Bytes of a body go on as they came, chunk framing included; only a client of HTTP/1.0 gets them without, and the event
-with usage that the gateway asked for is taken out (`gateway.wire.usage_filter`). The head is held back until the first
-byte of body (see `gateway.relay.relay`); of a stream until its first frame with content is whole, because an engine may
-answer 200, a comment and the events that open a stream, and then nothing but an error. Error answers (status 400 and
-up) are held until they are whole, then sent in OpenAI's envelope, unless they are in one already or too long to hold.
+Does no I/O and reads no clock: `now` is monotonic seconds.
 
-What keeps a connection alive before the first content (`gateway.wire.keep_alive`) goes on at once. It commits the
-client to status 200 and a stream of events (`is_committed`) and to nothing else: another engine may still answer. From
-then on the body is framed anew, because the framing of the engine that began may not be that of the engine that
-answers. An answer that is no stream of events can then be told to the client as an error event only.
+| state | condition | bytes of the body |
+|---|---|---|
+| held | `_held` is a list | an error (status 400 and up), or no stream after a commit: kept until whole |
+| opening | a stream, not `has_begun` | opening events: kept until the first frame with content is whole |
+| committed | `is_committed`, not `has_begun` | as opening; the client has status 200 and keep-alives |
+| passing | `has_begun` | sent as they arrive |
 
-When the engine's stream breaks, `reset` returns what may still be added: an error event, if this is an event stream
-standing between two chunks. Otherwise `None`: only cutting the connection tells the client. Does no I/O and reads
-no clock: `now` is monotonic seconds.
+- The head is held back until the first byte of body is sent (see `gateway.relay.relay`). A stream is held back until
+  its first content, because an engine may answer 200, a comment and opening events, and then only an error.
+- Bytes of a body are passed on unchanged, chunk framing included. There are three exceptions: a client of HTTP/1.0 gets
+  them without chunks, the usage event that the gateway requested is removed (`gateway.wire.usage_filter`), and a
+  committed stream is framed anew.
+- Held errors are sent in the envelope of the route, unless they are in one already. One that is too long to hold is
+  passed on.
+- A keep-alive before the first content (`gateway.wire.keep_alive`) is sent at once. It commits the client to status 200
+  and an event stream; another engine may still answer. From then on the body is framed anew, because the engine that
+  answers may use another framing than the one that began. An answer that is not an event stream can then only be sent
+  as an error event.
+- When an engine's stream breaks, `reset` returns the bytes that can still be added: an error event, if this is an event
+  stream between two chunks. Otherwise it returns `None`: only closing the connection informs the client.
 """
 
 from typing import Final
@@ -33,20 +41,20 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 def closing(event: bytes, *, is_modern: bool) -> bytes:
-    """Return what ends a committed stream between two engines with `event`."""
+    """Return the bytes that end a committed stream, for which no engine is left, with `event`."""
     return b"%x\r\n%s\r\n%s" % (len(event), event, _LAST_CHUNK) if is_modern else event
 
 
 class Delivery:
-    """One response on its way to a client.
+    """One response on its way to a client. States: see the module.
 
-    `own` are the gateway's header lines, `is_modern` whether the client speaks HTTP/1.1, `keep_alive` whether its
-    connection may serve another request after this; it is `False` afterwards if the body can only end with the
-    connection. `path` is the route. `strips_usage`: the client did not ask for the usage that the stream states.
-    `passes_keep_alives`: what keeps the connection alive goes on before the first content. `is_committed`: the client
-    has status 200 and the beginning of a stream of events, from this engine or the one before it. `has_begun`: it has
-    content. `has_failed_first`: the body begins with an error that is the engine's failure. After each `take`, `gaps`
-    is how many gaps between events it ended, each of `gap_s` seconds.
+    `own` are the gateway's header lines. `is_modern`: the client speaks HTTP/1.1. `keep_alive`: its connection may
+    serve another request after this; it becomes `False` if the body can only end with the connection. `path` is the
+    route. `strips_usage`: the client did not ask for the usage that the stream states. `passes_keep_alives`:
+    keep-alives are sent before the first content. `is_committed`: the client has status 200 and the beginning of an
+    event stream, from this engine or an earlier one. `has_begun`: content was sent. `has_failed_first`: the body begins
+    with an error that is the engine's fault. After each `take`, `gaps` is the number of gaps between events that it
+    ended, each of `gap_s` seconds.
     """
 
     __slots__ = (
@@ -79,10 +87,10 @@ class Delivery:
         self._tap: SseTap | JsonTap = SseTap() if head.content_type.startswith(b"text/event-stream") else JsonTap()
         self._filter: UsageFilter | None = None
         self._usage_frames = 0
-        has_room = head.length is None or is_committed  # a stated length leaves nothing to take out
+        has_room = head.length is None or is_committed  # with a stated length, no byte can be removed
         if strips_usage and has_room and self._held is None and isinstance(self._tap, SseTap):
             self._filter = UsageFilter(is_chunked=head.is_chunked and self._is_raw)
-        self._first: list[bytes] = []  # what is held back of a stream, up to its first frame with content
+        self._first: list[bytes] = []  # the bytes that are held back in the opening state
         self._alive: KeepAlives | None = None
         if isinstance(self._tap, SseTap):
             if self._held is None and (passes_keep_alives or is_committed):
@@ -104,51 +112,51 @@ class Delivery:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the body is a stream of events."""
+        """Whether the body is an event stream."""
         return type(self._tap) is SseTap
 
     @property
     def events(self) -> int:
-        """How many events with data have passed."""
+        """The number of events with data so far."""
         return self._tap.deltas if isinstance(self._tap, SseTap) else 0
 
     @property
     def tokens(self) -> int:
-        """About how many tokens of output have passed in events."""
+        """The approximate number of output tokens in the events so far."""
         return self._tap.tokens if isinstance(self._tap, SseTap) else 0
 
     @property
     def has_error(self) -> bool:
-        """Whether the engine put an error event into its stream."""
+        """Whether the stream contains an error event of the engine."""
         return isinstance(self._tap, SseTap) and self._tap.has_error
 
     @property
     def has_failed(self) -> bool:
-        """Whether an error within the stream was the engine's failure."""
+        """Whether an error event in the stream was the engine's fault."""
         return isinstance(self._tap, SseTap) and self._tap.has_failed
 
     @property
     def has_content(self) -> bool:
-        """Whether the body is more than the comments and events that open a stream."""
+        """Whether the body has more than comments and opening events."""
         return not isinstance(self._tap, SseTap) or self._tap.deltas > self._tap.openings
 
     @property
     def is_whole(self) -> bool:
-        """Whether a body that has ended may be taken for whole: framed, or at least a stream that said its end."""
+        """Whether a body that has ended may count as complete: it is framed, or a stream with its end marker."""
         if not isinstance(self._framer, OpenFramer) or not isinstance(self._tap, SseTap):
             return True
         self._tap.end()
         return self._held is not None or self._tap.is_done
 
     def take(self, raw: bytes, payload: list[bytes], now: float) -> bytes:
-        """Take over a part of the body; return what goes to the client now."""
+        """Process a part of the body; return the bytes for the client."""
         self.gaps = 0
         if self._held is not None:
             self._held.append((raw, payload))
             if sum(len(part) for part, _ in self._held) <= ERROR_BODY_BYTES:
                 return b""
             if self.is_committed:
-                self._held = self._held[:1]  # told as an event, which needs no more than its beginning
+                self._held = self._held[:1]  # it will be sent as an event, for which its beginning is enough
                 return b""
             held, self._held = self._held, None
             return self._begin(now) + b"".join(self._passed(*parts) for parts in held)
@@ -171,7 +179,7 @@ class Delivery:
         return self._judge(passed, payload, now)
 
     def _frame_anew(self) -> None:
-        """Commit: from now on go by the payload alone."""
+        """Commit: from now on use the payload alone."""
         self.is_committed = True
         self._first.clear()
         if self._filter is not None:
@@ -181,7 +189,7 @@ class Delivery:
         return data if self._filter is None else self._filter.take(data, [data], self._framer)
 
     def _framed(self, data: bytes) -> bytes:
-        """Return `data` as the client of a committed stream reads it."""
+        """Return `data` in the framing of a committed stream."""
         return b"%x\r\n%s\r\n" % (len(data), data) if data and self._is_modern else data
 
     def _last(self, data: bytes) -> bytes:
@@ -189,7 +197,7 @@ class Delivery:
         return self._framed(data) + (_LAST_CHUNK if self._is_modern else b"")
 
     def _released(self, data: bytes, now: float) -> bytes:
-        """Take the next part of a committed stream without content; return what goes on of it."""
+        """Process a part of a committed stream without content yet; return the bytes for the client."""
         assert self._alive is not None
         alive = self._alive.feed(data)
         if self._is_open():
@@ -198,13 +206,13 @@ class Delivery:
         return alive + self._filtered(self._alive.rest())
 
     def _is_open(self) -> bool:
-        """Whether a stream has said nothing yet, and may still be held back."""
+        """Whether the stream has no content yet and may still be held back."""
         tap = self._tap
         assert isinstance(tap, SseTap)
         held = sum(map(len, self._first)) if self._alive is None else self._alive.size
         if tap.deltas != tap.openings or tap.is_done or held > FIRST_FRAME_BYTES:
             return False
-        self._at, self.gaps = 0.0, 0  # no token came, so no gap between two ends here
+        self._at, self.gaps = 0.0, 0  # no token came, so this is no gap between tokens
         return True
 
     def _begin_content(self, now: float) -> None:
@@ -214,7 +222,7 @@ class Delivery:
         self.first_at = now
 
     def _can_pass(self, usage_filter: UsageFilter) -> bool:
-        """Whether what was read holds whole chunks of whole events without usage, by what the tap saw of it."""
+        """Whether the read has whole chunks of whole events without usage, as seen by the tap."""
         tap, framer = self._tap, self._framer
         assert isinstance(tap, SseTap)
         had, self._usage_frames = self._usage_frames, tap.usage_frames
@@ -223,13 +231,13 @@ class Delivery:
         return framer.is_between_chunks or framer.is_done
 
     def _judge(self, passed: bytes, payload: list[bytes], now: float) -> bytes:
-        """Look at the first part of a body; return what goes to the client of it now."""
+        """Examine the first parts of a body; return the bytes for the client."""
         tap = self._tap
         if not isinstance(tap, SseTap):
             if len(payload) > 0 and not payload[0].startswith(_USUAL_BODY) and is_error(payload[0]):
                 self.has_failed_first = is_engines_fault(payload[0])
             return self._begin(now) + passed
-        if not self._first and tap.deltas != tap.openings:  # the usual stream: it begins with content
+        if not self._first and tap.deltas != tap.openings:  # the frequent stream: it begins with content
             self.has_failed_first = tap.has_failed_first
             return self._begin(now) + passed
         self._first.append(passed)
@@ -243,7 +251,7 @@ class Delivery:
         return self._lines(is_chunked=self._is_modern, length=None) + self._framed(alive)
 
     def complete(self, now: float) -> bytes:
-        """The response is whole; return what of it has not gone out."""
+        """The response is whole; return the bytes that are still held back."""
         self._tap.finish(self.usage)
         if self.is_committed:
             return self._last(self._end(now))
@@ -253,7 +261,7 @@ class Delivery:
         return rest if self.has_begun else self._begin(now) + rest
 
     def _end(self, now: float) -> bytes:
-        """Return what is left of a committed stream that has ended."""
+        """Return the remaining bytes of a committed stream that has ended."""
         if self._held is not None:
             body = b"".join(part for _, payload in self._held for part in payload)
             self.has_begun, self.first_at = True, now
@@ -265,7 +273,7 @@ class Delivery:
         return rest if self._filter is None else rest + self._filter.rest()
 
     def reset(self, event: bytes) -> bytes | None:
-        """The response will never be whole; return what tells the client so (by `event`), `None` if nothing can."""
+        """The response will not be completed; return the bytes that report this (`event`), `None` if none can."""
         if not self.has_begun:
             return None
         self._tap.finish(self.usage)

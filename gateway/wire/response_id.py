@@ -1,11 +1,11 @@
-"""Identifiers of responses that name the engine that made them, and the API key that they were made for.
+"""Identifiers of responses that name the engine that made them, and the API key that they were made for. Pure.
 
-An engine keeps its responses to itself, so what refers to one (`previous_response_id`, `GET /v1/responses/{id}`) can be
-answered there alone, and it keeps those of all keys together. The gateway gives each response an identifier (vLLM:
-the body's `request_id`): `resp_`, `TAG_DIGITS` hexadecimal digits of the engine's hash, random ones, and `OWNER_DIGITS`
-of a hash of those and the id of the key. So every worker and every replica finds the engine and tells whose the
-response is, after a restart too, and nothing is remembered. Neither tag nor owner is a secret: to another key the
-engine's response has no other name, and one made up for a key is that of no response. Pure.
+An engine does not share its responses, so a request that refers to one (`previous_response_id`, `GET
+/v1/responses/{id}`) can only be answered there. And an engine keeps the responses of all keys together. So the gateway
+gives each response an identifier (vLLM: the body's `request_id`): `resp_`, `TAG_DIGITS` hexadecimal digits of the
+engine's hash, random digits, and `OWNER_DIGITS` of a hash of those and the key's id. Every worker and replica can read
+engine and owner from it, also after a restart, without memory. Neither tag nor owner is secret. Another key cannot use
+the identifier, because its owner digits differ; and with changed owner digits it names no response.
 """
 
 import re
@@ -22,12 +22,12 @@ _LOOKED_AT: Final = 65_536
 
 
 def tag_of(engine_hash: int) -> str:
-    """Return the tag of the engine whose hash (64 bits) is `engine_hash`."""
+    """Return the tag of the engine with the hash `engine_hash` (64 bits)."""
     return f"{engine_hash:016x}"[:TAG_DIGITS]
 
 
 def new_response_id(engine_hash: int, key_id: str | None, random_bits: int) -> str:
-    """Return an identifier for a response of that engine, made for the API key `key_id`, `None` where none is needed.
+    """Return an identifier for a response of that engine, made for the key `key_id`; `None` without keys.
 
     `random_bits` is a random whole number of `RANDOM_BITS` bits.
     """
@@ -36,7 +36,7 @@ def new_response_id(engine_hash: int, key_id: str | None, random_bits: int) -> s
 
 
 def is_of_another(identifier: str, key_id: str) -> bool:
-    """Whether a gateway made `identifier` for another API key than `key_id`. What no key was needed for is nobody's."""
+    """Whether `identifier` was made for another key than `key_id`. One that was made without a key belongs to all."""
     found = _OURS.fullmatch(identifier)
     return found is not None and found[3] not in (_owner(found[2], key_id), _owner(found[2], None))
 
@@ -48,14 +48,14 @@ def tag_in(identifier: str) -> str | None:
 
 
 def _owner(random: str, key_id: str | None) -> str:
-    said = random if key_id is None else f"{random}:{key_id}"
-    return blake2b(said.encode(), digest_size=OWNER_DIGITS // 2).hexdigest()
+    text = random if key_id is None else f"{random}:{key_id}"
+    return blake2b(text.encode(), digest_size=OWNER_DIGITS // 2).hexdigest()
 
 
 def identified(body: Sequence[bytes | memoryview], identifier: str) -> Sequence[bytes | memoryview]:
     """Return `body`, a JSON object with members in one or more buffers, with `request_id` as its first member.
 
-    One that begins with more than 64 KiB of white space stays as it is.
+    A body that begins with more than 64 KiB of white space stays unchanged.
     """
     first = body[0]
     at = bytes(first[:_LOOKED_AT]).find(b"{") + 1

@@ -1,8 +1,8 @@
-"""vLLM's counters of speculation, read from the text of an engine's `/metrics`.
+"""vLLM's counters of speculation, parsed from an engine's `/metrics`. Pure.
 
-Clients measure acceptance by them (`vllm bench serve`, AIPerf), so the gateway shows their sums under the same names
-and labels. A series is kept under `key_of` its name, position and model; what differs only in another label (`engine`:
-the rank within one engine) adds up. Pure.
+Clients measure acceptance by them (`vllm bench serve`, AIPerf), so the gateway serves their sums under the same names
+and labels. A series is stored under `key_of` its name, position and model. Series that differ only in another label
+(`engine`: the rank within one engine) are added.
 """
 
 import re
@@ -18,7 +18,7 @@ HELP = {
     "num_accepted_tokens": "Draft tokens accepted, summed over the engines.",
     "num_accepted_tokens_per_pos": "Draft tokens accepted at a position, from 0, summed over the engines.",
 }
-"""The counters that are read, `_total` left out, and what they count."""
+"""The counters that are read, without `_total`, and their meaning."""
 
 PER_POSITION = "num_accepted_tokens_per_pos"
 
@@ -34,7 +34,7 @@ _POSITION = re.compile(r"\d{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the engine at `url` has counted, asked for at `began_at` and answered at `ended_at` (monotonic seconds)."""
+    """The counters of the engine at `url`, requested at `began_at` and answered at `ended_at` (monotonic seconds)."""
 
     url: str
     began_at: float
@@ -43,7 +43,7 @@ class Reading:
 
 
 def key_of(name: str, position: str, model: str) -> str:
-    """Return under what a series is kept; `position` is empty where the counter has none."""
+    """Return the key of a series; `position` is empty for counters without one."""
     return f"{name}|{position}|{model}"
 
 
@@ -54,10 +54,10 @@ def parts_of(key: str) -> tuple[str, str, str]:
 
 
 def parse(text: bytes) -> Counts:
-    """Return the counters in the exposition `text`; a series without a model, or that is no counter's, is left out."""
-    found: Counts = {}
+    """Return the counters in the exposition `text`. Series without a model, and malformed ones, are left out."""
+    counts: Counts = {}
     for name, labels, value in _SERIES.findall(text):
-        named = {label.decode(): _plain(said) for label, said in _LABEL.findall(labels)}
+        named = {label.decode(): _plain(quoted) for label, quoted in _LABEL.findall(labels)}
         model, position = named.get("model_name"), named.get("position", "")
         is_placed = bool(_POSITION.fullmatch(position)) if name.decode() == PER_POSITION else not position
         try:
@@ -67,9 +67,9 @@ def parse(text: bytes) -> Counts:
         if model is None or not is_placed or not isfinite(count) or count < 0:
             continue
         key = key_of(name.decode(), position, model)
-        if key in found or len(found) < SERIES_MAX:
-            found[key] = found.get(key, 0.0) + count
-    return found
+        if key in counts or len(counts) < SERIES_MAX:
+            counts[key] = counts.get(key, 0.0) + count
+    return counts
 
 
 def _plain(value: bytes) -> str:

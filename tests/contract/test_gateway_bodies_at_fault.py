@@ -43,7 +43,7 @@ def body(bad: bool, **more: Any) -> dict[str, Any]:
 
 
 def fails_by_body(script: Script) -> Any:
-    """Return what an engine does that is in order, but for some requests."""
+    """Return the script of an engine that fails some requests only."""
 
     def choose(seen: Seen) -> Script:
         if seen.path == "/health":

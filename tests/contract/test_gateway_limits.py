@@ -1,4 +1,4 @@
-"""Limits of API keys: what a client over one is told, and what counts against it."""
+"""Limits of API keys: the answer to a client over one, and what is charged."""
 
 import asyncio
 import json

@@ -89,7 +89,7 @@ async def test_a_stream_is_one_span_below_the_clients(
         "specpilot.traffic_class": "default",
     }
     assert span.resource["service.name"] == "specpilot-gateway"
-    # The engine is told of this span, and of the client's state.
+    # The engine gets this span's context and the client's state.
     assert engine.seen[0].headers["traceparent"] == f"00-{TRACE}-{span.span_id}-01"
     assert engine.seen[0].headers["tracestate"] == "vendor=1"
     assert (await eventually(gateway.log_lines))[0]["trace_id"] == TRACE

@@ -10,7 +10,7 @@ from specpilot.gateway.engines.dns import Resolver, lookup
 
 
 class Records:
-    """What the resolver is told, and what it was asked."""
+    """Stands in for DNS: the addresses that it answers, and the names that were asked."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses: Collection[str] | Exception = addresses

@@ -1,4 +1,4 @@
-"""Who may go to an engine, who waits, and whose turn it is."""
+"""Which request may go to an engine, which waits, and which is next."""
 
 from dataclasses import dataclass, field
 
@@ -92,7 +92,7 @@ def test_who_leaves_frees_the_place_at_once() -> None:
     line(admission, engines, "m", 12.5, "code")  # each class has its own
     admission.leave(place)
     line(admission, engines, "m", 13.0, "chat")
-    engines.clear()  # the last engine left: everybody goes on, to be told so
+    engines.clear()  # the last engine left: every request proceeds, to get the error for that
     admission.serve(14.0)
     assert waiter.went_at is None
     assert admission.waiting() == []

@@ -38,7 +38,7 @@ class Redis:
 
 
 def read_redis_first(theirs: socket.socket, redis: Redis) -> None:
-    """Each look at the clock is half a second later."""
+    """Each reading of the clock is half a second later."""
     ticks = count()
     place = Worker(3, theirs, theirs, Path())
     try:

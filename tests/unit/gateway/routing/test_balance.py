@@ -183,7 +183,7 @@ def test_the_budget_has_a_floor() -> None:
     assert sum(budget.spend(0.0) for _ in range(100)) == 10
     assert sum(budget.spend(3.5) for _ in range(100)) == 3
     assert sum(budget.spend(1000.0) for _ in range(100)) == 10
-    assert not budget.spend(0.0)  # a clock that steps back gives nothing
+    assert not budget.spend(0.0)  # a clock that goes backwards gives nothing
 
 
 @given(st.lists(st.booleans(), max_size=300))

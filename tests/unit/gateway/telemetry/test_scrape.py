@@ -9,7 +9,7 @@ from specpilot.gateway.telemetry.tuning import RESTS
 
 
 class Made:
-    """Expositions that take as long as they are told to; `begun` is when each began."""
+    """Expositions that take a given time; `begun` is when each began."""
 
     def __init__(self, seconds: float) -> None:
         self.begun: list[float] = []

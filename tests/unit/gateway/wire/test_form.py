@@ -107,7 +107,7 @@ HIDDEN = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall\r\n'
         (b"x\n--xYz\n" + HIDDEN.replace(b"\r", b"") + part("model", b"big") + b"--xYz--", "within a line"),
         (part("prompt", b"--xYz" + HIDDEN) + part("model", b"big") + b"--xYz--", "within a line"),
         (part("prompt", b"x\n--xYz" + HIDDEN) + part("model", b"big") + b"--xYz--", "within a line"),
-        (b"preamble\r\n" + part("model", b"big") + b"--xYz--", "something else"),
+        (b"preamble\r\n" + part("model", b"big") + b"--xYz--", "does not begin"),
     ],
 )
 def test_a_part_that_only_some_servers_see_is_refused(body: bytes, said: str) -> None:
@@ -127,7 +127,7 @@ def test_a_field_in_a_transfer_encoding_is_refused() -> None:
 def test_a_form_names_no_class() -> None:
     assert read([part("vllm_xargs", b'{"k_max": 2}') + b"--xYz--"])["vllm_xargs"] == '{"k_max": 2}'
     for text in (b'{"traffic_class": "code"}', b'{"\\u0074raffic_class": 1, "a": {}}'):
-        with pytest.raises(InvalidFormError, match="the gateway decides"):
+        with pytest.raises(InvalidFormError, match="the gateway sets it"):
             read([part("vllm_xargs", text) + b"--xYz--"])
     for text in (b'{"traffic_class": NaN}', b'{"a": "%s"' % (b"x" * 2 * FIELD_BYTES)):
         with pytest.raises(InvalidFormError, match="not JSON"):
