@@ -1,7 +1,13 @@
-"""One attempt of one request at one engine: what it holds of the engine, and how it lets go.
+"""One attempt of one request at one engine.
 
-The engine's outstanding work counts from `begin` to `drop`, and `drop` closes whatever is still open, so that an
-engine never works for somebody who has gone.
+| state              | `_task` | `_connection` | next state                                                     |
+|--------------------|---------|---------------|----------------------------------------------------------------|
+| connecting         | set     | `None`        | connected; failed (`unconnected` or `failed` is called)        |
+| connected          | `None`  | set           | detached, when the response is whole or the connection is gone |
+| detached or failed | `None`  | `None`        |                                                                |
+
+`drop` is possible in every state. It closes an open connection and cancels connecting, so that an engine never works
+for a client that has left. The engine's outstanding work includes the attempt from `begin` to `drop`.
 """
 
 import asyncio
@@ -17,16 +23,16 @@ from specpilot.gateway.wire.errors import ConnectionsFullError
 
 
 class AttemptReader(Reader, Protocol):
-    """Whose attempt it is."""
+    """The request of the attempt."""
 
     def connected(self) -> None:
-        """A connection stands; now is the time to `send`."""
+        """There is a connection: call `send` now."""
 
     def unconnected(self, reason: str) -> None:
-        """There will be no connection: `connect` refused or unreachable, `connect_timeout`."""
+        """There is no connection: `connect` (refused or unreachable) or `connect_timeout`."""
 
     def failed(self, error: Exception) -> None:
-        """The gateway itself cannot go on."""
+        """The gateway itself is at fault."""
 
 
 class Attempt:
@@ -61,21 +67,21 @@ class Attempt:
         self._connection.send(self._reader, request)
 
     def pause(self) -> None:
-        """The client is slower than the engine."""
+        """Stop reading: the client is slower than the engine."""
         if self._connection is not None:
             self._connection.pause()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """Read again: the client has caught up."""
         if self._connection is not None:
             self._connection.resume()
 
     def detach(self) -> None:
-        """The connection is no longer this request's: its response is whole, or it is gone."""
+        """Give up the connection: its response is whole, or it is gone."""
         self._connection = None
 
     def drop(self) -> None:
-        """Let go of the engine; close what is still open."""
+        """End the attempt, and close what is still open."""
         if self._is_dropped:
             return
         self._is_dropped = True
@@ -92,7 +98,7 @@ class Attempt:
     async def _connect(self) -> None:
         try:
             await self._open()
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task, and the client is owed an answer
+        except Exception as error:  # noqa: BLE001 - no caller awaits this task, and the client must get an answer
             self._task = None
             if not self._is_dropped:
                 self._reader.failed(error)
@@ -104,11 +110,11 @@ class Attempt:
             async with asyncio.timeout(limit_s):
                 connection = await self.engine.pool.connect()
         except OutOfFilesError as error:
-            said = "the gateway has no file descriptor left for a connection to an engine (ulimit -n); try again"
-            raise ConnectionsFullError(said, retry_after_s=RETRY_AFTER_S) from error
+            message = "the gateway has no file descriptor left for a connection to an engine (ulimit -n); try again"
+            raise ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S) from error
         except OSError as error:  # TimeoutError is one
             if isinstance(error, TimeoutError) and self._context.monotonic() - due > STOOD_STILL_S:
-                await self._open()  # this process did not look for so long: that is no fault of the engine's
+                await self._open()  # this process stood still, so the engine may have answered in time
                 return
             self._task = None
             reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"

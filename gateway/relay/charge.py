@@ -1,4 +1,4 @@
-"""What a request counts for against the limits of its API key: an estimate before it goes out, what it used after."""
+"""The charge of a request against the limits of its API key: an estimate before it is sent, its usage afterwards."""
 
 from specpilot.gateway.limits.rate_limit import used_tokens
 from specpilot.gateway.relay.context import GatewayContext
@@ -11,9 +11,9 @@ from specpilot.policy.types import ApiKey
 
 
 def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now: float) -> bool:
-    """Count a request against the limits of `key`; its client is told what is left. `now` is monotonic seconds.
+    """Charge a request to `key`, and add its limits to the client's header lines. `now` is monotonic seconds.
 
-    Returns `True`, as it is to be settled when it is over. Raises `RateLimitError` when it may not pass.
+    Returns `True`: the charge is to be settled at the end. Raises `RateLimitError` when the request may not pass.
     """
     meter = context.rates.meter(key, prepared.charged_tokens, now)
     denied = meter.admit(prepared.charged_tokens, now)
@@ -27,9 +27,9 @@ def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now:
 
 
 def used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: int) -> int:
-    """Return the tokens that a request counts for, now that it is over; `trip` is its relay."""
+    """Return the tokens to charge for a request that has ended; `trip` is its relay."""
     if trip is None or not trip.sent_at or path in UNCHARGED:
         return 0
     delivery = trip.delivery
-    said, sent = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.tokens)
-    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, said, sent, status)
+    stated, sent = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.tokens)
+    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, stated, sent, status)

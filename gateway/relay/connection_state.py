@@ -1,15 +1,24 @@
-"""The states of one client connection, as two tables: what may come from the client, and what goes to it. Pure.
+"""The states of one client connection, as two tables: reading from the client and writing to it. Pure.
 
-The two run side by side, as in h11, because a client may send its next request while it still gets an answer.
+The two are independent, as in h11, because a client may send its next request before it has its answer.
 
-Reading: `IDLE` between requests, `HEAD` within a request's line and headers, `BODY` from there to the request's end,
-`UPGRADE` when the head asked to change protocols and is to be read again as if it had not, `IGNORED` when nothing that
-comes is looked at any more.
+| reading   | meaning                                                             |
+|-----------|---------------------------------------------------------------------|
+| `IDLE`    | between requests                                                    |
+| `HEAD`    | within a request's line and headers                                 |
+| `BODY`    | from there to the request's end                                     |
+| `UPGRADE` | the head asked to change protocols and is parsed again without that |
+| `IGNORED` | further bytes are dropped                                           |
 
-Writing: `IDLE` when no request waits for its answer, `ANSWERING` while one is answered, `HELD` when the next request
-waits until the client has read what was written, `CLOSING` when the last byte has been written.
+| writing     | meaning                                                                   |
+|-------------|---------------------------------------------------------------------------|
+| `IDLE`      | no request waits for its answer                                           |
+| `ANSWERING` | one request is answered                                                   |
+| `HELD`      | the next request waits until the client has read the bytes written so far |
+| `CLOSING`   | the last byte has been written                                            |
 
-What is no state of its own: when a state began, and the bytes of a last local reply that waits behind other answers.
+Two things are no states: the time at which a state began, and the bytes of a last local reply that waits for the
+answers before it.
 """
 
 from typing import Final
@@ -24,18 +33,18 @@ HELD: Final = "held"
 CLOSING: Final = "closing"
 
 BEGIN: Final = "begin"
-"""A request's first byte."""
+"""The first byte of a request."""
 HEAD_END: Final = "head_end"
 UPGRADE_ASKED: Final = "upgrade_asked"
 REQUEST_END: Final = "request_end"
 STOP: Final = "stop"
-"""Nothing more can or shall be read."""
+"""No further request can or may be read."""
 
 START: Final = "start"
-"""A request's answer begins."""
+"""The answer to a request begins."""
 HOLD: Final = "hold"
 DONE: Final = "done"
-"""An answer is over: complete, a local reply, or dropped."""
+"""An answer has ended: complete, a local reply, or dropped."""
 CLOSE: Final = "close"
 
 READING: Final[dict[str, dict[str, str]]] = {
@@ -55,7 +64,7 @@ WRITING: Final[dict[str, dict[str, str]]] = {
 
 
 class ConnectionState:
-    """Where one connection is in both tables."""
+    """The two states of one connection."""
 
     __slots__ = ("reading", "writing")
 
@@ -64,9 +73,9 @@ class ConnectionState:
         self.writing: str = IDLE
 
     def read(self, event: str) -> None:
-        """Move the reading side. Raises `KeyError` for what the table does not allow: a fault of the gateway."""
+        """Change the reading state. Raises `KeyError`, a fault of the gateway, for an event that the table lacks."""
         self.reading = READING[self.reading][event]
 
     def write(self, event: str) -> None:
-        """Move the writing side. Raises `KeyError` as `read`."""
+        """Change the writing state. Raises `KeyError` as `read` does."""
         self.writing = WRITING[self.writing][event]

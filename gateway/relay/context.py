@@ -1,9 +1,9 @@
-"""What every request of this process shares: snapshot, fleet, limits, counts, the clock.
+"""The shared state of all requests of this process: snapshot, fleet, limits, counts, clock.
 
-And the sweep, the one timer that enforces every time-out, closes what is idle, writes the log out and gives free
-memory back.
+It also has the sweep, the one timer that enforces every time-out, closes idle connections, flushes the log and returns
+free memory to the system.
 
-Owned by the event loop. Other threads hand over snapshots through `offer`.
+Owned by the event loop. Other threads use the `offer` methods.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class Swept(Protocol):
-    """Something with time-outs."""
+    """An object with time-outs."""
 
     def sweep(self, now: float) -> None:
-        """Look whether one is over; `now` is monotonic seconds."""
+        """Act on each time-out that has expired at `now`, in monotonic seconds."""
 
 
 class Running(Swept, Protocol):
@@ -46,15 +46,14 @@ class Running(Swept, Protocol):
         """End with `error`, as clearly as is still possible."""
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` was ejected because it answers nothing."""
+        """`engine` was ejected because it does not answer."""
 
 
 class GatewayContext:
-    """What every request of this process shares.
+    """The shared state of all requests of this process.
 
-    Without `admission` every request goes to an engine at once, without `origins` no web page may ask.
-    `has_named_series`: whoever can ask for the metrics may know the engines and the API keys by name. `trim` gives free
-    memory back to the system.
+    Without `admission` every request is sent at once; without `origins` no web page may call. `has_named_series`: the
+    metrics may name engines and API keys. `trim` returns free memory to the system.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of a whole program
@@ -103,7 +102,7 @@ class GatewayContext:
         self.exchanges: set[Running] = set()
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.body_bytes = 0  # of all requests whose answer has not begun
+        self.body_bytes = 0  # of all requests without the beginning of an answer
         self._classes: dict[str, frozenset[str]] = {}
         self._terms: dict[str, tuple[tuple[MatchRule, ...], int]] = {}
         self._id_count = 0
@@ -115,19 +114,19 @@ class GatewayContext:
         fleet.apply(snapshot.engines)
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Belong to `loop` from now on, and begin to sweep."""
+        """Use `loop` from now on, and start to sweep."""
         self._loop = loop
         self._swept_at = self.monotonic()
         loop.call_later(SWEEP_S, self._sweep)
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Take over `snapshot`. From any thread; raises `RuntimeError` when the loop is closed."""
+        """Adopt `snapshot`. From any thread; raises `RuntimeError` when the loop is closed."""
         if self._loop is None:
             raise RuntimeError("the context is not bound to a loop")
         self._loop.call_soon_threadsafe(self.adopt, snapshot)
 
     def offer_engines(self, name: str, urls: tuple[str, ...], draining: frozenset[str] = frozenset()) -> None:
-        """Take over the engines behind a DNS name or a service. From any thread.
+        """Adopt the engines behind a DNS name or a service. From any thread.
 
         Raises `RuntimeError` when the loop is closed.
         """
@@ -136,7 +135,7 @@ class GatewayContext:
         self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls, draining)
 
     def offer_shares(self, shares: Shares) -> None:
-        """Take over `shares` of the keys' limits. From any thread, as `offer`."""
+        """Adopt `shares` of the keys' limits. From any thread, as `offer`."""
         if self._loop is None:
             raise RuntimeError("the context is not bound to a loop")
         self._loop.call_soon_threadsafe(self.rates.adopt, shares, self.monotonic())
@@ -150,31 +149,31 @@ class GatewayContext:
         self.serve_queue()
 
     def serve_queue(self) -> None:
-        """Let requests that wait go on where there is room now."""
+        """Send waiting requests if there is room."""
         if self.admission is not None:
             self.admission.serve(self.monotonic())
 
     def end_with(self, error: GatewayError) -> None:
-        """End every request with `error`; first those that wait, so that none of them goes out for nothing."""
+        """End every request with `error`. Waiting requests are first, so that none of them is sent into freed room."""
         waiting = () if self.admission is None else self.admission.waiting()
         for exchange in (*waiting, *self.exchanges):
             exchange.end_with(error)
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` answers nothing: let the requests that wait on it try another."""
+        """Let the requests that wait for `engine`, which does not answer, try another engine."""
         for exchange in [*self.exchanges]:
             try:
                 exchange.engine_ejected(engine)
-            except Exception:  # noqa: BLE001 - one request's fault must not keep the others there
+            except Exception:  # noqa: BLE001 - a fault of one request must not affect the others
                 _log.exception("a request could not be sent to another engine")
 
     def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
-        """Return what the operator wants for a class of `model`."""
+        """Return the policy of a class of `model`."""
         found = self.snapshot.policies.get(model)
         return ClassPolicy() if found is None else found.policy.of_class(traffic_class)
 
     def known_classes(self, model: str) -> frozenset[str]:
-        """Return the classes of `model`; remembered until the next snapshot."""
+        """Return the classes of `model`; cached until the next snapshot."""
         found = self._classes.get(model)
         if found is None:
             found = self.snapshot.known_classes(model)
@@ -183,7 +182,7 @@ class GatewayContext:
         return found
 
     def terms(self, model: str) -> tuple[tuple[MatchRule, ...], int]:
-        """Return the match rules of the policy of `model`, and its version; remembered until the next snapshot."""
+        """Return the match rules of the policy of `model`, and its version; cached until the next snapshot."""
         found = self._terms.get(model)
         if found is None:
             found = (self.snapshot.rules(model), self.snapshot.policy_version(model))
@@ -196,9 +195,9 @@ class GatewayContext:
         return model if model in self.fleet.by_model else OTHER
 
     def key_of(self, secret: bytes | None) -> ApiKey | None:
-        """Return the API key that `secret` is; `None` when none is needed and none is known by it.
+        """Return the API key with `secret`; `None` when no key is needed and none matches.
 
-        Raises `InvalidApiKeyError` when one is needed, `KeysUnknownError` when that cannot be told yet.
+        Raises `InvalidApiKeyError` when a key is needed, `KeysUnknownError` when that is not known yet.
         """
         snapshot = self.snapshot
         if secret is not None and snapshot.keys:
@@ -217,7 +216,7 @@ class GatewayContext:
         raise InvalidApiKeyError("the API key is not known here; check it, or ask your administrator for one")
 
     def new_request_id(self) -> bytes:
-        """Return an identifier that no other request has."""
+        """Return a unique identifier."""
         self._id_count += 1
         return b"req-%s-%d" % (self.gateway_id.encode(), self._id_count)
 
@@ -234,12 +233,12 @@ class GatewayContext:
         return None if taken_at is None else self.monotonic() - taken_at
 
     async def exposition(self) -> bytes:
-        """Return this process's metrics as they are now; the text is written on a thread."""
+        """Return this process's metrics. The text is made on a thread."""
         self.refresh_metrics()
         return await asyncio.to_thread(exposition_of, self.metrics.snapshot(), is_named=self.has_named_series)
 
     def refresh_metrics(self) -> None:
-        """Set the gauges that are looked up rather than counted."""
+        """Set the gauges that are read from other objects."""
         metrics = self.metrics
         metrics.policy_versions = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
         metrics.snapshot_age_s = self.snapshot_age_s
@@ -251,17 +250,17 @@ class GatewayContext:
 
     def _sweep(self) -> None:
         assert self._loop is not None
-        self._loop.call_later(SWEEP_S, self._sweep)  # first, so that no fault below ends all time-outs
+        self._loop.call_later(SWEEP_S, self._sweep)  # first, so that a fault below does not end the sweeps
         now = self.monotonic()
         self._is_behind = now - self._swept_at > 2 * SWEEP_S and not self._is_behind
         self._swept_at = now
         if self._is_behind:
-            return  # timers come before sockets: what arrived while this process stood still has not been read yet
+            return  # this process stood still, and timers run before sockets: read the bytes that came meanwhile first
         self._sweeps += 1
         for item in [*self.exchanges]:
             try:
                 item.sweep(now)
-            except Exception:  # noqa: BLE001 - one request's fault must not stop the clock of all
+            except Exception:  # noqa: BLE001 - a fault of one request must not stop the time-outs of all
                 _log.exception("a time-out could not be enforced")
         self.serve_queue()
         if self._sweeps % 10 == 0:

@@ -1,11 +1,15 @@
-"""The states of one exchange, as a table. Pure.
+"""The states of one exchange (a request and its response), as a table. Pure.
 
-`PENDING` while an earlier request on its connection is still answered. `OPEN` from its turn on: its body comes in, or
-an engine is being chosen. `QUEUED` while every engine is full. `RELAYED` from the choice of an engine on, where
-`gateway.relay.relay` has phases of its own. `OVER` when its response is, however it ended.
+| state     | meaning                                                          |
+|-----------|------------------------------------------------------------------|
+| `PENDING` | an earlier request on the connection has no complete answer yet  |
+| `OPEN`    | the body arrives, or an engine is being chosen                   |
+| `QUEUED`  | every engine is full                                             |
+| `RELAYED` | an engine is chosen; `gateway.relay.relay` has phases of its own |
+| `OVER`    | the response has ended, in whatever way                          |
 
-What is no state of its own: whether the whole body is there, which may be so in every state, and a refusal that waits
-for its turn.
+Two things are no states: whether the body is whole, which may be so in every state, and an error that waits in
+`PENDING` to be sent.
 """
 
 from typing import Final
@@ -17,7 +21,7 @@ RELAYED: Final = "relayed"
 OVER: Final = "over"
 
 TURN: Final = "turn"
-"""Every earlier request on the connection has had its answer."""
+"""Every earlier request on the connection has its answer."""
 QUEUE: Final = "queue"
 """Every engine is full."""
 ROOM: Final = "room"
@@ -25,7 +29,7 @@ ROOM: Final = "room"
 GO: Final = "go"
 """An engine is chosen."""
 END: Final = "end"
-"""Complete, reset, a local reply or dropped."""
+"""The response is complete, reset, a local reply or dropped."""
 
 TRANSITIONS: Final[dict[str, dict[str, str]]] = {
     PENDING: {TURN: OPEN, END: OVER},
@@ -37,5 +41,5 @@ TRANSITIONS: Final[dict[str, dict[str, str]]] = {
 
 
 def after(state: str, event: str) -> str:
-    """Return the state that follows. Raises `KeyError` for what the table does not allow: a fault of the gateway."""
+    """Return the next state. Raises `KeyError` for an event that the table does not allow: a fault of the gateway."""
     return TRANSITIONS[state][event]

@@ -1,10 +1,10 @@
-"""From a whole request to what is to be done with it: facts, model, class, the bytes for the engine, where it counts.
+"""From a whole request to the decisions about it: facts, model, class, the bytes for the engine, its metrics.
 
-Decides and performs nothing; the exchange acts on what is returned. The routes that are relayed are named here.
+This module decides and performs nothing; the exchange acts on its results. It lists the relayed routes.
 
-A request for a name with a model route is for the model that the route chooses: everything from the class on is that
-model's. While none of its answer has arrived it may still be turned to the next fall-back model (`pick_engine`), for
-which its body is amended anew; so the body as it came is kept until then.
+A request for a name with a model route is for the model that the route chooses, and class, policy and limits are that
+model's. Until the first byte of an answer it may still fall back to the route's next model (`pick_engine`). Its body is
+then amended again, so the original body is kept until then.
 """
 
 from collections.abc import Collection
@@ -42,7 +42,7 @@ from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED
 from specpilot.policy.types import ApiKey
 
 MARKED: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
-"""The routes whose bodies vLLM lets carry `vllm_xargs`; SageMaker's `/invocations` takes a chat or a completion."""
+"""The routes whose bodies may carry `vllm_xargs` in vLLM. SageMaker's `/invocations` takes a chat or a completion."""
 
 PROXIED: Final = MARKED | {
     "/v1/embeddings",
@@ -52,14 +52,14 @@ PROXIED: Final = MARKED | {
     *FORMS,
     *STORED,
 }
-"""Every route that is relayed. What is not here never reaches an engine."""
+"""Every relayed route. No other path reaches an engine."""
 
 STREAMED_WITH_USAGE: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/invocations"))
-"""The routes whose streams state their usage only when `stream_options.include_usage` asks for it."""
+"""The routes whose streams state their usage only if `stream_options.include_usage` requests it."""
 
 
 class Source:
-    """What a request was prepared from, and the models that it may still be turned to."""
+    """The original of a request, and the models to which it may still fall back."""
 
     __slots__ = ("body", "fallback", "head", "key", "outline")
 
@@ -79,16 +79,18 @@ class Source:
 
 
 class PreparedRequest:
-    """A request as the gateway takes it on. `own` are the header lines that tell the client of it.
+    """A request that the gateway accepts. `own` are the gateway's header lines for the client.
 
-    `facts` hold the parsed body, which can be many times the size of `body`, the bytes for the engine: `None` when the
-    request waits or its engine is chosen. `body` is empty once there can be no retry. `outline` is what was parsed of a
-    large body. `requested_model` is what the client asked for, where that name has a model route; `source` is there
-    while the request may be turned to another model. `rate_lines` are those of `own` that say what is left of the key's
-    limits. `charged_tokens` is what counts against the key's limit until the
-    response states its usage, `prompt_tokens` of it for the prompt; `strips_usage`: the gateway asked for that, and the
-    client did not. `is_unnamed`: the response is to have an identifier, for the API key `key_id`, and the client chose
-    none (`has_null_id`: it said `null`).
+    - `facts` holds the parsed body, which can be many times the size of `body`, the bytes for the engine. It is `None`
+      once the request waits or its engine is chosen.
+    - `body` is empty once there can be no retry. `outline` is the parsed part of a large body.
+    - `requested_model` is the requested name, if it has a model route. `source` is set while the request may fall back
+      to another model.
+    - `rate_lines` are the lines of `own` about the key's limits.
+    - `charged_tokens` is the charge until the response states its usage, `prompt_tokens` its part for the prompt.
+    - `strips_usage`: the gateway requested the usage, and the client did not.
+    - `is_unnamed`: the response needs an identifier, for the API key `key_id`, and the client chose none
+      (`has_null_id`: it sent `null`).
     """
 
     __slots__ = (
@@ -151,18 +153,18 @@ class PreparedRequest:
         return sum(map(len, self.body))
 
     def take_facts(self) -> RequestFacts:
-        """Return what the choice of an engine looks at and let go of it; a second time it is parsed again."""
+        """Return the facts for the choice of an engine and release them. A second call parses them again."""
         facts, self.facts = self.facts, None
         if facts is None:
             if self.outline is not None:
                 facts = read_facts(self.path, self.outline, self.size)
             else:
                 facts = read_facts(self.path, b"".join(self.body))
-            facts.model = self.model  # an outline is of the body as it came
+            facts.model = self.model  # an outline is of the original body
         return facts
 
     def mark(self) -> int:
-        """Return what tells this body from others: a hash of its beginning, end and length."""
+        """Return a hash that distinguishes this body from others: of its beginning, its end and its length."""
         if self.body:
             first, last = self.body[0], self.body[-1]
             if len(self.body) == 1 and isinstance(first, bytes) and len(first) <= MARKED_BYTES:
@@ -172,14 +174,14 @@ class PreparedRequest:
         return self._mark
 
     def release_body(self) -> None:
-        """Let go of the body: there can be no retry."""
+        """Release the body: there can be no retry."""
         if self.is_stream:
-            self.mark()  # it may fail yet
+            self.mark()  # the stream may still fail, and its failure counts by body
         self.body = ()
         self.outline = self.source = None
 
     def turn_to(self, other: "PreparedRequest") -> None:
-        """Be as `other`, the same request for another model. What it was charged for stays."""
+        """Take over the decisions of `other`, the same request for another model. The charge stays."""
         self.cell.in_flight -= 1
         other.cell.in_flight += 1
         self.facts = other.facts
@@ -200,7 +202,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     body: tuple[bytes, ...],
     outline: BodyOutline | None,
 ) -> PreparedRequest:
-    """Return what to do with a request. Raises a `GatewayError` when it cannot be taken on.
+    """Return the decisions about a request. Raises a `GatewayError` when it is rejected.
 
     `body` is in one part, or has an `outline`.
     """
@@ -219,7 +221,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
             param="model",
         )
     routes = context.snapshot.model_routes
-    # A form goes as it came, so that the name in it cannot be another; what a response's identifier names is made.
+    # A form is sent unchanged, so its model cannot be replaced; and a stored response has its model already.
     route = routes.get(asked) if routes and not head.target and path not in FORMS else None
     if route is None:
         if asked not in context.fleet.by_model:
@@ -231,19 +233,19 @@ def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
     models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
     previous = facts.previous_response
     maker = None if previous is None else fleet.maker(previous, fleet.engines.values())
-    if maker is not None:  # the conversation goes on with the model that began it
+    if maker is not None:  # the conversation stays with the model that began it
         models = tuple(sorted(models_of(asked, route) & maker.models)) or models
-    at = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
-    if models[at] not in fleet.by_model:
+    index = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
+    if models[index] not in fleet.by_model:
         named = " or ".join(f"`{model}`" for model in models)
-        said = f"no engine serves {named}, to which `{asked}` is routed; try again"
-        raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
-    facts.model = models[at]
+        message = f"no engine serves {named}, to which `{asked}` is routed; try again"
+        raise EngineUnavailableError(message, param="model", retry_after_s=RETRY_AFTER_S)
+    facts.model = models[index]
     prepared = _for_model(context, facts, head, key, body, outline, asked)
     prepared.outline = text
-    if models[at + 1 :]:
-        prepared.source = Source(head, key, body, outline, models[at + 1 :])
-    context.metrics.count_route(asked, models[at], (RouteRule.FALLBACK if at else RouteRule.SPLIT).value)
+    if models[index + 1 :]:
+        prepared.source = Source(head, key, body, outline, models[index + 1 :])
+    context.metrics.count_route(asked, models[index], (RouteRule.FALLBACK if index else RouteRule.SPLIT).value)
     return prepared
 
 
@@ -256,28 +258,28 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     outline: BodyOutline | None,
     asked: str | None = None,
 ) -> PreparedRequest:
-    """Prepare a request for the model of `facts`, which is in the fleet; `asked` is the name that has a route."""
+    """Prepare a request for the model of `facts`, which is in the fleet. `asked` is the name with a route, if any."""
     path, model = facts.path, facts.model
     rules, version = context.terms(model)
-    found = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
-    if found.has_unknown:
+    classified = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
+    if classified.has_unknown:
         context.metrics.unknown_class += 1
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
     is_marked = path in MARKED
     k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
     named = None if asked is None or asked == model else model
     if key is not None and key.allowed_models is not None and named is None:
-        # An engine that believes the first of two would serve one that the key may not ask for.
+        # An engine that uses the first of two `model` members could serve one that the key does not allow.
         named = model if may_repeat_model(body[0] if outline is None else outline.finish()) else None
     wanted = amendments(
-        found.traffic_class if context.marks_class and is_marked else None,
-        -context.class_policy(model, found.traffic_class).priority if context.sends_priority else None,
+        classified.traffic_class if context.marks_class and is_marked else None,
+        -context.class_policy(model, classified.traffic_class).priority if context.sends_priority else None,
         asks_usage,
         k_max,
         named,
     )
     own = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
-        found.traffic_class.encode(),
+        classified.traffic_class.encode(),
         version,
     )
     if k_max is not None:
@@ -286,9 +288,9 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
         own += b"x-specpilot-model: %s\r\n" % header_text(model)
     prepared = PreparedRequest(
         facts,
-        found.traffic_class,
+        classified.traffic_class,
         own,
-        context.metrics.cell(model, found.traffic_class),
+        context.metrics.cell(model, classified.traffic_class),
         amend(body, facts, wanted, outline),
     )
     prepared.key_id = None if key is None else key.key_id
@@ -305,9 +307,9 @@ def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
 def pick_engine(
     context: GatewayContext, prepared: PreparedRequest, session: str | None, avoid: Collection[Engine]
 ) -> Engine | None:
-    """Return the engine for a request, which is turned to its fall-back models while there is none; `None` at last.
+    """Return the engine for a request, with a fall-back to other models; `None` when there is none.
 
-    `session` is what its header names, `avoid` are the engines that are full or failed it.
+    `session` is the value of its session header; `avoid` are engines that are full or have failed the request.
     """
     while True:
         engine = context.fleet.pick(prepared.take_facts(), session, context.monotonic(), avoid)
@@ -316,20 +318,20 @@ def pick_engine(
 
 
 def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
-    """Turn `prepared` to the next model that has an engine in good standing; return whether there is one."""
+    """Turn `prepared` to the next model with an engine in service; return whether there is one."""
     source = prepared.source
     if source is None:
         return False
-    at = first_serving(source.fallback, context.fleet.has_engine)
-    model, left = source.fallback[at], source.fallback[at + 1 :]
+    index = first_serving(source.fallback, context.fleet.has_engine)
+    model, later = source.fallback[index], source.fallback[index + 1 :]
     if not context.fleet.has_engine(model):
         return False
     text = None if source.outline is None else source.outline.finish()
     facts = _facts(prepared.path, source.body, text)
     asked, facts.model = facts.model, model
     prepared.turn_to(_for_model(context, facts, source.head, source.key, source.body, source.outline, asked))
-    if left:
-        source.fallback = left
+    if later:
+        source.fallback = later
     else:
         prepared.source = None
     context.metrics.count_route(asked, model, RouteRule.FALLBACK.value)
@@ -337,10 +339,10 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
 
 
 def _facts(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
-    """Return the facts of a body; `text` is what stands for it where it is large, a form, or not there at all."""
+    """Return the facts of a body. `text` stands for a body that is large, a form, or absent."""
     if text is None:
         return read_facts(path, body[0])
-    # What an engine makes of a file's bytes is no prompt of a quarter as many tokens.
+    # The bytes of a form's file are no measure of the prompt.
     return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
 
 
@@ -358,5 +360,5 @@ def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[Reque
 def _no_model(context: GatewayContext, model: str) -> GatewayError:
     if not context.fleet.by_model:
         return EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
-    said = f"the model `{model[:128]}` does not exist here; GET /v1/models lists those that do"
-    return ModelNotFoundError(said, param="model")
+    message = f"the model `{model[:128]}` does not exist here; GET /v1/models lists those that do"
+    return ModelNotFoundError(message, param="model")

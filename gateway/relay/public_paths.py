@@ -1,7 +1,7 @@
-"""What other machines may ask for, where that is not everything: a port can face a platform that expects two paths.
+"""Limits the paths that other machines may request, for a port that faces a platform which expects two paths.
 
-Callers on this machine may ask for all of it: health checks, metrics, the people who look after it. Behind a proxy on
-the same machine every caller is one of those, so the proxy must do the choosing there.
+Callers on this machine may request every path: health checks, metrics, operators. Behind a proxy on the same machine
+every caller is on this machine, so the proxy must limit the paths.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _ELSEWHERE: Final = b"/not-served-to-other-machines"
 
 
 class LimitedProtocol(ClientConnection):
-    """One client connection; other machines get 404 for every path but `public_paths`."""
+    """One client connection. Other machines get 404 for every path except `public_paths`."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class LimitedProtocol(ClientConnection):
         self._public = frozenset(path.encode() for path in public_paths)
 
     def on_headers_complete(self) -> None:
-        """Send what is not for this client where nothing is."""
+        """Rewrite a path that this client may not request to one that does not exist."""
         if self.url.partition(b"?")[0] not in self._public and not _is_here(self.client):
             self.url = _ELSEWHERE + self.url
         super().on_headers_complete()
 
 
 def _is_here(client: tuple[str, int] | None) -> bool:
-    """Whether the client is on this machine; one without an address came through a Unix socket."""
+    """Whether the client is on this machine. A client without an address uses a Unix socket."""
     return client is None or ipaddress.ip_address(client[0].partition("%")[0]).is_loopback

@@ -1,7 +1,7 @@
-"""The body of one request as it arrives: held in parts, bounded, and counted against what all bodies may take.
+"""The body of one request as it arrives: kept in parts, bounded, and counted against the bytes of all bodies.
 
-A large one stays in the parts in which it came, but for small ones, which are joined: to make it one piece would hold
-every other request up for as long as that takes.
+A large body stays in the parts in which it came, except that small parts are joined. Joining all of it would block
+every other request for that time.
 """
 
 from specpilot.gateway.relay.context import GatewayContext
@@ -19,9 +19,9 @@ from specpilot.gateway.wire.tuning import OUTLINED_BYTES
 
 
 class RequestBody:
-    """What has come of a body of at most `limit_bytes`; `head` are the header lines of the request.
+    """The bytes so far of a body of at most `limit_bytes`. `head` are the request's header lines.
 
-    `is_encoded`: it comes compressed, and is looked at once it was decoded (`take_encoded`).
+    `is_encoded`: the body is compressed, and is examined after it is decoded (`take_encoded`).
     """
 
     __slots__ = (
@@ -36,13 +36,13 @@ class RequestBody:
         self._is_encoded = is_encoded
         self._is_form = is_form
         self._parts: list[bytes] = []
-        self._tail: bytearray | None = None  # what came since then, in small parts
-        self._outline: BodyOutline | None = None  # of a body that is large
+        self._tail: bytearray | None = None  # later bytes, which came in small parts
+        self._outline: BodyOutline | None = None  # of a large body or a form
         self._size = 0
         self._counted_bytes = 0
 
     def feed(self, data: bytes) -> GatewayError | None:
-        """Take the next part; return why the body cannot be taken on, if so."""
+        """Add the next part; return an error if the body is rejected."""
         self._size += len(data)
         error = self._bound(data)
         if error is not None:
@@ -60,7 +60,7 @@ class RequestBody:
         return None
 
     def take(self) -> tuple[tuple[bytes, ...], BodyOutline | None]:
-        """Return the whole body, in one part unless it has an outline, and that; neither is held here any more."""
+        """Return the whole body, in one part unless it has an outline, and the outline. Both are released here."""
         if self._tail is not None:
             self._seal()
         parts, self._parts = self._parts, []
@@ -70,7 +70,7 @@ class RequestBody:
         return (b"".join(parts),), None
 
     def take_encoded(self) -> tuple[bytes, ...]:
-        """Return the whole body as it came; what it decodes to is fed next. Both count until the answer begins."""
+        """Return the whole compressed body; its decoded form is fed next. Both forms count until the answer begins."""
         if self._tail is not None:
             self._seal()
         parts, self._parts = self._parts, []
@@ -79,24 +79,24 @@ class RequestBody:
         return tuple(parts)
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Release everything."""
         self._parts.clear()
         self._tail = self._outline = None
         self.release()
 
     def release(self) -> None:
-        """Count the body no longer: its answer has begun, or it is dropped."""
+        """Stop counting the body: its answer has begun, or it is dropped."""
         self._context.body_bytes -= self._counted_bytes
         self._counted_bytes = 0
 
     def too_large(self) -> BodyTooLargeError:
-        """Return the error for a body beyond the limit."""
-        said = f"the request body is larger than {self.limit_bytes} bytes "
+        """Return the error for a body above the limit."""
+        message = f"the request body is larger than {self.limit_bytes} bytes "
         if self.limit_bytes < self._context.limits.max_body_bytes:
-            said += "and was sent before the answer to the request before it; wait for that, or use another connection"
+            message += "and was sent before the previous answer; wait for that, or use another connection"
         else:
-            said += "(--max-body-bytes); send less"
-        return BodyTooLargeError(said)
+            message += "(--max-body-bytes); send less"
+        return BodyTooLargeError(message)
 
     def _seal(self) -> None:
         tail, self._tail = self._tail, None

@@ -1,4 +1,4 @@
-"""Requests that refer to a response which an engine keeps: what they ask, and whether their key may."""
+"""Requests that refer to a response which an engine keeps: their engine, and whether their key owns the response."""
 
 import orjson
 
@@ -11,24 +11,23 @@ from specpilot.gateway.wire.routes import asks_stream, response_id
 
 
 def reference(context: GatewayContext, target: str) -> bytes:
-    """Return what a request for the stored response at `target` says, as the body that it does not have.
+    """Return the facts of a request for the stored response at `target` as the JSON body that it lacks.
 
     Raises `ResponseNotFoundError`, and `EngineUnavailableError` while no engine is known.
     """
-    found = response_id(target)
+    identifier = response_id(target)
     engines = context.fleet.engines.values()
-    engine = context.fleet.maker(found, engines)
+    engine = context.fleet.maker(identifier, engines)
     if engine is None or not engine.models:
         if not engines:
             raise EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
-        raise _not_found(found)
+        raise _not_found(identifier)
     model = engine.registered_model or min(engine.models)
-    asked = {"model": model, PREVIOUS: found, "max_tokens": 0, "stream": asks_stream(target)}
-    return orjson.dumps(asked)
+    return orjson.dumps({"model": model, PREVIOUS: identifier, "max_tokens": 0, "stream": asks_stream(target)})
 
 
 def check_owner(facts: RequestFacts, key_id: str) -> None:
-    """Let no request of the key read, continue, cancel or replace another key's response.
+    """Reject a request of the key `key_id` that reads, continues, cancels or replaces another key's response.
 
     Raises `ResponseNotFoundError` and `InvalidFieldError`.
     """
@@ -36,8 +35,8 @@ def check_owner(facts: RequestFacts, key_id: str) -> None:
     if previous is not None and is_of_another(previous, key_id):
         raise _not_found(previous)
     if type(chosen) is str and is_of_another(chosen, key_id):
-        said = f"{REQUEST_ID} is the identifier of another API key's response; choose another one, or leave it out"
-        raise InvalidFieldError(said, param=REQUEST_ID)
+        message = f"{REQUEST_ID} is the identifier of another API key's response; choose another one, or leave it out"
+        raise InvalidFieldError(message, param=REQUEST_ID)
 
 
 def _not_found(identifier: str) -> ResponseNotFoundError:

@@ -1,7 +1,7 @@
-"""One JSON line per request, on standard error, without secrets and without bodies.
+"""One JSON line per request on standard error, without secrets and without bodies.
 
-Lines are gathered on the event loop and written in batches by a thread, so that a slow reader of standard error
-delays no request; when the reader falls behind by `BACKLOG` batches, lines are dropped and counted.
+The event loop collects lines, and a thread writes them in batches, so that a slow reader of standard error delays no
+request. When `BACKLOG` batches wait for the reader, further lines are dropped and counted.
 """
 
 import queue
@@ -15,10 +15,10 @@ from specpilot.gateway.telemetry.tuning import BACKLOG
 
 
 class AccessLog:
-    """Writes to `stream`, or nowhere when it is `None`.
+    """Writes to `stream`; does not write when it is `None`.
 
-    Where several processes share the stream, `atomic_bytes` is how much of one write a pipe keeps together: no more
-    goes out at once, and only whole lines, so that lines of different processes never mix.
+    If several processes share the stream, `atomic_bytes` is the size up to which a pipe keeps one write together. Then
+    only whole lines up to that size are written at once, so that lines of different processes never mix.
     """
 
     def __init__(self, stream: IO[bytes] | None, atomic_bytes: int | None = None) -> None:
@@ -33,15 +33,15 @@ class AccessLog:
             self._thread.start()
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Note one request, by the members of its line."""
+        """Add the line of one request, by its members."""
         self.add_line(orjson.dumps(fields))
 
     def add_line(self, line: bytes) -> None:
-        """Note one request, by its line of JSON."""
+        """Add the line of one request, as JSON."""
         self._lines.append(line)
 
     def flush(self) -> None:
-        """Hand over what has been gathered. Never blocks."""
+        """Pass the collected lines to the thread. Never blocks."""
         if not self._lines:
             return
         lines, self._lines = self._lines, []
@@ -51,7 +51,7 @@ class AccessLog:
             self.dropped += len(lines)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write what is left, waiting at most `timeout_s`."""
+        """Write the remaining lines, for at most `timeout_s`."""
         self.flush()
         if self._thread is not None:
             try:
@@ -66,7 +66,7 @@ class AccessLog:
                 try:
                     stream.write(part)
                     stream.flush()
-                except OSError:  # a full disk, a pipe without a reader: what comes later may find it mended
+                except OSError:  # a full disk, a pipe without a reader: later writes may succeed
                     self.dropped += part.count(b"\n")
                 except ValueError:
                     return  # the stream was closed

@@ -1,15 +1,17 @@
-"""Sums of the engines' counters that never fall, whichever engines restart, leave or come back.
+"""Sums of the engines' counters that never decrease, even if engines restart, leave or return.
 
-What counts is by how much a series of an engine has grown since it was read last. The first reading of an engine adds
-nothing, so that an engine that joins with a million drafts behind it is no million drafts in a moment; its series show,
-with 0 where nobody else has them. A series that has fallen was started anew: all of it is new. So the sums begin with
-the gateway, and what an engine counts after its last reading and before its restart is lost.
+The sums count by how much each series of an engine has grown since its last reading.
 
-The engines are read when somebody asks for the sums and those at hand are older than `max_age_s`, never otherwise: what
-nobody looks at costs nothing, and an observer has the present numbers at both ends of what it measures. Who cannot be
-read in time keeps what it has.
+1. The first reading of an engine adds nothing, so an engine that joins with a million drafts does not add them at once.
+   Its series appear, with 0 if no other engine has them.
+2. A series that has decreased was restarted: its whole value is new.
+3. Counts between an engine's last reading and its restart are lost.
 
-Engines are told apart by their URLs: workers may know one by different names for a moment.
+The engines are read when the sums are requested and the last readings are older than `max_age_s`, and at no other time.
+So an idle endpoint costs nothing, and a client gets current numbers at both ends of its measurement. An engine that
+cannot be read in time keeps its last reading.
+
+Engines are identified by URL, because workers may know one engine by different names for a moment.
 """
 
 import asyncio
@@ -31,7 +33,7 @@ from specpilot.gateway.wire.spec_decode import HELP, PER_POSITION, PREFIX, Count
 
 @dataclass(slots=True)
 class Account:
-    """The sums, when they were brought up to date, and by engine its last reading and when that was answered."""
+    """The sums, the time of their last update, and the last reading of each engine with its time."""
 
     totals: Counts = field(default_factory=dict)
     updated_at: float | None = None
@@ -39,18 +41,18 @@ class Account:
     read_at: dict[str, float] = field(default_factory=dict)
 
     def add(self, readings: Sequence[Reading], now: float) -> None:
-        """Bring the sums up to date.
+        """Update the sums.
 
-        A reading that began before the last one of its engine was answered may be the older of the two, and would look
-        like a restart: it is passed over. What it would have added comes with the next.
+        A reading that began before the last reading of its engine was answered is skipped: it may be the older of the
+        two and would look like a restart. The next reading includes its counts.
         """
         for reading in readings:
             if reading.began_at < self.read_at.get(reading.url, reading.began_at):
                 continue
             before = self.last.pop(reading.url, None)
             for key, count in reading.counts.items():
-                start = count if before is None else before.get(key, 0.0)
-                grown = count if count < start else count - start
+                start = count if before is None else before.get(key, 0.0)  # 1
+                grown = count if count < start else count - start  # 2
                 self.totals[key] = self.totals.get(key, 0.0) + grown
             self.last[reading.url] = reading.counts
             self.read_at[reading.url] = reading.ended_at
@@ -77,20 +79,20 @@ class _Collected(Collector):
 
 
 def exposition(totals: Counts) -> bytes:
-    """Return `totals` as Prometheus' text, under vLLM's names and labels but for `engine`."""
+    """Return `totals` as Prometheus' text, under vLLM's names and labels, without the label `engine`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(totals))
     return generate_latest(registry)
 
 
 class Keeper(Protocol):
-    """Where the account is kept. Its methods may block, and raise `OSError`."""
+    """Stores the account. Its methods may block, and raise `OSError`."""
 
     def load(self) -> Account:
-        """Return the account as it is."""
+        """Return the account."""
 
     def add(self, readings: Sequence[Reading], now: float) -> Account:
-        """Bring the account up to date and return it."""
+        """Update the account and return it."""
 
 
 class OwnAccount:
@@ -100,33 +102,33 @@ class OwnAccount:
         self._account = Account()
 
     def load(self) -> Account:
-        """Return the account as it is."""
+        """Return the account."""
         return self._account
 
     def add(self, readings: Sequence[Reading], now: float) -> Account:
-        """Bring the account up to date and return it."""
+        """Update the account and return it."""
         self._account.add(readings, now)
         return self._account
 
 
 class SharedAccount:
-    """The account of several workers: one file in their folder, changed by one worker at a time under a lock."""
+    """The account of several workers: one file in their folder, changed under a lock."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "engine_counters.json"
         self._lock = folder / "engine_counters.lock"
 
     def load(self) -> Account:
-        """Return the account as it is."""
+        """Return the account."""
         try:
             return Account(**orjson.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return Account()
 
     def add(self, readings: Sequence[Reading], now: float) -> Account:
-        """Bring the account up to date and return it. Raises `OSError` when it cannot be written."""
+        """Update the account and return it. Raises `OSError` when it cannot be written."""
         with self._lock.open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it however the worker ends
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it however the worker ends
             account = self.load()
             account.add(readings, now)
             replace_file(self._path, account)
@@ -134,7 +136,7 @@ class SharedAccount:
 
 
 class EngineCounters:
-    """The sums, read from the engines on demand: `ask` reads those that can be read now."""
+    """The sums, read from the engines on demand. `ask` returns readings of the engines that can be read now."""
 
     def __init__(
         self,
@@ -147,13 +149,13 @@ class EngineCounters:
         self._keeper = keeper
         self._monotonic = monotonic
         self._max_age_s = max_age_s
-        self._turn = asyncio.Lock()
+        self._reading = asyncio.Lock()
 
     async def read(self) -> Counts:
         """Return the sums, at most `max_age_s` old. Raises `OSError` when the workers' account cannot be kept."""
-        async with self._turn:
+        async with self._reading:
             account = await asyncio.to_thread(self._keeper.load)
             if account.updated_at is None or self._monotonic() - account.updated_at >= self._max_age_s:
                 readings = await self._ask()
                 account = await asyncio.to_thread(self._keeper.add, readings, self._monotonic())
-            return dict(account.totals)  # the next reading changes them, on a thread
+            return dict(account.totals)  # a copy: the next reading changes them on a thread

@@ -1,9 +1,9 @@
-"""The numbers of several workers as one: counters add up, each gauge by its own rule.
+"""The numbers of several workers as one: counters add up, each gauge follows its own rule. Pure.
 
-A snapshot is what one worker has counted, as plain values that JSON can carry: numbers, lists of numbers (the buckets
-of a histogram) and mappings of these, under the branch that says how two of them make one. `counters` only grow and
-outlive their worker; `sums`, `largest` and `least` are gauges, which vanish with it. A number that only one side has
-is that number: unknown is not zero. Pure.
+A snapshot holds one worker's numbers as plain JSON values: numbers, lists of numbers (the buckets of a histogram) and
+mappings of these. Its branches say how two snapshots are merged. `counters` only grow and outlive their worker; `sums`,
+`largest` and `least` are gauges, which vanish with it. A number that only one side has is taken from there: unknown is
+not zero.
 """
 
 import operator
@@ -22,16 +22,16 @@ MetricsSnapshot = Mapping[str, Any]
 
 
 def total(snapshots: Iterable[MetricsSnapshot]) -> dict[str, Any]:
-    """Return all of `snapshots` as one."""
-    found: dict[str, Any] = {}
+    """Return all `snapshots` merged into one."""
+    merged: dict[str, Any] = {}
     for snapshot in snapshots:
         for branch, rule in _RULES.items():
-            found[branch] = _merged(found.get(branch), snapshot.get(branch), rule)
-    return {branch: values for branch, values in found.items() if values is not None}
+            merged[branch] = _merged(merged.get(branch), snapshot.get(branch), rule)
+    return {branch: values for branch, values in merged.items() if values is not None}
 
 
 def lasting(snapshot: MetricsSnapshot) -> dict[str, Any]:
-    """Return what of `snapshot` outlives its worker."""
+    """Return the part of `snapshot` that outlives its worker."""
     return {COUNTERS: snapshot.get(COUNTERS, {})}
 
 

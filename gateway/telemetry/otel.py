@@ -1,13 +1,12 @@
 """Traces by the OpenTelemetry SDK: one server span for each relayed request, exported by OTLP over HTTP.
 
-Everything is configured by the standard `OTEL_*` variables, which the SDK reads. A span begins when it is the request's
-turn and ends with its response. Its parent is the client's `traceparent`; the one that engines get names the span
-itself, sampled or not. Attributes follow the semantic conventions for HTTP servers and for GenAI where they have a
-word, `specpilot.*` where they do not.
+The SDK reads all configuration from the standard `OTEL_*` variables. A span begins when its request is the next to be
+answered on its connection, and ends with the response. Its parent is the client's `traceparent`; the one that engines
+get names the span itself, sampled or not. Attributes follow the semantic conventions for HTTP servers and for GenAI;
+`specpilot.*` attributes are for facts without a convention.
 
-Export is a batch at a time in a thread of its own, from a queue with a bound. A span that finds the queue full is
-dropped and counted. So a collector that is slow or gone costs spans, never requests. What the SDK raises is logged once
-and goes no further.
+A thread exports spans in batches from a bounded queue. A span that finds the queue full is dropped and counted, so a
+slow or absent collector costs spans, never requests. An exception of the SDK is logged once and ignored.
 """
 
 import asyncio
@@ -44,14 +43,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Exporter(OTLPSpanExporter):
-    """Counts what is taken from the queue and what becomes of it. In the processor's thread."""
+    """Counts the spans that are taken from the queue, and the results. Runs in the processor's thread."""
 
     taken = 0
     exported = 0
     failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export a batch, and count what became of it."""
+        """Export a batch and count the result."""
         self.taken += len(spans)
         result = SpanExportResult.FAILURE
         try:
@@ -65,7 +64,7 @@ class _Exporter(OTLPSpanExporter):
 
 
 class _Processor(BatchSpanProcessor):
-    """The SDK's, with its bound enforced and counted here: the SDK's own drops are counted nowhere."""
+    """The SDK's processor, with the bound enforced and counted here, because the SDK does not count its drops."""
 
     def __init__(self, exporter: _Exporter, limit_spans: int) -> None:
         super().__init__(exporter, max_queue_size=limit_spans)
@@ -76,11 +75,11 @@ class _Processor(BatchSpanProcessor):
 
     @property
     def unexported(self) -> int:
-        """How many spans have not reached the collector and still might."""
+        """The number of queued spans without a result."""
         return self._queued - self._counted.exported - self._counted.failed
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue a span that has ended, unless the queue is at its bound."""
+        """Queue a span that has ended, unless the queue is full."""
         context = span.get_span_context()
         if context is None or not context.trace_flags.sampled:
             return
@@ -92,16 +91,16 @@ class _Processor(BatchSpanProcessor):
 
 
 class OtelTracing:
-    """`gateway.telemetry.tracing.Tracing` by the SDK. `environment` is what the SDK reads too."""
+    """`gateway.telemetry.tracing.Tracing` by the SDK. `environment` is the one that the SDK reads."""
 
     def __init__(self, environment: Mapping[str, str], scheme: str) -> None:
         self._scheme = scheme
         named = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get(
             "OTEL_RESOURCE_ATTRIBUTES", ""
         )
-        said = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+        size = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
         self._exporter = _Exporter()
-        self._processor = _Processor(self._exporter, int(said) if said.isdecimal() and int(said) else QUEUE_SPANS)
+        self._processor = _Processor(self._exporter, int(size) if size.isdecimal() and int(size) else QUEUE_SPANS)
         resource = Resource.create(None if named else {SERVICE_NAME: "specpilot-gateway"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(self._processor)
@@ -111,7 +110,7 @@ class OtelTracing:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Spans so far by what became of them."""
+        """Spans so far by outcome."""
         exporter = self._exporter
         return {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._processor.dropped}
 
@@ -146,22 +145,22 @@ class OtelTracing:
         return f"{span.get_span_context().trace_id:032x}"
 
     async def close(self) -> None:
-        """Export what is left, for at most `CLOSE_S`: a collector that does not answer must not hold up the end."""
+        """Export the remaining spans, for at most `CLOSE_S`: an absent collector must not delay the end."""
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         thread.start()
         await asyncio.to_thread(thread.join, CLOSE_S)
-        left = self._processor.unexported
-        if left:
-            _log.warning("%d spans could not be exported before the end", left)
+        unexported = self._processor.unexported
+        if unexported:
+            _log.warning("%d spans could not be exported before the end", unexported)
 
     def _fail(self) -> None:
         if not self._has_failed:
             self._has_failed = True
-            _log.exception("a request could not be traced; this is said once")
+            _log.exception("a request could not be traced; further faults are not logged")
 
 
 def _without_context(forwarded: bytes) -> tuple[bytes, dict[str, list[str]]]:
-    """Return the header lines `forwarded` without those of trace context, and these."""
+    """Return the header lines `forwarded` without those of the trace context, and the latter by name."""
     carrier: dict[str, list[str]] = {}
     if b"trace" not in forwarded:
         return forwarded, carrier
@@ -173,7 +172,7 @@ def _without_context(forwarded: bytes) -> tuple[bytes, dict[str, list[str]]]:
         else:
             kept.append(line)
     if len(carrier.get("traceparent", ())) != 1:
-        carrier.clear()  # none, or who knows which
+        carrier.clear()  # none, or several contradicting ones
     return b"".join(kept), carrier
 
 
@@ -186,7 +185,7 @@ def _context_lines(span: Span) -> bytes:
 
 
 def _describe(span: Span, outcome: Outcome, now_ns: int) -> None:
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "http.response.status_code": outcome.status,
         "specpilot.request_id": outcome.request_id.decode(),
         "specpilot.engine": outcome.engine_id,
@@ -195,20 +194,20 @@ def _describe(span: Span, outcome: Outcome, now_ns: int) -> None:
         "specpilot.key_id": outcome.key_id,
     }
     if outcome.model is not None:
-        found["gen_ai.operation.name"] = _OPERATIONS.get(outcome.path)
-        found["gen_ai.request.model"] = outcome.model
-        found["gen_ai.request.stream"] = outcome.is_stream
-        found["gen_ai.request.max_tokens"] = outcome.max_tokens
-        found["specpilot.traffic_class"] = outcome.traffic_class
+        attributes["gen_ai.operation.name"] = _OPERATIONS.get(outcome.path)
+        attributes["gen_ai.request.model"] = outcome.model
+        attributes["gen_ai.request.stream"] = outcome.is_stream
+        attributes["gen_ai.request.max_tokens"] = outcome.max_tokens
+        attributes["specpilot.traffic_class"] = outcome.traffic_class
     if outcome.usage is not None:
-        found["gen_ai.usage.input_tokens"] = outcome.usage.input_tokens
-        found["gen_ai.usage.output_tokens"] = outcome.usage.output_tokens
-        found["specpilot.acceptance_length"] = outcome.usage.acceptance_length
+        attributes["gen_ai.usage.input_tokens"] = outcome.usage.input_tokens
+        attributes["gen_ai.usage.output_tokens"] = outcome.usage.output_tokens
+        attributes["specpilot.acceptance_length"] = outcome.usage.acceptance_length
     if outcome.ttft_s is not None and outcome.first_byte_at is not None:
-        found["gen_ai.response.time_to_first_chunk"] = outcome.ttft_s
+        attributes["gen_ai.response.time_to_first_chunk"] = outcome.ttft_s
         span.add_event(FIRST_TOKEN, timestamp=now_ns - round((outcome.ended_at - outcome.first_byte_at) * 1e9))
     if outcome.error is not None or outcome.status >= _SERVER_ERROR:
-        found["error.type"] = outcome.error or str(outcome.status)
+        attributes["error.type"] = outcome.error or str(outcome.status)
         if not _CLIENT_ERROR <= outcome.status < _SERVER_ERROR:
             span.set_status(Status(StatusCode.ERROR))
-    span.set_attributes({name: value for name, value in found.items() if value is not None})
+    span.set_attributes({name: value for name, value in attributes.items() if value is not None})

@@ -1,16 +1,16 @@
-"""How one request went, as plain values: what the counts, the access log and the span of it are made from."""
+"""The outcome of one request, as plain values: the source of its counts, its access log line and its span."""
 
 from specpilot.gateway.wire.sse import Usage
 
 
 class Outcome:
-    """One request that is over. Times are monotonic seconds, and `None` is what never was or was not said.
+    """One request that has ended. Times are monotonic seconds. `None`: it never happened, or it was not stated.
 
-    `error` says what went wrong where the status does not: the code of the gateway's own error, sent instead of a
-    response or at the end of one; `error_event` for an engine's within a stream; `stalled` for a client cut off.
-    `is_stream` is what the client asked for, `is_event_stream` what the engine answered. `overhead_s` runs from the
-    beginning to the last time that the request went out. `requested_model` is what the client asked for, where a model
-    route made another `model` of it. `first_byte_at` and `events` are of the engine's body.
+    `error` is set if the status alone does not describe the failure: the code of the gateway's own error, sent instead
+    of a response or at its end; `error_event` for an engine's within a stream; `stalled` for a client that was closed
+    because it stopped reading. `is_stream` is what the client asked for, `is_event_stream` what the engine answered.
+    `overhead_s` runs from the beginning to the last time that the request was sent. `requested_model` is the requested
+    name, if a model route chose another `model`. `first_byte_at` and `events` are of the engine's body.
     """
 
     __slots__ = (

@@ -1,8 +1,8 @@
-"""Answers whoever asks for the metrics: one exposition at a time, shared by all who waited for it.
+"""Serves scrapes: one exposition at a time, shared by all scrapes that waited for it.
 
-To write the text takes tens of milliseconds where models, classes and keys are many, and nobody needs a key to ask for
-it. So it is written on a thread (by `make`), never twice at once, and after each the thread rests for `RESTS` times as
-long: that bounds what all who ask can take together. Nobody gets numbers from before they asked.
+Making the text takes tens of milliseconds with many models, classes and keys, and a scrape needs no key. So the text is
+made on a thread (by `make`), never twice at once, and each time is followed by a rest of `RESTS` times its duration.
+That bounds the cost of all scrapes together. No scrape gets numbers from before its request.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ class Scrape:
     def __init__(self, make: Callable[[], Awaitable[bytes]], monotonic: Callable[[], float]) -> None:
         self._make = make
         self._monotonic = monotonic
-        self._turn = asyncio.Lock()
-        self._begun = self._made = 0  # by number: the exposition begun last, and the one at hand
+        self._making = asyncio.Lock()
+        self._begun = self._made = 0  # numbers of the exposition begun last, and of the present one
         self._text = b""
         self._rests_until = 0.0
 
     async def read(self) -> bytes:
         """Return an exposition that began after this was called. Raises what `make` does."""
-        asked = self._begun
-        async with self._turn:
-            if self._made <= asked:
+        begun_before = self._begun
+        async with self._making:
+            if self._made <= begun_before:
                 await asyncio.sleep(max(0.0, self._rests_until - self._monotonic()))
                 self._begun += 1
                 number, began_at = self._begun, self._monotonic()

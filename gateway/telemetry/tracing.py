@@ -1,8 +1,8 @@
-"""Whether requests are traced, and what tracing must offer; without it the hot path pays one look at an attribute.
+"""Whether requests are traced, and the interface of tracing. Without it the hot path only checks an attribute.
 
-The OpenTelemetry SDK reads its own standard variables (`OTEL_*`); here only those count that say whether to trace at
-all. The SDK is an optional dependency, loaded only then. What keeps traces from being made is logged and costs nothing
-else: no fault of tracing may keep a gateway from starting or a request from its answer.
+The OpenTelemetry SDK reads its own standard variables (`OTEL_*`); this module reads only those that switch tracing on.
+The SDK is an optional dependency, loaded only then. A fault of tracing is logged and has no other effect: the gateway
+starts, and requests get their answers.
 """
 
 import logging
@@ -24,23 +24,23 @@ class Tracing(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Spans so far by what became of them: `exported`, `failed`, `dropped`."""
+        """Spans so far by outcome: `exported`, `failed`, `dropped`."""
 
     def begin(self, method: bytes, path: str, request: RequestHead) -> Span | None:
-        """Return the span of a request that begins now. What goes on to engines names it from here on."""
+        """Return the span of a request that begins now, and name it in the request's trace headers."""
 
     def end(self, span: Span, outcome: Outcome) -> None:
-        """The request is over."""
+        """The request has ended."""
 
     def trace_id(self, span: Span) -> str:
         """Return the name of the span's trace, 32 hexadecimal digits."""
 
     async def close(self) -> None:
-        """Export what is left, within a bound."""
+        """Export the remaining spans, within a bound."""
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return whether `environment` asks for traces. Logs what it asks for that does not exist here."""
+    """Return whether `environment` asks for traces. Logs values that are not supported here."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
@@ -49,11 +49,11 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
     is_asked = exporter == "otlp" if exporter else bool(_first(environment, "ENDPOINT"))
     protocol = _first(environment, "PROTOCOL") or PROTOCOL
     if is_asked and protocol != PROTOCOL:
-        said = "OTEL_EXPORTER_OTLP_PROTOCOL: %r is not spoken here, so nothing is traced; use %s and its port (4318)"
-        _log.warning(said, protocol, PROTOCOL)
+        line = "OTEL_EXPORTER_OTLP_PROTOCOL: %r is not supported, so nothing is traced; use %s and its port (4318)"
+        _log.warning(line, protocol, PROTOCOL)
         return False
     return is_asked
 
 
-def _first(environment: Mapping[str, str], what: str) -> str:
-    return environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{what}") or environment.get(f"OTEL_EXPORTER_OTLP_{what}") or ""
+def _first(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""

@@ -1,11 +1,10 @@
-"""Where workers of one gateway leave their snapshots for one another: a private folder of small files.
+"""The workers' snapshots, in a private folder of small files. The calls block: keep them off the event loop.
 
-Each worker replaces its own file; the ledger, written by the supervisor alone, names the workers that run and holds the
-counters of those that ended. Whoever wants the total reads the ledger, then the files that it names, then the
-ledger again, and takes each worker either from its file or from the ledger, never from both or neither. Files are
-replaced whole and found by name, so what is read is always some worker's complete snapshot and never an older one than
-was read before: a counter cannot go backwards, whichever worker is asked. These calls block; keep them off the
-event loop.
+Each worker replaces its own file. The supervisor alone writes the ledger, which names the running workers and holds the
+counters of those that ended. A reader of the total reads the ledger, then the files that it names, then the ledger
+again, and takes each worker either from its file or from the ledger, never from both or neither. Files are replaced
+whole and read by name, so a reader always gets a complete snapshot, never an older one than before. So a counter cannot
+decrease, whichever worker answers.
 """
 
 from pathlib import Path
@@ -24,22 +23,23 @@ def publish(folder: Path, worker: int, snapshot: MetricsSnapshot) -> None:
 
 
 def read_total(folder: Path) -> dict[str, Any]:
-    """Return the snapshot of all workers, those that ended included. Raises `OSError` when the ledger is gone."""
-    found: dict[int, MetricsSnapshot] = {}
+    """Return the snapshot of all workers, ended ones included. Raises `OSError` when the ledger is gone."""
+    snapshots: dict[int, MetricsSnapshot] = {}
     for worker in _read(folder / _LEDGER)["running"]:
         try:
-            found[worker] = _read(_path(folder, worker))
+            snapshots[worker] = _read(_path(folder, worker))
         except FileNotFoundError:
-            continue  # nothing published yet, or ended since: then the ledger has it now
+            continue  # nothing published yet; or the worker has ended, and is in the ledger now
     ledger = _read(folder / _LEDGER)
-    return total([ledger["ended"], *(snapshot for worker, snapshot in found.items() if worker in ledger["running"])])
+    running = [snapshot for worker, snapshot in snapshots.items() if worker in ledger["running"]]
+    return total([ledger["ended"], *running])
 
 
 class Ledger:
-    """The supervisor's account: who runs, and what those counted that no longer do.
+    """The supervisor's account: the running workers, and the counters of ended ones.
 
-    Every method raises `OSError` when it cannot write; the account itself is right all the same, and the next write
-    that succeeds says it all.
+    Every method raises `OSError` when it cannot write. The account in memory stays correct, and the next successful
+    write has all of it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,12 +49,12 @@ class Ledger:
         self.write()
 
     def open(self, worker: int) -> None:
-        """Take `worker` up; it may publish from now on."""
+        """Add `worker`, which may publish from now on."""
         self._running.append(worker)
         self.write()
 
     def close(self, worker: int) -> None:
-        """Keep the counters of `worker`, which has ended, and forget the rest of it."""
+        """Keep the counters of `worker`, which has ended, and drop its other numbers."""
         path = _path(self._folder, worker)
         self._running.remove(worker)
         if path.exists():
@@ -63,12 +63,12 @@ class Ledger:
         path.unlink(missing_ok=True)
 
     def write(self) -> None:
-        """Write the ledger anew. Also keeps it young: cleaners of temporary folders look for what is old."""
+        """Write the ledger. Repeated writes keep the file young: cleaners of temporary folders remove old files."""
         ledger = {"running": self._running, "ended": self._ended}
         try:
             replace_file(self._folder / _LEDGER, ledger)
         except FileNotFoundError:
-            self._folder.mkdir(mode=0o700)  # somebody cleaned up
+            self._folder.mkdir(mode=0o700)  # a cleaner removed the folder
             replace_file(self._folder / _LEDGER, ledger)
 
 
@@ -81,7 +81,7 @@ def _read(path: Path) -> Any:
 
 
 def replace_file(path: Path, value: Any) -> None:
-    """Put `value` into the file at `path` as JSON, whole or not at all."""
+    """Write `value` to the file at `path` as JSON, whole or not at all."""
     new = path.with_suffix(".new")
     new.write_bytes(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
     new.replace(path)
