@@ -32,7 +32,9 @@ from urllib.parse import urlsplit
 
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.wire.framing import Framer, FramingError, OpenFramer, ResponseHead, parse_head
-from specpilot.gateway.wire.tuning import HEAD_BYTES
+
+HEAD_BYTES: Final = 65_536
+"""Bytes of a response's status line and headers. A longer head is a fault of the engine."""
 
 SWITCHING_PROTOCOLS: Final = 101
 _OUT_OF_FILES: Final[tuple[int, ...]] = (errno.EMFILE, errno.ENFILE)

@@ -12,14 +12,16 @@ for a client that has left. The engine's outstanding work includes the attempt f
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.engines.upstream import EngineConnection, Reader
-from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.tuning import RETRY_AFTER_S, STOOD_STILL_S
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import ConnectionsFullError
+
+STOOD_STILL_S: Final = 0.25
+"""A time-out that comes so much too late says more of this process than of the engine."""
 
 
 class AttemptReader(Reader, Protocol):

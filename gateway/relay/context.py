@@ -16,7 +16,6 @@ from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
-from specpilot.gateway.relay.tuning import SWEEP_S
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.recorder import Recorder
@@ -26,8 +25,13 @@ from specpilot.gateway.wire.origins import Origins
 from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER, ApiKey, ClassPolicy, MatchRule
 
+SWEEP_S: Final = 0.1
+"""Seconds between two sweeps. Fewer enforce time-outs earlier; more walk through the requests less often."""
+
+RETRY_AFTER_S: Final = 1.0
+"""`Retry-After` in seconds when the gateway has no better estimate."""
+
 _SWEEPS_A_MINUTE: Final = 600
-_RETRY_AFTER_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +212,7 @@ class GatewayContext:
                     raise InvalidApiKeyError("the API key has expired; ask your administrator for a new one")
                 return found
         if snapshot.is_awaiting_keys:
-            raise KeysUnknownError("the API keys could not be read yet; try again", retry_after_s=_RETRY_AFTER_S)
+            raise KeysUnknownError("the API keys could not be read yet; try again", retry_after_s=RETRY_AFTER_S)
         if not snapshot.needs_key:
             return None
         if secret is None:

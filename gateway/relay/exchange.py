@@ -7,18 +7,17 @@ connection at once (an engine aborts on that), and each has its time-out.
 """
 
 import asyncio
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
 from specpilot.gateway.relay import exchange_state, relay
 from specpilot.gateway.relay.charge import charge, used_by
-from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.owner import ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine, prepare
 from specpilot.gateway.relay.request_body import RequestBody
-from specpilot.gateway.relay.tuning import DECODING_TURN_S, RETRY_AFTER_S, UNREAD_BYTES
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.content_coding import codings_of, decoded
@@ -35,6 +34,12 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import FORMS, STORED
 from specpilot.policy.types import ApiKey
+
+DECODING_TURN_S: Final = 0.001
+"""Seconds of decoding one body before other requests are served."""
+
+UNREAD_BYTES: Final = 64 * 1024 * 1024
+"""Bytes up to which a rejected body is read and dropped, to keep the connection. A longer one ends it."""
 
 
 class ExchangeConnection(ResponseSink, Protocol):

@@ -21,10 +21,9 @@ from typing import Final
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempt import Attempt
-from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.owner import RelayOwner, ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine
-from specpilot.gateway.relay.tuning import RETRY_AFTER_S, SMALL_BODY_BYTES, STALE_S
 from specpilot.gateway.routing.outlier_detection import Source
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.body import with_request_id
@@ -42,6 +41,12 @@ from specpilot.gateway.wire.heads import RequestHead, milliseconds
 from specpilot.gateway.wire.response import Delivery, closing
 from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
 from specpilot.gateway.wire.routes import STORED
+
+SMALL_BODY_BYTES: Final = 65_536
+"""Bytes up to which a body is copied behind its head: one write is cheaper than two."""
+
+STALE_S: Final = 1.0
+"""Seconds after sending within which a closed connection counts as idle before. Later, the engine broke off."""
 
 RETRIED_STATUS: Final[tuple[int, ...]] = (401, 403, 500, 502, 503, 504)
 _REFUSED_CREDENTIALS: Final[tuple[int, ...]] = (401, 403)

@@ -4,8 +4,9 @@ A large body stays in the parts in which it came, except that small parts are jo
 every other request for that time.
 """
 
-from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.tuning import BLOCK_BYTES, PART_BYTES, RETRY_AFTER_S
+from typing import Final
+
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import (
     BodiesFullError,
     BodyTooComplexError,
@@ -14,8 +15,13 @@ from specpilot.gateway.wire.errors import (
     InvalidFormError,
 )
 from specpilot.gateway.wire.form import FormOutline
-from specpilot.gateway.wire.outline import BodyOutline
-from specpilot.gateway.wire.tuning import OUTLINED_BYTES
+from specpilot.gateway.wire.outline import OUTLINED_BYTES, BodyOutline
+
+PART_BYTES: Final = 4096
+"""Bytes below which parts of a body are joined. A part of two bytes takes 56 as an object of its own."""
+
+BLOCK_BYTES: Final = 65_536
+"""Bytes of joined parts that make one part. Fewer make more parts; more take longer to copy."""
 
 
 class RequestBody:

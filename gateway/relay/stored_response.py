@@ -2,8 +2,7 @@
 
 import orjson
 
-from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.tuning import RETRY_AFTER_S
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts
 from specpilot.gateway.wire.errors import EngineUnavailableError, InvalidFieldError, ResponseNotFoundError
 from specpilot.gateway.wire.response_id import is_of_another

@@ -7,11 +7,12 @@ request. When `BACKLOG` batches wait for the reader, further lines are dropped a
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import orjson
 
-from specpilot.gateway.telemetry.tuning import BACKLOG
+BACKLOG: Final = 64
+"""Batches, of 0.1 s each, that may wait for a slow reader. More lose fewer lines and take more memory."""
 
 
 class AccessLog:

@@ -19,16 +19,18 @@ import fcntl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specpilot.gateway.telemetry.tuning import ENGINES_REMEMBERED
 from specpilot.gateway.telemetry.worker_files import replace_file
 from specpilot.gateway.wire.spec_decode import HELP, PER_POSITION, PREFIX, Counts, Reading, parts_of
+
+ENGINES_REMEMBERED: Final = 1024
+"""Engines, also departed ones, whose last reading is kept. The one read longest ago is forgotten first."""
 
 
 @dataclass(slots=True)

@@ -19,9 +19,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, MetricsSnapshot
-from specpilot.gateway.telemetry.tuning import CELL_LIMIT, KEY_LIMIT
 from specpilot.gateway.wire.sse import Usage
 from specpilot.policy.types import OTHER
+
+CELL_LIMIT: Final = 1024
+"""Pairs of model and class, more than any fleet has. Further ones count under `other`."""
+
+KEY_LIMIT: Final = 512
+"""API keys that one process counts separately. Further ones count under `other`."""
 
 PREFIX: Final = "specpilot_gateway_"
 GAUGES: Final = {

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -24,8 +24,13 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specpilot.gateway.telemetry.outcome import Outcome
-from specpilot.gateway.telemetry.tuning import CLOSE_S, QUEUE_SPANS
 from specpilot.gateway.wire.heads import RequestHead
+
+QUEUE_SPANS: Final = 2048
+"""Spans that may wait for the collector, the SDK's own default. More lose fewer spans and take more memory."""
+
+CLOSE_S: Final = 3.0
+"""Seconds that the last spans have at the end."""
 
 FIRST_TOKEN = "gen_ai.first_token"  # noqa: S105 - an event's name
 _SERVER_ERROR = 500

@@ -7,8 +7,13 @@ That bounds the cost of all scrapes together. No scrape gets numbers from before
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-from specpilot.gateway.telemetry.tuning import REST_LIMIT_S, RESTS
+RESTS: Final = 4.0
+"""Rest after an exposition, in times its duration: metrics take at most a fifth of a core."""
+
+REST_LIMIT_S: Final = 1.0
+"""Seconds of the longest rest. An exposition that waited for a hung engine took no time of this process."""
 
 
 class Scrape:

@@ -25,16 +25,28 @@ import orjson
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED
-from specpilot.gateway.wire.tuning import (
-    CHARS_PER_TOKEN,
-    COPY_LIMIT_BYTES,
-    OUTPUT_TOKENS_COUNTED,
-    PROMPT_TOKENS_COUNTED,
-    UNSAID_OUTPUT_TOKENS,
-    WALKED_MEMBERS,
-    WALKED_STRINGS,
-)
 from specpilot.policy.types import is_class_name
+
+CHARS_PER_TOKEN: Final = 4
+"""Bytes of text that count as one token. A rough measure: it ranks engines, and stands in for unstated usage."""
+
+UNSAID_OUTPUT_TOKENS: Final = 256
+"""The output tokens of a request that states no limit."""
+
+PROMPT_TOKENS_COUNTED: Final = 8192
+"""The most tokens of a prompt that count as work of an engine. In a longer prompt a cached prefix is likely."""
+
+OUTPUT_TOKENS_COUNTED: Final = 4096
+"""The most output tokens that count as work. Limits are mostly set far above the actual length."""
+
+WALKED_MEMBERS: Final = 512
+"""Members of one object that are walked to find one of them, 3 us each. OpenAI's largest request has some 40."""
+
+WALKED_STRINGS: Final = 60_000
+"""Strings of a large body that such a walk may skip. The other bounds allow 25,000 members, of two strings each."""
+
+COPY_LIMIT_BYTES: Final = 65_536
+"""Bytes up to which a body is copied into one buffer with its new fields. A larger one is sent in slices."""
 
 XARGS: Final = "vllm_xargs"
 CLASS_FIELD: Final = "traffic_class"

@@ -30,7 +30,15 @@ from specpilot.gateway.wire.body import CLASS_FIELD, XARGS
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.parameters import read_parameters
-from specpilot.gateway.wire.tuning import FIELD_BYTES, PART_HEAD_BYTES, PARTS_MAX
+
+PARTS_MAX: Final = 128
+"""Parts of one form; OpenAI's largest has some 20."""
+
+PART_HEAD_BYTES: Final = 4096
+"""Bytes of one part's headers."""
+
+FIELD_BYTES: Final = 16_384
+"""Bytes of one field that are kept, a prompt for example. The engine gets the whole field."""
 
 _CONTENT_TYPE: Final = re.compile(rb"(?:^|\r\n)content-type: *([^\r\n]*)", re.IGNORECASE)
 _BOUNDARY: Final = re.compile(rb"[\w'()+,./:=? -]{0,69}[\w'()+,./:=?-]", re.ASCII)

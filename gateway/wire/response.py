@@ -31,8 +31,13 @@ from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, Res
 from specpilot.gateway.wire.heads import client_head
 from specpilot.gateway.wire.keep_alive import KeepAlives
 from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault, is_error
-from specpilot.gateway.wire.tuning import ERROR_BODY_BYTES, FIRST_FRAME_BYTES
 from specpilot.gateway.wire.usage_filter import UsageFilter
+
+ERROR_BODY_BYTES: Final = 262_144
+"""Bytes of an error answer that are held back. A longer one is passed on."""
+
+FIRST_FRAME_BYTES: Final = 65_536
+"""Bytes of a stream, opening events included, that are held back. A longer first frame is no error event."""
 
 _USUAL_BODY: Final = b'{"id"'
 _ERROR_BORDER: Final = 400

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
-from specpilot.gateway.wire.tuning import OWNER_DIGITS, TAG_DIGITS
+TAG_DIGITS: Final = 6
+"""Hexadecimal digits, 24 bits. Of fleets of 50 engines, one in 14,000 has two with the same tag."""
+
+OWNER_DIGITS: Final = 8
+"""Hexadecimal digits, 32 bits: one key in 4,000 million passes as another's. 72 random bits remain."""
+
 
 _RANDOM_DIGITS: Final = 32 - TAG_DIGITS - OWNER_DIGITS
 _OURS: Final = re.compile(rf"resp_([0-9a-f]{{{TAG_DIGITS}}})([0-9a-f]{{{_RANDOM_DIGITS}}})([0-9a-f]{{{OWNER_DIGITS}}})")

@@ -8,8 +8,11 @@ and labels. A series is stored under `key_of` its name, position and model. Seri
 import re
 from dataclasses import dataclass
 from math import isfinite
+from typing import Final
 
-from specpilot.gateway.wire.tuning import SERIES_MAX
+SERIES_MAX: Final = 1024
+"""Series read from one engine: some hundred positions of several models. Further ones are left out."""
+
 
 PREFIX = "vllm:spec_decode_"
 HELP = {

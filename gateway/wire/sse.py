@@ -27,8 +27,17 @@ from typing import Any, Final
 
 import orjson
 
+from specpilot.gateway.wire.body import CHARS_PER_TOKEN
 from specpilot.gateway.wire.keep_alive import KEEP_ALIVE_NAMES, says_nothing
-from specpilot.gateway.wire.tuning import CHARS_PER_TOKEN, FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
+
+TAIL_BYTES: Final = 16_384
+"""Bytes at the end of a JSON body that are kept, where its usage is. They bound the cost of reading it."""
+
+USAGE_BYTES: Final = 4_096
+"""Bytes that are kept from the last `usage` on, if that is before the end."""
+
+FRAME_BYTES: Final = 65_536
+"""Bytes of one event that are searched whole. Of a longer one only the end is kept."""
 
 _TOKENS: Final = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
 _SPECULATION: Final = re.compile(

@@ -9,7 +9,9 @@ from typing import Final
 import orjson
 
 from specpilot.gateway.wire.framing import Framer
-from specpilot.gateway.wire.tuning import HELD_BYTES
+
+HELD_BYTES: Final = 65_536
+"""Bytes of an incomplete event that are held back. A longer one is no usage event."""
 
 _WORD: Final = b'"usage"'
 _BORDERS: Final = (b"\r\n\r\n", b"\n\n", b"\r\r")

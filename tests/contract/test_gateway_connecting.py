@@ -6,9 +6,8 @@ import threading
 import time
 
 from specpilot.gateway.app import create_app
-from specpilot.gateway.relay.attempt import Attempt
+from specpilot.gateway.relay.attempt import STOOD_STILL_S, Attempt
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.tuning import STOOD_STILL_S
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.clock import SystemClock
 

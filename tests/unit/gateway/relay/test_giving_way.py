@@ -8,8 +8,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from specpilot.gateway.app import create_app
-from specpilot.gateway.relay.client_connection import ClientConnection
-from specpilot.gateway.relay.tuning import GIVE_WAY_BYTES, LINES_A_TURN, PIECE_BYTES
+from specpilot.gateway.relay.client_connection import GIVE_WAY_BYTES, LINES_A_TURN, PIECE_BYTES, ClientConnection
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.clock import SystemClock
 

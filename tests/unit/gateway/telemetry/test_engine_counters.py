@@ -8,8 +8,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.telemetry.engine_counters import Account, EngineCounters, OwnAccount, SharedAccount, exposition
-from specpilot.gateway.telemetry.tuning import ENGINES_REMEMBERED
+from specpilot.gateway.telemetry.engine_counters import (
+    ENGINES_REMEMBERED,
+    Account,
+    EngineCounters,
+    OwnAccount,
+    SharedAccount,
+    exposition,
+)
 from specpilot.gateway.wire.spec_decode import Reading, key_of
 
 DRAFTS = key_of("num_drafts", "", "m")

@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specpilot.gateway.telemetry.access_log import AccessLog, parts_of
+from specpilot.gateway.telemetry.access_log import BACKLOG, AccessLog, parts_of
 from specpilot.gateway.telemetry.merge import total
-from specpilot.gateway.telemetry.metrics import HELP, PREFIX, GatewayMetrics, Histogram, exposition
-from specpilot.gateway.telemetry.tuning import BACKLOG, CELL_LIMIT, KEY_LIMIT
+from specpilot.gateway.telemetry.metrics import (
+    CELL_LIMIT,
+    HELP,
+    KEY_LIMIT,
+    PREFIX,
+    GatewayMetrics,
+    Histogram,
+    exposition,
+)
 from specpilot.gateway.wire.sse import Usage
 
 

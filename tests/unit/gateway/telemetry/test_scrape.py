@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from specpilot.gateway.telemetry.scrape import Scrape
-from specpilot.gateway.telemetry.tuning import RESTS
+from specpilot.gateway.telemetry.scrape import RESTS, Scrape
 
 
 class Made:

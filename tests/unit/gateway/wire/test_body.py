@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.body import RequestFacts, amend, amendments, read_facts
+from specpilot.gateway.wire.body import COPY_LIMIT_BYTES, RequestFacts, amend, amendments, read_facts
 from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.outline import BodyOutline
-from specpilot.gateway.wire.tuning import COPY_LIMIT_BYTES
 
 PATH = "/v1/chat/completions"
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
-from specpilot.gateway.wire.form import PART_HEAD_BYTES, FormOutline
-from specpilot.gateway.wire.tuning import FIELD_BYTES, PARTS_MAX
+from specpilot.gateway.wire.form import FIELD_BYTES, PART_HEAD_BYTES, PARTS_MAX, FormOutline
 
 LINES = b'content-type: multipart/form-data; boundary="xYz"\r\n'
 

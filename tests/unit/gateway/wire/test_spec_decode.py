@@ -2,8 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from specpilot.gateway.wire.spec_decode import key_of, parse, parts_of
-from specpilot.gateway.wire.tuning import SERIES_MAX
+from specpilot.gateway.wire.spec_decode import SERIES_MAX, key_of, parse, parts_of
 
 
 def exposition(model: str) -> bytes:

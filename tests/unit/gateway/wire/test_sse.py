@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage
-from specpilot.gateway.wire.tuning import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES
+from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES, JsonTap, SseTap, Usage
 from tests.support.scripted_engine import DONE, completion, event, speculation, usage_event
 
 
