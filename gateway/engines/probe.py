@@ -42,8 +42,7 @@ PROBE_TIMEOUT_S: Final = 3.0
 """Seconds that an engine has to answer a probe. Fewer eject a busy engine; more leave a hung one in service."""
 
 STOOD_STILL_S: Final = 0.25
-"""A time-out that fires this many seconds late means that this process stood still, and says nothing about the engine.
-"""
+"""A time-out that fires this many seconds late means that this process stood still. The engine is not blamed."""
 
 _log = logging.getLogger(__name__)
 _PATH = b"/v1/models"

@@ -21,7 +21,7 @@ from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import ConnectionsFullError
 
 STOOD_STILL_S: Final = 0.25
-"""A time-out that comes so much too late says more of this process than of the engine."""
+"""A time-out that fires this many seconds late means that this process stood still. The engine is not blamed."""
 
 
 class AttemptReader(Reader, Protocol):

@@ -1,21 +1,20 @@
-"""The client's side of a connection: uvicorn's HTTP protocol, with the proxied routes taken out before ASGI.
+"""The client's side of a connection: uvicorn's HTTP protocol, from which relayed routes are taken out before ASGI.
 
-Every request is parsed by the same strict parser. A proxied route becomes an `Exchange`, which relays bytes; every
-other route becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds wait in uvicorn's one queue, so requests
-on one connection are answered in the order in which they came. Reading never pauses for longer than others' turns
-take, whatever is under way: a client that leaves is noticed in every phase. So what a client may send ahead is bounded
-instead: at most `PIPELINED` requests, beyond which the rest of the connection is ignored and closed after the answers.
+One strict parser parses every request. A relayed route becomes an `Exchange`, which relays bytes. Every other route
+becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds wait in uvicorn's one queue, so the requests of a
+connection are answered in order.
 
-The states of a connection, and what moves it from one to the next, are in `gateway.relay.connection_state`.
+`gateway.relay.connection_state` has the states of a connection and their transitions.
 
-Of uvicorn's protocol only public attributes and methods are used, which are the same in every version that the
-distribution allows (a test looks).
-
-A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a coding
-besides chunked, ...) gets a 400 and the connection ends, whichever kind of route it is for.
-
-What one read may cost others is bounded by its lines, since each request, header and chunk takes at least one: a read
-of many is parsed `LINES_A_TURN` at a time, and others have the loop in between.
+- Reading continues whatever is under way, so a client that leaves is noticed in every phase. It pauses only for a pass
+  of the event loop. So the requests that a client may send ahead are bounded instead: after `PIPELINED` of them the
+  rest of the connection is ignored, and it is closed after the answers.
+- A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a
+  coding besides chunked, ...) gets a 400 and the connection ends, on every route.
+- Each request, header and chunk takes at least one line, so the cost of a read is bounded by its lines: a read of many
+  lines is parsed `LINES_A_TURN` at a time, and other connections are served in between.
+- Only public attributes and methods of uvicorn's protocol are used. They are the same in every version that the
+  distribution allows, which a test checks.
 """
 
 import asyncio
@@ -117,18 +116,17 @@ class ClientConnection(HttpToolsProtocol):
         self._active: Exchange | None = None
         self._idle_since: float | None = context.monotonic()
         self._state = ConnectionState()
-        self._head_bytes = 0  # what came since the last byte of body: a head, sizes of chunks, trailers
+        self._head_bytes = 0  # bytes since the last byte of body: a head, sizes of chunks, trailers
         self._head_since = 0.0
-        self._read_bytes = 0  # in large reads, since others were given way to
-        self._unread = b""  # what came and has to wait for others' turns
-        self._is_waiting = False  # for its turn
+        self._read_bytes = 0  # bytes of large reads since the last pause
+        self._unread = b""  # bytes that were read and not parsed yet
+        self._is_waiting = False  # reading is paused until the next pass of the loop
         self._stuck_since: float | None = None
-        self._last_words: bytes | None = None
-        # What uvicorn keeps as `url` and `headers`: compiled, a field of a class that is not compiled costs a look-up.
+        self._last_reply: bytes | None = None  # a local reply that waits for the answers before it
+        # Stand in for uvicorn's `url` and `headers`: compiled, a field of an uncompiled base costs a dict access.
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
-        # The next head begins with a whole line, of HTTP/1.1. The parser formats text to say so, which takes four times
-        # as long as to look.
+        # The next head begins with a whole line of HTTP/1.1. Checking here takes a quarter of the parser's own answer.
         self._is_usual_line = False
         self.client_host: str | None = None
         """The address of the client, or of the proxy before it."""
@@ -149,7 +147,7 @@ class ClientConnection(HttpToolsProtocol):
         self._context.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone: drop what is under way and what waits behind it."""
+        """The client is gone: end the current request and drop the waiting ones."""
         self._context.connections.discard(self)
         self._state.read(STOP)
         self._unread = b""
@@ -158,10 +156,12 @@ class ClientConnection(HttpToolsProtocol):
         if active is not None:
             active.client_left()
         super().connection_lost(exc)
-        self.cycle = cast("Any", None)  # it points back here; without it both are freed now, not with the next garbage
+        self.cycle = cast(
+            "Any", None
+        )  # it refers back here; without the cycle both are freed now, not by the collector
 
     def data_received(self, data: bytes) -> None:
-        """Parse what the client sent; the parser calls `on_url` and the rest of these."""
+        """Parse bytes of the client. The parser calls `on_url` and the other callbacks."""
         if self._state.reading == IGNORED:
             return
         size = len(data)
@@ -197,13 +197,13 @@ class ClientConnection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
             else:
-                if self._idle_since is not None:  # blank lines, a head's part, the rest of a request with an answer
+                if self._idle_since is not None:  # blank lines, part of a head, the rest of a rejected request
                     self._idle_since = self._context.monotonic()
                 if self._head_bytes > HEAD_BYTES:
                     self._refuse_rest(_head_too_large())
 
     def _parse_piece(self, data: bytes) -> None:
-        """Parse the first lines of `data`, and the rest after others' turns."""
+        """Parse the first lines of `data` now, and the rest in later passes of the loop."""
         end = 0
         for _ in range(LINES_A_TURN):
             end = data.find(b"\r\n", end) + 2
@@ -217,7 +217,7 @@ class ClientConnection(HttpToolsProtocol):
                 self._wait_for_turn()
 
     def _give_way(self, size: int) -> None:
-        """Let others have the loop after some large reads: libuv would go on with this client for up to 32 of them."""
+        """Pause for one pass of the loop after some large reads. libuv would continue here for up to 32 of them."""
         self._read_bytes += size
         if self._read_bytes >= GIVE_WAY_BYTES:
             self._read_bytes = 0
@@ -238,13 +238,13 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is written to."""
+        """The client reads more slowly than the gateway writes."""
         super().pause_writing()
         if self._active is not None:
             self._active.pause()
 
     def resume_writing(self) -> None:
-        """The client has caught up: go on with its response, or begin the next."""
+        """The client has caught up: continue its response, or begin the next."""
         super().resume_writing()
         if self._active is not None:
             self._active.resume()
@@ -254,7 +254,7 @@ class ClientConnection(HttpToolsProtocol):
     # Parser
 
     def on_message_begin(self) -> None:
-        """A request begins. Only a request for the app needs what uvicorn prepares here."""
+        """A request begins. uvicorn's own preparation is left out: only requests for the app need it."""
         self._target = b""
         self._fields = []
         self._state.read(BEGIN)
@@ -266,7 +266,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header arrived."""
-        if len(self._fields) < HEADERS_MAX:  # one more than a request may have is kept to tell
+        if len(self._fields) < HEADERS_MAX:  # one more than allowed, so that the excess is noticed
             self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -288,7 +288,7 @@ class ClientConnection(HttpToolsProtocol):
         if size > HEAD_BYTES or len(headers) >= HEADERS_MAX:
             self._refuse_rest(_head_too_large())
             return
-        if parser.should_upgrade():  # all of its headers are there, or what is read again would have another length
+        if parser.should_upgrade():  # checked after the count of headers: the head is rebuilt from all of them
             self._state.read(UPGRADE_ASKED)
             return
         if len(self.pipeline) >= PIPELINED:
@@ -309,7 +309,7 @@ class ClientConnection(HttpToolsProtocol):
             self._take(path, head)
 
     def _other_route(self, head: RequestHead) -> str | None:
-        """Return the relayed route that the target is for, where it is not simply that; `None` when it is none."""
+        """Return the relayed route of a target that is not a plain route; `None` when it is not relayed."""
         self._target = tidied(self._target)
         path = _ROUTES.get(self._target.partition(b"?")[0])
         if path is None and self._target.startswith(_STORED):
@@ -318,7 +318,7 @@ class ClientConnection(HttpToolsProtocol):
         return path
 
     def _is_preflight(self) -> bool:
-        """Whether a browser asks before a page's request, which the app answers."""
+        """Whether this is a browser's preflight, which the app answers."""
         return self._context.origins is not None and self.parser.get_method() == b"OPTIONS"
 
     def on_body(self, body: bytes) -> None:
@@ -326,7 +326,7 @@ class ClientConnection(HttpToolsProtocol):
         self._head_bytes = 0
         cycle: object = self.cycle
         if isinstance(cycle, Exchange) and self._state.reading != IGNORED:
-            cycle.feed(body)  # no route of the app takes a body, so others' are dropped
+            cycle.feed(body)  # the app's routes take no body, so theirs is dropped
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -381,10 +381,10 @@ class ClientConnection(HttpToolsProtocol):
         if previous is None or previous.response_complete:
             self._state.write(START)
         super().on_headers_complete()
-        self.flow.resume_reading()  # uvicorn pauses for what waits, but a client may leave whatever is before it
+        self.flow.resume_reading()  # uvicorn pauses while a request waits, and would not notice a client that leaves
 
     def on_response_complete(self) -> None:
-        """A response of either kind is over: begin the next."""
+        """A response of either kind has ended: begin the next."""
         self.server_state.total_requests += 1
         self._state.write(DONE)
         if self.transport.is_closing():
@@ -394,8 +394,8 @@ class ClientConnection(HttpToolsProtocol):
                 self._state.write(HOLD)
             else:
                 self._begin_next()
-        elif self._last_words is not None:
-            self.transport.write(self._last_words)
+        elif self._last_reply is not None:
+            self.transport.write(self._last_reply)
             self._close_gently()
         elif self._state.reading == IGNORED:
             self._close_gently()
@@ -414,26 +414,26 @@ class ClientConnection(HttpToolsProtocol):
             task.add_done_callback(self.tasks.discard)
 
     def _drop_waiting(self) -> None:
-        """Nobody will answer the requests that wait: let go of what they hold."""
+        """Release the waiting requests, which will get no answer."""
         for waiting, _ in self.pipeline:
             cycle: object = waiting
             if isinstance(cycle, Exchange):
                 cycle.drop()
         self.pipeline.clear()
 
-    # What an exchange asks for: `gateway.relay.exchange.ExchangeConnection`
+    # For exchanges: `gateway.relay.exchange.ExchangeConnection`
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the client has yet to read what was written."""
+        """Whether the client has not read all written bytes."""
         return bool(self.flow.write_paused)
 
     def reset(self) -> None:
-        """Close the connection in the middle, so that the client cannot take what came for whole."""
+        """Close the connection at once, so that the response does not look complete."""
         self.transport.abort()
 
     def finished(self, exchange: Exchange) -> None:
-        """The response of `exchange` is over: begin the next, or close."""
+        """The response of `exchange` has ended: begin the next, or close."""
         self._active = None
         if exchange.disconnected or self.transport.is_closing():
             return
@@ -454,21 +454,21 @@ class ClientConnection(HttpToolsProtocol):
     def sweep(self, now: float) -> None:
         """Close a connection that has been idle, or stuck in a head, for too long."""
         context, limits = self._context, self._context.limits
-        is_in_grace = context.is_draining and not context.is_refusing  # after that a request here would be refused
+        is_in_grace = context.is_draining and not context.is_refusing  # close before requests here would be rejected
         keep_alive_s = min(DRAINING_IDLE_S, limits.keep_alive_s) if is_in_grace else limits.keep_alive_s
         is_stuck = self._active is None and (self.flow.write_paused or self.transport.is_closing())
         self._stuck_since = (self._stuck_since or now) if is_stuck else None
         if self._stuck_since is not None and now - self._stuck_since > limits.idle_timeout_s:
-            self.transport.abort()  # the client does not read the end of what was written; `close` would wait for ever
+            self.transport.abort()  # the client does not read the end of the answer, so `close` would wait for ever
         elif self._state.reading == HEAD:
             if now - self._head_since > limits.request_timeout_s:
-                said = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
-                self._refuse_rest(RequestTimeoutError(said))
+                message = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
+                self._refuse_rest(RequestTimeoutError(message))
         elif self._idle_since is not None and now - self._idle_since > keep_alive_s:
             self.transport.close()
 
     def _refuse_rest(self, error: GatewayError) -> None:
-        """Nothing more can be read from this connection: say so, once, after what is under way."""
+        """Read no more of this connection, and send `error` after the answers under way. Only the first call counts."""
         if self._state.reading == IGNORED:
             return
         began_at = self._head_since if self._state.reading == HEAD else None
@@ -480,16 +480,19 @@ class ClientConnection(HttpToolsProtocol):
             return
         request_id = self._context.new_request_id()
         self._context.recorder.record_unread(request_id, error, began_at, self.client_host)
-        words = error_reply(error, b"x-request-id: %s\r\n" % request_id, keep_alive=False)
+        reply = error_reply(error, b"x-request-id: %s\r\n" % request_id, keep_alive=False)
         cycle: RequestResponseCycle | None = self.cycle
         if (cycle is None or cycle.response_complete) and not self.pipeline:
-            self.transport.write(words)
+            self.transport.write(reply)
             self._close_gently()
         else:
-            self._last_words = words
+            self._last_reply = reply
 
     def _close_gently(self) -> None:
-        """Close, but let the client read first: closing on unread bytes would reset the connection under it."""
+        """Half-close now, and close after `LINGER_S`.
+
+        Closing with unread bytes would reset the connection before the client has read the answer.
+        """
         self._state.read(STOP)
         self._state.write(CLOSE)
         if self.transport.can_write_eof():
@@ -497,7 +500,7 @@ class ClientConnection(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _without_upgrade(self) -> bytes:
-        """Return the request's head as if it asked for no upgrade, which is a server's right, to be read again."""
+        """Return the request's head without its upgrade, to be parsed again. A server may ignore an upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self._target + b" HTTP/" + version]
         lines += [b": ".join(item) for item in self._fields if item[0] != b"upgrade"]
@@ -508,9 +511,9 @@ class ClientConnection(HttpToolsProtocol):
 
 
 def _has_many_returns(data: bytes) -> bool:
-    """Whether `data` has more than `LINES_A_TURN` carriage returns, of which a body of JSON has few or none.
+    """Whether `data` has more than `LINES_A_TURN` carriage returns. A JSON body has few or none.
 
-    To search for one byte takes a hundredth of what it takes to count pairs: 2 of 246 us for 256 KB.
+    Searching one byte takes a hundredth of counting pairs: 2 of 246 us for 256 KB.
     """
     at = 0
     for _ in range(LINES_A_TURN + 1):
@@ -521,12 +524,12 @@ def _has_many_returns(data: bytes) -> bool:
 
 
 def _origin_form(target: bytes) -> bytes:
-    """Return path and query of a target in the absolute form, in which clients ask proxies."""
+    """Return path and query of a target in absolute form, which clients send to proxies."""
     found = _AUTHORITY.match(target)
     rest = target if found is None else target[found.end() :]
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def _head_too_large() -> HeadTooLargeError:
-    said = f"the request's line and headers are larger than {HEAD_BYTES} bytes, or more than {HEADERS_MAX - 1}"
-    return HeadTooLargeError(f"{said}; send fewer")
+    fault = f"the request's line and headers are larger than {HEAD_BYTES} bytes, or more than {HEADERS_MAX - 1}"
+    return HeadTooLargeError(f"{fault}; send fewer")

@@ -1,9 +1,18 @@
-"""One proxied request, from its head to the end of its response: the only owner of its stream.
+"""One relayed request, from its head to the end of its response: the only owner of its stream.
 
-Its states are laid out in `exchange_state`. Here are the phases before an engine: `request` (the body is coming in) and
+`exchange_state` has the table of states. This file has the phases before an engine: `request` (the body arrives) and
 `queue` (every engine is full). From the choice of an engine on the request is a `gateway.relay.relay.Relay`, which this
-file begins and ends. In every state the client may leave, which frees its place in the queue and closes the engine's
-connection at once (an engine aborts on that), and each has its time-out.
+file begins and ends. Every state has a time-out. In every state the client may leave, which frees its place in the
+queue and closes the engine's connection at once, so that the engine aborts.
+
+| fields                              | meaning                                              |
+|-------------------------------------|------------------------------------------------------|
+| `_relay`, `_place`                  | set in `RELAYED`, in `QUEUED`                        |
+| `_prepared`                         | set once the request is whole and accepted           |
+| `is_received`                       | the whole body is here, in any state                 |
+| `refusal`                           | an error to send when the state leaves `PENDING`     |
+| `_is_charged`                       | the key was charged, and `finish` settles the charge |
+| `response_complete`, `disconnected` | in `OVER`; the client left                           |
 """
 
 import asyncio
@@ -43,13 +52,13 @@ UNREAD_BYTES: Final = 64 * 1024 * 1024
 
 
 class ExchangeConnection(ResponseSink, Protocol):
-    """The client's side of an exchange."""
+    """The client's connection."""
 
     def reset(self) -> None:
-        """Close the client's connection in the middle, so that it cannot take what came for whole."""
+        """Close the client's connection at once, so that the response does not look complete."""
 
     def finished(self, exchange: "Exchange") -> None:
-        """The response of `exchange` is over."""
+        """The response of `exchange` has ended."""
 
 
 class _NeverAwaited:
@@ -60,10 +69,10 @@ class _NeverAwaited:
 
 
 class Exchange:
-    """One request and its response.
+    """One request and its response. Fields and states: see the module.
 
-    `response_complete`, `disconnected`, `keep_alive` and `message_event` are what uvicorn's protocol looks at in
-    whatever is in progress on its connection. `refusal` is what to answer in any case, once it is its turn.
+    uvicorn's protocol reads `response_complete`, `disconnected`, `keep_alive` and `message_event` of the current
+    request of a connection.
     """
 
     __slots__ = (
@@ -77,7 +86,7 @@ class Exchange:
     def __init__(
         self, context: GatewayContext, connection: ExchangeConnection, method: bytes, path: str, request: RequestHead
     ) -> None:
-        """`request` is the head as read, `path` the route."""
+        """`request` is the parsed head, `path` the route."""
         self._context = context
         self._connection = connection
         self._method = method
@@ -104,7 +113,7 @@ class Exchange:
         self.disconnected = False
 
     def _read_coding(self, stated: str) -> tuple[str, ...]:
-        """Return the codings of the body; one that will not be decoded is refused before it has come."""
+        """Return the codings of the body. One that cannot be decoded is rejected before the body arrives."""
         if not stated:
             return ()
         try:
@@ -118,7 +127,7 @@ class Exchange:
 
     @property
     def phase(self) -> str:
-        """Where the request is now."""
+        """The phase of the request, for time-outs and the access log."""
         if self._relay is not None:
             return self._relay.phase
         return "queue" if self._state == exchange_state.QUEUED else "request"
@@ -126,25 +135,25 @@ class Exchange:
     # The client's side
 
     def limit(self, limit_bytes: int) -> None:
-        """Take a body of at most `limit_bytes`: the request waits behind another."""
+        """Limit the body to `limit_bytes`: the request waits behind another."""
         self._body.limit_bytes = min(self._body.limit_bytes, limit_bytes)
 
     def authenticate(self) -> None:
-        """Check the key before the request's turn, so that no body without a known key is kept until then."""
+        """Check the key in `PENDING`, so that no body without a known key is kept until the request starts."""
         try:
             self._context.key_of(self._request.api_key)
         except GatewayError as error:
             self.refusal = self.refusal or error
 
     def start(self) -> None:
-        """Begin: every earlier request on the connection has had its answer."""
+        """Leave `PENDING`: every earlier request on the connection has its answer."""
         self._state = exchange_state.after(self._state, exchange_state.TURN)
         context, length = self._context, self._request.length
         context.exchanges.add(self)
         self._last_at = context.monotonic()
-        self._received_at = self._last_at  # what it waited behind another response is not its own
+        self._received_at = self._last_at  # the wait behind another response does not count
         self._span = context.recorder.begin_span(self._method, self._path, self._request)
-        if self.refusal is not None:  # not raised: it would hold this frame, and so itself
+        if self.refusal is not None:  # not raised: its traceback would hold this frame, which holds the error
             self.local_reply(self.refusal)
             return
         try:
@@ -174,11 +183,11 @@ class Exchange:
             self.local_reply_in_turn(error)
 
     def body_released(self) -> None:
-        """The body is no longer held: its answer has begun."""
+        """Stop counting the body: its answer has begun."""
         self._body.release()
 
     def local_reply_in_turn(self, error: GatewayError) -> None:
-        """The request will never be whole, or is not to be: answer with `error` once it is its turn."""
+        """Answer with `error` instead of serving the request; in `PENDING`, when it starts."""
         self._body.drop()
         self.refusal = self.refusal or error
         if self._state != exchange_state.PENDING:
@@ -201,7 +210,7 @@ class Exchange:
         self.finish()
 
     def drop(self) -> None:
-        """The request's turn will not come: its connection ends with an answer before it."""
+        """The request will not start: its connection ends with an answer before it."""
         self._body.drop()
         self.refusal = None
 
@@ -216,12 +225,12 @@ class Exchange:
             self._relay.resume()
 
     def local_reply(self, error: GatewayError) -> None:
-        """Answer with `error`; nothing has been said to the client before."""
+        """Answer with `error`. Nothing has been sent to the client before."""
         request = self._request
         if not self.is_received and (
             request.is_chunked or request.is_expecting or (request.length or 0) > UNREAD_BYTES
         ):
-            self.keep_alive = False  # the rest is endless, too long to read for nothing, or may never come
+            self.keep_alive = False  # the rest of the body is unbounded, too long to drop, or may never come
         self._status = error.status
         self._error = error.code
         if error.refusal is not None:
@@ -232,9 +241,9 @@ class Exchange:
         self.finish()
 
     def sweep(self, now: float) -> None:
-        """Enforce the time-outs."""
+        """Act on an expired time-out."""
         trip = self._relay
-        found = overdue(
+        expired = overdue(
             self._context.limits,
             self.phase,
             now,
@@ -243,18 +252,18 @@ class Exchange:
             sent_at=0.0 if trip is None else trip.sent_at,
             is_stream=self._prepared is not None and self._prepared.is_stream,
         )
-        if found is None or self.response_complete:
+        if expired is None or self.response_complete:
             return
         if trip is not None:
-            trip.overdue(found, now)
+            trip.overdue(expired, now)
             return
         if self._place is not None:
             self._waited_s = now - self._place.since
-            said = f"no engine of `{self._place.model}` had room: {found}; try again later"
-            self.local_reply(QueueTimeoutError(said, retry_after_s=self._waited_s))
+            message = f"no engine of `{self._place.model}` had room: {expired}; try again later"
+            self.local_reply(QueueTimeoutError(message, retry_after_s=self._waited_s))
             return
         self.keep_alive = False
-        self.local_reply(RequestTimeoutError(f"the request did not arrive: {found}"))
+        self.local_reply(RequestTimeoutError(f"the request did not arrive: {expired}"))
 
     def own_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
@@ -270,7 +279,7 @@ class Exchange:
     # To the engine
 
     async def _decode(self, parts: tuple[bytes, ...], codings: tuple[str, ...]) -> None:
-        """Decode the body, letting others have their turn, and go on with it."""
+        """Decode the body, with pauses for other requests, and continue with it."""
         context = self._context
         try:
             turn_began_at = context.monotonic()
@@ -282,9 +291,9 @@ class Exchange:
                 if context.monotonic() - turn_began_at > DECODING_TURN_S:
                     await asyncio.sleep(0)
                     turn_began_at = context.monotonic()
-                if self.response_complete:
+                if self.response_complete:  # the client left, or a time-out ended the request, during the pause
                     return
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task, and the client is owed an answer
+        except Exception as error:  # noqa: BLE001 - no caller awaits this task, and the client must get an answer
             self.fail(error)
             return
         self._dispatch()
@@ -304,16 +313,16 @@ class Exchange:
             if self._key is not None and self._key.has_limits:
                 self._is_charged = charge(context, self._key, prepared, self._received_at)
             context.budget.earn(self._received_at)
-            admission = None if self._path in STORED else context.admission  # nothing is generated there
+            admission = None if self._path in STORED else context.admission  # these generate nothing
             if admission is None or admission.is_open(prepared.model, self._received_at):
                 self._go(prepared)
             else:
                 self._wait(prepared, admission)
-        except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
+        except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Answer with what `error` is to a client, and log it if it is a fault of the gateway."""
+        """Answer with the client's form of `error`, and log a fault of the gateway."""
         if isinstance(error, GatewayError):
             self.end_with(error)
             return
@@ -322,23 +331,23 @@ class Exchange:
 
     def _wait(self, prepared: PreparedRequest, admission: Admission[Engine]) -> None:
         """Wait for an engine with room."""
-        wanted = self._context.class_policy(prepared.model, prepared.traffic_class)
+        policy = self._context.class_policy(prepared.model, prepared.traffic_class)
         place = Place(self, prepared.model, prepared.traffic_class, self._received_at)
-        admission.join(place, wanted.weight, wanted.priority)
+        admission.join(place, policy.weight, policy.priority)
         self._place = place
         self._state = exchange_state.after(self._state, exchange_state.QUEUE)
-        prepared.facts = None
+        prepared.facts = None  # the parsed body is large; it is parsed again for the choice of an engine
         prepared.cell.queued += 1
 
     def proceed(self, now: float) -> None:
-        """An engine has room: leave the queue and go there."""
+        """An engine has room: leave the queue and send the request."""
         prepared = self._prepared
         assert prepared is not None
         self._state = exchange_state.after(self._state, exchange_state.ROOM)
         self._leave_queue(now)
         try:
             self._go(prepared)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 
     def _leave_queue(self, now: float) -> None:
@@ -352,13 +361,13 @@ class Exchange:
         prepared.cell.queue.observe(self._waited_s)
 
     def _go(self, prepared: PreparedRequest) -> None:
-        """Choose an engine and go to it."""
+        """Choose an engine and begin the relay."""
         context = self._context
         avoided = () if context.admission is None else context.admission.full_engines(prepared.model)
         engine = pick_engine(context, prepared, self._request.session, avoided)
         if engine is None:
-            said = f"no engine of `{prepared.model}` takes requests now; try again"
-            raise EngineUnavailableError(said, param="model", retry_after_s=RETRY_AFTER_S)
+            message = f"no engine of `{prepared.model}` takes requests now; try again"
+            raise EngineUnavailableError(message, param="model", retry_after_s=RETRY_AFTER_S)
         self._relay = relay.Relay(
             context,
             self,
@@ -374,7 +383,7 @@ class Exchange:
         self._relay.begin(engine)
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` was ejected because it answers nothing."""
+        """`engine` was ejected because it does not answer."""
         if self._relay is not None:
             self._relay.engine_ejected(engine)
 
@@ -388,14 +397,14 @@ class Exchange:
             self.local_reply(error)
 
     def finish(self, *, is_reset: bool = False) -> None:
-        """The response is over; `is_reset`: the client must not take it for whole."""
+        """The response has ended. `is_reset`: close the client's connection, as the response is not complete."""
         self.response_complete = True
-        self.refusal = None  # one that was raised holds the frames that hold this
+        self.refusal = None  # a raised error holds its frames, which hold this exchange
         context, trip, prepared = self._context, self._relay, self._prepared
         context.exchanges.discard(self)
         if prepared is not None:
             prepared.cell.in_flight -= 1
-        outcome = self._outcome()
+        outcome = self._outcome()  # before the state changes: the phase depends on it
         self._state = exchange_state.after(self._state, exchange_state.END)
         if self._place is not None:
             self._leave_queue(outcome.ended_at)
@@ -408,13 +417,13 @@ class Exchange:
             trip.drop()
         self._relay = None
         self._prepared = None
-        self._body.drop()  # one that will not be whole: the connection keeps its last exchange
+        self._body.drop()  # the connection still holds its last exchange, so release an incomplete body
         if is_reset:
             self._connection.reset()
         self._connection.finished(self)
 
     def _outcome(self) -> Outcome:
-        """Return how the request went, as far as that is known before it leaves the queue."""
+        """Return the outcome of the request, without the time in the queue."""
         trip, prepared = self._relay, self._prepared
         outcome = Outcome(
             request_id=self._request_id,

@@ -1,18 +1,30 @@
-"""A request on its way to an engine and its response on the way back: the phases from `connect` on.
+"""A relayed request from the choice of an engine on, and its response on the way back.
 
-Phases: `connect`, `wait` (sent, nothing back that goes to the client), `response`. The engine's head is held back until
-the first byte of body, of a stream until its first content, of an error until the body's end: until then nothing has
-been said to the client and another engine may be tried, once, within the retry budget: when the engine cannot be
-reached, breaks off, says nothing in time, answers 401, 403 (its operator's fault, never the client's), 500, 502, 503 or
-504, begins its body with an error event (comments and the events that open a stream aside), or is ejected while the
-request waits. What keeps a stream's connection alive goes to the client before that, unless `--no-pass-keep-alives`: it
-commits to status 200 (`is_committed`), so that what fails from then on, and finds no other engine, is an error event.
-vLLM sends the head of a stream before it has prefilled anything, so this is where most retries are
-possible. A kept connection that the engine closed just as a request went out is replaced by a fresh one, without this
-being counted against the engine or the budget; what breaks later than `STALE_S` is a failure like others.
-After the first byte there is no retry: see `gateway.wire.response`.
+| phase      | until                                                               | sent to the client so far |
+|------------|---------------------------------------------------------------------|---------------------------|
+| `connect`  | a connection is open                                                | nothing                   |
+| `wait`     | a stream's first content, another body's first byte, an error's end | nothing, or keep-alives   |
+| `response` | the end                                                             | the response so far       |
 
-The relay holds the engine's side only. What ends a request, and what it counts as, is its `RelayOwner`'s business.
+In `connect` and `wait` another engine may be tried, once, within the retry budget (`_retry`). The reasons:
+
+1. The engine cannot be reached (`unconnected`).
+2. A time-out before the first content (`overdue`).
+3. The status is 401 or 403 (the operator's fault, never the client's), 500, 502, 503 or 504 (`head`).
+4. The body begins with an error event that is the engine's fault (`_has_failed_first`).
+5. The engine breaks off (`reset`).
+6. The engine is ejected while the request waits (`engine_ejected`).
+
+vLLM sends the head of a stream before it has prefilled anything, so most retries are possible only because the head is
+held back. From `response` on there is no retry: see `gateway.wire.response`.
+
+Unless `--no-pass-keep-alives` is set, keep-alives of a stream are sent in `wait`. That commits to status 200
+(`is_committed`): a later failure without another engine becomes an error event.
+
+A kept connection that the engine closes just when the request is sent is replaced by a new one. That counts neither
+against the engine nor against the budget. A break later than `STALE_S` is a failure as in 5.
+
+The relay owns the engine's side only. Its `RelayOwner` ends the request and records it.
 """
 
 import secrets
@@ -53,11 +65,11 @@ _REFUSED_CREDENTIALS: Final[tuple[int, ...]] = (401, 403)
 
 _SERVER_ERROR: Final = 500
 _NOT_IMPLEMENTED: Final = 501
-"""What vLLM answers where the model has no such API: the client asked for it, and no engine has failed."""
+"""vLLM's answer when the model lacks the API. The client asked for it, so the engine has not failed."""
 
 
 class Blamed:
-    """An engine that failed the request, while another has yet to show whose fault it was."""
+    """An engine that failed the request, until a second engine shows whether the request is at fault."""
 
     __slots__ = ("engine", "model", "source")
 
@@ -68,10 +80,10 @@ class Blamed:
 
 
 class Relay:
-    """One request from its choice of an engine on.
+    """One request from its choice of an engine on. Phases: see the module.
 
-    `began_at` is when the gateway could begin with it (monotonic seconds): once it was whole and had a place. `sent_at`
-    is 0 until it has gone out. `status` is the engine's, 0 before there is one; `error` says what went wrong after it.
+    `began_at` is when the gateway could begin: the request was whole and had a place (monotonic seconds). `sent_at` is
+    0 until the request is sent. `status` is the engine's, 0 before there is one; `error` describes a later failure.
     `is_committed`: the client has a status and the beginning of a stream, but no content.
     """
 
@@ -131,7 +143,7 @@ class Relay:
         self.delivery: Delivery | None = None
 
     def describe(self, outcome: Outcome) -> None:
-        """Put into `outcome` what is known of the engine and its response."""
+        """Put the facts about the engine and its response into `outcome`."""
         outcome.engines_tried = len(self.engines)
         if self.attempt is not None:
             outcome.engine_id = self.attempt.engine.engine_id
@@ -145,12 +157,12 @@ class Relay:
             outcome.first_byte_at = delivery.first_at
 
     def begin(self, engine: Engine) -> None:
-        """Go to `engine`."""
+        """Try `engine` first."""
         self.engines.append(engine)
         self._try(engine)
 
     def lines(self) -> bytes:
-        """Return the header lines that tell the client of the engine."""
+        """Return the header lines about the engine."""
         lines = b""
         if self._context.shows_engine and self.attempt is not None:
             lines = b"x-specpilot-engine: %s\r\n" % self.attempt.engine.engine_id.encode()
@@ -169,32 +181,32 @@ class Relay:
         if self.attempt is not None:
             self.attempt.resume()
 
-    def overdue(self, found: Overdue, now: float) -> None:
-        """A time-out of the present phase is over."""
-        if found.name == "idle" and self._sink.is_stalled:
+    def overdue(self, expired: Overdue, now: float) -> None:
+        """The time-out `expired` of the present phase is over."""
+        if expired.name == "idle" and self._sink.is_stalled:  # the client is at fault, not the engine
             self._context.metrics.count_disconnect("stalled")
             self.error = "stalled"
             self._owner.finish(is_reset=True)
             return
-        self._context.metrics.count_upstream_error(f"{found.name}_timeout")
-        if found.name in BEFORE_CONTENT and self.attempt is not None:
+        self._context.metrics.count_upstream_error(f"{expired.name}_timeout")
+        if expired.name in BEFORE_CONTENT and self.attempt is not None:
             engine = self.attempt.engine
-            # Its server may keep connections alive while its model hangs.
-            is_silent = (engine.content_at if found.name == STREAM_CONTENT else engine.heard_at) <= self.sent_at
-            is_silent = is_silent and len(self.engines) == 1  # where two are silent it may be for the request
+            # For the content time-out only content counts: a server may send keep-alives while its model hangs.
+            is_silent = (engine.content_at if expired.name == STREAM_CONTENT else engine.heard_at) <= self.sent_at
+            is_silent = is_silent and len(self.engines) == 1  # two silent engines suggest that the request is at fault
             self.delivery = None
             if is_silent:
                 engine.outlier_detection.time_out(now, is_silent=True)
                 is_retried = self._retry()
-                self._context.engine_ejected(engine)  # those that may wait longer need not
+                self._context.engine_ejected(engine)  # other requests there need not wait for their time-outs
             else:
                 is_retried = self._fail(now)
             if is_retried:
                 return
-        self.end_with(EngineTimeoutError(str(found)))
+        self.end_with(EngineTimeoutError(str(expired)))
 
     def engine_ejected(self, engine: Engine) -> None:
-        """`engine` answers nothing: try another, if this request waits there for a first byte."""
+        """`engine` does not answer: try another, if this request waits there for a first byte."""
         if self.phase == "wait" and self.attempt is not None and self.attempt.engine is engine:
             delivery, self.delivery = self.delivery, None
             if not self._retry():
@@ -209,7 +221,7 @@ class Relay:
             self._reply(error)
 
     def drop(self) -> None:
-        """Let go of the engine, for good, and of the attempt, so that no reference cycle is left."""
+        """Release the engine and the attempt, so that no reference cycle remains."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.drop()
@@ -219,12 +231,12 @@ class Relay:
     def _fail(self, now: float) -> bool:
         """The engine failed before its answer; return whether another one is tried.
 
-        Whose fault it was is for the other to show: a request that fails there too counts at neither.
+        The other engine shows whether the request is at fault: a request that fails there too counts at neither.
         """
         assert self.attempt is not None
         engine = self.attempt.engine
-        if len(self.engines) > 1:
-            if self._blamed is None:  # the first could not be reached, or was left for its silence
+        if len(self.engines) > 1:  # the second engine failed too
+            if self._blamed is None:  # the first was unreachable or silent, so it does not show the request's fault
                 engine.outlier_detection.fail(now, is_connect=False, source=self._source())
             self._blamed = None
             return False
@@ -235,7 +247,7 @@ class Relay:
         return False
 
     def _judge_blamed(self, *, is_engines: bool) -> None:
-        """Count the failure of the engine tried first; `is_engines`: the second one answered."""
+        """Count the failure of the first engine. `is_engines`: the second one answered."""
         blamed, self._blamed = self._blamed, None
         if blamed is not None:
             is_engines = is_engines and blamed.model == self._prepared.model
@@ -251,13 +263,13 @@ class Relay:
         self.attempt.begin(is_fresh=is_fresh)
 
     def _retry(self) -> bool:
-        """Try another engine, if that is allowed and there is one; the failure has been counted already.
+        """Try another engine, if that is allowed and there is one. The caller has counted the failure.
 
-        Return whether the request is taken care of: also when the retry itself failed, which its client is told.
+        Returns whether the request is taken care of, which includes a retry that failed and was answered with an error.
         """
         try:
             return self._try_another()
-        except Exception as error:  # noqa: BLE001 - the client is owed an answer whatever happened
+        except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.failed(error)
             return True
 
@@ -266,17 +278,17 @@ class Relay:
         if self.attempt is None or len(self.engines) > 1:
             return False
         if not self._context.budget.allows(now):
-            return False  # before the choice, which counts and remembers what it sends where
+            return False  # checked before the choice, which counts itself and remembers the prompt
         engine = pick_engine(self._context, self._prepared, self._request.session, self.engines)
         if engine is None or engine in self.engines:
-            return False  # or no other has what the request refers to
+            return False  # there is no other engine, or no other has the stored response
         self._context.budget.spend(now)
         self.engines.append(engine)
         self._try_again(engine)
         return True
 
     def _try_again(self, engine: Engine) -> None:
-        """Begin at `engine` before the old place is given up: who waits for one must not take the place of both."""
+        """Begin at `engine` before the old attempt is dropped: otherwise a waiting request could take both places."""
         old = self.attempt
         assert old is not None
         self._context.metrics.retries += 1
@@ -311,23 +323,23 @@ class Relay:
             attempt.send((head, *body))
 
     def unconnected(self, reason: str) -> None:
-        """The engine cannot be reached."""
+        """The engine cannot be reached (1)."""
         if not self._retry():
-            said = "did not accept a connection in time" if reason == "connect_timeout" else "cannot be reached"
-            self._reply(EngineUnavailableError(f"the engine {said}; try again", retry_after_s=RETRY_AFTER_S))
+            fault = "did not accept a connection in time" if reason == "connect_timeout" else "cannot be reached"
+            self._reply(EngineUnavailableError(f"the engine {fault}; try again", retry_after_s=RETRY_AFTER_S))
 
     def failed(self, error: Exception) -> None:
-        """The gateway itself cannot go on, and nothing has been said to the client."""
+        """The gateway itself is at fault, and nothing has been sent to the client."""
         self._owner.fail(error)
 
     def head(self, head: ResponseHead, framer: Framer) -> None:
-        """The engine's head arrived; nothing of it goes out yet."""
+        """The engine's head arrived. It is held back. Some statuses are failures (3)."""
         assert self.attempt is not None
         self.last_at = now = self._context.monotonic()
         if (head.status >= _SERVER_ERROR and head.status != _NOT_IMPLEMENTED) or head.status in _REFUSED_CREDENTIALS:
             self._context.metrics.count_upstream_error(f"status_{head.status}")
-            self.attempt.engine.pool.renew()
-            if head.status in _REFUSED_CREDENTIALS:
+            self.attempt.engine.pool.renew()  # the address may lead to another engine now
+            if head.status in _REFUSED_CREDENTIALS:  # certainly not this client's fault: no source
                 self.attempt.engine.outlier_detection.fail(now, is_connect=False)
                 is_retried = self._retry()
             elif head.status in RETRIED_STATUS:
@@ -338,8 +350,8 @@ class Relay:
             if is_retried:
                 return
             if head.status in _REFUSED_CREDENTIALS:
-                said = "the engine refused the gateway's credentials; its operator has to set --engine-api-key"
-                self._reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+                message = "the engine refused the gateway's credentials; its operator has to set --engine-api-key"
+                self._reply(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
                 return
         if not self.is_committed:
             self.status = head.status
@@ -378,13 +390,13 @@ class Relay:
         if out:
             if not delivery.has_begun:
                 self.is_committed = True
-            elif self._prepared.body:  # there will be no retry, and a stream may last
+            elif self._prepared.body:  # there will be no retry, and a stream may take long
                 self._prepared.release_body()
                 self._owner.body_released()
             self._write(out)
 
     def _has_failed_first(self, delivery: Delivery, now: float) -> bool:
-        """Judge the beginning of a body: whether it was the engine's failure and is tried elsewhere."""
+        """Judge the beginning of a body; return whether it was the engine's failure and another engine is tried (4)."""
         assert self.attempt is not None
         if not delivery.has_failed_first:
             if self.status < _SERVER_ERROR and delivery.has_content:
@@ -396,7 +408,7 @@ class Relay:
         if self._fail(now):
             self._context.metrics.count_upstream_error("error_event")
             return True
-        self.delivery = delivery  # passed on as it came: there is nothing better to say
+        self.delivery = delivery  # no other engine: the engine's own error is passed on
         return False
 
     def complete(self) -> None:
@@ -417,7 +429,7 @@ class Relay:
             if delivery.has_content:
                 outlier_detection.complete_stream()
                 if delivery.is_stream:
-                    outlier_detection.begin_answer(now)  # what opened it may have been too long to wait for more
+                    outlier_detection.begin_answer(now)  # its openings may have been too long to hold, see `_is_open`
         elif not delivery.has_failed_first:
             outlier_detection.fail_stream(now, self._source())
         out = delivery.complete(now)
@@ -426,7 +438,7 @@ class Relay:
         self._owner.finish()
 
     def reset(self, reason: str, *, is_stale: bool) -> None:
-        """The response will never be whole."""
+        """The response will not be completed (5)."""
         attempt = self.attempt
         assert attempt is not None
         attempt.detach()
@@ -441,11 +453,11 @@ class Relay:
             return
         self.delivery = None
         if not self._fail(now):
-            said = f"the engine gave no whole answer ({reason}); try again"
-            self._reply(BadEngineResponseError(said, retry_after_s=RETRY_AFTER_S))
+            message = f"the engine gave no whole answer ({reason}); try again"
+            self._reply(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
 
     def _reply(self, error: GatewayError) -> None:
-        """Answer with `error`, nothing of an answer having gone out: as an event where the client has a status."""
+        """Answer with `error` before any content: as an event if the client has a status already."""
         if not self.is_committed:
             self._owner.local_reply(error)
             return
@@ -454,7 +466,7 @@ class Relay:
         self._owner.finish()
 
     def _reset_response(self, error: GatewayError) -> None:
-        """End a response that has begun, with what can still be said."""
+        """End a response that has begun, with an error event if one can be added."""
         assert self.delivery is not None
         self.error = error.code
         tail = self.delivery.reset(event_of(error, self._path))

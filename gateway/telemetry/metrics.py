@@ -1,9 +1,9 @@
-"""What the gateway counts, as Prometheus metrics with the prefix `specpilot_gateway_`.
+"""The gateway's counts, as Prometheus metrics with the prefix `specpilot_gateway_`.
 
-Counting happens on the event loop only, in plain numbers without locks: one `Cell` per (model, class), found once a
-request. Prometheus objects are made when somebody asks for `/metrics`. A gateway of several processes adds their
-snapshots up (`gateway.telemetry.merge`): every number here is a counter unless `GAUGES` names it. Labels are bounded:
-models that an engine serves and classes that a model has; everything else counts under `other`.
+Counting happens on the event loop only, in plain numbers without locks: one `Cell` per (model, class), looked up once a
+request. Prometheus objects are made for a scrape. A gateway of several processes adds up their snapshots
+(`gateway.telemetry.merge`): every number here is a counter unless `GAUGES` names it. Labels are bounded: models that an
+engine serves and classes that a model has. All other values count under `other`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,20 +36,20 @@ GAUGES: Final = {
     "snapshot_age_s": LARGEST,
     "ejected": LARGEST,
 }
-"""How the workers' gauges become one: the oldest policy in force and the oldest snapshot anywhere are what counts."""
+"""How the workers' gauges are merged: the oldest policy and the oldest snapshot of all workers are shown."""
 
 NUMBERS: Final[tuple[str, ...]] = (
     *("key_requests", "key_tokens", "model_routes"),
     *("retries", "unknown_class", "refusals", "upstream_errors", "disconnects", "choices", "policy_versions"),
     *("snapshot_age_s", "ejected", "log_lines_dropped", "spans"),
 )
-"""What `GatewayMetrics` counts besides its cells."""
+"""The numbers of `GatewayMetrics` besides its cells."""
 
 CELL_NUMBERS: Final[tuple[str, ...]] = (
     *("acceptance_length", "duration", "in_flight", "itl", "overhead", "queue", "queued", "requests"),
     *("tokens_by_events", "tokens_by_usage", "ttft"),
 )
-"""What a `Cell` counts."""
+"""The numbers of a `Cell`."""
 
 
 _SECONDS: Final[tuple[float, ...]] = (
@@ -68,42 +68,42 @@ HELP: Final = {
     "ttft_seconds": "Seconds from the whole request to the first byte of a streamed body.",
     "itl_seconds": "Seconds between two events of a stream, as read from the engine.",
     "request_duration_seconds": "Seconds from the whole request to the end of its response.",
-    "overhead_seconds": "Seconds from the whole request to its bytes going out to an engine; waiting for one excluded.",
-    "output_tokens": "Output tokens delivered; source=usage: as the engine said, source=events: one per stream event.",
-    "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine said.",
-    "in_flight": "Requests under way, those that wait for an engine included.",
+    "overhead_seconds": "Seconds from the whole request until its bytes are sent to an engine, without the queue.",
+    "output_tokens": "Output tokens delivered; source=usage: as the engine stated, source=events: one per event.",
+    "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine stated.",
+    "in_flight": "Requests under way, including those that wait for an engine.",
     "choices": "Engines chosen among several, by the rule that chose.",
     "retries": "Requests sent to a second engine or connection.",
     "upstream_errors": "Engine failures, by reason.",
     "disconnects": "Clients that left before the end, by phase.",
-    "refusals": "Requests refused for want of room, by kind.",
+    "refusals": "Requests rejected for lack of room, by kind.",
     "queue_length": "Requests that wait for an engine with room.",
-    "queue_seconds": "Seconds that requests which had to wait for an engine did so, with or without success.",
-    "key_requests": "Requests answered, by API key and HTTP status; of requests with a key alone.",
+    "queue_seconds": "Waiting times of requests that had to wait for an engine, with or without success.",
+    "key_requests": "Requests with an API key that were answered, by key and HTTP status.",
     "key_tokens": "Tokens by API key: input as engines stated it, output as in output_tokens.",
-    "model_routes": "Requests for a name that has a model route, by the model that was to serve and the rule.",
+    "model_routes": "Requests for a name that has a model route, by the chosen model and the rule.",
     "unknown_class": "Requests whose header, body or key named a class that the model does not have.",
     "policy_version": "Version of the policy applied to a model; 0: none.",
     "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
-    "engine_ejected": "1 while an engine is left alone because it failed.",
-    "spans": "Spans of requests, by what became of them; absent without tracing.",
+    "engine_ejected": "1 while an engine is ejected because it failed.",
+    "spans": "Spans of requests, by outcome; absent without tracing.",
     "log_lines_dropped": "Access log lines dropped because the reader of standard error was too slow.",
 }
 
 
 class Histogram:
-    """Counts per bucket, a sum; for one thread."""
+    """Counts per bucket, and a sum; for one thread."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """`bounds` are the inclusive upper bounds, infinity left out."""
+        """`bounds` are the inclusive upper bounds, without infinity."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` over."""
+        """Count `value` `times` times."""
         bounds, at = self.bounds, 0
         while at < len(bounds) and bounds[at] < value:  # compiled, a call of `bisect` takes longer
             at += 1
@@ -121,7 +121,7 @@ class Histogram:
 
 
 class Cell:
-    """Everything counted for one model and class."""
+    """The counts of one model and class."""
 
     __slots__ = (
         "acceptance_length",
@@ -156,7 +156,7 @@ class Cell:
         self.duration.observe(duration_s)
 
     def learn(self, usage: Usage, events: int) -> None:
-        """A response said `usage` of itself; where it named no tokens, its events stand in for them."""
+        """A response stated `usage`; if it has no tokens, its events stand in for them."""
         if usage.output_tokens is not None:
             self.tokens_by_usage += usage.output_tokens
         else:
@@ -166,7 +166,7 @@ class Cell:
 
 
 class GatewayMetrics(Collector):
-    """The counts of one process. What others own (`choices`, `policy_versions`, ...) is set before a scrape."""
+    """The counts of one process. Numbers of other objects (`choices`, `spans`, ...) are set before a scrape."""
 
     def __init__(self) -> None:
         self.cells: dict[tuple[str, str], Cell] = {}
@@ -186,14 +186,14 @@ class GatewayMetrics(Collector):
         self.spans: dict[str, int] = {}
 
     def cell(self, model: str, traffic_class: str) -> Cell:
-        """Return where requests of `traffic_class` on `model` count. Both must be known names or `other`."""
+        """Return the cell of `traffic_class` on `model`. Both must be known names or `other`."""
         key = (model, traffic_class)
-        found = self.cells.get(key)
-        if found is None:
+        cell = self.cells.get(key)
+        if cell is None:
             if len(self.cells) >= CELL_LIMIT and key != ("other", "other"):
                 return self.cell("other", "other")
-            found = self.cells[key] = Cell()
-        return found
+            cell = self.cells[key] = Cell()
+        return cell
 
     def count_key(self, key_id: str, status: int, usage: Usage | None, events: int) -> None:
         """A request of API key `key_id` ended with `status`; its response stated `usage`, or had `events`."""
@@ -221,29 +221,29 @@ class GatewayMetrics(Collector):
         self.upstream_errors[reason] = self.upstream_errors.get(reason, 0) + 1
 
     def count_refusal(self, kind: str) -> None:
-        """A request was refused for want of room."""
+        """A request was rejected for lack of room."""
         self.refusals[kind] = self.refusals.get(kind, 0) + 1
 
     def count_disconnect(self, phase: str) -> None:
-        """A client left before its response was whole."""
+        """A client left before the end of its response."""
         self.disconnects[phase] = self.disconnects.get(phase, 0) + 1
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of every number, for `gateway.telemetry.merge`."""
-        found: dict[str, Any] = {COUNTERS: {}, SUMS: {}, LARGEST: {}, LEAST: {}}
+        branches: dict[str, Any] = {COUNTERS: {}, SUMS: {}, LARGEST: {}, LEAST: {}}
         for name in NUMBERS:
             value = getattr(self, name)
             if value is not None:
-                found[GAUGES.get(name, COUNTERS)][name] = _plain(value)
+                branches[GAUGES.get(name, COUNTERS)][name] = _plain(value)
         for (model, traffic_class), cell in self.cells.items():
             for name in CELL_NUMBERS:
-                cells = found[GAUGES.get(name, COUNTERS)].setdefault("cells", {})
+                cells = branches[GAUGES.get(name, COUNTERS)].setdefault("cells", {})
                 cells.setdefault(model, {}).setdefault(traffic_class, {})[name] = _plain(getattr(cell, name))
-        return found
+        return branches
 
     @classmethod
     def of(cls, snapshot: MetricsSnapshot) -> Self:
-        """Return metrics to `collect` from, with the numbers of `snapshot`; JSON has made its keys text."""
+        """Return metrics with the numbers of `snapshot`, for `collect`. JSON has made its keys text."""
         metrics = cls()
         for values in snapshot.values():
             for name, value in values.items():
@@ -257,7 +257,7 @@ class GatewayMetrics(Collector):
         return metrics
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every family of metrics, for Prometheus' registry."""
+        """Yield every metric family, for Prometheus' registry."""
         yield from self._cell_counters()
         for name, attribute in (
             ("ttft_seconds", "ttft"),
@@ -348,9 +348,9 @@ def exposition(metrics: GatewayMetrics) -> bytes:
 
 
 def exposition_of(snapshot: MetricsSnapshot, *, is_named: bool = True) -> bytes:
-    """Return the metrics of which `snapshot` is a copy as Prometheus' text. On any thread.
+    """Return the metrics in `snapshot` as Prometheus' text. On any thread.
 
-    Unless it `is_named`, without the series that name engines (which may be by address) or API keys.
+    Unless it `is_named`, the series that name engines (possibly by address) or API keys are left out.
     """
     metrics = GatewayMetrics.of(snapshot)
     if not is_named:

@@ -1,4 +1,4 @@
-"""What remains of a request when it is over: counts, a line in the access log, a span. No body, no secret."""
+"""Records a request that has ended: counts, a line in the access log, a span. No body, no secret."""
 
 from typing import Final
 
@@ -20,17 +20,17 @@ _BACKSLASH: Final = ord("\\")
 
 
 class Recorder:
-    """Where requests are recorded. Without `tracing` there are no spans."""
+    """Records requests. Without `tracing` there are no spans."""
 
     def __init__(self, metrics: GatewayMetrics, log: AccessLog, tracing: Tracing | None, clock: Clock) -> None:
         self.metrics = metrics
         self.log = log
         self.tracing = tracing
         self._clock = clock
-        self._written: dict[tuple[object, ...], bytes] = {}  # what lines of the access log have in common
+        self._written: dict[tuple[object, ...], bytes] = {}  # parts of lines that many requests share
 
     def begin_span(self, method: bytes, path: str, request: RequestHead) -> Span | None:
-        """Return the span of a request that begins now; `None` when it is not traced."""
+        """Return the span of a request that begins now; `None` without tracing."""
         return None if self.tracing is None else self.tracing.begin(method, path, request)
 
     def record(self, outcome: Outcome, cell: Cell | None, span: Span | None) -> None:
@@ -57,7 +57,7 @@ class Recorder:
     def _line(self, outcome: Outcome, trace: str | None) -> bytes:
         """Return the line of the access log.
 
-        What many requests have in common is written once: to write it all with each took a tenth of a request's time.
+        The part that many requests share is written once; writing all of it each time took a tenth of a request's time.
         """
         common = (
             outcome.method,
@@ -118,7 +118,7 @@ class Recorder:
 
 
 def _common(outcome: Outcome) -> bytes:
-    """Return the members of a line that many requests have in common."""
+    """Return the members of a line that many requests share."""
     members = {
         "method": outcome.method.decode(),
         "path": outcome.path,

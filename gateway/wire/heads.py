@@ -1,9 +1,9 @@
-"""Heads that the gateway writes: the request to an engine, the response to a client.
+"""The heads that the gateway writes: the request to an engine, the response to a client. Pure.
 
-What a client sends reaches the engine header by header, but for what concerns only this hop, what would let a client
-in (`Authorization`, `x-api-key`, cookies), what the gateway decides itself (host, length, class, request id) and
-`accept-encoding`: the tap reads along, so engines answer uncompressed. What an engine answers reaches the client the
-same way, with the gateway's `x-` headers in place of any of that name. Pure.
+A client's headers are passed on to the engine, except headers of this hop, credentials (`Authorization`, `x-api-key`,
+cookies), headers that the gateway sets itself (host, length, class, request id) and `accept-encoding`: engines answer
+uncompressed, so that the tap can read along. An engine's headers are passed on to the client in the same way, and the
+gateway's own `x-` headers replace any of the same name.
 """
 
 import re
@@ -23,7 +23,7 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead
 
 K_MAX_HEADER: Final = b"x-specpilot-k-max"
-"""The most that K may be: of a request what its client asks for, of a response what held."""
+"""The ceiling on K: in a request the client's, in a response the one in force."""
 
 _READ: Final = frozenset(
     (
@@ -50,7 +50,7 @@ _READ: Final = frozenset(
         b"x-traffic-class",
         b"x-session-id",
         K_MAX_HEADER,
-        b"x-data-parallel-rank",  # vLLM would let the client choose, past the balance
+        b"x-data-parallel-rank",  # with it a client would choose the rank in vLLM, past the balance
     )
 )
 _OWN: Final = frozenset(
@@ -63,14 +63,14 @@ _OWN: Final = frozenset(
         b"x-specpilot-policy-version",
         b"x-specpilot-overhead-ms",
         b"x-specpilot-queue-ms",
-        # An engine's limits are on the gateway's key there, not on the client's here.
+        # An engine's limits are those of the gateway's key, not of the client's.
         b"x-ratelimit-limit-requests",
         b"x-ratelimit-remaining-requests",
         b"x-ratelimit-reset-requests",
         b"x-ratelimit-limit-tokens",
         b"x-ratelimit-remaining-tokens",
         b"x-ratelimit-reset-tokens",
-        # Which pages may read an answer is the gateway's to say.
+        # The gateway alone decides which pages may read an answer.
         b"access-control-allow-origin",
         b"access-control-allow-credentials",
         b"access-control-allow-headers",
@@ -82,7 +82,7 @@ _OWN: Final = frozenset(
 )
 _OWN_OF_STREAMS: Final = _OWN | {b"cache-control", b"x-accel-buffering"}
 _STREAM_LINES: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
-"""nginx gathers a stream for as long as its buffers hold, and what compresses gathers too."""
+"""nginx, and proxies that compress, would otherwise buffer a stream."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _HEADER_SAFE: Final = "!#$&'()*+,/:;=?@[]^`{|}"
 _THREE_DIGITS: Final = tuple(b"%03d" % value for value in range(1000))
@@ -94,11 +94,11 @@ _STATUS: Final = {
 
 
 class RequestHead:
-    """What the gateway reads of a request's headers. `forwarded` are those for the engine, as bytes.
+    """The headers of a request that the gateway reads. `forwarded` are the headers for the engine, as bytes.
 
-    `coding` is what `Content-Encoding` says, in as many lines as there were; engines get the body without it.
-    `target` is the path and query for the engine where the route stands for many; empty where the route is the path.
-    `is_modern`: the client speaks HTTP/1.1, and so understands chunks and keeps its connection.
+    `coding` is the value of `Content-Encoding`, all its lines joined; engines get the body without it. `target` is path
+    and query for the engine if the route stands for many paths, else empty. `is_modern`: the client speaks HTTP/1.1, so
+    it understands chunks and keeps its connection.
     """
 
     __slots__ = (
@@ -125,10 +125,10 @@ class RequestHead:
 def read_request_head(  # noqa: C901, PLR0912 - one branch a header
     headers: Iterable[tuple[bytes, bytes]], *, is_modern: bool = True
 ) -> RequestHead:
-    """Return what `headers` (names in lower case) say; `is_modern` when they are those of HTTP/1.1.
+    """Return the parsed `headers` (names in lower case); `is_modern`: they are of HTTP/1.1.
 
-    The HTTP parser has checked characters and that there is one length. Raises `BadHeadError` for what it lets pass
-    and another server on the way might read otherwise: a coding besides chunked, chunks in HTTP/1.0, two hosts.
+    The HTTP parser has checked the characters and that there is one length. Raises `BadHeadError` for headers that the
+    parser accepts and another server might read differently: a coding besides chunked, chunks in HTTP/1.0, two hosts.
     """
     head = RequestHead(is_modern=is_modern)
     kept: list[bytes] = []
@@ -184,7 +184,7 @@ def client_head(  # noqa: PLR0913 - what the client speaks and gets
 ) -> bytes:
     """Return the head of the response to a client; `own` are the gateway's header lines.
 
-    `is_stream`: the body is a stream of events, which nothing on the way is to keep or to gather.
+    `is_stream`: the body is an event stream, which no proxy may store or buffer.
     """
     parts = [_STATUS.get(head.status) or b"HTTP/1.1 %d \r\n" % head.status]
     dropped = _OWN_OF_STREAMS if is_stream else _OWN
@@ -203,7 +203,7 @@ def client_head(  # noqa: PLR0913 - what the client speaks and gets
 
 
 def header_text(text: str) -> bytes:
-    """Return `text` for a header's value: percent-encoded where it has a space or letters beyond ASCII."""
+    """Return `text` as a header value, percent-encoded if it has a space or letters beyond ASCII."""
     return text.encode() if text.isascii() and " " not in text else quote(text, safe=_HEADER_SAFE).encode()
 
 
@@ -222,9 +222,9 @@ def milliseconds(seconds: float) -> bytes:
 
 
 def rate_lines(kind: bytes, limit: int, remaining: int, reset_s: float) -> bytes:
-    """Return the header lines that tell a client of one limit of its key, as OpenAI has them.
+    """Return the header lines about one limit of the client's key, in OpenAI's form.
 
-    `kind` is `requests` or `tokens`; `remaining` would pass now, and in `reset_s` seconds the most again.
+    `kind` is `requests` or `tokens`; `remaining` would pass now, and the most again in `reset_s` seconds.
     """
     return b"x-ratelimit-limit-%s: %d\r\nx-ratelimit-remaining-%s: %d\r\nx-ratelimit-reset-%s: %s\r\n" % (
         *(kind, limit, kind, remaining),
@@ -242,7 +242,7 @@ def duration(seconds: float) -> str:
 
 
 def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False, path: str = "") -> bytes:
-    """Return a whole response that tells a client of the route `path` of `error`; without its body when `is_head`."""
+    """Return a whole response with `error` for a client of the route `path`; without its body if `is_head`."""
     body = body_of(error, path)
     parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), own]
     if error.retry_after_s is not None:

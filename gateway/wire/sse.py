@@ -1,24 +1,25 @@
-"""The side tap: reads along with a response to count and to learn, and never touches its bytes.
+"""The side tap: reads along with a response for counts and usage, and never changes its bytes. Pure.
 
-Events: a stream of server-sent events, split anywhere. Lines end in LF, CRLF or CR, comments do not count, `[DONE]`
-ends the stream, an error event is noticed by its name or its data. Nothing is decoded: UTF-8 that is split stays bytes.
-Of each frame only these things are looked for, by plain byte search: JSON keys cannot be imitated by text
-in a JSON string, because there a quote is escaped.
+Events. A stream of server-sent events may be split anywhere. Lines end in LF, CRLF or CR. Comments do not count,
+`[DONE]` ends the stream, and an error event is recognised by its name or its data. Nothing is decoded, so split UTF-8
+stays bytes. In each frame only these things are searched, by plain byte search: text in a JSON string cannot imitate a
+JSON key, because there a quote is escaped.
 
-Openings: events that an API sends before anything is generated, by their names (`_NAME`). They carry no content, so a
-stream has said nothing while no other event has come. Events that keep a connection alive (`gateway.wire.keep_alive`)
-are among them.
+Openings. An API sends these events before anything is generated; they are recognised by name (`_NAME`). They carry no
+content, so a stream has no content while no other event has come. Keep-alives (`gateway.wire.keep_alive`) are among
+them.
 
-Output of a stream whose usage never came: an event carries as many tokens as one step verified, and all those of many
-steps when its client reads slowly. So text is measured in bytes: of each event what it has beyond the shortest before
-it, which is mostly the JSON around the text. Of events with names only those named a delta count: others repeat it.
+Output of a stream without usage. An event carries all tokens of one step, or of many steps when its client reads
+slowly. So text is measured in bytes: the excess of each event over the shortest event before it, which is mostly the
+JSON around the text. Of events with names only those named a delta count, because others repeat it.
 
-Usage: the last frame that holds `usage`, or a JSON body, is parsed, and its own `usage` gives the number of input and
-output tokens, its `metrics.speculative_decoding` the mean acceptance length: an object of that name elsewhere, which a
-client may have had echoed, counts for nothing. Only of what was too long to keep, the last `usage` is looked for. Each
-is `None` when the engine did not say.
-Memory is bounded: of a frame longer than `FRAME_BYTES` only the end is kept; of a JSON body the end, `TAIL_BYTES` or
-more, and where its last `usage` stands before that, `USAGE_BYTES` from there. Pure.
+Usage. The last frame with `usage`, or a JSON body, is parsed. Its own `usage` has the numbers of input and output
+tokens, its `metrics.speculative_decoding` the mean acceptance length. An object of that name elsewhere may be echoed
+from the client and is ignored. Only if the text was too long to keep, the last `usage` is searched. Each number is
+`None` when the engine did not state it.
+
+Memory is bounded. Of a frame longer than `FRAME_BYTES` only the end is kept; of a JSON body the end, `TAIL_BYTES` or
+more, and if its last `usage` is before that, `USAGE_BYTES` from there.
 """
 
 import re
@@ -49,8 +50,8 @@ _ERROR: Final = re.compile(
     rb'(?:data:)?\s*\{\s*"(?:error"\s*:\s*(?!null\b|false\b|0\b|""|\[\s*\]'
     rb'|\{\s*(?:"\w*"\s*:\s*(?:null\b|false\b|0\b|"")\s*,?\s*)*+\})\S|(?:object|type)"\s*:\s*"error")'
 )
-"""A JSON object that is an error, by the value of its first member: of many, a good answer has `"error": null`, or an
-object whose members are null."""
+"""A JSON object that is an error, by the value of its first member: some good answers have `"error": null`, or an error
+object whose members are all null."""
 _ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
 _CLIENTS_ERROR: Final = re.compile(
     rb'"type"\s*:\s*"(?:invalid_request_error|not_found_error|request_too_large|(?:BadRequest|NotFound)Error)"'
@@ -64,7 +65,7 @@ _NAME: Final = re.compile(
     rb"|(message_stop|response\.(?:completed|incomplete)))$",
     re.MULTILINE,
 )
-"""The names of events that say more than their data is looked at for: of OpenAI's Responses and of Anthropic's API."""
+"""The names of events whose name matters: of OpenAI's Responses and of Anthropic's API."""
 
 _RETURN: Final = ord("\r")
 """An octet, because to ask whether bytes hold other bytes first makes an error of these not being a number, and then
@@ -77,7 +78,7 @@ _UNKNOWN_BYTES: Final = 1 << 60
 
 
 class Usage:
-    """What a response said of itself: its tokens and mean acceptance length (bonus token included)."""
+    """The usage in a response: its tokens and mean acceptance length (bonus token included)."""
 
     __slots__ = ("acceptance_length", "input_tokens", "output_tokens")
 
@@ -88,15 +89,16 @@ class Usage:
 
     @property
     def total_tokens(self) -> int | None:
-        """Input and output tokens together; `None` when the response did not say."""
+        """Input and output tokens together; `None` when the response states neither."""
         if self.input_tokens is None and self.output_tokens is None:
             return None
         return (self.input_tokens or 0) + (self.output_tokens or 0)
 
     def read_document(self, text: bytes) -> bool:
-        """Learn from one whole JSON document, where usage belongs; return whether it is one.
+        """Read one whole JSON document; return whether it is one.
 
-        That is the document's own `usage`, or that of its `response` (OpenAI's Responses) or `message` (Anthropic's).
+        Its usage is the document's own `usage`, or that of its `response` (OpenAI's Responses) or `message`
+        (Anthropic's).
         """
         try:
             found = orjson.loads(text)
@@ -122,10 +124,10 @@ class Usage:
             self.output_tokens = _count(usage, "completion_tokens", "output_tokens", self.output_tokens)
 
     def read_ending(self, text: bytes) -> bool:
-        """Learn from the end of one whole JSON object, where engines put usage; return whether that was possible.
+        """Read the end of one whole JSON object, where engines put usage; return whether that was possible.
 
-        What begins with a member of the outermost object is an object too, with a brace before it; what begins with any
-        other has a brace or bracket too many. So the choices, which may be long, need not be parsed.
+        The text from a member of the outermost object on, with a brace before it, is an object too. From a member of
+        another object on, it has a brace or bracket too many. So the choices, which may be long, need not be parsed.
         """
         at = text.rfind(b'"usage"')
         if at < 1 or text.find(b'"speculative_decoding"', 0, at) >= 0:
@@ -133,7 +135,7 @@ class Usage:
         return self.read_document(b"{" + text[at:])
 
     def read(self, text: bytes) -> None:
-        """Learn from a part of JSON that may hold usage; later values replace earlier ones."""
+        """Read a part of JSON that may have usage; later values replace earlier ones."""
         has_input = False
         for is_input, count in _TOKENS.findall(text):
             if not is_input:
@@ -151,14 +153,14 @@ class Usage:
 
 
 def is_error(text: bytes) -> bool:
-    """Whether a JSON body or a line of data, of which `text` is the beginning at least, is an error."""
+    """Whether a JSON body or a line of data is an error. `text` is at least its beginning."""
     return _ERROR.match(text) is not None
 
 
 def is_engines_fault(error: bytes) -> bool:
-    """Whether an error that an engine sent with status 200 is its own failure, by the code that it states, or its type.
+    """Whether an error that an engine sent with status 200 is its own fault, by its code or type.
 
-    Only 4xx is the client's fault, and of these not 401 and 403: the credentials are the gateway's.
+    Only 4xx is the client's fault, except 401 and 403: the credentials are the gateway's.
     """
     found = _ERROR_CODE.search(error)
     if found is None:
@@ -175,14 +177,12 @@ def _count(usage: dict[str, Any], name: str, other: str, default: int | None) ->
 
 
 class SseTap:
-    """Reads along with a stream of server-sent events.
+    """Reads along with an event stream.
 
-    `deltas` counts events that carry data, the end marker excluded, `openings` those that a stream began with before
-    any content. `is_done` tells whether the end marker was seen, or the event that ends a stream of an API without one;
-    `has_error` whether an error event was, `is_between_events` whether the stream stands at a frame's border.
-    `usage_frames` counts those
-    that hold the word. `has_failed` tells whether an error event was the engine's failure, `has_failed_first` whether
-    nothing but comments and openings came before that.
+    `deltas` counts events with data, without the end marker; `openings` counts those before any content. `is_done`: the
+    end marker was seen, or the event that ends a stream of an API without one. `has_error`: an error event was seen.
+    `is_between_events`: the stream is between two frames. `usage_frames` counts the frames with that word.
+    `has_failed`: an error event was the engine's fault. `has_failed_first`: only comments and openings came before it.
     """
 
     __slots__ = (
@@ -218,21 +218,21 @@ class SseTap:
 
     @property
     def tokens(self) -> int:
-        """About how many tokens have passed: one an event, or one for four bytes of text where that is more."""
+        """The approximate number of tokens so far: one per event, or one for four bytes of text if that is more."""
         return max(self.deltas, self._text_bytes // CHARS_PER_TOKEN)
 
     @property
     def has_rest(self) -> bool:
-        """Whether part of a frame, or a blank line too many, waits for more."""
+        """Whether part of a frame, or a further blank line, waits for more bytes."""
         return len(self._rest) > 0 or self._ends_in_return
 
     @property
     def is_between_events(self) -> bool:
-        """Whether no part of a frame is waiting for its end."""
+        """Whether no frame is incomplete."""
         return not self._rest.strip(b"\n") and not self._ends_in_return
 
     def feed(self, data: bytes) -> int:
-        """Read `data`; return how many events with data ended in it."""
+        """Read `data`; return the number of events with data that ended in it."""
         before = self.deltas
         if _RETURN in data or self._ends_in_return:
             data = self._with_line_feeds(data)
@@ -258,7 +258,7 @@ class SseTap:
     def _frame(self, frame: bytes) -> None:  # noqa: C901 - one branch a kind of frame
         is_failed, is_text = False, True
         if not frame.startswith(b"data:"):
-            # A blank line or comment or another field first: look for a line of data further down.
+            # A blank line, a comment or another field is first: search for a line of data.
             at = frame.find(b"\ndata:") + 1
             if at == 0:
                 return
@@ -290,7 +290,7 @@ class SseTap:
                 self.has_failed_first = self.has_failed_first or self.deltas == self.openings + 1
 
     def _is_error(self, kind: int | None) -> bool:
-        """Note what an event's name says of it, which is of `kind`; return whether it is an error."""
+        """Note the meaning of an event's name, which is of `kind`; return whether it is an error."""
         if kind == _OPENING and self.openings == self.deltas:
             self.openings += 1
         elif kind == _END:
@@ -298,28 +298,28 @@ class SseTap:
         return kind == _FAILED
 
     def end(self) -> None:
-        """The connection has ended, and with it the last event, whether a blank line came or not."""
+        """The connection has ended, and with it the last event, with or without a blank line."""
         if not self._has_ended and self._rest.endswith((b"\n", b"]", b"}")):
             self._frame(self._rest.rstrip(b"\n"))
         self._has_ended = True
 
     def finish(self, usage: Usage) -> None:
-        """The stream is over: put what it said of itself into `usage`."""
+        """The stream has ended: put its own numbers into `usage`."""
         self.end()
         frame = self._usage_frame
         if frame and not usage.read_document(frame[5:].split(b"\n", 1)[0]):
-            usage.read(frame[max(0, _last_usage(frame)) :])  # what is echoed stands before it
+            usage.read(frame[max(0, _last_usage(frame)) :])  # echoed text is before it
 
 
 def _shortened(frame: bytes) -> bytes:
-    """Return a frame's name, the beginning of its data, and its end; no break may arise where they meet."""
+    """Return a frame's name, the beginning of its data, and its end, joined so that no frame border arises."""
     at = 0 if frame.startswith(b"data:") else frame.find(b"\ndata:") + 1
     kept = frame[at if at > _NAME_BYTES else 0 : at + 16] + b" "
     return kept + frame[len(kept) - FRAME_BYTES :]
 
 
 class JsonTap:
-    """Reads along with a JSON body; keeps its end, where usage mostly stands, and usage that stands before that."""
+    """Reads along with a JSON body. Keeps its end, where usage mostly is, and usage before that."""
 
     __slots__ = ("_is_shortened", "_length", "_parts", "_usage")
 
@@ -330,7 +330,7 @@ class JsonTap:
         self._usage = b""
 
     def feed(self, data: bytes) -> int:
-        """Keep the end of what has come; return 0, since a body has no events."""
+        """Keep the end of the body so far; return 0, since a body has no events."""
         self._parts.append(data)
         self._length += len(data)
         if self._length > 2 * TAIL_BYTES:
@@ -344,7 +344,7 @@ class JsonTap:
         return 0
 
     def finish(self, usage: Usage) -> None:
-        """The body is whole: put what it said of itself into `usage`."""
+        """The body is whole: put its own numbers into `usage`."""
         text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         if not self._is_shortened and (usage.read_ending(text) or usage.read_document(text)):
             return
@@ -352,11 +352,11 @@ class JsonTap:
         if at >= 0:
             usage.read(text[at:])
         elif self._usage:
-            usage.read(self._usage + b" " + text)  # the acceptance length may stand at the end
+            usage.read(self._usage + b" " + text)  # the acceptance length may be at the end
 
 
 def _last_usage(text: bytes) -> int:
-    """Return where the last `usage` object in `text` begins; -1 when there is none."""
+    """Return the offset of the last `usage` object in `text`; -1 when there is none."""
     at = text.rfind(b'"usage"')
     while at >= 0 and _USAGE.match(text, at) is None:
         at = text.rfind(b'"usage"', 0, at)

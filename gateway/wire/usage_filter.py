@@ -1,7 +1,8 @@
-"""Takes the event with usage out of a stream whose client did not ask for it: the gateway did. Pure.
+"""Removes the usage event from a stream whose client did not ask for it, because the gateway did. Pure.
 
-As long as every read holds whole chunks of whole events without the word `usage`, it goes on as it came. Else the
-events are framed anew: those that are whole go out as one chunk, and what is left waits for its end.
+While every read has whole chunks of whole events without the word `usage`, it is passed on unchanged. From the first
+other read on (`is_reframing`), events are framed anew: whole events are sent as one chunk, and the rest waits for its
+end, until a read ends at a border again.
 """
 
 from typing import Final
@@ -18,9 +19,9 @@ _BORDERS: Final = (b"\r\n\r\n", b"\n\n", b"\r\r")
 
 
 class UsageFilter:
-    """Filters one stream; without chunks where it has none, or for a client that does not know them (`is_chunked`).
+    """Filters one stream. `is_chunked`: the output is chunked; not for streams without chunks and clients of HTTP/1.0.
 
-    `is_reframing`: what went out so far ends with a whole chunk, whatever the engine's own chunks do.
+    `is_reframing`: the output so far ends with a whole chunk, whatever the engine's own chunks do.
     """
 
     __slots__ = ("_held", "_is_chunked", "is_reframing")
@@ -31,7 +32,7 @@ class UsageFilter:
         self.is_reframing = False
 
     def take(self, raw: bytes, payload: list[bytes], framer: Framer) -> bytes:
-        """Return what goes on of a read: `raw` as it came, `payload` without chunk framing."""
+        """Return the output for a read: `raw` is its bytes, `payload` is without chunk framing."""
         is_border = framer.is_between_chunks or framer.is_done
         if not self.is_reframing and not self._held and is_border and _WORD not in raw and _are_whole(payload):
             return raw if self._is_chunked else b"".join(payload)
@@ -51,7 +52,7 @@ class UsageFilter:
         return chunk + b"0\r\n\r\n" if framer.is_done else chunk
 
     def rest(self) -> bytes:
-        """Return what waits for its end in a stream whose end is that of its connection."""
+        """Return the held bytes of a stream that ends with its connection."""
         return b"" if _is_usage(self._held) else self._held
 
 
@@ -73,7 +74,7 @@ def _end_of_whole(text: bytes) -> int:
 
 
 def _without_usage(text: bytes) -> bytes:
-    """Return whole events without those that hold nothing but usage."""
+    """Return whole events without those that have only usage."""
     border = next((border for border in _BORDERS if text.find(border) >= 0), b"\n\n")
     *frames, rest = text.split(border)
     kept = [frame + border for frame in frames if not _is_usage(frame)]
