@@ -180,7 +180,7 @@ class Fleet:
     def pick(
         self, facts: RequestFacts, session: str | None, now: float, avoid: Collection[Engine] = ()
     ) -> Engine | None:
-        """Return the engine for a request; `None` when every usable engine is in `avoid`.
+        """Return the engine for a request; `None` when there is no usable one outside `avoid`.
 
         `session` is the value of the request's session header. A request that continues a stored response, or reads
         one, goes to the engine that made it, even when that engine drains or is in `avoid`: any other engine would

@@ -65,7 +65,7 @@ class Snapshot:
 
 
 def follow(previous: Snapshot, found: Snapshot, *, is_settling: bool) -> Snapshot:
-    """Return the snapshot after `previous`, when Redis now holds `found`. `is_settling`: keep what `found` lacks."""
+    """Return the snapshot after `previous`, when Redis now holds `found`. `is_settling`: keep missing documents."""
     needs_key = previous.needs_key or found.needs_key or bool(found.keys)
     if not is_settling:
         return replace(found, needs_key=needs_key)

@@ -2,13 +2,13 @@
 
 `exchange_state` has the table of states. This file has the phases before an engine: `request` (the body arrives) and
 `queue` (every engine is full). From the choice of an engine on the request is a `gateway.relay.relay.Relay`, which this
-file begins and ends. Every state has a time-out. In every state the client may leave, which frees its place in the
+file begins and ends. Every phase has a time-out. In every state the client may leave, which frees its place in the
 queue and closes the engine's connection at once, so that the engine aborts.
 
 | fields                              | meaning                                              |
 |-------------------------------------|------------------------------------------------------|
 | `_relay`, `_place`                  | set in `RELAYED`, in `QUEUED`                        |
-| `_prepared`                         | set once the request is whole and accepted           |
+| `_prepared`                         | set once the request is whole and decided on         |
 | `is_received`                       | the whole body is here, in any state                 |
 | `refusal`                           | an error to send when the state leaves `PENDING`     |
 | `_is_charged`                       | the key was charged, and `finish` settles the charge |

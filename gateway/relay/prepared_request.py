@@ -196,7 +196,7 @@ class PreparedRequest:
         self.strips_usage = other.strips_usage
 
 
-def prepare(  # noqa: PLR0913, PLR0917 - what came, and by what it is judged
+def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     context: GatewayContext,
     path: str,
     head: RequestHead,

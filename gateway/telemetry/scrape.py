@@ -28,7 +28,7 @@ class Scrape:
         self._rests_until = 0.0
 
     async def read(self) -> bytes:
-        """Return an exposition that began after this was called. Raises what `make` does."""
+        """Return an exposition that began after this call. Raises the errors of `make`."""
         begun_before = self._begun
         async with self._making:
             if self._made <= begun_before:

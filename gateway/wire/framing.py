@@ -84,7 +84,7 @@ class ResponseHead:
 
     __slots__ = ("content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
 
-    def __init__(  # noqa: PLR0913 - a head says that much
+    def __init__(  # noqa: PLR0913 - independent properties of a head
         self,
         status: int,
         headers: tuple[tuple[bytes, bytes], ...],

@@ -179,7 +179,7 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
     return head
 
 
-def client_head(  # noqa: PLR0913 - what the client speaks and gets
+def client_head(  # noqa: PLR0913 - independent properties of a head
     head: ResponseHead, own: bytes, *, is_chunked: bool, length: int | None, keep_alive: bool, is_stream: bool = False
 ) -> bytes:
     """Return the head of the response to a client; `own` are the gateway's header lines.
@@ -210,14 +210,14 @@ def header_text(text: str) -> bytes:
 def thousandths(count: int) -> bytes:
     """Return `count` thousandths, not negative, as a decimal number.
 
-    Integers, because the text of a float takes four times as long and stands three times in each answer and its line in
-    the access log.
+    Integers, because formatting a float takes four times as long, three times in each answer and its line of the access
+    log.
     """
     return b"%d.%s" % (count // 1000, _THREE_DIGITS[count % 1000])
 
 
 def milliseconds(seconds: float) -> bytes:
-    """Return `seconds` as milliseconds with three decimals; 0 for less than nothing."""
+    """Return `seconds` as milliseconds with three decimals; 0 for negative values."""
     return thousandths(int(seconds * 1e6 + 0.5) if seconds > 0.0 else 0)
 
 

@@ -16,7 +16,7 @@ EXPOSED: Final[tuple[str, ...]] = (
     *(f"x-specpilot-{name}-ms" for name in ("overhead", "queue")),
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )
-"""The headers that a page may read, besides the few that it always may."""
+"""The headers that a page may read, in addition to the few that it always may."""
 MAX_AGE_S: Final = 600
 """Seconds for which a browser may cache a preflight's answer. Chromium's own limit is 7200."""
 

@@ -68,7 +68,7 @@ class Delivery:
         "keep_alive", "usage",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0913 - what the client speaks and asked for
+    def __init__(  # noqa: PLR0913 - independent properties of a response
         self,
         head: ResponseHead,
         framer: Framer,

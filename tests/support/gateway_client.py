@@ -1,4 +1,4 @@
-"""A client that says exactly the bytes it is told to and reports exactly what came back."""
+"""A client that sends exactly the given bytes and returns exactly the bytes of the answer."""
 
 import asyncio
 import contextlib

@@ -5,6 +5,9 @@ from pathlib import Path
 from tests.support.prose import ROOT, places
 
 PLAIN = (
+    "gateway",
+    "tests/contract",
+    "tests/unit/gateway",
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
