@@ -1,7 +1,7 @@
-"""`specpilot engine`: vLLM's OpenAI server with the adapter in it; every flag that is not ours goes to vLLM.
+"""`specpilot engine`: vLLM's OpenAI server with the adapter in it; all other flags go to vLLM.
 
-Checks what can be checked before vLLM spends half a minute on loading, sets the environment that the adapter
-reads in vLLM's processes, and becomes vLLM (`exec`), so signals and exit status are vLLM's own.
+Makes its checks before vLLM loads for half a minute, sets the environment that the adapter reads in vLLM's processes,
+and becomes vLLM (`exec`), so signals and exit status are vLLM's own.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from specpilot.policy.settings import fail, without_secrets
 PROGRAM = "specpilot engine"
 CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
 DEFAULT_K_MAX = 7
-"""K_max where neither a flag nor the head says one."""
+"""K_max if neither a flag nor the head states one."""
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="vLLM with live K. Every other flag is passed on to vLLM. What is not given here is taken from the "
+        description="vLLM with live K. All other flags are passed on to vLLM. Settings without a flag come from the "
         f"environment, {PREFIX}POOL and so on.",
         allow_abbrev=False,
     )
@@ -92,25 +92,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--redis-url", help="shared state (REDIS_URL); none: K by PUT, or --adapt")
     parser.add_argument("--advertise-url", help="where the gateway reaches this engine (http://host:port)")
     parser.add_argument("--engine-id", help="name of this engine (from its URL)")
-    parser.add_argument("--pool", help="engines alike in model, hardware and configuration (default)")
+    parser.add_argument("--pool", help="engines of one model, hardware and configuration (default)")
     parser.add_argument("--static-k", type=int, help="K while there is no schedule (K_max)")
     parser.add_argument("--adapt", action="store_true", help="choose K in the engine while no schedule is in force")
     parser.add_argument("--least-k", type=int, help="least K that the engine chooses with --adapt (0)")
     parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
-    parser.add_argument("--calibrate-s", type=float, help="longest measuring of step times before traffic, s (20)")
+    parser.add_argument("--calibrate-s", type=float, help="longest calibration of step times before traffic, s (20)")
     parser.add_argument("--graph-k", help="K that get FULL CUDA graphs of their own, by commas (by attention backend)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
     parser.add_argument(
         "--trust-this-machine", action="store_true", help="without a token, serve /speculation to programs here"
     )
-    parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to see that it drains (5)")
-    parser.add_argument("--drain-timeout-s", help="seconds that running requests then get to their end (30)")
+    parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to notice that it drains (5)")
+    parser.add_argument("--drain-timeout-s", help="seconds for running requests to end after that (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
 
 
 def _environment(ours: argparse.Namespace) -> dict[str, str]:
-    """Return what the flags add to the environment that the adapter and vLLM read."""
+    """Return the variables that the flags add to the environment of the adapter and vLLM."""
     values = {
         "REDIS_URL": ours.redis_url,
         "URL": _url(ours),
@@ -136,7 +136,7 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
 
 
 def _plugins() -> str:
-    """Return which plugins vLLM is to load, and say which it would load without the adapter and now does not."""
+    """Return the plugins that vLLM is to load; warn of plugins that no longer load because of the adapter."""
     value, switched_off = plugin_names.with_adapter(os.environ.get(plugin_names.VARIABLE))
     if switched_off:
         sys.stderr.write(
@@ -147,16 +147,16 @@ def _plugins() -> str:
 
 
 def _url(ours: argparse.Namespace) -> str:
-    """Return where the gateway reaches the engine: as the flag says, or the environment, or where it listens."""
+    """Return the address at which the gateway reaches the engine: by flag, environment, or where it listens."""
     host = "127.0.0.1" if ours.host in ("", "0.0.0.0", "::") else ours.host  # noqa: S104 - compared, not bound
     listens = f"http://[{host}]:{ours.port}" if ":" in host else f"http://{host}:{ours.port}"
     return ours.advertise_url or os.environ.get(PREFIX + "URL") or listens
 
 
 def _metrics_folder(port: int) -> Path:
-    """Return an empty folder, ours alone, for the metrics that vLLM's processes share.
+    """Return an empty folder of this user for the metrics that vLLM's processes share.
 
-    Named after the port, so that an engine that starts again finds and empties its old one.
+    Its name contains the port, so that an engine that starts again empties its old folder.
     """
     folder = Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{port}"
     try:
@@ -179,7 +179,7 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
             fail(PROGRAM, "--speculative-config: must be a JSON object")
     else:
         assert drafter is not None
-        # a head that is only named is taken for a P-EAGLE head
+        # A head that is no folder here counts as a P-EAGLE head.
         head = _head_config(drafter) or head_config.HeadConfig(is_parallel=True, k=None)
         k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
         if k_max < 1:
@@ -192,7 +192,7 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
 
 
 def _head_config(drafter: str) -> head_config.HeadConfig | None:
-    """Return what the head's folder says of it; `None` for a head that is only named."""
+    """Return method and K of the head in the folder `drafter`; `None` if it is no folder here."""
     path = Path(drafter) / "config.json"
     if not path.is_file():
         return None
@@ -205,7 +205,7 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
 
 
 def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> None:
-    """End the program for what the adapter cannot steer, as far as flags tell; the scheduler checks it all again."""
+    """End the program if the flags ask for something that the adapter cannot steer; the scheduler checks again."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
     parser.add_argument("--pipeline-parallel-size", "--pipeline_parallel_size", "-pp", type=int, default=1)
@@ -215,7 +215,7 @@ def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> N
     flags, _ = parser.parse_known_args(list(passed))
     method = speculative.get("method")
     faults = compat.drafter_faults(
-        method if isinstance(method, str) else compat.STEERABLE_METHODS[0],  # without one vLLM finds it out by itself
+        method if isinstance(method, str) else compat.STEERABLE_METHODS[0],  # without a method vLLM detects it
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
     )
     context_parallel = max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size)
@@ -226,21 +226,21 @@ def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> N
 
 
 def _names_connector(argument: str) -> bool:
-    """Whether it is a flag that gives vLLM a KV connector, also as `--kv-transfer-config.kv_connector=...`."""
+    """Whether a flag gives vLLM a KV connector, also as `--kv-transfer-config.kv_connector=...`."""
     return argument.replace("_", "-").startswith(("--kv-transfer-config", "--kv-offloading-size"))
 
 
 def _check_model(flag: str, name: str) -> None:
-    """End the program when `name` is clearly a path and no model lies there."""
+    """End the program if `name` is clearly a path and there is no model."""
     path = Path(name)
     if (path.is_absolute() or name.startswith((".", "~"))) and not (path / "config.json").is_file():
         fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
 
 
 def _check_redis(url: str | None) -> None:
-    """End the program for a URL that is none, and say when no Redis answers at it.
+    """End the program for an invalid URL; warn if no Redis answers.
 
-    That one alone is no reason to end: an engine serves on its static K without Redis, and registers when it is back.
+    Without Redis an engine serves with its static K, and registers when Redis is back.
     """
     if url is None:
         return
@@ -269,7 +269,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _is_async(passed: Sequence[str]) -> bool:
-    """Whether vLLM will schedule asynchronously: its own default, which is no on CPUs, unless a flag says so."""
+    """Whether vLLM will schedule asynchronously: by flag, else by its default, which is no on CPUs."""
     if "--no-async-scheduling" in passed:
         return False
     if "--async-scheduling" in passed:

@@ -1,4 +1,4 @@
-"""What can go wrong in the engine adapter, and what whoever caused it should do."""
+"""Errors of the engine adapter. Each message names the fault and the remedy."""
 
 from collections.abc import Iterable
 
@@ -11,13 +11,13 @@ class AdapterError(Exception):
 
 
 class UnsupportedEngineError(AdapterError):
-    """The engine is one that the adapter cannot steer: refused at start, in one sentence."""
+    """The adapter cannot steer this engine: it refuses to start, with the reason in one sentence."""
 
     code = "unsupported_engine"
 
 
 class InvalidSettingsError(AdapterError):
-    """Settings that the adapter cannot start with; `faults` has a line for each, with its variable."""
+    """Invalid settings; `faults` has a line for each, with its variable."""
 
     code = "invalid_settings"
 
@@ -27,7 +27,7 @@ class InvalidSettingsError(AdapterError):
 
 
 class ScheduleRefusedError(AdapterError):
-    """A schedule that this engine must not apply; the running one stays as it is."""
+    """A schedule that this engine must not apply; the one in force stays."""
 
     status = 422
     code = "schedule_refused"

@@ -1,6 +1,6 @@
-"""The capture size of CUDA graphs that `specpilot engine` passes to vLLM where the operator gives none.
+"""The capture size of CUDA graphs that `specpilot engine` passes to vLLM if the operator gives none.
 
-vLLM's own default ends at 512 tokens on Hopper. A step of n requests at K has n (1 + K) of them, so with K_max = 7 it
+vLLM's own default ends at 512 tokens on Hopper. A step of n requests at K has n (1 + K) tokens, so with K_max = 7 it
 has no graph above 64 requests, and takes 1.5 times as long (49 instead of 33 ms at 128 requests of an 8B model, H200).
 """
 
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 CAPTURE_SIZE = "--max-cudagraph-capture-size"
 LARGEST = 1024
 """Tokens. 83 FULL graphs for any mix of K take 1.7 GiB and 4 s of the start at this size (8B model, H200). Above it a
-step takes 33 ms, most of it arithmetic, so that a lost graph costs less and less of it."""
+step takes 33 ms, most of it arithmetic, so the share of a lost graph decreases."""
 DEFAULT = 512
-"""vLLM's own largest size, in tokens; `specpilot engine` sets none below it."""
+"""vLLM's own largest size, in tokens; `specpilot engine` sets no smaller one."""
 
 _STEP = 16
-"""vLLM captures multiples of so many tokens above 256, the largest one within the size that it is given."""
+"""Above 256 tokens vLLM captures multiples of this number, up to the given size."""
 
 _OWN = (CAPTURE_SIZE, "--cudagraph-capture-sizes", "--compilation-config", "-O", "-cc", "--enforce-eager")
 
 
 def capture_size(passed: Sequence[str], k_max: int) -> list[str]:
-    """Return the flag that sets the capture size for vLLM's flags `passed`; none where these decide it themselves.
+    """Return the flag that sets the capture size beside vLLM's flags `passed`; none if these decide it.
 
-    A file of flags (`--config`) may decide it: vLLM would let the flag win, or refuse it beside the file's sizes.
+    A file of flags (`--config`) may decide it: vLLM would prefer the flag, or refuse it beside the file's sizes.
     """
     flags = [argument.replace("_", "-") for argument in passed]
     if "--config" in flags or any(flag.startswith(_OWN) for flag in flags):  # `-O3`, `-cc.cudagraph_mode=NONE` too
@@ -33,7 +33,7 @@ def capture_size(passed: Sequence[str], k_max: int) -> list[str]:
 
 
 def _max_num_seqs(flags: Sequence[str]) -> int | None:
-    """Return how many requests may run at once by vLLM's flags; `None` where they do not say."""
+    """Return how many requests may run at once by vLLM's flags; `None` without such a flag."""
     name, last = "--max-num-seqs", None
     for place, flag in enumerate(flags):
         if flag.startswith(name + "="):

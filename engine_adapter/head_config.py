@@ -1,4 +1,4 @@
-"""What a draft head's own `config.json` says of how it is to be run: its method, and the K that it proposes. Pure.
+"""A draft head's method and K, from its own `config.json`. Pure.
 
 A head in the format of the `speculators` package names its method (`speculators_model_type`) and its K. A P-EAGLE
 head in vLLM's own format has the mask token that parallel drafting needs (`ptd_token_id`, or `pard_token`); an EAGLE-3
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 from specpilot.engine_adapter.errors import InvalidSettingsError
 
 _PARALLEL = {"eagle3": False, "peagle": True}
-"""The kinds of `speculators` that the adapter steers: whether they draft in parallel."""
+"""The kinds of `speculators` heads that the adapter steers, and whether they draft in parallel."""
 
 _MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
 
 
 class HeadConfig(NamedTuple):
-    """Whether a head drafts in parallel, and how many tokens it proposes where it says so."""
+    """Whether a head drafts in parallel, and how many tokens it proposes; `None`: not stated."""
 
     is_parallel: bool
     k: int | None
 
 
 def read(config: Mapping[str, Any], name: str) -> HeadConfig:
-    """Return what the configuration of the head `name` says; raises `InvalidSettingsError` for one of another kind."""
+    """Return method and K of the head `name`; raises `InvalidSettingsError` for an unknown kind."""
     kind = config.get("speculators_model_type")
     if kind is None:
         return HeadConfig(any(config.get(token) is not None for token in _MASK_TOKENS), None)

@@ -1,4 +1,4 @@
-"""`specpilot presets`: the published pairs that `specpilot engine --preset NAME` knows, or one of them in full."""
+"""`specpilot presets`: lists the published pairs of `specpilot engine --preset NAME`, or shows one in full."""
 
 import shlex
 import sys
@@ -40,7 +40,7 @@ def table() -> str:
 
 
 def in_full(item: Preset) -> str:
-    """Return all that is known of a preset, and how to start it."""
+    """Return all facts about a preset, and the command that starts it."""
     needs = "" if item.k is not None else " --k-max K"
     needs += "" if item.head is not None else " --drafter HEAD"
     rows = {

@@ -1,4 +1,4 @@
-"""Whether a model's files are on this machine, or can be had: asked before vLLM spends half a minute to find out."""
+"""Whether a model's files are on this machine or can be downloaded: checked before vLLM loads for half a minute."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _DENIED = (401, 403)
 
 
 def missing_files_fault(names: Sequence[str]) -> str | None:
-    """Return a sentence on models that are neither here nor to be fetched; `None` where vLLM may be started."""
+    """Return a sentence about models that are neither here nor can be downloaded; `None`: vLLM may start."""
     absent = [name for name in names if not is_here(name)]
     if not absent:
         return None
@@ -31,7 +31,7 @@ def missing_files_fault(names: Sequence[str]) -> str | None:
 
 def is_here(name: str) -> bool:
     """Whether `name` is a model folder, or a model in the Hugging Face cache."""
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - comes with vLLM, and takes its time
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - comes with vLLM, slow to import
 
     return (Path(name) / "config.json").is_file() or isinstance(try_to_load_from_cache(name, "config.json"), str)
 
@@ -44,7 +44,7 @@ def _hub_fault(name: str) -> str | None:
     except HTTPError as error:
         error.close()
         if error.code in _DENIED:
-            return None  # gated: vLLM has the token, and says what is wrong with it
+            return None  # gated: vLLM has the token, and reports its faults
         return f"{hub} does not have it ({error.code})"
     except (OSError, HTTPException, ValueError):
         return f"{hub} cannot be reached"

@@ -1,11 +1,11 @@
-"""vLLM's general plugin: what every process of an engine loads.
+"""vLLM's general plugin, loaded by every process of an engine.
 
-vLLM loads it wherever the package is installed, also for engines that do not use the adapter. So what it installs lets
-engines with other schedulers be, but for the repairs; and on a version of vLLM that was not tested it leaves vLLM as it
-is: an engine with the adapter's scheduler refuses to start there by itself.
+vLLM loads it wherever the package is installed, also for engines that do not use the adapter. Engines with other
+schedulers run unchanged, except for the repairs. An untested version of vLLM is not changed at all: an engine with the
+adapter's scheduler refuses to start there.
 
-Installs the wrappers of vLLM's runner and drafters, the repairs that CPUs need and the question for CUDA graphs, and
-adds to `EngineCore` the methods that the API server calls.
+The plugin installs the wrappers of vLLM's runner and drafters, the repairs for CPUs and the query for CUDA graphs. It
+adds the methods that the API server calls to `EngineCore`.
 """
 
 from pydantic import ValidationError
@@ -50,7 +50,7 @@ def _may_run_v2() -> bool:
 
 
 def _is_fit() -> bool:
-    """Whether this vLLM may be changed; one that the adapter cannot make out is left alone."""
+    """Whether this vLLM may be changed; one of an unknown version is not."""
     try:
         return AdapterSettings().any_vllm or compat.is_tested(compat.vllm_version())
     except (UnsupportedEngineError, ValidationError):

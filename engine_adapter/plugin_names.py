@@ -1,9 +1,10 @@
-"""What `VLLM_PLUGINS` must say so that the adapter loads, and every other plugin that loads without it.
+"""The value of `VLLM_PLUGINS` with which the adapter loads, and with it every plugin that loads without the variable.
 
-Unset it means all plugins but those that add routes (`vllm.endpoint_plugins`, of which the adapter has one); set, only
-what it names. So the adapter's name alone would switch off a platform, a LoRA resolver or a logger of statistics. They
-are named beside it, but for those to which their name is a permission: one whose name is that of routes as well, and
-vLLM's resolver that downloads.
+If `VLLM_PLUGINS` is unset, vLLM loads every plugin except those that add routes (`vllm.endpoint_plugins`), so the
+adapter's route would not load. If it is set, vLLM loads only the plugins that it names, so the adapter's name alone
+would switch off a platform, a LoRA resolver or a logger of statistics. These are named beside it. Two kinds are not,
+because their name in the variable is a permission: plugins that add routes under the same name, and vLLM's
+resolver that downloads.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from importlib import metadata
 OWN = "specpilot"
 VARIABLE = "VLLM_PLUGINS"
 GROUPS = tuple(f"vllm.{kind}_plugins" for kind in ("general", "platform", "io_processor", "stat_logger"))
-"""The groups of which vLLM loads everything where the variable is unset."""
+"""The groups of which vLLM loads every plugin if the variable is unset."""
 _ROUTES = "vllm.endpoint_plugins"
 _PERMITTED_BY_NAME = frozenset(("lora_hf_hub_resolver",))
 
@@ -24,7 +25,7 @@ def _installed(group: str) -> Iterable[str]:
 def with_adapter(named: str | None, installed: Callable[[str], Iterable[str]] = _installed) -> tuple[str, list[str]]:
     """Return the variable's value with the adapter in it, and the plugins that do not load because of it.
 
-    `named` is its value so far, `None` where it is unset; `installed` returns the plugins of a group.
+    `named` is its present value, `None` if it is unset; `installed` returns the plugins of a group.
     """
     if named is not None:
         return ",".join(dict.fromkeys([*filter(None, named.split(",")), OWN])), []

@@ -1,8 +1,8 @@
 """Published pairs of target and draft head for `specpilot engine --preset NAME`. Pure.
 
-Facts are those of the heads' cards and of public recipes (see `docs/reference/engine.md`).
-None of the large pairs was run with the adapter so far.
-`None` is unknown: a preset without a published K asks for `--k-max`, one without a published head for `--drafter`.
+The facts come from the heads' cards and from public recipes (see `docs/reference/engine.md`). None of the large pairs
+was run with the adapter so far. `None` is unknown: a preset without a published K needs `--k-max`, one without a
+published head `--drafter`.
 """
 
 import json
@@ -17,14 +17,14 @@ P_EAGLE = "P-EAGLE"
 EAGLE_3 = "EAGLE-3"
 FLAG = "--preset"
 _GRAPH_SIZES = ("--max-cudagraph-capture-size", "--cudagraph-capture-sizes")
-"""vLLM's flags for the sizes of CUDA graphs: who gives one has chosen them."""
+"""vLLM's flags for the sizes of CUDA graphs; an operator's own flag replaces those of a preset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One pair: `k_trained` is how deep the head was trained, `k` the K that its authors serve, `flags` go to vLLM.
+    """One pair. `k_trained`: the depth of the head's training. `k`: the K that its authors serve. `flags` go to vLLM.
 
-    `limits` are what is known of where it does not pay, or was not tried.
+    `limits`: known conditions in which it does not pay, or was not tried.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Preset:
 
 
 _CAPTURE = (_GRAPH_SIZES[0], "4096")
-"""K_max + 1 tokens for each running request need graphs that large; the card of GPT-OSS-20B-P-EAGLE sets it, and the
-other P-EAGLE heads of the same family are started alike."""
+"""K_max + 1 tokens for each running request need graphs that large. The card of GPT-OSS-20B-P-EAGLE sets it; the other
+P-EAGLE heads of the family get the same."""
 
 _LONG = "made for prompts above 10,000 tokens"
 _MULTIMODAL = "multimodal target: not run with the adapter"
@@ -48,7 +48,7 @@ _MLA = (
     "--no-async-scheduling); the head runs in every step, so K = 0 saves less than with other heads; not run with the "
     "adapter"
 )
-"""What the adapter's own rules (`vllm.compat`) come to for a target and a head with MLA."""
+"""The result of the adapter's own rules (`vllm.compat`) for a target and a head with MLA."""
 
 PRESETS: tuple[Preset, ...] = (
     Preset(
@@ -128,11 +128,11 @@ def speculative_config(item: Preset, head: str, k_max: int) -> dict[str, object]
 def expanded(
     arguments: Sequence[str], head_of: Callable[[str], HeadConfig | None] = lambda _drafter: None
 ) -> list[str]:
-    """Return the flags of `specpilot engine` with `--preset NAME` written out; without it, `arguments` as they are.
+    """Return the flags of `specpilot engine` with `--preset NAME` expanded; without it, `arguments` unchanged.
 
-    What is given beside it wins: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of vLLM. So does
-    what a drafter says itself: `head_of` returns it, `None` for a head that is only named. Raises
-    `InvalidSettingsError` for an unknown preset, or one that needs a flag which is not given.
+    Other flags win over the preset: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of vLLM. So
+    does a drafter's own configuration: `head_of` returns it, `None` for a head that is no folder here. Raises
+    `InvalidSettingsError` for an unknown preset, or one that needs a missing flag.
     """
     name, rest = _taken(arguments, FLAG)
     if name is None:
@@ -141,10 +141,10 @@ def expanded(
     flags: list[str] = [] if has_flag(rest, "--model") else ["--model", item.target]
     if not has_flag(rest, "--speculative-config"):
         drafter, rest = _taken(rest, "--drafter")
-        asked, rest = _taken(rest, "--k-max")
-        given = head_of(drafter) if drafter is not None else None
+        stated_k, rest = _taken(rest, "--k-max")
+        config = head_of(drafter) if drafter is not None else None
         head = drafter or item.head
-        k_max = _whole(asked) if asked is not None else (given.k if given is not None else None) or item.k
+        k_max = _whole(stated_k) if stated_k is not None else (config.k if config is not None else None) or item.k
         faults = []
         if head is None:
             faults.append(f"{FLAG}: {name} has no published head ({item.limits}): name one with --drafter")
@@ -155,8 +155,8 @@ def expanded(
             faults.append(f"--k-max: is {k_max}; the head of {name} was trained for {item.k_trained}")
         if faults or head is None or k_max is None:
             raise InvalidSettingsError(faults)
-        if given is not None:
-            flags += ["--drafter", head, "--k-max", str(k_max)]  # its method is its own
+        if config is not None:
+            flags += ["--drafter", head, "--k-max", str(k_max)]  # the method comes from the head's configuration
         else:
             flags += ["--speculative-config", json.dumps(speculative_config(item, head, k_max))]
     has_sizes = any(has_flag([argument.replace("_", "-") for argument in rest], flag) for flag in _GRAPH_SIZES)
@@ -169,7 +169,7 @@ def has_flag(arguments: Sequence[str], flag: str) -> bool:
 
 
 def _taken(arguments: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
-    """Return the value of `flag`, `None` where it is not given, and the other arguments."""
+    """Return the value of `flag`, `None` without it, and the other arguments."""
     rest: list[str] = []
     value = None
     items = iter(arguments)

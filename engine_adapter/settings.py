@@ -1,4 +1,4 @@
-"""What the adapter reads from the environment of the engine's processes. `specpilot engine` sets it from flags."""
+"""Settings of the adapter, from the environment of the engine's processes. `specpilot engine` sets it from flags."""
 
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -26,26 +26,26 @@ class AdapterSettings(BaseSettings):
     pool: str = Field(default="default", description="engines of one model, hardware and configuration")
     static_k: int | None = Field(default=None, ge=0, description="K without a schedule; default: K_max")
     adapt: bool = Field(
-        default=False, description="choose K in the engine, from what it counts, while no schedule is in force"
+        default=False, description="choose K in the engine, from its own counts, while no schedule is in force"
     )
     probe_ratio: float = Field(
         default=0.005, ge=0, le=0.5, description="share of the time for probes while the engine chooses K"
     )
     least_k: int = Field(default=0, ge=0, description="the least K that the engine chooses")
     hold_schedule_s: float = Field(
-        default=86_400.0, ge=0, description="seconds that a schedule's K stays when no controller renews it"
+        default=86_400.0, ge=0, description="seconds that a schedule's K stays without renewal by a controller"
     )
     calibrate_s: float = Field(
         default=20.0,
         ge=0,
-        description="seconds in which an engine that starts measures its step times at most; 0: none",
+        description="seconds of calibration of step times at the start at most; 0: none",
     )
     control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
     trust_this_machine: bool = Field(
         default=False, description="without a control token, serve /speculation to programs on this machine"
     )
     drain_grace_s: float = Field(default=5.0, ge=0, le=3600, description="seconds after SIGTERM for gateways to see it")
-    drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400, description="seconds that running requests then get")
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400, description="seconds for running requests after that")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")
     backlog_mib: float = Field(default=192.0, gt=0, description="memory for rows that the drafter is yet to read, MiB")
 
@@ -56,7 +56,7 @@ class AdapterSettings(BaseSettings):
     @field_validator("graph_k", mode="before")
     @classmethod
     def _split_graph_k(cls, value: Any) -> Any:
-        """Take a list by commas apart, and refuse what is no list of K."""
+        """Split a list by commas; refuse any other text."""
         if not isinstance(value, str):
             return value
         parts = [part.strip() for part in value.split(",")]
@@ -67,7 +67,7 @@ class AdapterSettings(BaseSettings):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        """Refuse what no gateway or controller could take apart: they read it in the engine's record."""
+        """Refuse an address that gateways and controllers could not parse; they read it in the engine's record."""
         try:
             parts = urlsplit(url)
             host = (parts.hostname or "").encode("idna")  # raises for a name that no resolver takes
@@ -83,9 +83,9 @@ class AdapterSettings(BaseSettings):
 
     @classmethod
     def read(cls, **given: str) -> Self:
-        """Return the settings, with those `given` in place of the environment's.
+        """Return the settings; those `given` replace the environment's.
 
-        Raises `InvalidSettingsError`, which names the variable of each one that is wrong, or that is no setting.
+        Raises `InvalidSettingsError`, which names the variable of each invalid or unknown setting.
         """
         unknown = unknown_variables(cls)
         if unknown:
@@ -99,5 +99,5 @@ class AdapterSettings(BaseSettings):
 
     @property
     def engine_id(self) -> str:
-        """The engine's name: as set, else its URL without the scheme."""
+        """The engine's name: the setting `id`, else the URL without its scheme."""
         return self.id or self.url.split("://", maxsplit=1)[-1].rstrip("/").replace("/", "_")
