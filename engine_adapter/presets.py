@@ -1,6 +1,6 @@
 """Published pairs of target and draft head for `specpilot engine --preset NAME`. Pure.
 
-The facts come from the heads' cards and from public recipes (see `docs/reference/engine.md`). None of the large pairs
+The facts come from the heads' cards and from public recipes (see `docs/reference/presets.md`). None of the large pairs
 was run with the adapter so far. `None` is unknown: a preset without a published K needs `--k-max`, one without a
 published head `--drafter`.
 """

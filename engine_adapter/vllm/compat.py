@@ -55,7 +55,7 @@ def vllm_version() -> str:
         except metadata.PackageNotFoundError:
             continue
     raise UnsupportedEngineError(
-        "vLLM is not installed in this environment: install one of the versions in docs/reference/engine.md"
+        "vLLM is not installed in this environment: install one of the versions in docs/reference/engine-vllm.md"
     )
 
 
