@@ -1,9 +1,9 @@
-"""`specpilot bench sweep`: does speculation pay here, at which K, at what load, for which text; what adaptive K adds.
+"""`specpilot bench sweep`: the gain of speculation by K, load and text, and the further gain of adaptive K.
 
-Every arm (no speculation, EAGLE-3 and P-EAGLE at each K, adaptive K) at every load with every data set, several
-times, against engines that it starts, or against endpoints given by URL. Arms take turns cell by cell. Each cell is a
-JSON file in the names of `vllm bench serve`; interrupted, the same command goes on where it stopped. The report is
-`report.md` and `report.html`.
+Measures every arm (no speculation, EAGLE-3 and P-EAGLE at each K, adaptive K) at every load with every data set,
+several times, on engines that it starts, or on endpoints given by URL. The arms alternate cell by cell. Each cell is a
+JSON file with the names of `vllm bench serve`; after an interruption the same command goes on where it stopped. The
+report is `report.md` and `report.html`.
 """
 
 import math
@@ -30,7 +30,7 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench sweep"
 START_DEMO_S = 120.0
-"""Seconds in which four engines with the demo pair start on two cores and are warmed up."""
+"""Seconds for the start and the warm-up of four engines with the demo pair on two cores."""
 
 
 class SweepSettings(SharedSettings, ProgramSettings):
@@ -41,12 +41,12 @@ class SweepSettings(SharedSettings, ProgramSettings):
     out: Path = Field(default=Path(".specpilot/bench-sweep"), description="folder for the cells and the report")
     concurrency: str = Field(default="1,4,8,32", description="conversations in flight, comma separated")
     request_rate: str = Field(default="", description="conversations a second (open loop), in place of --concurrency")
-    repetitions: int = Field(default=3, ge=1, description="how often each cell is measured")
+    repetitions: int = Field(default=3, ge=1, description="measurements of each cell")
     report_only: bool = Field(default=False, description="measure nothing; write the report of the cells in --out")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run it. Exit status 1 when a server failed: what was measured is kept, with a report of it."""
+    """Run it. Exit status 1 when a server failed; the measured cells are kept, with a report of them."""
     settings = load(SweepSettings, PROGRAM, arguments)
     if settings.report_only:
         if not cells_in(settings.out):
@@ -82,7 +82,7 @@ def _report(folder: Path) -> None:
 
 
 def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence[Cell]) -> str | None:
-    """Measure what is missing; return what ended it early, if something did."""
+    """Measure the missing cells; return the reason of an early end, if any."""
     missing = [cell for cell in cells if not store.has(cell)]
     if len(missing) < len(cells):
         say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
@@ -124,11 +124,11 @@ def _expected_s(asked: Question, cell: Cell, count: int, data: Sequence[Conversa
 
 
 def _outset(settings: SweepSettings, asked: Question, count: int, seconds: float) -> str:
-    """Return what is said before the first cell: how many there are, and how long they take where that is known."""
+    """Return the line before the first cell: the number of cells, and their duration if it is known."""
     if not asked.endpoints and asked.own.model == SweepSettings.model_fields["model"].default:
         starts_s = START_DEMO_S * (settings.repetitions if settings.one_at_a_time else 1)
         return f"cells to measure: {count}; about {(seconds + starts_s) / 60:.0f} minutes on two cores, with the start"
-    return f"cells to measure: {count}; how long that takes is said from the first on"
+    return f"cells to measure: {count}; the first one gives an estimate of the duration"
 
 
 def _start(systems: Systems, asked: Question, missing: Sequence[Cell]) -> None:

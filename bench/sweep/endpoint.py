@@ -1,4 +1,4 @@
-"""What a sweep asks an endpoint beside completions: is it there, which model, its counters, and which K."""
+"""A sweep's calls of an endpoint besides completions: health, model, counters, and K."""
 
 import json
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ NOT_FOUND = 404
 
 
 class EndpointError(RuntimeError):
-    """An endpoint that does not answer, or not as what it should be."""
+    """An endpoint that does not answer, or answers like another kind of server."""
 
 
 class RefusedError(EndpointError):
-    """An engine with SpecPilot's adapter that lets nobody set its K without its control token."""
+    """An engine with SpecPilot's adapter that rejects a call without its control token."""
 
 
 def check_health(url: str) -> None:
-    """Raise `EndpointError` when the server does not answer that it is well."""
+    """Raise `EndpointError` unless the server's health is good."""
     _get(f"{url.rstrip('/')}/health")
 
 
@@ -37,7 +37,7 @@ def model_of(url: str, api_key: str | None = None) -> str:
 
 
 def counters(url: str) -> SpecDecode | None:
-    """Return vLLM's counters of speculation; `None` where the endpoint shows none."""
+    """Return vLLM's counters of speculation; `None` when the endpoint has none."""
     try:
         return exposition.read(_get(f"{url.rstrip('/')}/metrics"))
     except (EndpointError, ValueError):
@@ -45,7 +45,7 @@ def counters(url: str) -> SpecDecode | None:
 
 
 def acceptance_length(url: str) -> float | None:
-    """Return the acceptance length of SGLang's last decode steps; `None` where the endpoint shows none."""
+    """Return the acceptance length of SGLang's last decode steps; `None` when the endpoint has none."""
     try:
         return exposition.acceptance_length(_get(f"{url.rstrip('/')}/metrics"))
     except (EndpointError, ValueError):
@@ -53,15 +53,15 @@ def acceptance_length(url: str) -> float | None:
 
 
 def speculation(url: str, control_token: str | None = None) -> dict[str, Any]:
-    """Return what an engine with SpecPilot's adapter says of its K.
+    """Return the state of K of an engine with SpecPilot's adapter.
 
-    Raises `RefusedError` where it wants another token than `control_token`, else `EndpointError`.
+    Raises `RefusedError` when the engine needs another token than `control_token`, else `EndpointError`.
     """
     return _speculation(url, control_token)
 
 
 def put_schedule(url: str, schedule: Mapping[str, Any], control_token: str | None = None) -> dict[str, Any]:
-    """Have an engine apply `schedule` from its next step on; return what it then says of its K.
+    """Put `schedule` to an engine, which applies it from its next step on; return its state of K.
 
     Raises as `speculation`.
     """
@@ -88,16 +88,16 @@ def _speculation(url: str, control_token: str | None, schedule: Mapping[str, Any
         what = "to name its K" if body is None else "a schedule"
         raise EndpointError(f"{url} refuses {what}: {error.code} {text}") from error
     except ValueError as error:
-        raise EndpointError(f"{url} does not tell which K is in force, so it is no engine of SpecPilot's") from error
+        raise EndpointError(f"{url} does not report the K in force, so it is no engine of SpecPilot's") from error
     except (OSError, HTTPException) as error:
         raise EndpointError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
 
 
 def _refusal(answer: str, *, has_token: bool) -> str | None:
-    """Return what an engine lacks whose adapter answered `answer`; `None` for anybody else's answer."""
+    """Return the remedy for a rejection that an engine's adapter sent as `answer`; `None` for any other answer."""
     if '"control_token_needed"' in answer:
         return (
-            "lets nobody set K from here, because it has no control token: start it with "
+            "rejects a change of K from here, because it has no control token: start it with "
             "SPECPILOT_ENGINE_CONTROL_TOKEN and give the same with --control-token, or with --trust-this-machine here"
         )
     if '"invalid_token"' not in answer:
@@ -107,7 +107,7 @@ def _refusal(answer: str, *, has_token: bool) -> str | None:
 
 
 def _state(found: Any) -> dict[str, Any]:
-    """Return `found` if it is what the adapter answers; raises `ValueError`."""
+    """Return `found` if it has the shape of the adapter's state; raises `ValueError`."""
     if not isinstance(found, dict) or not found.keys() >= {"k_max", "static_k", "source", "version", "schedule"}:
         raise ValueError("no state of an adapter")
     return found

@@ -1,7 +1,7 @@
-"""Reads what vLLM and SGLang say of speculation from the text of their `/metrics`.
+"""Reads the metrics of speculation from the `/metrics` of vLLM and SGLang.
 
-vLLM counts, so that a cell's share is a difference of two readings. SGLang has no counters of acceptance: it shows the
-mean of its last decode steps (`--decode-log-interval`, 40), the bonus token included.
+vLLM has counters, so a cell's figure is a difference of two readings. SGLang has no counters of acceptance: it exports
+the mean of its last decode steps (`--decode-log-interval`, 40), the bonus token included.
 """
 
 from statistics import fmean

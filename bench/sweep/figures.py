@@ -1,7 +1,7 @@
-"""What one cell of a sweep says, in the names of `vllm bench serve`. Pure.
+"""The figures of one cell of a sweep, with the names of `vllm bench serve`. Pure.
 
 Definitions as there: TPOT is `(latency - TTFT) / (output tokens - 1)` of a request; throughput is over the whole run,
-from the first request to the last answer; percentiles are interpolated linearly. What is unknown is `None`.
+from the first request to the last answer; percentiles are interpolated linearly. Unknown figures are `None`.
 """
 
 import statistics
@@ -19,7 +19,7 @@ _MIB = 1 << 20
 
 
 class Use(NamedTuple):
-    """What the server's processes took during a cell: cores in the mean, resident bytes, and of a GPU the same."""
+    """The use of the server's processes during a cell: mean cores, resident bytes, and the same of the GPU."""
 
     cpu_cores: float
     memory_bytes: int
@@ -35,7 +35,7 @@ def tpot_s(answer: Answer) -> float | None:
 
 
 def is_good(answer: Answer, slo_ms: Mapping[str, float]) -> bool:
-    """Whether an answer is whole and within every bound of `slo_ms` (milliseconds by `ttft`, `tpot`, `e2el`)."""
+    """Return whether an answer is whole and within every bound of `slo_ms` (milliseconds by `ttft`, `tpot`, `e2el`)."""
     if answer.error is not None:
         return False
     took = {"ttft": answer.ttft_s, "tpot": tpot_s(answer) or 0.0, "e2el": answer.latency_s}
@@ -50,7 +50,7 @@ def figures(
     use: Use | None,
     price_per_hour: float | None,
 ) -> dict[str, Any]:
-    """Return the cell's figures by their names; durations in ms where the name says so, else in seconds."""
+    """Return the cell's figures by their names; durations are in ms if the name ends so, else in seconds."""
     whole = [answer for answer in run.answers if answer.error is None]
     output = sum(answer.output_tokens or 0 for answer in whole)
     read = sum(answer.input_tokens or 0 for answer in whole)
@@ -87,7 +87,7 @@ def figures(
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of at least one value, sorted; between two of them linearly."""
+    """Return a percentile of at least one sorted value, interpolated linearly."""
     place = (len(ordered) - 1) * percent / 100
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -95,7 +95,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def _pace(answer: Answer) -> float | None:
-    """Output tokens per second of one request, its TTFT included."""
+    """Return the output tokens per second of one request, its TTFT included."""
     return (answer.output_tokens or 0) / answer.latency_s if answer.latency_s else None
 
 

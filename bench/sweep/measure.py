@@ -1,4 +1,4 @@
-"""Measures one cell: sets K, plays the load, reads counters and processes before and after."""
+"""Measures one cell: sets K, plays the load, and reads counters and processes before and after."""
 
 import asyncio
 import random
@@ -23,20 +23,20 @@ from specpilot.bench.sweep.spec_decode import SpecDecode
 from specpilot.bench.sweep.systems import RunningSystem, has_gpu
 
 WARM_UP = Load(concurrency=2)
-"""Load of the requests that come before the first cell of a system."""
+"""Load of the warm-up before the first cell of a system."""
 LENGTH_EVERY_S = 1.0
-"""Seconds between two looks at the acceptance length of a server that shows only a mean of its last steps."""
+"""Seconds between two readings of the acceptance length of a server that exports only a mean of its last steps."""
 
 
 class CellFailedError(RuntimeError):
-    """A cell that cannot be kept: no request of it was answered, or its server is gone."""
+    """A cell without a result: no request of it was answered, or its server is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is alike in all cells. `settle_s` of load come before a cell of an arm whose K sets itself.
+    """The conditions of all cells. A cell of an adaptive arm begins after `settle_s` of load.
 
-    `work` holds what is asked of replies and turns; its conversations and their number are each cell's own.
+    `work` has the parameters of replies and turns; each cell has its own conversations and their number.
     """
 
     work: Work
@@ -52,7 +52,7 @@ class Conditions:
 def warm_up(
     system: RunningSystem, cell: Cell, data: Sequence[Conversation], given: Conditions, num_prompts: int
 ) -> None:
-    """Measure a small cell that is not kept, once after each start: the first requests compile and fill caches.
+    """Measure a small cell and drop it, once after each start: the first requests compile and fill caches.
 
     Raises as `measure`.
     """
@@ -64,10 +64,10 @@ def warm_up(
 def measure(
     system: RunningSystem, cell: Cell, data: Sequence[Conversation], given: Conditions, count: int
 ) -> dict[str, Any]:
-    """Return the figures of one cell, of `count` conversations of `data`.
+    """Return the figures of one cell of `count` conversations of `data`.
 
-    Raises `EndpointError` when the server is not there or had another K than the cell's arm, `CellFailedError` when it
-    was lost or answered nothing.
+    Raises `EndpointError` when the server does not answer or had another K than the cell's arm, `CellFailedError` when
+    it was lost or answered no request.
     """
     model = given.model or endpoint.model_of(system.url, given.api_key)
     if cell.arm.k is not None:
@@ -98,9 +98,9 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """A run, the server's counters around it, its GPUs' use, and the seconds with what came before it.
+    """A run, the server's counters around it, its GPUs' use, and the seconds with its preparation.
 
-    `lengths` are the acceptance lengths that a server without vLLM's counters showed meanwhile.
+    `lengths` are the acceptance lengths that a server without vLLM's counters exported meanwhile.
     """
 
     run: Run
@@ -136,9 +136,9 @@ async def _load(client: ChatClient, load: Load, work: Work, given: Conditions) -
 
 @asynccontextmanager
 async def _lengths(url: str, *, is_wanted: bool) -> AsyncIterator[list[float]]:
-    """Gather the acceptance lengths that an SGLang server shows meanwhile; none where it shows none.
+    """Collect the acceptance lengths that an SGLang server exports during the block.
 
-    It shows a mean of its last steps, so what stands there at first is of what ran before.
+    It exports a mean of its last steps, so its first value is of the load before.
     """
     found: list[float] = []
     if not is_wanted or await asyncio.to_thread(endpoint.acceptance_length, url) is None:
@@ -163,7 +163,7 @@ async def _lengths(url: str, *, is_wanted: bool) -> AsyncIterator[list[float]]:
 
 
 async def _settle(client: ChatClient, load: Load, work: Work, given: Conditions) -> None:
-    """Play the cell's own load for some seconds, unmeasured: what learning costs is not what a cell asks."""
+    """Play the cell's own load for some seconds, unmeasured: a cell does not measure the cost of learning."""
     rate = load.request_rate or 1.0
     count = 1_000_000 if load.concurrency is not None else int(rate * given.settle_s) + 1
     unmeasured = replace(work, count=count, first=work.first + work.count)

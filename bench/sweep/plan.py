@@ -1,10 +1,10 @@
-"""What a sweep measures, in which order, and about how long that takes. Pure.
+"""The cells of a sweep, their order, and their estimated duration. Pure.
 
-A *system* is a server that runs: one of our own, or an endpoint. An *arm* is a system at a K. A *cell* is one arm at
-one load with one data set in one repetition. Cells that are compared stand beside one another in time: for each
-repetition, data set and load every arm has its turn, and each repetition begins with another arm, so that a machine
-that grows slower or faster treats all alike. Where only one engine fits on the machine, each has its turn with all of
-its cells instead.
+A *system* is a running server: one that the sweep starts, or an endpoint. An *arm* is a system at a K. A *cell* is one
+arm at one load with one data set in one repetition. Compared cells are close in time: for each repetition, data set and
+load all arms follow one another, and each repetition begins with another arm, so that a machine that becomes slower or
+faster affects all arms equally. If only one engine fits on the machine, the engines run one after the other with all of
+their cells instead.
 """
 
 import math
@@ -20,25 +20,25 @@ EAGLE_3 = "eagle3"
 P_EAGLE = "p-eagle"
 ADAPTIVE = "adaptive"
 SYSTEMS = (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE)
-"""The systems that the sweep can start itself; endpoints that bear these names have their roles in the report."""
+"""The systems that the sweep can start; endpoints with these names have the same roles in the report."""
 
 STEPPED = (EAGLE_3, P_EAGLE)
-"""Systems that have an arm for each K, where the server lets K be set."""
+"""Systems with an arm for each K, if the server allows to set K."""
 
 DEMO_TOKENS_PER_SECOND = 1400.0
 DEMO_HALF_AT = 6.4
-"""The demo pair on two cores yields `1400 n / (n + 6.4)` output tokens per second with `n` in flight, in the mean over
-all arms and data sets: fitted to a sweep of 180 cells in 10 minutes, and to within a third of any one load."""
+"""The demo pair on two cores has `1400 n / (n + 6.4)` output tokens per second with `n` in flight, in the mean over all
+arms and data sets: fitted to a sweep of 180 cells in 10 minutes, within a third at each load."""
 
 ROUNDS = 3
-"""Conversations of a cell for each one in flight, at least: else most of a cell is its beginning and end."""
+"""Least conversations of a cell for each one in flight: with fewer, most of a cell is its beginning and end."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Arm:
-    """A system at K draft tokens; `k` is `None` where nobody sets it."""
+    """A system at K draft tokens; `k` is `None` when the sweep does not set it."""
 
     system: str
     k: int | None = None
@@ -50,7 +50,7 @@ class Arm:
 
 
 class Load(NamedTuple):
-    """How much is asked at once: conversations in flight (closed loop), or beginning each second (open loop)."""
+    """A load: conversations in flight (closed loop), or conversations a second (open loop)."""
 
     concurrency: int | None = None
     request_rate: float | None = None
@@ -71,7 +71,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its file is called, without the suffix."""
+        """The name of its file, without the suffix."""
         return f"{self.arm.name}__{self.data_set}__{self.load.name}__{self.repetition}"
 
 
@@ -83,7 +83,7 @@ def plan(
     *,
     one_at_a_time: bool = False,
 ) -> list[Cell]:
-    """Return every cell in the order in which they are measured."""
+    """Return all cells in the order of their measurement."""
     cells = []
     for repetition in range(repetitions):
         if one_at_a_time:
@@ -95,22 +95,22 @@ def plan(
             continue
         for index, (data, load) in enumerate((data, load) for data in data_sets for load in loads):
             turned = _turned(arms, repetition, repetitions)
-            # every other block runs backwards, so that no arm always follows the same one
+            # Every other block is reversed, so that no arm always follows the same one.
             ordered = turned if (index + repetition) % 2 == 0 else list(reversed(turned))
             cells += [Cell(arm, data, load, repetition + 1) for arm in ordered]
     return cells
 
 
 def conversations_in(load: Load, num_prompts: int, data: Sequence[Conversation]) -> int:
-    """Return how many conversations a cell has: `num_prompts` requests in the mean, and `ROUNDS` for each in flight."""
+    """Return a cell's number of conversations: for `num_prompts` requests, and at least `ROUNDS` for each in flight."""
     turns = sum(len(conversation.turns) for conversation in data)
     return max(math.ceil(num_prompts * len(data) / turns), ROUNDS * (load.concurrency or 1))
 
 
 def expected_s(cell: Cell, conversations: int, turns: float, output_tokens: int, settle_s: float) -> float:
-    """Return the seconds that a cell of so many conversations, each of `turns` in the mean, takes.
+    """Return the estimated seconds of a cell with `conversations`, each of `turns` in the mean.
 
-    They are those of the demo pair on two cores. Elsewhere only the ratio of two cells' seconds means something.
+    They hold for the demo pair on two cores. On other machines only the ratio of two cells' seconds is meaningful.
     """
     settled_s = settle_s if cell.arm.system == ADAPTIVE else 0.0
     if cell.load.request_rate is not None:
@@ -121,6 +121,6 @@ def expected_s(cell: Cell, conversations: int, turns: float, output_tokens: int,
 
 
 def _turned(items: Sequence[T], repetition: int, repetitions: int) -> list[T]:
-    """Return the items, beginning with another one in each repetition."""
+    """Return the items rotated, with another first one in each repetition."""
     first = repetition * len(items) // repetitions
     return [*items[first:], *items[:first]]

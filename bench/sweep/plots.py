@@ -1,4 +1,4 @@
-"""The plots of a sweep, as SVG texts: speed-up by K and load, acceptance length by K, best K by load, adaptive K."""
+"""The plots of a sweep as SVG: speed-up by K and load, acceptance length by K, best K by load, adaptive K."""
 
 import io
 import re
@@ -14,7 +14,7 @@ _PANEL_INCHES = (4.6, 3.6)
 
 
 def draw(results: Results) -> dict[str, str]:
-    """Return each plot that the results have figures for; none where matplotlib is not installed."""
+    """Return each plot for which the results have figures; none without matplotlib."""
     try:
         from matplotlib import pyplot as plt  # noqa: PLC0415 - takes a second
     except ImportError:
@@ -33,7 +33,7 @@ def draw(results: Results) -> dict[str, str]:
 
 
 def _by_k(plt: Any, results: Results, data_set: str) -> str:
-    """One panel for each head: K against speed-up, a line for each load; adaptive K as a dashed line."""
+    """Return a panel for each head: speed-up by K, a line for each load; adaptive K as a dashed line."""
     heads = [head for head in HEADS if results.arms_of(head)]
 
     def fill(panels: list[Any]) -> None:

@@ -1,8 +1,8 @@
-"""`specpilot bench rate`: up to which request rate does each arm keep an SLO?
+"""`specpilot bench rate`: the highest request rate at which each arm keeps an SLO.
 
-An open-loop load (Poisson or bursty) at rates found by search: doubled until the SLO breaks, then bisected. The SLO
-holds where `--attainment` of the requests are whole and within every bound of `--goodput`. Arms take turns trial by
-trial. Each trial is a file like a cell of a sweep; interrupted, the same command goes on where it stopped.
+Plays an open-loop load (Poisson or bursty) at rates of a search: doubled until the SLO breaks, then bisected. The SLO
+holds if `--attainment` of the requests are whole and within every bound of `--goodput`. The arms alternate trial by
+trial. Each trial is a file like a cell of a sweep; after an interruption the same command goes on where it stopped.
 """
 
 import sys
@@ -26,7 +26,7 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench rate"
 LEAST_CONVERSATIONS = 20
-"""Conversations of a trial, at least: of fewer, one request more or less would be more than the attainment asks."""
+"""Least conversations of a trial: with fewer, a single request decides about the attainment."""
 
 
 class RateSettings(SharedSettings, ProgramSettings):
@@ -41,14 +41,14 @@ class RateSettings(SharedSettings, ProgramSettings):
         default=1.0, gt=0, allow_inf_nan=False, description="conversations a second of the first trial"
     )
     highest_rate: float = Field(default=1000.0, gt=0, allow_inf_nan=False, description="highest rate to try")
-    precision: float = Field(default=0.1, gt=0, description="how near the two neighbouring rates must come, as a ratio")
+    precision: float = Field(default=0.1, gt=0, description="largest relative difference of the two final rates")
     trial_s: float = Field(
-        default=20.0, gt=0, allow_inf_nan=False, description="seconds in which the conversations of a trial begin"
+        default=20.0, gt=0, allow_inf_nan=False, description="seconds within which the conversations of a trial begin"
     )
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run it. Exit status 1 when a server failed: trials so far are kept."""
+    """Run it. Exit status 1 when a server failed; the trials so far are kept."""
     settings = load(RateSettings, PROGRAM, arguments)
     asked = question(PROGRAM, settings, settings.out)
     try:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _search(settings: RateSettings, asked: Question, store: Store) -> str | None:
-    """Try rates for every arm and data set, in turns, until each is found; return what ended it early."""
+    """Search the rates of all arms and data sets, alternately; return the reason of an early end, if any."""
     systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time, asked.control_token)
     open_searches = [(arm, item) for item in asked.data_sets for arm in asked.arms]
     place = ""
@@ -114,7 +114,7 @@ def trials(cells: Sequence[dict[str, Any]], arm: Arm, data_set: str, attainment:
 
 
 def report(cells: Sequence[dict[str, Any]], goodput: str, attainment: float) -> str:
-    """Return, for each arm and data set, between which rates the SLO breaks, and what was seen at the lower one."""
+    """Return, for each arm and data set, the two rates between which the SLO breaks, and the figures at the lower."""
     heads = ("data set", "arm", "holds at, a second", "breaks at", "TTFT p99, ms", "TPOT p99, ms", "output tokens/s")
     rows = []
     for data_set in dict.fromkeys(cell["dataset"] for cell in cells):

@@ -1,9 +1,9 @@
-"""Finds the highest request rate at which an SLO still holds. Pure: outcomes so far in, the next rate to try out.
+"""Searches the highest request rate at which an SLO holds. Pure: outcomes so far in, the next rate out.
 
 The rate is doubled until the SLO breaks, or halved until it holds, and then bisected (geometrically) until the two
-neighbours lie within `precision` of one another. Rates have six significant digits, as names of files show them, so
-that a rate that was tried is found again. One outcome may be chance: where a lower rate broke and a higher one
-held, the lower break counts, so the answer is cautious.
+final rates are within `precision`. Rates have six significant digits, like the names of files, so that an earlier trial
+is found again. Outcomes are random: if a lower rate broke and a higher one held, the lower break counts, which makes
+the result conservative.
 """
 
 import math
@@ -19,21 +19,21 @@ class Trial(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The highest rate at which it held, the lowest at which it broke; `None` where none was tried."""
+    """The highest rate at which it held, the lowest at which it broke; `None` without such a trial."""
 
     holds_at: float | None
     breaks_at: float | None
 
 
 def bounds(trials: Sequence[Trial]) -> Bounds:
-    """Return what the trials say."""
+    """Return the bounds that the trials give."""
     breaks_at = min((trial.rate for trial in trials if not trial.holds), default=None)
     held = [trial.rate for trial in trials if trial.holds and (breaks_at is None or trial.rate < breaks_at)]
     return Bounds(max(held, default=None), breaks_at)
 
 
 def next_rate(trials: Sequence[Trial], start: float, precision: float, lowest: float, highest: float) -> float | None:
-    """Return the rate to try next; `None` when the search is over. `precision` is a ratio, as 0.1 for a tenth."""
+    """Return the next rate to try; `None` when the search is over. `precision` is a ratio: 0.1 is a tenth."""
     holds_at, breaks_at = bounds(trials)
     rate: float | None
     if holds_at is None and breaks_at is None:

@@ -12,7 +12,7 @@ from specpilot.bench.sweep.results import RATE, ArmKey, Results, Spread, load_ti
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 UNKNOWN = "-"
 SHOWN_ROWS = 24
-"""Rows of a table that is still shown at the end of a sweep; longer ones are in the files."""
+"""Most rows of a table that is printed at the end of a sweep; longer ones are in the files."""
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
     "table{border-collapse:collapse;margin:1rem 0}"
@@ -22,7 +22,7 @@ _STYLE = (
 
 
 class Section(NamedTuple):
-    """A heading, a paragraph, perhaps a table (its first row the header), perhaps the name of a plot."""
+    """A heading, a paragraph, an optional table (its first row is the header), an optional name of a plot."""
 
     title: str
     text: str
@@ -31,7 +31,7 @@ class Section(NamedTuple):
 
 
 def sections(results: Results) -> list[Section]:
-    """Return what the report says, in order; what was not measured is left out."""
+    """Return the sections of the report in order; those without measurements are left out."""
     found = [_overview(results)]
     found += [_throughput(results, data_set) for data_set in results.data_sets]
     found += [*_speed_up(results), *_heads(results), *_acceptance(results), *_adaptive(results)]
@@ -40,7 +40,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def markdown(found: Sequence[Section]) -> str:
-    """Return the sections as Markdown; plots lie beside it as SVG."""
+    """Return the sections as Markdown; it links the plots' SVG files."""
     parts = ["# Speculation sweep"]
     for section in found:
         parts += [f"## {section.title}", section.text]
@@ -52,7 +52,7 @@ def markdown(found: Sequence[Section]) -> str:
 
 
 def page(found: Sequence[Section], plots: Mapping[str, str]) -> str:
-    """Return one HTML page that needs nothing beside it; `plots` are SVG texts by name."""
+    """Return one self-contained HTML page; `plots` are SVG texts by name."""
     parts = ["<h1>Speculation sweep</h1>"]
     for section in found:
         parts += [f"<h2>{html.escape(section.title)}</h2>", f"<p>{html.escape(section.text)}</p>"]
@@ -71,7 +71,7 @@ def page(found: Sequence[Section], plots: Mapping[str, str]) -> str:
 
 
 def write(cells: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """Write `report.md`, `report.html` and plots of some cells; return the Markdown, long tables left out."""
+    """Write `report.md`, `report.html` and the plots; return the Markdown without long tables."""
     from specpilot.bench.sweep import plots  # noqa: PLC0415 - matplotlib takes a second, and is not needed to measure
 
     results = Results(cells)
@@ -90,10 +90,10 @@ def _overview(results: Results) -> Section:
     count = len(results.repetitions)
     text = (
         f"Model {models}; {len(results.cells)} cells in {count} repetition{'s' if count > 1 else ''}. "
-        "Figures are medians over the repetitions, with their range; ratios are taken within each repetition, where "
-        "both arms ran within minutes, and only then their median. Definitions and names are those of vllm bench serve."
+        "Figures are medians over the repetitions, with their range. A ratio is the median of the ratios within each "
+        "repetition, in which both arms ran within minutes. Definitions and names are those of vllm bench serve."
     )
-    return Section("What was measured", text)
+    return Section("Measurements", text)
 
 
 def _table(results: Results, arms: Sequence[ArmKey], of: Callable[[ArmKey, str], str]) -> list[list[str]]:
@@ -126,7 +126,7 @@ def _speed_up(results: Results) -> list[Section]:
 
 
 def _heads(results: Results) -> list[Section]:
-    """P-EAGLE over EAGLE-3, K by K and each at its best K; adaptive K over the best K of EAGLE-3."""
+    """Compare P-EAGLE with EAGLE-3 at each K and at their best K, and adaptive K with the best K of EAGLE-3."""
     parallel, sequential, adaptive = (results.arms_of(system) for system in (P_EAGLE, EAGLE_3, ADAPTIVE))
     if not sequential or not (parallel or adaptive):
         return []
@@ -150,8 +150,8 @@ def _acceptance(results: Results) -> list[Section]:
     if not any(cell.get(name) for cell in results.cells):
         return []
     text = (
-        "Tokens per draft and verification, the bonus token included, over all loads; from vLLM's own counters, and of "
-        "SGLang the mean of what it shows of its last steps."
+        "Tokens per draft and verification, the bonus token included, over all loads; from vLLM's own counters, or the "
+        "mean of SGLang's values for its last steps."
     )
     rows = [["arm", *results.data_sets]]
     for arm in results.arms:
@@ -166,7 +166,7 @@ def _acceptance(results: Results) -> list[Section]:
 
 
 def _adaptive(results: Results) -> list[Section]:
-    """The best K by load; adaptive K over each static K, over the best one of EAGLE-3 and over the best of P-EAGLE."""
+    """Report the best K by load, and adaptive K over each static K, the best of EAGLE-3 and the best of P-EAGLE."""
     static = [arm for arm in results.arms if arm.system in (P_EAGLE, NO_SPECULATION)]
     sequential, adaptive = results.arms_of(EAGLE_3), results.arms_of(ADAPTIVE)
     found = []
@@ -190,8 +190,8 @@ def _adaptive(results: Results) -> list[Section]:
         rows.append([title, *(f"{ratio.median:.2f}" if ratio else UNKNOWN for ratio in ratios)])
     text = (
         "Output tokens per second of adaptive K over those of each static K; the best static K is P-EAGLE's or no "
-        "speculation. Here traffic is steady within a cell; what adaptive K gains when it shifts is in the demo and "
-        "control measurements."
+        "speculation. Traffic is steady within a cell here; the gain of adaptive K under shifting traffic is in the "
+        "demo and control measurements."
     )
     return [*found, Section("Adaptive K", text, rows, "adaptive")]
 
@@ -208,7 +208,7 @@ def _latency(results: Results) -> Section:
                     cells.append(" / ".join(f"{item.median:.1f}" if item else UNKNOWN for item in figures))
                 if any(cell != " / ".join([UNKNOWN] * 3) for cell in cells):
                     rows.append([f"{arm.name}, {data_set}, {load_title(load)}", *cells])
-    return Section("Latency in ms", "Medians over the repetitions of each one's percentile.", rows)
+    return Section("Latency in ms", "Medians of the repetitions' percentiles.", rows)
 
 
 def _resources(results: Results) -> list[Section]:

@@ -1,7 +1,7 @@
-"""Cells put together: medians and ranges over repetitions, ratios of arms measured beside one another. Pure.
+"""Medians and ranges of cells over repetitions, and ratios of arms. Pure.
 
-A ratio of two arms is taken within each repetition, where both were measured within minutes, and only then is the
-median of the ratios taken: a machine that is now faster and now slower cancels out. Unknown figures are `None`.
+A ratio of two arms is the median of the ratios within each repetition, in which both were measured within minutes, so
+that changes of the machine's speed cancel. Unknown figures are `None`.
 """
 
 import statistics
@@ -15,7 +15,7 @@ _ORDER = (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE)
 
 
 class Spread(NamedTuple):
-    """Median, smallest and largest over so many `repetitions`."""
+    """Median, smallest and largest value over `repetitions`."""
 
     median: float
     low: float
@@ -24,7 +24,7 @@ class Spread(NamedTuple):
 
 
 class ArmKey(NamedTuple):
-    """An arm as cells name it."""
+    """An arm as in the files of cells."""
 
     name: str
     system: str
@@ -84,7 +84,7 @@ def load_of(cell: Mapping[str, Any]) -> str:
 
 
 def load_title(load: str) -> str:
-    """Return how a report calls a load."""
+    """Return a load's name in reports."""
     return f"{load[1:]} in flight" if load[0] == "c" else f"{load[1:]} a second"
 
 

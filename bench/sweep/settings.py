@@ -1,4 +1,4 @@
-"""The settings that a sweep and a search for rates share, and what they become."""
+"""The settings that a sweep and a search for rates share, and the measurement that they define."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
 class SharedSettings(BaseModel):
-    """What is asked of which servers; fields that each command's own settings take over."""
+    """The shared fields of both commands' settings."""
 
     arms: str = Field(default=",".join(SYSTEMS), description="systems to start, comma separated; none with --endpoints")
     endpoints: str = Field(default="", description="servers that run, as NAME=URL, comma separated, in place of --arms")
@@ -47,7 +47,7 @@ class SharedSettings(BaseModel):
     num_prompts: int = Field(default=12, ge=1, description="requests of a cell, at least")
     output_tokens: int = Field(default=96, ge=2, description="tokens of a reply, in the mean")
     output_spread: float = Field(default=0.5, ge=0, lt=1, description="how much a reply's length varies, 0 to 1")
-    ignore_eos: bool = Field(default=True, description="have replies run to their length (vLLM and SGLang)")
+    ignore_eos: bool = Field(default=True, description="give replies their full length (vLLM and SGLang)")
     temperature: float = Field(default=0.0, ge=0, description="sampling temperature")
     think_time_s: float = Field(default=0.0, ge=0, description="seconds between the turns of a conversation")
     burstiness: float = Field(default=1.0, gt=0, description="of open-loop arrivals: 1 is Poisson, less is burstier")
@@ -59,7 +59,7 @@ class SharedSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the settings come to."""
+    """The measurement that the settings define."""
 
     arms: tuple[Arm, ...]
     endpoints: dict[str, str]
@@ -70,7 +70,7 @@ class Question:
 
 
 def question(program: str, settings: SharedSettings, out: Path) -> Question:
-    """Return what is to be measured; asks each endpoint whether it is there. Ends `program` when something is wrong."""
+    """Return the measurement; checks each endpoint. Ends `program` when a setting or an endpoint is wrong."""
     endpoints = _endpoints(program, settings.endpoints)
     ks = numbers(program, "--k", settings.k, least=0)
     try:
@@ -127,12 +127,12 @@ def what_a_measurement_is(settings: SharedSettings, asked: Question) -> dict[str
     found |= {f"data {item.name}": digest(item.conversations) for item in asked.data_sets}
     if asked.endpoints:
         return found | {f"endpoint {name}": url for name, url in asked.endpoints.items()}
-    engines = {"max_num_seqs": own.max_num_seqs, "largest k": own.k_max}  # an engine's buffers and graphs are for both
+    engines = {"max_num_seqs": own.max_num_seqs, "largest k": own.k_max}  # they size an engine's buffers and graphs
     return found | engines | {f"head {name}": head for name, head in own.heads.items()}
 
 
 def numbers(program: str, flag: str, text: str, least: int) -> list[int]:
-    """Return the whole numbers of a setting, each at least `least`, without repeats."""
+    """Return the whole numbers of a setting, each at least `least`, without duplicates."""
     try:
         found = list(dict.fromkeys(int(item) for item in text.split(",") if item))
     except ValueError:
@@ -143,7 +143,7 @@ def numbers(program: str, flag: str, text: str, least: int) -> list[int]:
 
 
 def slo(program: str, text: str) -> dict[str, float]:
-    """Return the bounds that `text` gives, in ms by name."""
+    """Return the bounds in `text`, in ms by name."""
     found = {}
     for item in filter(None, text.split(",")):
         name, _, bound = item.partition(":")
@@ -169,7 +169,7 @@ def _endpoints(program: str, text: str) -> dict[str, str]:
 
 
 def _can_set_k(program: str, name: str, url: str, control_token: str | None) -> bool:
-    """Whether K of an endpoint can be set; says why it cannot, and ends `program` where only the token is wrong."""
+    """Return whether K of an endpoint can be set; prints why not, and ends `program` if only the token is wrong."""
     try:
         endpoint.speculation(url, control_token)
     except endpoint.RefusedError as error:
@@ -186,7 +186,7 @@ def _secret(value: SecretStr | None) -> str | None:
 
 
 def _check_models(program: str, settings: SharedSettings, names: Sequence[str]) -> None:
-    """End the program when a path that is needed holds no model."""
+    """End the program when a needed path holds no model."""
     needed = [("--model", settings.model)]
     needed += [("--eagle3", settings.eagle3)] if EAGLE_3 in names else []
     needed += [("--p-eagle", settings.p_eagle)] if {P_EAGLE, "adaptive"} & {*names} else []

@@ -1,8 +1,8 @@
-"""What vLLM's own counters say of speculation between two readings. Pure.
+"""Figures of speculation from two readings of vLLM's own counters. Pure.
 
 `acceptance_length` is `1 + accepted / drafts`, the bonus token included; a position's rate is the share of drafts whose
-token there was accepted (unconditional, as vLLM and its benchmark client give it). Where nothing was drafted, as at
-K = 0, both are unknown.
+token there was accepted (unconditional, like vLLM and its benchmark client). Without drafts, as at K = 0, both are
+unknown.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class SpecDecode:
     accepted_by_position: Mapping[int, float] = field(default_factory=dict)
 
     def since(self, before: "SpecDecode") -> "SpecDecode":
-        """Return what was counted after `before`."""
+        """Return the counts since `before`."""
         positions = {
             position: count - before.accepted_by_position.get(position, 0.0)
             for position, count in self.accepted_by_position.items()
@@ -33,7 +33,7 @@ class SpecDecode:
         )
 
     def figures(self) -> dict[str, Any]:
-        """Return the names that `vllm bench serve` gives; empty when nothing was drafted."""
+        """Return the figures with the names of `vllm bench serve`; empty without drafts."""
         if self.drafts <= 0 or self.draft_tokens <= 0:
             return {}
         return {

@@ -1,13 +1,13 @@
-"""K of one engine during a sweep: set before a cell, looked at again after it, and given back at the end.
+"""K of one engine during a sweep: set before a cell, checked after it, and restored at the end.
 
-A cell of an arm with a K counts only where the schedule that set it was in force from the first request to the last.
-Versions only grow, so an engine that names the same version before and after had no other one between. Another version
-is a controller's (it renews its schedule every few seconds), or the engine was restarted. An engine that has just
-started may measure its own steps first, at K of its own: that is waited for.
+A cell of an arm with a K counts only if the schedule that set it was in force from the first request to the last.
+Versions only grow, so an engine with the same version before and after had no other one between. Another version comes
+from a controller (it renews its schedule every few seconds), or from a restart of the engine. An engine that has just
+started may first measure its own steps, at its own choice of K; the sweep waits for the end of this.
 
-Given back is what was in force before: the rows of a schedule for the time that it had left, else the engine's static
-K. An engine holds the rows of a schedule that has run out, so these are rows too. Where another schedule is in force by
-then, it stays.
+Restored is the schedule that was in force before: its rows for its remaining time, else the engine's static K, also as
+rows, because an engine holds the rows of a schedule that has expired. If another schedule is in force by then, it
+stays.
 """
 
 import time
@@ -18,11 +18,11 @@ from specpilot.bench.sweep import endpoint
 from specpilot.bench.sweep.endpoint import EndpointError
 
 K_VALID_FOR_S = 86400.0
-"""Seconds that a K is put for, more than any cell takes; the longest that an engine accepts."""
+"""Validity of a K in seconds, longer than any cell; the longest that an engine accepts."""
 RESTORED_FOR_S = 1.0
-"""Seconds that static K is put for: afterwards the engine holds it, and then has it by itself."""
+"""Validity of the restored static K in seconds: afterwards the engine holds it, and then uses it by itself."""
 CALIBRATED_WITHIN_S = 180.0
-"""Seconds in which an engine that starts has measured its own steps, or given up."""
+"""Seconds in which a starting engine has measured its own steps, or stopped trying."""
 _POLL_S = 0.2
 _IN_FORCE = ("schedule", "held")
 _CALIBRATION = "calibration"
@@ -38,7 +38,7 @@ class Steering:
         self._version: int | None = None
 
     def set_k(self, k: int) -> None:
-        """Have every request verify `k` draft tokens from the next step on; raises `EndpointError`."""
+        """Set K = `k` for all requests from the next step on; raises `EndpointError`."""
         if self._before is None:
             self._before = self._calibrated()
         schedule = {"classes": {"default": [[1, 1, k]]}, "probe_ratio": 0.0, "valid_for_s": K_VALID_FOR_S}
@@ -52,7 +52,7 @@ class Steering:
             raise EndpointError(f"{self._url} no longer has the K = {k} of this arm: {fault}")
 
     def give_back(self) -> None:
-        """Put what was in force before the first `set_k`; raises `EndpointError`."""
+        """Restore the schedule from before the first `set_k`; raises `EndpointError`."""
         if self._before is None or self._version is None:
             return
         before, version = self._before, self._version
@@ -64,7 +64,7 @@ class Steering:
         return endpoint.speculation(self._url, self._token)
 
     def _calibrated(self) -> dict[str, Any]:
-        """Return what the engine says of its K, once it does not measure its own steps."""
+        """Return the engine's state of K, once it does not measure its own steps."""
         deadline = time.monotonic() + CALIBRATED_WITHIN_S
         while (state := self._state())["source"] == _CALIBRATION and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -72,7 +72,7 @@ class Steering:
 
 
 def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
-    """Return why the schedule of `version` is not what an engine that says `state` applies; `None` where it is."""
+    """Return why an engine with `state` does not apply the schedule of `version`; `None` if it does."""
     found, source = state["version"], state["source"]
     if found == version and source in _IN_FORCE:
         return None
@@ -88,7 +88,7 @@ def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
 
 
 def restoring(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schedule that brings back the K of an engine that said `state`."""
+    """Return the schedule that restores the K of an engine that had `state`."""
     schedule = state["schedule"]
     if schedule is None or state["source"] in ("static", "expired"):
         return {"classes": {"default": [[1, 1, state["static_k"]]]}, "valid_for_s": RESTORED_FOR_S}

@@ -1,7 +1,7 @@
-"""The folder of a sweep: what was asked (`sweep.json`) and one file for each measured cell, whole or not at all.
+"""The folder of a sweep: its settings (`sweep.json`) and one file for each measured cell, written atomically.
 
-A cell is written beside its place and renamed into it, so an interrupted sweep leaves only whole cells, and the same
-command goes on where it stopped. A folder that holds another question's cells is refused.
+A cell is written to a temporary file and renamed, so an interrupted sweep leaves only whole cells, and the same command
+goes on where it stopped. A folder with cells of other settings is rejected.
 """
 
 import hashlib
@@ -16,21 +16,21 @@ from specpilot.bench.sweep.plan import Cell
 
 
 class OtherSweepError(ValueError):
-    """The folder holds cells of another question."""
+    """The folder holds cells of other settings."""
 
 
 class Store:
     """Cells on disk, in `folder`."""
 
     def __init__(self, folder: Path, question: Mapping[str, Any]) -> None:
-        """Open or make the folder for a sweep that asks `question`; raises `OtherSweepError` or `OSError`."""
+        """Open or make the folder for a sweep with `question`; raises `OtherSweepError` or `OSError`."""
         self.folder = folder
         self._cells = folder / "cells"
         self._cells.mkdir(parents=True, exist_ok=True)
         question = dict(question)
         path = folder / "sweep.json"
         if path.exists():
-            known = json.loads(path.read_text())  # what only one of both names, another data set say, is no difference
+            known = json.loads(path.read_text())  # a key of only one of both is no difference
             differs = sorted(name for name in known.keys() & question.keys() if known[name] != question[name])
             if differs and any(self._cells.glob("*.json")):
                 raise OtherSweepError(
@@ -62,7 +62,7 @@ def cells_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def place_of(cell: Cell) -> dict[str, Any]:
-    """Return what a cell's file says of where it stands."""
+    """Return the coordinates of a cell, as in its file."""
     return {
         "label": cell.name,
         "arm": cell.arm.name,
@@ -77,7 +77,7 @@ def place_of(cell: Cell) -> dict[str, Any]:
 
 
 def digest(conversations: object) -> str:
-    """Return a short text that differs when the conversations do."""
+    """Return a short digest of the conversations."""
     return hashlib.sha256(repr(conversations).encode()).hexdigest()[:16]
 
 

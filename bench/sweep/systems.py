@@ -1,8 +1,8 @@
 """The servers of a sweep: engines that it starts on this machine, or endpoints that run anywhere.
 
-Every system is asked at its engine, without a gateway, so that what differs between arms is speculation alone; what
-the gateway costs is measured by `specpilot bench gateway`. *No speculation* is vLLM without the adapter. The steered
-arms are vLLM with it, K set by `PUT /speculation`; *adaptive* is `specpilot up`, where the controller sets it.
+The sweep calls the engines without a gateway, so that arms differ in speculation alone; `specpilot bench gateway`
+measures the gateway's cost. *No speculation* is vLLM without the adapter. The steered arms are vLLM with the adapter
+and K set by `PUT /speculation`; *adaptive* is `specpilot up`, whose controller sets K.
 """
 
 import json
@@ -25,10 +25,10 @@ from specpilot.engine_adapter.vllm import compat
 from specpilot.ports import check_port
 
 START_WITHIN_S = 600.0
-"""Seconds that an engine may take to start: large models load for minutes."""
+"""Longest start of an engine in seconds: large models load for minutes."""
 STOP_WITHIN_S = 60.0
 PORTS = 3
-"""Ports kept for each system: its engine's, and for `specpilot up` the gateway's and the admin API's."""
+"""Ports reserved for each system: its engine's, and for `specpilot up` the gateway's and the admin API's."""
 
 
 class SystemFailedError(RuntimeError):
@@ -37,7 +37,7 @@ class SystemFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What engines are started from. `k_max` is the largest K of the sweep."""
+    """The models and flags of started engines. `k_max` is the largest K of the sweep."""
 
     model: str
     heads: Mapping[str, str]
@@ -49,15 +49,15 @@ class Own:
 
     @property
     def served_name(self) -> str:
-        """What the engines call their model."""
+        """The engines' name of their model."""
         return Path(self.model).name
 
 
 @dataclass(slots=True)
 class RunningSystem:
-    """A server that answers at `url`; `pid` is the root of its processes where they run on this machine.
+    """A server that answers at `url`; `pid` is the root of its processes if they run on this machine.
 
-    `is_warm` says whether requests that do not count came before those of a cell.
+    `is_warm`: it has answered the unmeasured requests of a warm-up.
     """
 
     url: str
@@ -72,7 +72,7 @@ class RunningSystem:
         self.steering = Steering(self.url, self.control_token)
 
     def stop(self) -> None:
-        """End what was started for it and wait for that; a server that was there gets its K back."""
+        """End the processes that were started for it, and wait; an endpoint gets its K back."""
         if self._process is None:
             try:
                 self.steering.give_back()
@@ -91,9 +91,9 @@ class RunningSystem:
 
 @dataclass(slots=True)
 class Systems:
-    """Starts systems when they are first needed, and stops them. With `one_at_a_time` the one before makes room.
+    """Starts systems when they are first needed, and stops them. With `one_at_a_time` it stops the last one before.
 
-    `control_token` is that of the endpoints.
+    `control_token` is the endpoints'.
     """
 
     own: Own
@@ -157,14 +157,14 @@ class Systems:
 
 
 def has_gpu() -> bool:
-    """Whether vLLM will run on a GPU here."""
+    """Return whether vLLM runs on a GPU here."""
     return shutil.which("nvidia-smi") is not None
 
 
 def environment(*, has_gpu: bool, is_local: bool) -> dict[str, str]:
-    """Return what an engine's environment needs; on a CPU cores of its own, as `specpilot up` gives them.
+    """Return the environment of an engine; on a CPU with cores of its own, like `specpilot up`.
 
-    The engines listen on this machine alone, so they have no control token, whatever the operator's own engines have.
+    The engines listen on this machine alone, so they get no control token, even if the environment has one.
     """
     found = {"SPECPILOT_ENGINE_CONTROL_TOKEN": ""} | ({"HF_HUB_OFFLINE": "1"} if is_local else {})
     if not has_gpu:

@@ -27,7 +27,7 @@ REPLACEMENTS = {
     r"\btells? of\b": "describes or reports",
     r"\b(?:the|a|one|its|all|their|no|common|engine's|machine's) paces?\b": "slowdown factor",
     r"\bstanding (?:schedule|rows?|table)\b": "baseline schedule",
-    r"\bhold-outs?\b": "control group",
+    r"\bhold-outs?\b(?!-ratio)": "control group",
     r"\b(?:step(?:s|ped|ping)?) back\b": "fall back",
     r"(?<!in the )\bevening\b": "smoothing",
     r"\bmend(?:s|ed|ing)?\b": "works around, repairs or fixes",

@@ -62,7 +62,7 @@ async def test_an_answer_is_timed_by_what_was_generated_not_by_its_opening() -> 
         ([SSE_HEAD, chunk(event("a")), CLOSE], "ClientPayloadError"),
         ([SSE_HEAD, chunk(event("a")), LAST_CHUNK], "broke off before"),
         ([SSE_HEAD, chunk(event("a")), chunk(DONE), LAST_CHUNK], "no usage"),
-        ([SSE_HEAD, chunk(usage_event(3)), chunk(DONE), LAST_CHUNK], "nothing generated"),
+        ([SSE_HEAD, chunk(usage_event(3)), chunk(DONE), LAST_CHUNK], "no generated content"),
         ([SSE_HEAD, chunk(b'data: {"choices": [{}]}\n\n'), chunk(DONE), LAST_CHUNK], "KeyError: 'delta'"),
         ([SSE_HEAD, chunk(b"data: <html>\n\n"), chunk(DONE), LAST_CHUNK], "JSONDecodeError"),
         ([SSE_HEAD, chunk(b'data: {"error": {"message": "dead"}}\n\n'), chunk(DONE), LAST_CHUNK], "error event"),

@@ -314,7 +314,7 @@ async def test_k_of_an_engine_elsewhere_is_set_with_its_token_which_is_shown_and
     [
         (TOKEN, (), "wants --control-token to set K: it must be the engine's SPECPILOT_ENGINE_CONTROL_TOKEN"),
         (TOKEN, ("--control-token", "another"), "refuses this --control-token"),
-        (None, (), "lets nobody set K from here, because it has no control token"),
+        (None, (), "rejects a change of K from here, because it has no control token"),
     ],
 )
 async def test_an_engine_that_lets_nobody_set_k_is_named_before_anything_is_measured(
@@ -344,7 +344,7 @@ async def test_an_engine_that_measures_its_own_steps_is_waited_for(tmp_path: Pat
     ("answer", "said"),
     [
         (reply(b"{}", "404 Not Found"), "has no /speculation, so it is no engine of SpecPilot's"),
-        (reply(b"{}"), "does not tell which K is in force, so it is no engine of SpecPilot's"),
+        (reply(b"{}"), "does not report the K in force, so it is no engine of SpecPilot's"),
         (reply(b'{"error": "no key"}', "401 Unauthorized"), "refuses to name its K: 401"),
     ],
 )
@@ -413,7 +413,7 @@ def test_how_long_the_sweep_takes_is_said_where_it_is_known_and_the_default_one_
             ["--out", str(tmp_path / "other"), "--model", "a/model", "--arms", "none", "--concurrency", "8,64"]
         )
     said = capsys.readouterr()
-    assert "how long that takes is said from the first on" in said.out
+    assert "the first one gives an estimate of the duration" in said.out
     [queued, _] = said.err.splitlines()
     assert "--concurrency 64 is above --max-num-seqs 32" in queued
 
