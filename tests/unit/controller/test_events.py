@@ -1,4 +1,4 @@
-"""What the controller does by itself is in the audit, once."""
+"""Each of the controller's own actions is in the audit, once."""
 
 import asyncio
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.support.loop_rig import Rig
 
 
 def test_a_step_back_to_the_static_k_is_an_entry() -> None:
-    """What makes the hold-out say so is tested in the closed loop; here it has said so."""
+    """The condition of a fall back is tested in the closed loop; here the control group's state is set."""
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
     asyncio.run(rig.tick(40))
@@ -30,14 +30,14 @@ def test_a_step_back_to_the_static_k_is_an_entry() -> None:
 
 
 def step_back(rig: Rig) -> None:
-    """Let the hold-out have said that the law loses, let it not judge again, and run the law in every other window."""
+    """Set the control group's state to a loss, without further judgement; the law runs in every other window."""
     hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
     hold_out._tuning = replace(hold_out._tuning, guard=False, stepped_back_ratio=0.5)
     hold_out.is_stepped_back = True
 
 
 def returns_to_static(rig: Rig) -> int:
-    """How often the static K came back into force."""
+    """Return how often the static K came back into force."""
     reasons = [item.reason for item in rig.store.log if item.published]
     return sum(now == "static_better" != before for before, now in pairwise(reasons))
 

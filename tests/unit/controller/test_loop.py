@@ -335,7 +335,7 @@ async def test_a_canary_that_wants_other_things_leaves_what_the_hold_out_measure
 
 @pytest.mark.parametrize("mode", [Mode.ADVISE, Mode.OFF])
 async def test_what_the_hold_out_found_is_in_every_decision_also_while_it_pauses(rig: Rig, mode: Mode) -> None:
-    """A controller that takes over then reads from the last one whether the pool had stepped back."""
+    """A controller that takes over reads from it whether the pool had fallen back."""
     policy = Policy(model=MODEL, hold_out_ratio=0.4)
     rig.store.put_policy(policy, None, 0.0)
     await rig.tick(120)

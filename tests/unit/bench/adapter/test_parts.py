@@ -1,4 +1,4 @@
-"""Steps with a part of the adapter and without it: told apart, and nothing stays replaced."""
+"""Steps with a part of the adapter and without it: the difference is found, and no replacement stays."""
 
 import random
 import statistics
@@ -12,7 +12,7 @@ from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, cost, leaving_
 
 
 def noisy_pairs(part_us: float, count: int = 300) -> list[Pair]:
-    """Steps of 2 to 4 ms, `part_us` more with the part; the pace changes from pair to pair, and now and then within."""
+    """Steps of 2 to 4 ms, `part_us` more with the part; the speed changes between pairs, and sometimes within one."""
     rng = random.Random(7)
     pairs: list[Pair] = []
     for _ in range(count):
@@ -40,7 +40,7 @@ def test_without_pairs_there_is_no_cost() -> None:
 
 
 class Part:
-    """An object whose method is left out of steps."""
+    """An object whose method is omitted in steps."""
 
     def __init__(self) -> None:
         self.called = 0
@@ -85,7 +85,7 @@ def test_a_part_is_left_out_of_one_of_two_pieces_and_nothing_stays_replaced(monk
 def test_steps_without_the_adapter_draft_k_max_tokens_whatever_the_reply_before_ended_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the 0 slots that its last step had left, the drafter of the CPU ended the engine."""
+    """The drafter of the CPU ended the engine with the 0 slots that its last step had left."""
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - under the filters
 
     monkeypatch.setattr(Scheduler, "_update_after_schedule", lambda *_: None)

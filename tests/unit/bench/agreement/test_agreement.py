@@ -1,4 +1,4 @@
-"""Whether two clients agree: worked by hand; what is asked of both; and what cannot be compared."""
+"""The agreement of two clients, calculated by hand; both clients' load; runs that cannot be compared."""
 
 import json
 from pathlib import Path

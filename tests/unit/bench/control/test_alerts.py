@@ -1,4 +1,4 @@
-"""What `bench alerts` plays: every alert has a fault, and quick rules are the rules but for their durations."""
+"""`bench alerts`: every alert has a fault, and quick rules differ from the rules in their durations alone."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What `bench control` makes of its flags before it starts anything."""
+"""The flags of `bench control`, before it starts anything."""
 
 import pytest
 

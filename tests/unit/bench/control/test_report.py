@@ -47,7 +47,7 @@ def test_the_oracle_takes_the_best_static_k_of_every_phase() -> None:
 
 
 def test_the_machines_speed_is_taken_out_of_each_phase_of_each_play() -> None:
-    """It ran at four fifths in the second play's crowd: no arm is worse for having been played then."""
+    """The machine ran at four fifths in the second play's crowd: the report corrects all arms for it."""
     result = Result(
         TRACE,
         {
@@ -81,7 +81,7 @@ def test_the_summary_compares_totals_and_the_worst_phase() -> None:
 
 
 def noisy_result(scatter: float, phases: int = 60) -> Result:
-    """Arms that only differ by chance, each play on a machine of another speed."""
+    """Arms that differ by chance alone, each play on a machine of another speed."""
     rng = random.Random(1)
     names = ["K=0", "K=7", "table", "adaptive"]
     speeds = [1.0, 0.7, 1.3]

@@ -1,4 +1,4 @@
-"""Data sets are named, made or read, and what is not there says how to get it."""
+"""Data sets are named, generated or read; the error about a missing one says how to get it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files in the field's forms become conversations, and a broken line is named."""
+"""Files in published forms become conversations; the error about a broken line names it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a rolling update may not do, and the balancer that it is done behind."""
+"""Violated expectations of a rolling update, and its balancer."""
 
 import asyncio
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ async def test_connections_go_to_who_is_ready_and_stay_where_they_are(balancer: 
     fresh = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
     assert {await who(*item) for item in fresh} == {b"b"}
     backends[0].is_ready = True
-    servers[1].close()  # refused before the next look: another backend is tried
+    servers[1].close()  # refused before the next check: another backend is tried
     await asyncio.sleep(1.2)
     again = await asyncio.open_connection("127.0.0.1", port)
     assert await who(*again) == b"a"
@@ -66,7 +66,7 @@ async def test_connections_go_to_who_is_ready_and_stay_where_they_are(balancer: 
     await asyncio.to_thread(balancer.close)
     for server in servers:
         server.close()
-    await asyncio.sleep(0.1)  # what was closed is gone before the loop is
+    await asyncio.sleep(0.1)  # the closed connections end before the loop
 
 
 @pytest.mark.parametrize(

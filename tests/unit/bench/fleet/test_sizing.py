@@ -1,4 +1,4 @@
-"""The simulated engines say what the controller reads, and Redis's accounts are read as seconds."""
+"""The simulated engines export the controller's metrics, and Redis' CPU is read in seconds."""
 
 import pytest
 

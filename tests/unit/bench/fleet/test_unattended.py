@@ -1,4 +1,4 @@
-"""What the unattended run counts as a failure, and whom it excuses."""
+"""The failures of an unattended run, and the requests that it excuses."""
 
 import json
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def test_the_three_shapes_take_turns() -> None:
 @pytest.mark.parametrize(
     ("part", "began", "ended", "what", "is_excused"),
     [
-        ("engine", 99.0, 100.5, "lost", True),  # under way when it was killed
+        ("engine", 99.0, 100.5, "lost", True),  # in flight when it was killed
         ("engine", 120.0, 121.0, "refused", True),
         ("engine", 133.0, 134.0, "refused", False),
         ("engine", 98.0, 99.0, "refused", False),
@@ -82,7 +82,7 @@ def test_a_part_that_leaks_breaks_a_promise(leak_mib: float, is_broken: bool, mo
         ({"status": 1}, "it ended with status 1"),
         ({"deaths": [{"part": "redis", "pings_refused": 1}]}, "/ping was refused while redis was away"),
         ({"deaths": [{"part": "engine", "pings_refused": 0}]}, "/ping stayed 200 while engine was away"),
-        ({"memory_slope_mib_per_min": {"gateway": [None, 0.0, None]}}, None),  # too short a life to tell
+        ({"memory_slope_mib_per_min": {"gateway": [None, 0.0, None]}}, None),  # too short a life to judge
         ({"memory_slope_mib_per_min": {"redis": [0.2, 0.3, 0.4]}}, None),
         (
             {"memory_slope_mib_per_min": {"gateway": [1.5, 2.0, 2.5]}},

@@ -1,4 +1,4 @@
-"""The canned engine's ways to fail are what the fault bench says they are."""
+"""The canned engine's failures are those that the fault bench expects."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The order of the parts, their files, and what the command says at its end; its parts are short ones of the tests."""
+"""The order of the parts, their files, and the command's last lines, with short parts of the tests' own."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from specpilot.bench.gpu_check.step_parts import GRAPH_MODES
 
 
 class Runs:
-    """Notes which parts ran; `outcomes` are their verdicts."""
+    """Records the parts that ran; `outcomes` are their verdicts."""
 
     def __init__(self, **outcomes: str) -> None:
         self.ran: list[str] = []
@@ -36,7 +36,7 @@ class Runs:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *found: Part) -> None:
-    """Let these be the command's parts."""
+    """Replace the command's parts with these."""
     monkeypatch.setattr(command, "all_parts", lambda _: [*found])
 
 

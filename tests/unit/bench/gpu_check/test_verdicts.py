@@ -1,4 +1,4 @@
-"""What figures become a line that fails, and the tables of the report."""
+"""Figures that make a line fail, and the tables of the report."""
 
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def test_steps_that_do_not_find_the_graphs_of_the_record_fail(graphs: list[list[
 
 
 class Answers(Check):
-    """A check of a machine with a GPU, whose engines answer as the test says."""
+    """A check of a machine with a GPU, whose engines give the test's answers."""
 
     answer: Any
     known: dict[str, Any]

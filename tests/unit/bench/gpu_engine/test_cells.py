@@ -1,4 +1,4 @@
-"""Which cells are measured, which measurements count, and what they come to."""
+"""The measured cells, the measurements that count, and their summaries."""
 
 from typing import Any
 

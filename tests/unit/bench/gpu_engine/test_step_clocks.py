@@ -1,4 +1,4 @@
-"""The clocks beside a step: the host's calls, the device's work, the processor's pace; and timing one engine alone."""
+"""The clocks of a step: the host's calls, the device's work, the processor's speed; and the lock of a timed engine."""
 
 import multiprocessing
 import time

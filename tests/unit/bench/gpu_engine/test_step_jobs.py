@@ -1,4 +1,4 @@
-"""The order of what an engine measures, and what is left of it when the time is over; the engine is the test's own."""
+"""The order of an engine's measurements, and the outcome when the time is over, with a simulated engine."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ class Runner:
 
 
 class StandInEngine:
-    """Answers each step with one token for every request; notes what K it was given, and what arrived."""
+    """Answers each step with one token for every request; records the K that were set, and the arrivals."""
 
     def __init__(self, *, is_stock: bool = False) -> None:
         def nothing(*_: Any, **__: Any) -> None:
@@ -79,7 +79,7 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture(autouse=True)
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note what is asked of the garbage collector, which has a whole test run's objects here."""
+    """Record the calls of the garbage collector, which has a whole test run's objects here."""
     asked = list[str]()
     for name in ("collect", "freeze"):
         monkeypatch.setattr(step_jobs.gc, name, lambda name=name: asked.append(name))
@@ -88,7 +88,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no cell's measurements disagree: here each takes some microseconds."""
+    """Keep any cell's measurements from disagreeing: here each takes some microseconds."""
     monkeypatch.setattr(step_jobs, "disputed", lambda _: [])
 
 

@@ -1,4 +1,4 @@
-"""An inflated pair computes what the demo pair does, by the demo pair's reference code; its files and refusals."""
+"""An inflated pair computes the same as the demo pair, by the demo pair's reference code; its files and errors."""
 
 import json
 from dataclasses import asdict

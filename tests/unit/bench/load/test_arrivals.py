@@ -1,4 +1,4 @@
-"""Open-loop arrivals: the rate asked for, and as bursty as asked for."""
+"""Open-loop arrivals have the given rate and burstiness."""
 
 import random
 import statistics

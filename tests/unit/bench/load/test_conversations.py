@@ -1,4 +1,4 @@
-"""Loads over real sockets: what is sent, when, how it is timed, and what a failure leaves."""
+"""Loads over real sockets: their requests, times and failures."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What the engines' pages of metrics say together."""
+"""The sum of the engines' pages of metrics."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a trace says, its defaults filled in."""
+"""A trace with its defaults filled in."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The H200 plant gives back what was measured on one."""
+"""The H200 plant reproduces the measurements on one."""
 
 import pytest
 

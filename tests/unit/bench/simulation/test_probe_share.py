@@ -1,4 +1,4 @@
-"""Probes take the share of the time that they may, on any machine: they cost what the engine has learned."""
+"""Probes take their allowed share of the time on any machine: the engine has learned their cost."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ PLANTS: dict[str, tuple[Plant, Graphs | None]] = {
 
 
 def steps_per_s(plant: Plant, known: Graphs | None, ratio: float) -> tuple[float, int]:
-    """Steps in a second, and probes, of 8 requests with long replies that nothing drafts for but probes."""
+    """Return steps and probes of a second with 8 requests of long replies, whose only drafts are probes."""
     rng = np.random.default_rng(3)
     engine = Engine("e", rng, noise=0.0, reply_tokens=4000.0, plant=plant, graphs=known, calibrated_to=16)
     rows = {"default": NEVER, **{row_name("default", band): NEVER for band in range(BANDS)}}
@@ -31,7 +31,7 @@ def steps_per_s(plant: Plant, known: Graphs | None, ratio: float) -> tuple[float
     steps, began_at = engine.law.cost.steps, engine._now
     for _ in range(30):
         engine.run(1.0, [Source(0.1, 8)], schedule)
-    engine.run(0.01, [Source(0.1, 8)], schedule)  # takes in what is left
+    engine.run(0.01, [Source(0.1, 8)], schedule)  # books the remaining evidence
     return (engine.law.cost.steps - steps) / (engine._now - began_at), engine.probes
 
 

@@ -40,7 +40,7 @@ def booked_ms(plant: H200Plant, k: int, *, reads_device: bool) -> dict[bool, flo
 
 
 def true_ms(plant: H200Plant, k: int, *, prompt: bool) -> float:
-    """What a step takes if all are like it."""
+    """Return the time of a step if all steps are like it."""
     prefill = {"prefill": PROMPT, "prompts": 1, "read": PROMPT - 1 if k == 0 else 0} if prompt else {}
     work = Work(31, 31 * (1 + k), 31 * k, **prefill)  # type: ignore[arg-type]
     return 1000 * max(plant.device_s(work), plant.host_s(work))
@@ -48,7 +48,7 @@ def true_ms(plant: H200Plant, k: int, *, prompt: bool) -> float:
 
 @pytest.mark.parametrize(("mode", "k"), [(FULL_AND_PIECEWISE, 0), (FULL_AND_PIECEWISE, 7), (FULL, 0)])
 def test_a_prompt_is_found_at_its_own_step(mode: str, k: int) -> None:
-    """Between two updates it is found at the step before, so that steps without a prompt seem to take longer."""
+    """Between two updates the prompt's time is in the step before, so that steps without a prompt seem longer."""
     plant = H200Plant(graphs(mode))
     device, updates = (booked_ms(plant, k, reads_device=value) for value in (True, False))
     true = true_ms(plant, k, prompt=False)

@@ -1,4 +1,4 @@
-"""`specpilot bench sweep` against endpoints over real sockets: resumed, cut short, and asked for what is not there."""
+"""`specpilot bench sweep` over real sockets: resumed, cut short, and with endpoints that do not answer."""
 
 import asyncio
 import json
@@ -41,9 +41,9 @@ ANSWER: Script = [SSE_HEAD, chunk(event("hi")), chunk(event("", finish="length")
 class Endpoint(ScriptedEngine):
     """An OpenAI-compatible server with vLLM's counters and, with the adapter, SpecPilot's `/speculation`.
 
-    `controller_after` is after how many requests a controller publishes; `slow_s` is what a request takes, from
-    `slow_after` requests on where that is set. With `guard` it is on another machine, and the adapter's own rule
-    decides who may ask for K.
+    `controller_after` is the number of requests after which a controller publishes; `slow_s` is the time of a request,
+    from `slow_after` requests on if that is set. With `guard` it is on another machine, and the adapter's own rule
+    decides which clients may set K.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Endpoint(ScriptedEngine):
         self.choose = self.play
 
     def state(self) -> dict[str, Any]:
-        """As `engine_adapter.agent.core_methods.state` has it."""
+        """The shape of `engine_adapter.agent.core_methods.state`."""
         self.calibrations_left -= 1
         source = "static" if self.schedule is None else "schedule"
         return {

@@ -1,4 +1,4 @@
-"""What a sweep's cells come to, in words, tables and plots."""
+"""The report of a sweep's cells: texts, tables and plots."""
 
 import re
 from typing import Any

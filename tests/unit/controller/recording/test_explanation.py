@@ -1,4 +1,4 @@
-"""What `explain` says of rows by band, of intervals and of the hold-out."""
+"""The explanation's lines about rows by band, intervals and the control group."""
 
 from typing import Any
 
