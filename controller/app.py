@@ -27,7 +27,7 @@ from specpilot.controller.recording.record import Recorded, to_line
 from specpilot.controller.settings import ControllerSettings
 from specpilot.controller.telemetry.prometheus_source import SCRAPED_EVERY_S, PrometheusSource
 from specpilot.controller.telemetry.scraper import AT_ONCE, Collector
-from specpilot.controller.tuning import without
+from specpilot.controller.tuning import Tuning
 from specpilot.policy.access import roles_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
@@ -42,7 +42,6 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     metrics = ControllerMetrics()
     loops: list[ControlLoop] = []
     default_mode = Mode(settings.default_mode)
-    ideas = tuple(filter(None, settings.without.split(",")))
     trail = AuditTrail(store, clock)
     entrance = Entrance(
         admin_token=settings.admin_token.get_secret_value() if settings.admin_token else None,
@@ -66,13 +65,12 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                law=ControlLaw(without(ideas).for_looks(look_s)),
+                law=ControlLaw(Tuning().for_looks(look_s)),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,
                 look_s=look_s,
                 default_mode=default_mode,
-                without=ideas,
                 recorder=_recorder(settings.record) if settings.record else None,
                 audit=trail.append,
             )

@@ -75,7 +75,6 @@ class ControlLoop:
         interval_s: float = 0.5,
         look_s: float | None = None,
         default_mode: Mode = Mode.ACT,
-        without: Sequence[str] = (),
         recorder: Callable[[Recorded], None] | None = None,
         audit: Callable[[AuditEntry], None] | None = None,
     ) -> None:
@@ -88,7 +87,6 @@ class ControlLoop:
         self._interval_s = interval_s
         self._look_s = interval_s if look_s is None else look_s
         self._default_mode = default_mode
-        self._without = tuple(without)
         self._recorder = recorder
         self._audit = audit or (lambda _: None)
         self._shared = SharedReader(store, leadership, clock, self._audit)
@@ -159,7 +157,7 @@ class ControlLoop:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
                          tuple(observations), dict(shared.experiments), dict(shared.freezes), shared.unreadable,
-                         self._turns_at, lease.fence if lease else None, self._default_mode, self._without,
+                         self._turns_at, lease.fence if lease else None, self._default_mode,
                          self._look_s, tuple(resumed))
             )  # fmt: skip
         for found in resumed:

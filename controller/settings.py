@@ -8,7 +8,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.controller.tuning import ABLATIONS
 from specpilot.policy.access import roles_in
 from specpilot.policy.settings import ProgramSettings
 
@@ -62,9 +61,6 @@ class ControllerSettings(ProgramSettings):
     )
     default_mode: Annotated[Literal["off", "advise", "act"], Field(description="mode without a policy")] = "act"
     record: Annotated[Path | None, Field(description="append every tick's observations to this file")] = None
-    without: Annotated[
-        str, Field(description=f"ideas of the law to switch off, for measurements: {', '.join(ABLATIONS)}")
-    ] = ""
     log_format: Annotated[
         Literal["text", "json"],
         Field(description="form of the lines on standard error; json: every line is one object, from the first"),
@@ -84,11 +80,3 @@ class ControllerSettings(ProgramSettings):
         if self.oidc_issuer is not None and (self.oidc_audience is None or not self.oidc_roles):
             raise ValueError("--oidc-issuer needs --oidc-audience and --oidc-roles too")
         return self
-
-    @field_validator("without")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        for idea in filter(None, value.split(",")):
-            if idea not in ABLATIONS:
-                raise ValueError(f"{idea!r} is none of {', '.join(ABLATIONS)}; separate several by commas")
-        return value

@@ -1,14 +1,11 @@
 """The constants of the control law, in one value: unit, what each trades, where it was measured.
 
 Those of a numerical method alone (rounds of a search, smoothness of a fit) stand beside it. An operator never needs
-these: what depends on a site is in the policy. They are one value so that a replay or a simulation can switch one idea
-off and show what it was worth (`ABLATIONS`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair.
+these: site-dependent settings are in the policy. They are one value so that a simulation can change one
+(`bench.simulation.ablations`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair.
 """
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,6 @@ class Tuning:
         pace_parts: parts of cells by which the pace is found, those visited last; the time grows with its cube.
         left_half_life_s: seconds of steps after which a look counts half for what is left at K = 0 to be caught up.
         pause_jump: logarithm of a look's error beyond which it is set aside until the next one agrees.
-        freeze_cost: learn the cost from the first 30 s of traffic and keep it (an ablation).
         trial_steps: steps of a depth that make its cost known; an engine measures 20 of each before traffic.
         trial_limit_s: the longest time that one engine tries a depth; it ends the trial then by itself.
         trial_rest_s: time until a depth is tried again at the same load after it was tried, or tried in vain.
@@ -67,8 +63,6 @@ class Tuning:
             `hold_out_memory` windows. Later judgements, one each fifth of that, add to it.
         stepped_back_ratio: share of the time that a pool which stepped back runs the adaptive K, to find out whether it
             has become better.
-        bands: K by the band of a request's own acceptance; else by class alone (an ablation).
-        guard: minimum gain, dwell and stepping back; else every predicted gain is taken (an ablation).
     """
 
     memory_trials: float = 2000.0
@@ -88,7 +82,6 @@ class Tuning:
     pace_parts: int = 150
     left_half_life_s: float = 60.0
     pause_jump: float = 0.4
-    freeze_cost: bool = False
     trial_steps: float = 15.0
     trial_limit_s: float = 4.0
     trial_rest_s: float = 300.0
@@ -106,8 +99,6 @@ class Tuning:
     hold_out_near: int = 3
     step_back_error: float = 0.05
     stepped_back_ratio: float = 0.05
-    bands: bool = True
-    guard: bool = True
 
     def for_looks(self, every_s: float) -> "Tuning":
         """Return the constants for looks `every_s` seconds apart.
@@ -121,27 +112,3 @@ class Tuning:
             hold_out_window_s=max(self.hold_out_window_s, 4 * every_s),
             idle_s=max(self.idle_s, 2 * every_s),
         )
-
-
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "bands": {"bands": False},
-    "concurrency": {"answer_ratio": 1.0},
-    "guard": {"guard": False},
-    "cost-learning": {"freeze_cost": True},
-    "pace": {"pace_spread_ratio": 1e-4, "shape_spread_ratio": 1e-4},
-    "trials": {"trial_rest_s": math.inf, "trial_steps": 0.0},
-    "evening": {"even_ratio": 0.0},
-    "cold-start": {"cold_ratio": math.inf},
-    "ended-traffic": {"gone_s": math.inf, "gone_nats": math.inf},
-    "rows-ready": {"urgent_gain_ratio": math.inf},
-    "pauses": {"pause_jump": math.inf},
-}
-"""Ideas of the law that a measurement may switch off, to show what each is worth."""
-
-
-def without(ideas: Iterable[str]) -> Tuning:
-    """Return the constants with each of `ideas` (keys of `ABLATIONS`) switched off."""
-    tuning = Tuning()
-    for idea in ideas:
-        tuning = replace(tuning, **ABLATIONS[idea])
-    return tuning

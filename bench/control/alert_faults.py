@@ -160,7 +160,7 @@ async def _metrics_hidden(scene: Scene) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _erring(scene: Scene, state: str, *flags: str) -> AsyncIterator[None]:
+async def _erring(scene: Scene, state: str) -> AsyncIterator[None]:
     """Let a controller lead that errs as `state` says; the traffic makes deep drafts lose."""
     before = await asyncio.to_thread(scene.system().policy, MODEL)
     often = {**before, "static_k": 0, "hold_out_ratio": 0.4}
@@ -168,7 +168,7 @@ async def _erring(scene: Scene, state: str, *flags: str) -> AsyncIterator[None]:
     await asyncio.to_thread(scene.stage.kill_controller)
     scene.belief.write_text(state)
     try:
-        await asyncio.to_thread(scene.stage.start_controller, 0, (*ERRING, str(scene.belief)), flags)
+        await asyncio.to_thread(scene.stage.start_controller, 0, (*ERRING, str(scene.belief)))
         async with _traffic(scene, HARD):
             yield
     finally:
@@ -219,7 +219,7 @@ FAULTS: Mapping[str, Fault] = {
     "metrics-hidden": Fault("the metrics of one engine unreadable", _metrics_hidden, ("SpecPilotEngineNotScraped",)),
     "false-counters": Fault(
         "engines seem to accept everything; the law may not fall back",
-        lambda scene: _erring(scene, false_controller.BELIEVES, "--without", "guard"),
+        lambda scene: _erring(scene, false_controller.INSISTS),
         ("SpecPilotPredictionsOff", "SpecPilotAdaptiveLosesToStatic"), 300.0,
     ),
     "false-counters-guarded": Fault(

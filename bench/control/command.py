@@ -66,6 +66,7 @@ PORTS = 10
 FIXED = "fixed"
 """The system that the fixed arms share."""
 OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
+PARTIAL = "specpilot.bench.control.partial_controller"
 WHOLE_BATCH = "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler"
 _CHANGES = ("gain", "bounds")
 T = TypeVar("T")
@@ -224,8 +225,8 @@ class _Bench:
         """Run a controller without any estimates."""
         record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
         record.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "specpilot.cli", "controller", "--redis-url", stage.redis_url]
-        command += ["--trust-this-machine"]
+        program = (PARTIAL, "bands") if arm == report.NO_BANDS else ("specpilot.cli", "controller")
+        command = [sys.executable, "-m", *program, "--redis-url", stage.redis_url, "--trust-this-machine"]
         command += [
             "--record",
             str(record),
@@ -234,7 +235,6 @@ class _Bench:
             "--interval-s",
             str(self._settings.interval_s),
         ]
-        command += ["--without", "bands"] if arm == report.NO_BANDS else []
         with (stage.folder / "controller.log").open("ab") as log:
             controller = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:

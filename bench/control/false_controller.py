@@ -1,7 +1,8 @@
 """`python -m specpilot.bench.control.false_controller FILE ...`: a controller with faults; its flags follow.
 
 While FILE holds `believes`, it reads from every engine that all drafts were accepted, as if the engines' counters were
-wrong; while it holds `fails`, every decision raises an unexpected error. Otherwise it is `specpilot controller`.
+wrong; with `insists`, it also never falls back to the static K; with `fails`, every decision raises an unexpected
+error. Otherwise it is `specpilot controller`.
 """
 
 import sys
@@ -14,10 +15,12 @@ from unittest.mock import patch
 from specpilot.controller import __main__ as controller
 from specpilot.controller.estimation.observation import Series
 from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.engine_metrics import ACCEPTS, TRIALS
 
 BELIEVES = "believes"
+INSISTS = "insists"
 FAILS = "fails"
 
 
@@ -30,21 +33,29 @@ def believed(values: dict[Series, float]) -> dict[Series, float]:
 @contextmanager
 def erring(file: Path) -> Iterator[None]:
     """Make this process's controller err as `file` says; the file is read at each scrape and decision."""
-    true_read, decide = PageReader.read, ControlLaw.decide
+    true_read, decide, true_judge = PageReader.read, ControlLaw.decide, HoldOut._judge  # noqa: SLF001 - made to err
 
     def state() -> str:
         return file.read_text().strip() if file.exists() else ""
 
     def read(reader: PageReader, text: str) -> dict[Series, float]:
         values = true_read(reader, text)
-        return believed(values) if state() == BELIEVES else values
+        return believed(values) if state() in {BELIEVES, INSISTS} else values
 
     def choose(law: ControlLaw, *given: Any) -> Any:
         if state() == FAILS:
             raise RuntimeError("an injected failure")
         return decide(law, *given)
 
-    with patch.object(PageReader, "read", read), patch.object(ControlLaw, "decide", choose):
+    def judge(hold_out: HoldOut) -> None:
+        if state() != INSISTS:
+            true_judge(hold_out)
+
+    with (
+        patch.object(PageReader, "read", read),
+        patch.object(ControlLaw, "decide", choose),
+        patch.object(HoldOut, "_judge", judge),
+    ):
         yield
 
 

@@ -52,15 +52,13 @@ class Stage:
         """Return the port of engine `number`."""
         return self.port + 5 + number
 
-    def start_controller(
-        self, number: int = 0, program: Sequence[str] = ("specpilot.cli", "controller"), flags: Sequence[str] = ()
-    ) -> None:
+    def start_controller(self, number: int = 0, program: Sequence[str] = ("specpilot.cli", "controller")) -> None:
         """Start controller `number`, on the clock that can be stepped, and wait until it answers.
 
         `program` is the module that runs it, with its arguments before the flags.
         """
         port = self.controller_port(number)
-        command = [sys.executable, "-m", *program, "--redis-url", self.redis_url, *flags]
+        command = [sys.executable, "-m", *program, "--redis-url", self.redis_url]
         command += ["--trust-this-machine", "--record", str(self._out / f"controller-{number}.jsonl")]
         with (self._out / f"controller-{number}.log").open("ab") as log:
             self._controllers[number] = subprocess.Popen(

@@ -1,7 +1,7 @@
 """`specpilot bench ablate`: what each idea of the control law is worth. SIMULATION.
 
 The real control law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
-(`controller.tuning.ABLATIONS`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
+(`ablations`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
 where the engines choose K themselves. The table says how many tokens per second are left without the idea: below 1, it
 pays. An idea that is worth nothing on any trace has no place in the law.
 """
@@ -21,15 +21,15 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.chosen import chosen
 from specpilot.bench.report import markdown
 from specpilot.bench.report.output import say
+from specpilot.bench.simulation.ablations import IDEAS, without
 from specpilot.bench.simulation.traces import Trace, traces
 from specpilot.controller.estimation.t_interval import Interval, interval
-from specpilot.controller.tuning import ABLATIONS, without
 from specpilot.policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench ablate"
 CONTROLLER = "controller"
 """The idea without which each engine's own law chooses K."""
-_IDEAS = (*ABLATIONS, CONTROLLER)
+_IDEAS = (*IDEAS, CONTROLLER)
 _WHOLE = ""
 _TAIL = 0.025
 
@@ -101,8 +101,8 @@ def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, lis
 
 def _rates(play: _Play) -> list[float]:
     trace = traces()[play.trace]
-    ideas = [play.idea] if play.idea in ABLATIONS else []
-    run = trace.play(without(ideas), play.seed, adapts=play.idea == CONTROLLER)
+    with without(*([play.idea] if play.idea in IDEAS else [])) as tuning:
+        run = trace.play(tuning, play.seed, adapts=play.idea == CONTROLLER)
     return [math.log(run.throughput(index)) for index in range(len(trace.phases))]
 
 

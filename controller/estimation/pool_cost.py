@@ -66,7 +66,7 @@ class PoolCost:
     def learn(self, evidence: Evidence, elapsed_s: float, *, is_history: bool = False) -> None:
         """Take in the steps of one look; `is_history` if they are the table of an engine that was not seen before."""
         looked = _looked(evidence)
-        if not looked or (self._tuning.freeze_cost and self._traffic_s > 30.0 and not is_history):  # noqa: PLR2004
+        if not looked:
             return
         self._traffic_s += elapsed_s
         if not is_history and not self._is_believed([item for item in looked if not item[0].catches_up]):

@@ -247,7 +247,7 @@ class HoldOut:
     def _judge(self) -> None:
         memory = self._tuning.hold_out_memory
         is_due = self._taken in self._judgements or (self._taken > memory and self._taken % (memory // 5) == 0)
-        if not is_due or not self._tuning.guard:
+        if not is_due:
             return
         bounds = self._bounds()
         if bounds.low > 0 if self.is_stepped_back else bounds.high < 0:

@@ -33,7 +33,7 @@ class Rows:
     bands: Ints
 
     @classmethod
-    def of(cls, context: PoolContext, tuning: Tuning) -> "Rows":
+    def of(cls, context: PoolContext) -> "Rows":
         """Return the rows that the policy of `context` asks for."""
         names: list[str] = []
         usual = requirements(context, DEFAULT_CLASS)
@@ -42,7 +42,7 @@ class Rows:
             if name != DEFAULT_CLASS and required == usual:
                 continue
             low, high = required[:2]
-            is_banded = low != high and tuning.bands
+            is_banded = low != high
             names += [name] if name == DEFAULT_CLASS or not is_banded else []
             names += [row_name(name, band) for band in range(BANDS)] if is_banded else []
         parts = [row_parts(name) for name in names]

@@ -54,7 +54,7 @@ class Tick:
         self._tuning = tuning
         self._now = now
         self._at = at
-        self._rows = Rows.of(context, tuning)
+        self._rows = Rows.of(context)
         pool.cost.use(context.graphs)
         self._look = pool.look()
         steep = cliffs(context.graphs, context.k_max) if context.graphs is not None else ()
@@ -188,7 +188,7 @@ class Tick:
         gain = predicted["best"] / predicted["in_force"] - 1
         if self._policy.mode is Mode.ACT and (self._yield(before, pool.load.points).score > 0).all():
             gain = now_gain  # what decides; no SLO does
-        worth = now_gain >= max(self._policy.minimum_gain_ratio if self._tuning.guard else 0.0, 1e-6)
+        worth = now_gain >= max(self._policy.minimum_gain_ratio, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
         if not worth:  # the present load keeps its K; other loads may change theirs
             elsewhere = self._gains(best, before, self._n) >= self._tuning.urgent_gain_ratio
@@ -198,7 +198,7 @@ class Tick:
             patched = before.with_k(np.where(elsewhere[:, None], best.k, before.k))
             even = before.with_k(choice.even(self._n, patched.k, self._tuning.even_ratio))
             best = _with_rows(even, before, present)
-        if self._tuning.guard and now - pool.changed_at < self._policy.dwell_s and not is_urgent:
+        if now - pool.changed_at < self._policy.dwell_s and not is_urgent:
             return before, Reason.DWELL, gain
         pool.changed_at = now
         return best, Reason.GAIN, gain

@@ -26,7 +26,6 @@ class Recorded:
         turns_at: the time that determines a canary's window, Unix seconds; it stands still while Redis does not answer.
         fence: the lease's; a new number marks a take-over; `None` in stand-by.
         default_mode: the controller's setting of this name.
-        without: the controller's setting of this name.
         look_s: seconds between two scrapes.
         resumed: (model, pool, digest) of each pool that had fallen back to the static K under an earlier leader, in the
             tick in which this one took it over.
@@ -44,7 +43,6 @@ class Recorded:
     turns_at: float | None = None
     fence: int | None = None
     default_mode: Mode = Mode.ACT
-    without: tuple[str, ...] = ()
     look_s: float = 0.5
     resumed: tuple[tuple[str, str, str], ...] = ()
 
@@ -57,7 +55,6 @@ def to_line(tick: Recorded) -> str:
         "turns_at": tick.turns_at,
         "fence": tick.fence,
         "default_mode": tick.default_mode.value,
-        "without": list(tick.without),
         "look_s": tick.look_s,
         "resumed": [list(item) for item in tick.resumed],
         "engines": [to_plain(engine) for engine in tick.engines],
@@ -97,15 +94,12 @@ def from_line(line: str) -> Recorded:
             )
             for item in plain["observations"]
         ),
-        experiments={
-            model: from_plain(Experiment, item) for model, item in plain.get("experiments", {}).items()
-        },
-        freezes={model: from_plain(Freeze, item) for model, item in plain.get("freezes", {}).items()},
-        unreadable=frozenset(plain.get("unreadable", ())),
-        turns_at=plain.get("turns_at"),
-        fence=plain.get("fence"),
-        default_mode=Mode(plain.get("default_mode", Mode.ACT)),
-        without=tuple(plain.get("without", ())),
-        look_s=plain.get("look_s", 0.5),
-        resumed=tuple((model, pool, digest) for model, pool, digest in plain.get("resumed", ())),
+        experiments={model: from_plain(Experiment, item) for model, item in plain["experiments"].items()},
+        freezes={model: from_plain(Freeze, item) for model, item in plain["freezes"].items()},
+        unreadable=frozenset(plain["unreadable"]),
+        turns_at=plain["turns_at"],
+        fence=plain["fence"],
+        default_mode=Mode(plain["default_mode"]),
+        look_s=plain["look_s"],
+        resumed=tuple((model, pool, digest) for model, pool, digest in plain["resumed"]),
     )  # fmt: skip

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from specpilot.bench.simulation.ablations import IDEAS, without
 from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine, uniform
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.tuning import ABLATIONS, without
 from specpilot.policy.types import Policy, Schedule
 
 JSON = [Source("json", 8)]
@@ -128,7 +128,8 @@ def test_a_new_controller_knows_the_cost_of_what_its_predecessor_tried() -> None
     assert Reason.TRIAL not in run.reasons
 
 
-@pytest.mark.parametrize("idea", ABLATIONS)
+@pytest.mark.parametrize("idea", IDEAS)
 def test_the_ablations_run(idea: str) -> None:
-    run = simulate([WARM_UP, Phase(10, [Source("code", 8)])], tuning=without([idea]))
+    with without(idea) as tuning:
+        run = simulate([WARM_UP, Phase(10, [Source("code", 8)])], tuning=tuning)
     assert run.seconds[-1].throughput > 0

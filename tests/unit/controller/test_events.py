@@ -4,7 +4,10 @@ import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
 from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.controller.law.hold_out import HoldOut
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
@@ -29,10 +32,15 @@ def test_a_step_back_to_the_static_k_is_an_entry() -> None:
     assert changed == {name for name in {*before, *now} if before.get(name) != now.get(name)}
 
 
+@pytest.fixture
+def _is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HoldOut, "_judge", lambda _: None)
+
+
 def step_back(rig: Rig) -> None:
-    """Set the control group's state to a loss, without further judgement; the law runs in every other window."""
+    """Set the control group's state to a loss; the law runs in every other window."""
     hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
-    hold_out._tuning = replace(hold_out._tuning, guard=False, stepped_back_ratio=0.5)
+    hold_out._tuning = replace(hold_out._tuning, stepped_back_ratio=0.5)
     hold_out.is_stepped_back = True
 
 
@@ -42,6 +50,7 @@ def returns_to_static(rig: Rig) -> int:
     return sum(now == "static_better" != before for before, now in pairwise(reasons))
 
 
+@pytest.mark.usefixtures("_is_not_judged")
 def test_a_step_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
@@ -57,6 +66,7 @@ def test_a_step_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None
     assert len(rig.store.audited) == 2
 
 
+@pytest.mark.usefixtures("_is_not_judged")
 def test_a_leader_that_takes_over_a_pool_that_stepped_back_adds_no_entry() -> None:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)

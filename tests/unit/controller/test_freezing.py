@@ -8,6 +8,7 @@ import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.law.k_table import k_at
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
@@ -99,10 +100,13 @@ def test_a_window_of_the_hold_out_is_not_what_is_held() -> None:
     assert k_of(found.classes) == 7
 
 
-def test_a_pool_that_stepped_back_holds_the_static_k_though_the_law_had_its_turn() -> None:
+def test_a_pool_that_stepped_back_holds_the_static_k_though_the_law_had_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HoldOut, "_judge", lambda _: None)
     rig = settled()
     hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
-    hold_out._tuning = replace(hold_out._tuning, guard=False, stepped_back_ratio=0.5)
+    hold_out._tuning = replace(hold_out._tuning, stepped_back_ratio=0.5)
     hold_out.is_stepped_back = True
     tick_until(rig, lambda decision: decision.reason == "static_better")
     tick_until(rig, lambda decision: decision.reason == "optimal")

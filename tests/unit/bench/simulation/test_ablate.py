@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.simulation import ablate
+from specpilot.bench.simulation.ablations import IDEAS
 from specpilot.bench.simulation.traces import traces
-from specpilot.controller.tuning import ABLATIONS
 
 
 def test_what_an_idea_is_worth_is_told_in_a_table_and_in_json(
@@ -29,7 +29,7 @@ def test_what_an_idea_is_worth_is_told_in_a_table_and_in_json(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--ideas", "luck"], f"--ideas: 'luck' is none of {', '.join(ABLATIONS)}"),
+        (["--ideas", "luck"], f"--ideas: 'luck' is none of {', '.join(IDEAS)}"),
         (["--traces", "moon"], f"--traces: 'moon' is none of {', '.join(traces())}"),
         (["--seeds", "1"], "--seeds"),
     ],
