@@ -5,8 +5,9 @@ takes the evidence in and, once a second, sets prices and acceptance anew (`refr
 scheduler's thread sees the old state or the new one and never a mixture.
 
 Decodes are grouped by what their class wishes, by band, and by whether a draft of theirs was verified yet. K is chosen
-for all bands of the wishes that are there, so a decode in a band that was empty has a K too. K is chosen anew when many
-of the decodes changed their group (`MOVED_RATIO`), and with each new state, by the agent's thread.
+for all bands of the wishes that are there, so a decode in a band that was empty has a K too. With each new state the
+agent's thread chooses, among all widths of the drafter; when many of the decodes changed their group (`MOVED_RATIO`)
+the scheduler's does, near the last width.
 
 Requests without a verified draft lie in the band in which their kind begins. Where they are most of the decodes, the
 bands of the others say nothing of the whole: then each known request gets K as if all were like it, so that one that
@@ -90,13 +91,16 @@ class State:
 
 
 class _Choice(NamedTuple):
-    """K by group, chosen in this state, by these wishes, for so many decodes of each group; replaced whole."""
+    """K by group, chosen in this state, by these wishes, for so many decodes of each group; replaced whole.
+
+    `width` is the largest K.
+    """
 
     state: State | None
     wishes: Wishes
     counts: Counter[int]
     k_of: Mapping[int, int]
-    drafts: bool = False
+    width: int = 0
 
 
 class EngineLaw:
@@ -159,7 +163,7 @@ class EngineLaw:
             for group, request in zip(groups, requests, strict=True):
                 backlogs[group] += request.backlog
             self._backlogs = backlogs
-            self._choice = choice = _chosen(state, wishes, counts, backlogs)
+            self._choice = choice = _chosen(state, wishes, counts, backlogs, choice.width or None)
         k_of = choice.k_of
         return [k_of[group] for group in groups]
 
@@ -241,8 +245,10 @@ class EngineLaw:
         return found
 
 
-def _chosen(state: State, wishes: Wishes, counts: Counter[int], backlogs: Counter[int]) -> _Choice:
-    """Choose K for each band of the wishes of these decodes."""
+def _chosen(
+    state: State, wishes: Wishes, counts: Counter[int], backlogs: Counter[int], near: int | None = None
+) -> _Choice:
+    """Choose K for each band of the wishes of these decodes; `near`: of about that width, which takes less time."""
     n, present = counts.total(), sorted({code >> _WISH_AT for code in counts})
     unprobed = sum([count for code, count in counts.items() if code & _UNPROBED])
     is_told_apart = unprobed > UNPROBED_RATIO * n
@@ -256,12 +262,12 @@ def _chosen(state: State, wishes: Wishes, counts: Counter[int], backlogs: Counte
         )
         for code in codes
     ]  # fmt: skip
-    for code, k in zip(codes, choose(groups, state.lengths, state.prices, wishes.objective), strict=True):
+    for code, k in zip(codes, choose(groups, state.lengths, state.prices, wishes.objective, near), strict=True):
         k_of.update({code | flag: k for flag in flags})
     for code in counts.keys() - k_of.keys():
         group = _group(wishes, state, code >> _WISH_AT, code & _BAND, n, backlogs[code])
         [k_of[code]] = choose([group], state.lengths, state.prices, wishes.objective)
-    return _Choice(state, wishes, counts, k_of, any(k_of.values()))
+    return _Choice(state, wishes, counts, k_of, max(k_of.values()))
 
 
 def _group(wishes: Wishes, state: State, at: int, band: int, count: int, backlog: int = 0) -> Group:  # noqa: PLR0913, PLR0917 - what a group is
@@ -277,6 +283,6 @@ def _is_like(counts: Counter[int], choice: _Choice, n: int) -> bool:
     Where nothing drafts, no K was chosen for empty groups: drafting for one of them alone may pay.
     """
     before = choice.counts
-    if not counts.keys() <= (choice.k_of.keys() if choice.drafts else before.keys()):
+    if not counts.keys() <= (choice.k_of.keys() if choice.width else before.keys()):
         return False
     return sum([abs(count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n

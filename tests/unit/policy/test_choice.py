@@ -126,6 +126,17 @@ def test_one_k_for_all_wins_where_a_mix_would_lose_its_graph() -> None:
     assert len(set(uniform)) == 1
 
 
+def test_near_the_best_width_a_quick_choice_is_the_same() -> None:
+    draw = random.Random(3)
+    for _ in range(100):
+        groups, al, priced = drawn(draw, None)
+        best = choose(groups, al, priced)
+        assert choose(groups, al, priced, near=max(best)) == best
+        quick = choose(groups, al, priced, near=1)
+        assert max(quick) <= max(2, *(group.low for group in groups))
+        assert all(group.low <= k <= group.high for group, k in zip(groups, quick, strict=True))
+
+
 @pytest.mark.parametrize("in_force", [None, graphs(FULL)], ids=["none", "full"])
 def test_a_group_without_decodes_changes_nothing_and_has_the_k_of_its_like(in_force: Graphs | None) -> None:
     draw = random.Random(2)
