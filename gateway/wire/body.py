@@ -331,6 +331,9 @@ def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tu
     """Return `body` with each of `edits` (start, end, new text) applied. Edits are sorted and do not overlap."""
     first = body[0]
     if len(body) == 1 and len(first) <= COPY_LIMIT_BYTES:
+        if len(edits) == 1:  # most requests have no more than what is added to them
+            start, end, text = edits[0]
+            return (first[:start] + text + first[end:],)
         copied: list[bytes] = []
         position = 0
         for start, end, text in edits:

@@ -24,6 +24,8 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 LENGTH_DIGITS: Final = 15
+_ZERO: Final = ord("0")
+_NINE: Final = ord("9")
 
 _known: dict[bytes, tuple[bytes, bytes]] = {}
 """Parsed header lines, by their bytes."""
@@ -55,6 +57,23 @@ _BODILESS: Final[tuple[int, ...]] = (204, 304)
 _PER_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"proxy-authenticate")
 )
+
+
+def decimal(text: bytes) -> int:
+    """Return the number that `text` is, of at most `LENGTH_DIGITS` digits; -1 when it is none.
+
+    Digit by digit: compiled, this takes a fraction of what `int` does with bytes.
+    """
+    if not text or len(text) > LENGTH_DIGITS:
+        return -1
+    found = at = 0
+    while at < len(text):
+        octet = text[at]
+        if octet < _ZERO or octet > _NINE:
+            return -1
+        found = 10 * found + octet - _ZERO
+        at += 1
+    return found
 
 
 class FramingError(ValueError):
@@ -132,7 +151,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
             header = _read_field(field)
         name, value = header
         if name == b"content-length":
-            if not value.isdigit() or len(value) > LENGTH_DIGITS or stated not in (None, value):
+            if stated is not None and stated != value:
                 raise FramingError("content-length is not one number")
             stated = value
         elif name == b"transfer-encoding":
@@ -147,7 +166,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
             if name == b"content-type":
                 content_type = value.lower()
             headers.append(header)
-    length = None if stated is None else int(stated)
+    length = None if stated is None else _length(stated)
     if is_chunked and length is not None:
         raise FramingError("both content-length and transfer-encoding")
     if status in _BODILESS:
@@ -161,6 +180,13 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         is_kept_alive=is_kept_alive,
         content_type=content_type,
     )
+
+
+def _length(stated: bytes) -> int:
+    found = decimal(stated)
+    if found < 0:
+        raise FramingError("content-length is not one number")
+    return found
 
 
 def _read_field(field: bytes) -> tuple[bytes, bytes]:

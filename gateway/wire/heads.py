@@ -20,7 +20,7 @@ from specpilot.gateway.wire.errors import (
     UnsupportedCodingError,
     body_of,
 )
-from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead
+from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead, decimal
 
 K_MAX_HEADER: Final = b"x-specpilot-k-max"
 """The ceiling on K: in a request the client's, in a response the one in force."""
@@ -146,9 +146,9 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
                 raise BadHeadError("there are two Host headers; send one")
             has_host = True
         elif name == b"content-length":
-            if len(value) > LENGTH_DIGITS:
-                raise BadHeadError(f"content-length has more than {LENGTH_DIGITS} digits")
-            head.length = int(value)
+            head.length = decimal(value)
+            if head.length < 0:
+                raise BadHeadError(f"content-length is not one number of at most {LENGTH_DIGITS} digits")
         elif name == b"x-request-id":
             head.request_id = value if _REQUEST_ID.fullmatch(value) else None
         elif name == b"x-traffic-class":
