@@ -110,7 +110,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         ),
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
-    faults += filter(None, [head_fault(speculative)])
+    faults += filter(None, [head_fault(speculative), full_graph_fault(vllm_config)])
     deepest = max(AdapterSettings().graph_k or (), default=0)
     if deepest and deepest > vllm_config.num_speculative_tokens:
         faults.append(
@@ -194,6 +194,30 @@ def head_fault(speculative: Any) -> str | None:
     return (
         f"the head's configuration names a mask token ({named}), so it drafts in parallel; one token at a time most of "
         'its drafts are rejected: add "parallel_drafting": true to --speculative-config'
+    )
+
+
+def full_graph_fault(vllm_config: Any) -> str | None:
+    """Say whether `cudagraph_mode=FULL` would replay prompts that attention reads by more than their tokens.
+
+    In that mode vLLM replays one graph for prompts and decodes, with the arguments of its capture. MLA attention reads
+    prompts by another kernel than decodes, and the host says where the prompts begin. Models that attend to images in
+    both directions hand attention the images' places. Backends that declare FULL graphs for any batch all the same
+    (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, without the adapter too.
+    """
+    mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
+    model = vllm_config.model_config
+    if getattr(mode, "name", "") != "FULL":
+        return None
+    if getattr(model, "use_mla", False):
+        read = "MLA attention reads prompts and decodes by different kernels"
+    elif getattr(model, "is_mm_prefix_lm", False):
+        read = "this model attends to images in both directions"
+    else:
+        return None
+    return (
+        f"{read}, and cudagraph_mode=FULL replays one graph for both: leave cudagraph_mode unset (FULL_AND_PIECEWISE), "
+        "or set FULL_DECODE_ONLY"
     )
 
 

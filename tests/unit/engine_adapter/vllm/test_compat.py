@@ -49,6 +49,29 @@ def test_eagle_heads_are_steered(method: str, is_async: bool) -> None:
     compat.check_config(config(method, ahead=is_async), is_async_scheduler=is_async)
 
 
+@pytest.mark.parametrize(
+    ("mode", "model", "words"),
+    [
+        ("FULL", {"use_mla": True}, ("MLA", "FULL_AND_PIECEWISE")),
+        ("FULL", {"is_mm_prefix_lm": True}, ("images", "FULL_DECODE_ONLY")),
+        ("FULL", {}, None),
+        ("FULL_AND_PIECEWISE", {"use_mla": True, "is_mm_prefix_lm": True}, None),
+    ],
+)
+def test_one_graph_for_prompts_and_decodes_is_rejected_where_attention_reads_a_prompt_by_more_than_its_tokens(
+    mode: str, model: dict[str, bool], words: tuple[str, ...] | None
+) -> None:
+    own = config("eagle3")
+    own.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name=mode))
+    vars(own.model_config).update(model)
+    if words is None:
+        compat.check_config(own, is_async_scheduler=False)
+        return
+    with pytest.raises(UnsupportedEngineError) as rejected:
+        compat.check_config(own, is_async_scheduler=False)
+    assert [word for word in words if word not in str(rejected.value)] == []
+
+
 def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
     compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
 
