@@ -34,8 +34,8 @@ class LimitedProtocol(ClientConnection):
 
     def on_headers_complete(self) -> None:
         """Rewrite a path that this client may not request to one that does not exist."""
-        if self.url.partition(b"?")[0] not in self._public and not _is_here(self.client):
-            self.url = _ELSEWHERE + self.url
+        if self._target.partition(b"?")[0] not in self._public and not _is_here(self.client):
+            self._target = _ELSEWHERE + self._target
         super().on_headers_complete()
 
 
