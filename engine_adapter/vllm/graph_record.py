@@ -1,8 +1,8 @@
-"""What an engine's CUDA graphs are, from the worker that captured them to the record that the controller reads.
+"""An engine's CUDA graphs, from the worker that captured them to the record that the controller reads.
 
-Which graphs there are is only known where they are captured, in the worker's process, and after it. vLLM's `EngineCore`
-asks all workers to capture before it makes the scheduler; then it asks the first one what it has (`WORKER_METHOD`), and
-the answer goes to the scheduler with the KV cache's configuration.
+Only the worker's process knows which graphs exist, after the capture. vLLM's `EngineCore` lets all workers capture
+before it creates the scheduler. Then it calls `WORKER_METHOD` on the first one, and the result goes to the scheduler
+with the KV cache's configuration.
 """
 
 from functools import cache, wraps
@@ -24,7 +24,7 @@ GRAPHS = "specpilot_graphs"
 
 @cache
 def install() -> None:
-    """Let workers tell their graphs, and the core ask them, once in this process."""
+    """Add the method to the workers and its call to the core, once in this process."""
     initialize = EngineCore._initialize_kv_caches
 
     @wraps(initialize)
@@ -38,7 +38,7 @@ def install() -> None:
 
 
 def of_worker(worker: Any) -> dict[str, Any] | None:
-    """Return a worker's graphs as plain data; `None` where it has none, or its drafter is not steered."""
+    """Return a worker's graphs as plain data; `None` without graphs, or if its drafter is not steered."""
     runner = worker.model_runner
     kind = "v2" if hasattr(runner, "speculator") else "v1"
     graphs: Graphs | None = import_module(f"{__package__}.{kind}.graph_record").of_runner(runner)

@@ -1,9 +1,9 @@
-"""Sampling parameters that a steered engine cannot serve beside drafts: the request is refused, and the engine goes on.
+"""Sampling parameters that a steered engine cannot serve beside drafts: the request is rejected, the engine runs on.
 
 - `logprob_token_ids`: a request with it, in a step that verifies drafts, ends the engine if it or another wants
-  log-probabilities. Such a request is refused, as `min_p` and `logit_bias` are by vLLM.
-- *Model runner V2*: a request with more stop tokens (beside `min_tokens`) or allowed tokens than its buffers hold ends
-  the engine, not the request. It is refused.
+  log-probabilities. It is rejected, as vLLM rejects `min_p` and `logit_bias`.
+- *Model runner V2*: a request with more stop tokens (beside `min_tokens`) or allowed tokens than its buffers hold would
+  end the engine. It is rejected.
 """
 
 from functools import cache, wraps
@@ -15,7 +15,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from specpilot.engine_adapter.vllm.compat import is_steered, plans_drafts
 
 MOST_STOPS = 120
-"""vLLM's buffer holds 128 (`MAX_NUM_STOP_TOKEN_IDS`); the model's own ends, which are added later, are among them."""
+"""vLLM's buffer holds 128 (`MAX_NUM_STOP_TOKEN_IDS`), of which the model's own end tokens take some."""
 
 MOST_ALLOWED = 1024
 """vLLM's `MAX_NUM_ALLOWED_TOKEN_IDS`."""
@@ -23,7 +23,7 @@ MOST_ALLOWED = 1024
 
 @cache
 def install() -> None:
-    """Let vLLM's `InputProcessor` refuse such requests, once in this process."""
+    """Make vLLM's `InputProcessor` reject such requests, once in this process."""
     validate = InputProcessor._validate_params
 
     @wraps(validate)

@@ -1,4 +1,4 @@
-"""For which query lengths an engine gets FULL CUDA graphs of their own, on either model runner.
+"""The query lengths with FULL CUDA graphs of their own, on either model runner.
 
 The *query length* q of a request is its number of tokens in the step: 1 + K for a decode.
 """
@@ -9,7 +9,7 @@ ANY_MIX_BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
 """Attention backends whose graphs for any mix ran on a GPU. FLEX_ATTENTION declares `ALWAYS` too, but its block masks
 are those of the capture; ROCM_ATTN was not tried."""
 UNIFORM_K = (0, 1, 2, 3, 5, 7)
-"""K that get FULL graphs of their own, beside K_max, where the backend supports none for any mix.
+"""K with FULL graphs of their own, beside K_max, on a backend without graphs for any mix.
 
 Each takes 54 to 262 MiB and about a second of the start for an 8B model (H200). K = 4 and 6 are left out: padding a
 request by one token costs 10 to 15 microseconds, a lost FULL graph 5 milliseconds.
@@ -17,10 +17,10 @@ request by one token costs 10 to 15 microseconds, a lost FULL graph 5 millisecon
 
 
 def query_lengths(k_max: int, *, any_mix: bool) -> tuple[int, ...]:
-    """Return the query lengths that get FULL graphs of their own.
+    """Return the query lengths with FULL graphs of their own.
 
-    Beside q = 1 these are the operator's (`graph_k`). Where no graph serves any mix, K_max is one of them always, and
-    `UNIFORM_K` takes the place of an operator's list that is not given.
+    These are q = 1 and the operator's (`graph_k`). Without graphs for any mix, K_max is always one of them, and
+    `UNIFORM_K` is the default of the operator's list.
     """
     chosen = AdapterSettings().graph_k
     depths = {0, *(chosen or ())} if any_mix else {0, k_max, *(UNIFORM_K if chosen is None else chosen)}

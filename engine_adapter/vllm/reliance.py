@@ -1,10 +1,11 @@
-"""What of vLLM the adapter relies on, whichever model runner an engine has; `v1/` and `v2/` have lists of their own.
+"""The parts of vLLM that the adapter relies on with either model runner; `v1/` and `v2/` have lists of their own.
 
-Most of it is not public. So the list is checked against vLLM's own source (`source`) before an engine starts, and
-in the tests, which also compare it with the adapter's code: what the adapter imports, overrides or wraps must be here.
+Most of them are not public. So the list is compared with vLLM's own source (`source`) before an engine starts, and in
+the tests, which also compare it with the adapter's code: everything that the adapter imports, overrides or wraps must
+be listed.
 
-A method that the adapter overrides or wraps is worthless when vLLM no longer calls it: `caller` names the method that
-must. What the list cannot say is what a method means; that is what running the tests with a version is for.
+A method that the adapter overrides or wraps has no effect if vLLM no longer calls it: `caller` names the method that
+must. The list does not state the meaning of a method; the tests with real engines check that.
 """
 
 from collections.abc import Iterable

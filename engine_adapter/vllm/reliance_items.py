@@ -1,4 +1,4 @@
-"""The kinds of thing in vLLM that the adapter can rely on, and how each is looked for in vLLM's source."""
+"""The kinds of things in vLLM that the adapter relies on, and how each is found in vLLM's source."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,11 +1,13 @@
-"""Rows that wait for the drafter, by request, in a piece of memory that is taken once.
+"""Rows that wait for the drafter, by request, in memory that is allocated once.
 
-A row is what the target left at a position for the head to read, and the token at that position. One comes from each
-request in each step without drafts, most are never read, and a step of a small model is short. Between two steps the
-processor's caches are the model's, so what is done there waits for memory; done for many steps at once, it costs a
-fraction. So places are cut out of the memory for some steps ahead where steps leave as many rows; which row is whose is
-noted by step, and told apart when somebody asks; and where the target's states stay what they are, they are held and
-written together (`compat.states_stay`). Elsewhere they are copied at once, in stream order.
+A row holds the target's states that the head reads at a position, and the token at that position. Each request leaves
+one row in each step without drafts. Most rows are never read, and a step of a small model is short. Between two steps
+the processor's caches hold the model, so work there waits for memory; work for many steps at once costs a fraction:
+
+- places in the memory are split off for some steps ahead, while steps leave the same number of rows;
+- the requests of the rows are noted by step, and assigned when they are asked for;
+- where the target's states stay unchanged (`compat.states_stay`), they are held and written together. Elsewhere they
+  are copied at once, in stream order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +16,25 @@ from itertools import chain
 
 import torch
 
-from specpilot.engine_adapter.vllm.tuning import ROWS_TOGETHER, STEPS_TOGETHER
+SPARE_ROWS = 8
+"""One in so many rows is allocated beyond the bound: with fewer, rows move more often."""
+
+POSITIONS_PER_PASS = 4096
+"""Positions of a step that the drafter reads in one pass without drafting from them. The memory of a pass is beyond
+what vLLM measured: 96 MiB for a hidden size of 4,096 in bfloat16. A smaller number means more passes for a long
+prompt."""
+
+_STEPS_TOGETHER = 32
+"""Steps for which places are split off at once, at most."""
+
+_ROWS_TOGETHER = 1024
+"""Rows that are held or moved at once, at most, except those of one step. They are beyond the allocated memory: 24 MiB
+for a hidden size of 4,096 in bfloat16."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """Steps in a row that left a row for each of the same requests, in the same order; the first row is `begin`."""
+    """Consecutive steps that each left a row for the same requests, in the same order; the first row is `begin`."""
 
     begin: int
     requests: list[str]
@@ -27,7 +42,7 @@ class _Run:
 
 
 class Rows:
-    """Room for `size` rows of `width` numbers and a token; `can_hold`: nobody writes over the states given to it."""
+    """Memory for `size` rows of `width` numbers and a token. `can_hold`: the states that it gets stay unchanged."""
 
     def __init__(self, size: int, width: int, dtype: torch.dtype, device: torch.device, *, can_hold: bool) -> None:
         self.used = 0
@@ -45,7 +60,7 @@ class Rows:
         return sum(map(len, self.by_request().values()))
 
     def by_request(self) -> dict[str, list[int]]:
-        """Return which rows wait, by request; each request's in the order in which they came."""
+        """Return the rows that wait, by request, in the order of their positions."""
         for run in self._latest:
             count = len(run.requests)
             end = run.begin + run.steps * count
@@ -68,7 +83,7 @@ class Rows:
     ) -> None:
         """Append a row for each of `requests`: the `states` of each layer [requests, ...], and the `tokens` [requests].
 
-        Where there is no room, the rows of requests that are not in `batch` are dropped; if that does not do, all.
+        Without room the rows of requests that are not in `batch` are dropped; if that does not suffice, all rows.
         """
         count = len(requests)
         if count != self._count or not self._places:
@@ -106,21 +121,21 @@ class Rows:
         self._held.clear()
 
     def _cut(self, count: int, batch: Sequence[str]) -> None:
-        """Cut out the places of `count` rows, making room if need be; if `count` repeats, for some steps ahead."""
+        """Split off places for `count` rows, making room if necessary; if `count` repeats, for some steps ahead."""
         self._write()
         if self.used + count > len(self._tokens):
             self._make_room(count, batch)
         steps = 1
         if count == self._count:
-            steps = min(STEPS_TOGETHER, max(1, ROWS_TOGETHER // count), (len(self._tokens) - self.used) // count)
+            steps = min(_STEPS_TOGETHER, max(1, _ROWS_TOGETHER // count), (len(self._tokens) - self.used) // count)
         ahead = slice(self.used, self.used + steps * count)
         self._count = count
         self._places = [*zip(self._states[ahead].split(count), self._tokens[ahead].split(count), strict=True)][::-1]
 
     def _make_room(self, count: int, batch: Sequence[str]) -> None:
-        """Move the rows of the requests in `batch` together, and drop the others'; all, if `count` do not fit then.
+        """Move the rows of the requests in `batch` together, and drop the others; all, if `count` more do not fit.
 
-        Some at a time: what moves is for a moment there twice, and an accelerator's memory is given out by then.
+        Some at a time: rows exist twice while they move, and an accelerator's memory is all allocated by then.
         """
         waiting = self.by_request()
         kept = {request: waiting[request] for request in batch if request in waiting}
@@ -131,8 +146,8 @@ class Rows:
         new = {row: place for place, row in enumerate(old)}
         self._by_request = {request: [new[row] for row in rows] for request, rows in kept.items()}
         self.used = len(old)
-        for first in range(0, len(old), ROWS_TOGETHER):  # no row moves up, so none is written over that is yet to move
-            part = indices(old[first : first + ROWS_TOGETHER], self._states.device)
+        for first in range(0, len(old), _ROWS_TOGETHER):  # no row moves up, so none is overwritten before it moves
+            part = indices(old[first : first + _ROWS_TOGETHER], self._states.device)
             for store in (self._states, self._tokens):
                 store[first : first + len(part)] = store[part]
 
@@ -143,5 +158,5 @@ def indices(values: list[int] | list[list[int]], device: torch.device) -> torch.
 
 
 def handed_over(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the host's `tensor` on `device`. From memory that is not pinned, CUDA may first end what is under way."""
+    """Return the host's `tensor` on `device`. Without pinned memory, CUDA may first wait for work under way."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -1,19 +1,19 @@
 """The adapter's place in vLLM's scheduler: K per request, draft width per step, evidence of each step.
 
-One mixin over vLLM's two schedulers, and no copy of their code. What comes by goes to `engine_adapter.plan.steps`,
-which plans and counts. The mixin acts at these of vLLM's methods:
+One mixin over vLLM's two schedulers, without a copy of their code. It passes each step to `engine_adapter.plan.steps`,
+which plans and counts. The mixin wraps these methods of vLLM:
 
-- `schedule`: who joins with one token left to prefill gets no more placeholders than the others have drafts, and vLLM
-  keeps room for as many slots as the next drafts are to be wide, instead of K_max (`compat.at_widths`).
-- `_update_after_schedule` ends `schedule()`: here the requests that decode next are known, so here K is planned.
-  The width goes to the drafter as `num_spec_tokens_to_schedule`, and the whole plan beside it; the asynchronous
-  scheduler has just given every request K_max placeholders, which are cut to its K.
-- `update_draft_token_ids` brings the drafts to the synchronous scheduler: each is cut to its K.
-- `make_spec_decoding_stats` is told of every verified draft: the outcome is noted.
-- `update_from_output` ends a step: what it delivered is known, so it is timed, and counted whole.
-- `_preempt_request` and `_free_request_blocks` end a stay in the KV cache: a backlog must not outlive it. Nor does it
-  outlive a turn of a session.
-- `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between is no step's.
+- `schedule`: a request that joins with one token left to prefill gets no more placeholders than the others have drafts.
+  vLLM keeps room for slots of the next drafts' width, instead of K_max (`compat.at_widths`).
+- `_update_after_schedule` ends `schedule()`: the requests that decode next are known, so K is planned here. The width
+  goes to the drafter as `num_spec_tokens_to_schedule`, beside the whole plan. The asynchronous scheduler has just given
+  every request K_max placeholders, which are cut to its K.
+- `update_draft_token_ids` passes the drafts to the synchronous scheduler: each is cut to its K.
+- `make_spec_decoding_stats` receives every verified draft: its outcome is noted.
+- `update_from_output` ends a step: it is timed, and counted whole.
+- `_preempt_request` and `_free_request_blocks` end a request's stay in the KV cache, which also ends its backlog. The
+  next input of a session ends it too.
+- `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between belongs to no step.
 """
 
 import time
@@ -42,13 +42,13 @@ class _SpecPilotScheduler:
     """Mixin over `Scheduler` and `AsyncScheduler`."""
 
     plans_drafts = True
-    """Tells the workers, by the scheduler's class, that steps bring a plan of their drafts."""
+    """Marks the scheduler's class for the workers: its steps have a plan of their drafts."""
 
     num_spec_tokens: int
-    """vLLM's own, K_max: as many placeholders a request gets that joins with one token left to prefill."""
+    """vLLM's own, K_max: placeholders of a request that joins with one token left to prefill."""
 
     vllm_config: Any
-    """vLLM's own, of which `schedule` reads for how wide a drafter it keeps room."""
+    """vLLM's own; `schedule` reads from it the width for which it keeps room."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -82,15 +82,17 @@ class _SpecPilotScheduler:
         self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
-        self._verified: Mapping[str, int] = {}  # draft tokens that the step verified, where fewer than scheduled may be
-        self._bound: set[str] = set()  # requests with a least number of tokens, also some that are gone
+        self._verified: Mapping[
+            str, int
+        ] = {}  # verified draft tokens of the step, if fewer than scheduled are possible
+        self._bound: set[str] = set()  # requests with a minimum of tokens, also some that have ended
         self.steps = Steps(
             planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
         )
         self._agent = start_agent(self, settings, SystemClock(), compat.vllm_version())
 
     def add_request(self, request: Any) -> None:
-        """Let vLLM take a request in, or the next turn of one."""
+        """Pass vLLM a request, or more input of a session."""
         super().add_request(request)  # type: ignore[misc]
         if self.graphs is not None and min_tokens(request) > 1:
             if len(self._bound) > len(self.requests):  # type: ignore[attr-defined]
@@ -100,15 +102,15 @@ class _SpecPilotScheduler:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Let vLLM schedule a step.
 
-        A request that joins with one token left to prefill gets placeholders from vLLM, so that all have as many
-        positions and the step finds its CUDA graph: K_max of them. It gets as many as the others verify drafts of, and
-        none where these differ, or where no graph depends on it. (On a CPU such a placeholder might even be accepted:
-        vLLM's stand-in for the kernel that rejects it reads the probability of token -1.)
+        vLLM gives a request that joins with one token left to prefill K_max placeholders, so that all requests have the
+        same number of positions and the step has a CUDA graph. Here it gets as many as the others verify drafts, and
+        none if these differ or no graph depends on it. (On a CPU such a placeholder could even be accepted: vLLM's
+        stand-in for the kernel that rejects it reads the probability of token -1.)
 
-        Of what the drafter's buffers hold vLLM keeps K_max - 1 slots for each request where the drafter drafts in
-        parallel, whatever is drafted. Here it keeps them for the width that the schedule gives by now. What is drafted
-        after the step is planned when its tokens are known, and no wider than fits beside them (`plan.planner`). The
-        slots of the KV cache, which vLLM keeps apart from this, stay those of K_max.
+        With a parallel drafter vLLM keeps K_max - 1 slots of the drafter's buffers for each request, whatever is
+        drafted. Here it keeps slots for the present width of the schedule. The drafts after the step are planned when
+        its tokens are known, and no wider than fits beside them (`plan.planner`). The slots of the KV cache are
+        separate, and stay those of K_max.
         """
         k_max, self.num_spec_tokens = self.num_spec_tokens, self._joining_k()
         config, self.vllm_config = self.vllm_config, self._config_at[self.steps.next_width]
@@ -118,10 +120,10 @@ class _SpecPilotScheduler:
             self.num_spec_tokens, self.vllm_config = k_max, config
 
     def _joining_k(self) -> int:
-        """Return the K that all decodes have in the step to be scheduled; 0 where they differ, or there are none.
+        """Return the common K of all decodes in the step to be scheduled; 0: they differ, or there are none.
 
-        0 also without CUDA graphs, with FULL graphs for any mix of K, and while a request waits that may not stop yet:
-        asynchronously vLLM would take the placeholders for tokens that count (`request_facts.min_tokens`).
+        0 also without CUDA graphs, with FULL graphs for any mix of K, and while a request that may not stop yet waits:
+        asynchronously vLLM would count the placeholders as tokens (`request_facts.min_tokens`).
         """
         if self._width == 0 or self.graphs is None or self.graphs.fit_any_k:
             return 0
@@ -129,7 +131,7 @@ class _SpecPilotScheduler:
         if len(found) != 1:
             return 0
         requests, running = self.requests, self.running  # type: ignore[attr-defined]
-        # Not over all who wait: they may be thousands, and this is done in each step.
+        # Not over all waiting requests: they may be thousands, and this runs in each step.
         is_short = len(requests) > len(running) and any(
             _is_short(requests[name]) for name in self._bound if name in requests
         )
@@ -138,7 +140,7 @@ class _SpecPilotScheduler:
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
         requests, running, now = self.requests, self.running, time.monotonic()  # type: ignore[attr-defined]
-        for new in scheduler_output.scheduled_new_reqs:  # of the next turn of a session the rows are forgotten
+        for new in scheduler_output.scheduled_new_reqs:  # more input of a session: its rows are dropped
             self._uncache_unseen(requests[new.req_id], scheduler_output.num_scheduled_tokens[new.req_id])
         plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now, running)
         scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
@@ -148,7 +150,7 @@ class _SpecPilotScheduler:
 
     @property
     def running_decodes(self) -> Counter[tuple[str, int, int]]:
-        """Requests that decode after the latest step, by class, band and K by the schedule; other threads may ask."""
+        """Requests that decode after the latest step, by class, band and scheduled K; other threads may ask."""
         return Counter((state.label, state.band, state.scheduled_k) for state in self.steps.decoding)
 
     @property
@@ -176,7 +178,7 @@ class _SpecPilotScheduler:
         )
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Let vLLM take the step's outcome in, then count the step."""
+        """Let vLLM process the step's outcome, then count the step."""
         self.steps.skip_to(scheduler_output)
         self._verified = verified_tokens.of_output(model_runner_output) or {}
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
@@ -186,7 +188,7 @@ class _SpecPilotScheduler:
         return outputs
 
     def set_pause_state(self, pause_state: Any) -> None:
-        """Let vLLM pause or resume; the next step's time begins when it is scheduled."""
+        """Let vLLM pause or resume; the next step lasts from when it is scheduled."""
         super().set_pause_state(pause_state)  # type: ignore[misc]
         self.steps.pause()
 
@@ -195,14 +197,14 @@ class _SpecPilotScheduler:
         self.steps.restart(request.request_id)
 
     def _free_request_blocks(self, request: Any) -> None:
-        """Free the blocks, after taking those with a backlog off the prefix cache."""
+        """Free the blocks, after removing those with a backlog from the prefix cache."""
         self._uncache_unseen(request)
         super()._free_request_blocks(request)  # type: ignore[misc]
 
     def _uncache_unseen(self, request: Any, scheduled: int = 0) -> None:
-        """Take the blocks with a backlog off the prefix cache: a request that needs them prefills them.
+        """Remove the blocks with a backlog from the prefix cache: a request that needs them prefills them.
 
-        `scheduled` positions at the end are of a step that is no part of the backlog.
+        `scheduled` positions at the end belong to the present step, not to the backlog.
         """
         backlog = self.steps.backlog(request.request_id)
         if backlog:
@@ -212,11 +214,11 @@ class _SpecPilotScheduler:
             cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})
 
     def begin_drain(self) -> None:
-        """Say to all gateways that the engine takes nothing new."""
+        """Mark the engine as draining, for all gateways."""
         self._agent.begin_drain()
 
     def shutdown(self) -> None:
-        """Take the engine off the list, then shut vLLM's scheduler down."""
+        """Deregister the engine, then shut vLLM's scheduler down."""
         self._agent.stop()
         super().shutdown()  # type: ignore[misc]
 
@@ -250,7 +252,7 @@ class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
             self.requests[state.request_id].spec_token_ids = [-1] * state.k
         if len(self.running) > len(scheduled):
             for request in self.running:
-                if request.request_id not in scheduled:  # in the worker its drafts are gone with the batch that it left
+                if request.request_id not in scheduled:  # in the worker its drafts were dropped when it left the batch
                     request.spec_token_ids = []
 
 

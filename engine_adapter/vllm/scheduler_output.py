@@ -1,4 +1,4 @@
-"""How both model runners read the scheduler's output for a step: its plan, and which rows it makes useless."""
+"""What both model runners read of the scheduler's output for a step: its plan, and the rows that it ends."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def plan_of(scheduler_output: Any) -> StepPlan | None:
 
 
 def forget_useless(rows: Rows, scheduler_output: Any) -> None:
-    """Forget the `rows` of requests that have ended, and of those that a step prefills from the beginning."""
+    """Drop the `rows` of requests that have ended, and of those that the step prefills from the beginning."""
     new, resumed = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs.resumed_req_ids
     if scheduler_output.finished_req_ids or resumed or new:
         rows.forget([*scheduler_output.finished_req_ids, *resumed, *(request.req_id for request in new)])

@@ -1,8 +1,8 @@
-"""vLLM's source text, read without importing it: which classes, methods, parameters and attributes it has.
+"""The classes, methods, parameters and attributes of vLLM, from its source text, without importing it. Pure.
 
-So one check serves the vLLM that is installed and a wheel for hardware that is not here. Pure: the reader of a file's
-text comes in by argument. Base classes inside vLLM are followed. What it cannot see: names that vLLM makes at run time
-(`setattr`, class decorators, `__getattr__`), and what a method means.
+So one check serves the installed vLLM and a wheel for other hardware. The reader of a file's text is an argument. Base
+classes inside vLLM are followed. The source does not show names that vLLM makes at run time (`setattr`, class
+decorators, `__getattr__`), nor the meaning of a method.
 """
 
 import ast
@@ -16,7 +16,7 @@ Read = Callable[[str], str | None]
 
 
 class Use(Enum):
-    """How the adapter uses a method, and so what its parameters must be."""
+    """How the adapter uses a method, which determines the parameters that it needs."""
 
     OVERRIDE = "override"  # exactly these parameters: vLLM calls the adapter with them
     WRAP = "wrap"  # these first; the adapter passes the others on
@@ -31,7 +31,7 @@ class Signature:
     required: frozenset[str]
 
     def fits(self, use: Use, parameters: tuple[str, ...]) -> bool:
-        """Whether the adapter may use the function with `parameters` in the way that `use` says."""
+        """Whether the parameters allow the adapter's `use` of the function with `parameters`."""
         if use is Use.OVERRIDE:
             return self.parameters == parameters
         if self.parameters[: len(parameters)] != parameters:
@@ -40,7 +40,7 @@ class Signature:
 
 
 class VllmSource:
-    """The classes of one vLLM. Every answer about what does not exist is None or empty."""
+    """The classes of one vLLM. For anything that does not exist the answer is `None` or empty."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -75,7 +75,7 @@ class VllmSource:
         return frozenset(name for where in self._lineage(file, owner) for name in _defined(where))
 
     def required_fields(self, file: str, owner: str) -> frozenset[str]:
-        """Return the fields of the dataclass `owner` that must be given when one is made."""
+        """Return the fields of the dataclass `owner` without a default."""
         fields = [
             node for where in self._lineage(file, owner) for node in where.body if isinstance(node, ast.AnnAssign)
         ]
@@ -84,7 +84,7 @@ class VllmSource:
         )
 
     def mentions(self, file: str, owner: str | None, method: str) -> frozenset[str]:
-        """Return every name and attribute that stands in the body of a method or function."""
+        """Return every name and attribute in the body of a method or function."""
         function = self._function(file, owner, method)
         if function is None:
             return frozenset()
@@ -105,7 +105,7 @@ class VllmSource:
         return None
 
     def _lineage(self, file: str, name: str) -> Iterator[ast.ClassDef]:
-        """The class, then its bases as far as they stand in vLLM."""
+        """The class, then its bases that are defined in vLLM."""
         parsed = self._file(file)
         found = parsed.classes.get(name) if parsed is not None else None
         if found is None or parsed is None:

@@ -17,6 +17,8 @@ PLAIN = (
     *(f"docs/{name}" for name in ("measurements", "operations", "runbooks")),
     "docs/reference/gateway",
     *(f"docs/reference/{name}.md" for name in ("README", "bench", "commands", "controller", "support", "up")),
+    *(f"docs/reference/{name}.md" for name in ("cuda-graphs", "engine", "engine-steps", "engine-vllm", "presets")),
+    *(f"{part}{name}" for part in ("", "tests/unit/") for name in ("engine_adapter", "policy")),
 )
 
 

@@ -1,32 +1,29 @@
-"""What the drafter has not seen yet, and how it catches up when it is wanted again.
+"""The positions that the drafter has not seen, and how it catches up, on model runner V1.
 
-A request that is not drafted for does not go through the drafter, so what it decodes meanwhile is missing from the
-draft KV cache, and drafts would be poor for a while. It can be made up at any time: of a position, an EAGLE-type
-drafter needs the target's hidden state and the token that followed. So each step leaves one row for each such request,
-and before it is next drafted for, its rows go through the drafter in one forward pass, as a prompt would: no draft
-slots, no sampling. Who catches up in a step, and whom a step that drafts leaves out, the scheduler says
-(`engine_adapter.plan.planner`); the others' rows wait on.
+A request that the drafter leaves out decodes tokens that are missing from the draft KV cache. Its drafts would be
+accepted less for a while. The gap can be closed at any time: an EAGLE-type drafter needs the target's hidden states at
+a position, and the token that follows. So each step leaves one row for each such request. Before its next draft, its
+rows go through the drafter in one forward pass, like a prompt: without draft slots or sampling. The scheduler's plan
+decides which requests catch up and which a step leaves out (`engine_adapter.plan.catch_up`).
 
-*Several positions* of a request, where nothing is drafted after the step (a prompt, verified drafts), go through such a
-pass at once, except the last one: the token that follows it is only known in the next step, so it is the row that the
-step leaves. Of a short prompt that the plan holds back (`StepPlan.held`), all positions are rows. The same holds where
-vLLM cannot draft because a request is beyond the drafter's length limit. Positions past the limit are left out: nothing
-will ever be drafted from them.
+*Several positions* of a request in a step that drafts nothing (a prompt, verified drafts) go through such a pass at
+once, except the last one: the token that follows it is known in the next step only, so it becomes a row. All positions
+of a held prompt (`StepPlan.held`) become rows. Positions past the drafter's length limit are dropped, because nothing
+is ever drafted from them.
 
-*Rows* take a bounded piece of memory (`compat.backlog_rows`): a row is what the target left for the head to read, for
-EAGLE-3 the hidden states of three layers, 24 KiB for a hidden size of 4,096 in bfloat16. What the head's first layer
-makes of them is a third of that, but most rows are never read, and it is computed only of those that are. The memory
-is taken with the drafter's weights, before vLLM measures what is left for the KV cache. The planner knows the bound and
-lets requests catch up before it is reached. What rows leave behind is used again when no row waits, or no room is left;
-an eighth more than the bound keeps it rare that rows move for that.
+*Memory.* Rows take a bounded amount (`compat.backlog_rows`). For EAGLE-3 a row has the hidden states of three layers,
+24 KiB for a hidden size of 4,096 in bfloat16. The output of the head's first layer would take a third of that, but most
+rows are never read, and it is computed for those that are. The memory is allocated with the drafter's weights, before
+vLLM measures the rest for the KV cache. The planner lets requests catch up before the bound is reached. Memory of
+dropped rows is used again when no row waits or no room is left; an eighth more than the bound keeps such moves rare.
 
-*Never* does a row reach another request's cache: rows of a request that ended, was resumed after a preemption, or began
-anew are dropped before the step that tells of it (`engine_adapter.vllm.undrafted`), because its slots may be another's
-now. *Nothing waits* for the accelerator: rows are copied and gathered in stream order, and which row is whose is known
-on the host.
+*Invariants.* A row never reaches another request's cache: rows of a request that ended, was resumed after a preemption,
+or started over are dropped before that step runs (`vllm.v1.undrafted`), because its slots may belong to another
+request. Nothing waits for the accelerator: rows are copied and gathered in stream order, and the host knows the request
+of each.
 
-A running request that sits out the step in which room is made loses its rows. What is missing then stays missing:
-drafts are lossless, and for a while less often accepted.
+A running request without a token in the step in which room is made loses its rows. These positions stay missing: its
+drafts are lossless, and accepted less for a while.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,12 +36,11 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
 from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, largest_graph, row_size, states_stay
-from specpilot.engine_adapter.vllm.rows import Rows, handed_over, indices
-from specpilot.engine_adapter.vllm.tuning import SPARE_ROWS, TAKEN_IN_TOGETHER
+from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, Rows, handed_over, indices
 
 
 class Backlog:
-    """What one drafter has not seen: `catch_up` after each step, before it runs; then `keep` for who waits.
+    """The backlog of one drafter. After each step: `catch_up` before the drafter runs, then `keep` for the rest.
 
     `rows` are those that wait.
     """
@@ -54,7 +50,7 @@ class Backlog:
         rows = backlog_rows(config)
         size = max(
             rows + rows // SPARE_ROWS, config.scheduler_config.max_num_seqs
-        )  # where vLLM cannot draft, one for each
+        )  # for steps in which vLLM cannot draft, one for each request
         self._drafter = drafter
         self._length = drafter_length(config)
         self._states_stay = states_stay(config, drafter.device.type)
@@ -62,14 +58,14 @@ class Backlog:
         self._inputs: torch.Tensor | None = None  # the runner's input tokens, as many as the latest plain step had
 
     def beyond_passes(self, state: Any, *, has_prompt_logprobs: bool) -> Any:
-        """Return the runner's `state` with what is read after a pass of the drafter where no such pass writes.
+        """Return the runner's `state` with copies of the states that are read after a pass of the drafter.
 
-        That is what the target left for the drafter, and the last layer's states where these are asked for the
-        probabilities of a prompt's tokens.
+        These are the target's states for the drafter, and the last layer's states if the log-probabilities of a
+        prompt's tokens are requested.
 
-        CUDA graphs share one pool of memory, so a replay of the drafter's may write over the outputs of the target's.
-        vLLM reads them before its drafter runs; here passes go before that, so a step with such passes copies them. A
-        step larger than the largest graph left them outside the pool: that is most of what a long prompt would copy.
+        CUDA graphs share one pool of memory, so a replay of the drafter's may overwrite the target's outputs. vLLM
+        reads these before its drafter runs. Here passes of the drafter come earlier, so a step with such passes copies
+        them. A step larger than the largest graph has its outputs outside the pool and needs no copy.
         """
         count = state.scheduler_output.total_num_scheduled_tokens
         if self._states_stay or count > largest_graph(self._drafter.vllm_config):
@@ -81,7 +77,7 @@ class Backlog:
         return state._replace(hidden_states=state.hidden_states[:count].clone())
 
     def keep_plain(self, runner: Any, state: Any) -> None:
-        """Keep the row of each request of a step of one position each, of which vLLM laid out nothing for a drafter."""
+        """Keep the row of each request of a plain step: one position each, and no input laid out for a drafter."""
         requests, states = runner.input_batch.req_ids, _read(state)
         count = len(requests)
         if states[0].size(0) > count:  # padded
@@ -91,11 +87,10 @@ class Backlog:
         self.rows.add(requests, states, self._inputs, requests)
 
     def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None, held: Collection[str] = ()) -> None:
-        """Keep the last row of each request of a step that drafts nothing; the drafter takes in its other positions.
+        """Keep the last row of each request of a step that drafts nothing; the drafter reads its other positions.
 
-        Of the requests in `held` the other positions are kept too. `state` is the runner's, as it was before sampling.
-        `rejected` says how many draft tokens of each request were rejected ([requests]), `None` that the step verified
-        none.
+        All positions of the requests in `held` are kept. `state` is the runner's before sampling. `rejected` [requests]
+        are the numbers of rejected draft tokens, `None` if the step verified none.
         """
         metadata = state.spec_decode_common_attn_metadata
         last: Any = slice(metadata.num_reqs)
@@ -109,7 +104,7 @@ class Backlog:
         self.rows.add(requests, states, runner.input_ids.gpu[last], requests)
 
     def keep_of(self, left_out: Collection[str], runner: Any, state: Any) -> None:
-        """Keep the row of each request that a step which drafts for others has `left_out`; each came with one position.
+        """Keep the row of each request that a drafting step has `left_out`; each has one position.
 
         `state` as for `keep`.
         """
@@ -121,7 +116,7 @@ class Backlog:
         self.rows.add([batch[place] for place in places], states, runner.input_ids.gpu.index_select(0, own), batch)
 
     def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
-        """Run the drafter over the rows of the requests `wanted`, and forget these rows; `state` as for `keep`."""
+        """Run the drafter over the rows of the requests `wanted`, and drop these rows; `state` as for `keep`."""
         rows_of = self.rows.by_request() if wanted else None
         if not rows_of:
             return
@@ -177,7 +172,7 @@ class Backlog:
     def _take_in(self, runner: Any, state: Any, held: Collection[str]) -> None:
         """Run the drafter over all positions of the step except the last of each request, some at a time.
 
-        Those in `held` are left out.
+        Requests in `held` are left out.
         """
         metadata, requests = state.spec_decode_common_attn_metadata, runner.input_batch.req_ids
         own = Lag([], [])
@@ -186,7 +181,7 @@ class Backlog:
                 own.places.append(place)
                 own.rows.append(rows)
         own, ends = within(own, _ends(metadata, 1), self._length)
-        for part, part_ends in passes(own, ends, min(self._drafter.max_num_tokens, TAKEN_IN_TOGETHER)):
+        for part, part_ends in passes(own, ends, min(self._drafter.max_num_tokens, POSITIONS_PER_PASS)):
             on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
             rows = handed_over(on_host, self._drafter.device)
             positions = runner._get_positions(metadata.num_actual_tokens)[..., rows]
@@ -235,12 +230,12 @@ def _read(state: Any) -> Sequence[torch.Tensor]:
 
 
 def _last(metadata: CommonAttentionMetadata) -> torch.Tensor:
-    """Return where the last token of each request stands in the step: [requests]."""
+    """Return the place of each request's last token in the step: [requests]."""
     return metadata.query_start_loc[1 : metadata.num_reqs + 1].long() - 1
 
 
 def _ends(metadata: CommonAttentionMetadata, ahead: torch.Tensor | int) -> list[int]:
-    """Return for each request where its sequence ends `ahead` positions before the step's end, as the host knows."""
+    """Return the host's position of each request's end, `ahead` positions before the end of the step."""
     ends: list[int] = (metadata.seq_lens_cpu_upper_bound[: metadata.num_reqs] - ahead).tolist()
     return ends
 
@@ -248,12 +243,12 @@ def _ends(metadata: CommonAttentionMetadata, ahead: torch.Tensor | int) -> list[
 def _batch(
     metadata: CommonAttentionMetadata, missing: Lag, ends: Sequence[int], slots: torch.Tensor
 ) -> CommonAttentionMetadata:
-    """Lay out a pass over the rows of `missing`, which end at `ends`; `slots` [rows] is where they go."""
+    """Lay out a pass over the rows of `missing`, which end at `ends`; `slots` [rows] are their KV slots."""
     device = slots.device
     lengths = [len(rows) for rows in missing.rows]
     places_cpu, ends_cpu = torch.tensor(missing.places), torch.tensor(ends, dtype=torch.int32)
     places = handed_over(places_cpu, device)
-    # What the host knows is too long where drafts were rejected; the accelerator knows better.
+    # The host's lengths are too long where drafts were rejected; the accelerator's are exact.
     short = metadata.seq_lens_cpu_upper_bound[places_cpu] - ends_cpu
     starts_cpu = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     return CommonAttentionMetadata(

@@ -1,18 +1,18 @@
 """Repairs of vLLM on CPUs.
 
-*A seed, a temperature above 0, and a prompt that is prefilled in parts* (0.29 to 0.32): what a step samples for a
-prompt that goes on is dropped, and the request's generator set back by an offset. Generators of CPUs have none, so the
-engine ends: one long prompt with a seed does it, or a few short ones that come together.
+*A seed, a temperature above 0, and a prompt that is prefilled in parts* (0.29 to 0.32): the sample of a prompt that
+goes on is dropped, and the request's generator set back by an offset. Generators of CPUs have no offset, so the engine
+ends: with one long prompt with a seed, or a few short ones that come together.
 
-Without Triton plain functions stand in for its kernels, and two things more are wrong:
+Without Triton plain functions stand in for its kernels, with two more faults:
 
 *Temperatures above 0* (0.29 to 0.32): `rejection_sampler.expand_batch_to_tokens` hands its float output to a function
 for integers through a converted copy that is never copied back. The logits of drafted positions are then divided by
 uninitialised memory instead of the temperature: almost every draft is rejected, and the text is not the target's.
 
-*Any draft at all* (0.30): the stand-ins are put where the rejection sampler no longer looks for its kernels, so the
-first step that verifies a draft ends the engine. (The same befalls the kernel of sequential drafters there, whose
-stand-in takes other arguments besides: they stay broken.)
+*Any draft* (0.30): the rejection sampler no longer looks for its kernels where the stand-ins are, so the
+first step that verifies a draft ends the engine. (The kernel of sequential drafters has the same fault there, and its
+stand-in takes other arguments: they stay broken.)
 
 GPUs are not affected. Remove each repair when no tested version of vLLM needs it.
 """
@@ -39,7 +39,7 @@ def expand_batch_to_tokens(
 
 
 def reach_kernels(launchers: ModuleType, stand_ins: ModuleType) -> None:
-    """Give every launcher whose kernel is a function that only Triton could run the stand-in of the same name."""
+    """Give every launcher with a kernel for Triton the stand-in of the same name."""
     for launcher in vars(launchers).values():
         kernel = getattr(launcher, "kernel", None)
         if isinstance(kernel, FunctionType) and hasattr(stand_ins, kernel.__name__):
@@ -49,7 +49,7 @@ def reach_kernels(launchers: ModuleType, stand_ins: ModuleType) -> None:
 def sampling_with_seeds_of_whole_prompts(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
     """Return `sample_tokens` of a model runner, without the generators of requests whose prompt goes on.
 
-    Their sample is dropped, so it may come from anywhere; a generator that was not used need not be set back.
+    Their sample is dropped, so it may be any token; a generator that was not used need not be set back.
     """
 
     @wraps(sample_tokens)
@@ -67,7 +67,7 @@ def sampling_with_seeds_of_whole_prompts(sample_tokens: Callable[..., Any]) -> C
 
 @cache
 def install() -> None:
-    """Put the repairs in place in this process, if vLLM runs on a CPU; harmless when called again."""
+    """Install the repairs in this process, if vLLM runs on a CPU; harmless when called again."""
     from vllm.platforms import current_platform  # noqa: PLC0415 - vLLM imports the plugin while it starts
 
     if current_platform.is_cpu():

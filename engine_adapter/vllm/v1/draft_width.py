@@ -1,9 +1,9 @@
 """Draft width: the drafter lays out as many positions as the step's largest K (at 0 it does not run: `undrafted`).
 
-vLLM's P-EAGLE path (`parallel_drafting`) lays out `num_speculative_tokens` masked slots per request whatever K the
-step asks for, and then reshapes by that K, so any other K fails or misassigns drafts. The slots' number is read
-from two attributes at each call; setting them to the step's width before the call makes layout and reshape agree.
-Sequential drafters (EAGLE, EAGLE-3) follow the step's K by themselves.
+vLLM's P-EAGLE path (`parallel_drafting`) lays out `num_speculative_tokens` masked slots per request at any K of the
+step, and then reshapes by the step's K, so any other K fails or misassigns drafts. The number of slots is read from two
+attributes at each call; set to the step's width before the call, they make layout and reshape agree. Sequential
+drafters (EAGLE, EAGLE-3) follow the step's K themselves.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ _COMPILED_APART = (1, 2, 16)
 
 
 def lay_out(drafter: Any, width: int) -> None:
-    """Let a `drafter` that drafts in parallel lay out `width` positions for each request, from its next call on."""
+    """Set the number of positions that a parallel `drafter` lays out for each request from its next call on."""
     if _varies(drafter):
         drafter.extra_slots_per_request = width
         drafter.net_num_new_slots_per_request = width - 1
 
 
 def warm_up(drafter: Any) -> None:
-    """Ask vLLM to compile the kernel that lays out slots for every width, as it does by itself for K_max.
+    """Make vLLM compile the kernel that lays out slots for every width, as it does for K_max.
 
     Otherwise the first steps of some widths would wait for a compiler. vLLM before 0.30 compiles at first use anyway.
     """
@@ -39,5 +39,5 @@ def warm_up(drafter: Any) -> None:
 
 
 def _varies(drafter: Any) -> bool:
-    """Whether it lays out a slot for each token that it drafts: P-EAGLE does."""
+    """Whether the drafter lays out a slot for each token that it drafts: P-EAGLE does."""
     return bool(drafter.parallel_drafting and drafter.pass_hidden_states_to_model)

@@ -1,7 +1,7 @@
-"""What the adapter keeps of one drafter: its backlog, and the step under way as the scheduler planned it.
+"""The adapter's state of one drafter: its backlog, and the step under way as the scheduler planned it.
 
-The one object that the wrappers (`engine_adapter.vllm.v1.installation`) share. It belongs to the drafter and ends with
-it; nothing is hung on vLLM's own objects.
+The wrappers (`vllm.v1.installation`) share this object. It lives as long as the drafter; vLLM's own objects get no
+attributes.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from specpilot.engine_adapter.vllm.v1.subset import places_of
 class Drafting:
     """A steered drafter's backlog, and the step under way.
 
-    `plan` is the step's, `None` where another scheduler made it. `is_plain`: it is run as without speculation. `state`
-    is what vLLM's runner keeps between the target's pass and sampling (`ExecuteModelState`), while it samples and
-    drafts. `batch` are the step's requests in the runner's order.
+    `plan` is the step's, `None` from another scheduler. `is_plain`: the step runs as without speculation. `state` is
+    vLLM's `ExecuteModelState` between the target's pass and sampling, while it samples and drafts. `batch` are the
+    step's requests in the runner's order.
     """
 
     def __init__(self, backlog: Backlog) -> None:
@@ -28,7 +28,7 @@ class Drafting:
         self.batch: list[str] = []
 
     def places(self) -> list[int] | None:
-        """Return where in the batch those stand whom the drafter runs over; `None`: it runs over all."""
+        """Return the places in the batch of the requests that the drafter runs over; `None`: it runs over all."""
         if self.state is None or self.plan is None or not self.plan.left_out:
             return None
         return places_of(self.batch, self.plan.left_out)
@@ -43,26 +43,26 @@ def attach(drafter: Any, drafting: Drafting) -> None:
 
 
 def of_drafter(drafter: Any) -> Drafting | None:
-    """Return what is kept of a drafter; `None` when it is not steered, or no drafter."""
+    """Return the state of a drafter; `None` when it is not steered, or no drafter."""
     return _OF.get(drafter) if drafter is not None else None
 
 
 def of_runner(runner: Any) -> Drafting | None:
-    """Return what is kept of the drafter of a model runner; `None` when it has none that is steered."""
+    """Return the state of a model runner's drafter; `None` when it has none that is steered."""
     return of_drafter(getattr(runner, "drafter", None))
 
 
 def use_plain_embeddings(drafter: Any) -> None:
-    """Let a drafter that shares the target's embeddings share those without LoRA.
+    """Make a drafter that shares the target's embeddings share those without LoRA.
 
-    LoRA's kernels take the step's rows from the runner, which are the target's. A pass of the drafter may have fewer,
-    and they would write beyond its output. Drafts of a request with a LoRA lose its change of the embeddings alone.
-    vLLM's cache of compiled code must tell such a drafter from one of an engine without the adapter.
+    LoRA's kernels read the rows of the target's step from the runner. A pass of the drafter may have fewer rows, and
+    the kernels would write beyond its output. Drafts of a request with a LoRA lose only its change of the embeddings.
+    vLLM's cache of compiled code must distinguish such a drafter from one of an engine without the adapter.
     """
     inner = getattr(drafter.model, "model", None)
     plain = getattr(getattr(inner, "embed_tokens", None), "base_layer", None)
     if inner is not None and plain is not None:
         inner.embed_tokens = plain
-        config = getattr(inner, "vllm_config", None)  # what the drafter is compiled by
+        config = getattr(inner, "vllm_config", None)  # the key of the drafter's compiled code
         if config is not None and isinstance(config.additional_config, dict):
             config.additional_config = {**config.additional_config, "specpilot_embeddings": "plain"}

@@ -1,4 +1,4 @@
-"""What the CUDA graphs of an engine on model runner V1 are, for the record (`engine_adapter.vllm.graph_record`)."""
+"""The CUDA graphs of an engine on model runner V1, for the record (`engine_adapter.vllm.graph_record`)."""
 
 from typing import Any
 

@@ -5,7 +5,7 @@ and pads it to the nearest captured size. A PIECEWISE step costs the host two to
 model runner V1, vLLM captures FULL graphs for steps in which every request has 1 + K_max tokens, and for no others.
 
 The *query length* q of a request is its number of tokens in the step: 1 + K for a decode, the chunk's for a prompt.
-`StepDispatcher` takes the place of the runner's `CudagraphDispatcher` and looks in this order:
+`StepDispatcher` replaces the runner's `CudagraphDispatcher` and searches in this order:
 
 1. uniform graphs: a step whose requests all have the same q, if that q has FULL graphs. q = 1 (K = 0) always has some.
 2. graphs for any mix: every other step, prompts included. An attention backend that supports FULL graphs for any batch
@@ -17,15 +17,15 @@ such a step than a mixed graph reads, and Triton's attention selects another ker
 2, no further q needs graphs of its own. Where it does not (FlashAttention 2 and 4, FlashInfer), each q of `UNIFORM_K`
 gets some.
 
-Keys of each set are made by one of vLLM's own dispatchers, on a copy of the configuration with the sizes of that set.
-The keys of all sets stand in the one list from which vLLM profiles memory and captures. Keys of two sets never meet: a
-key holds tokens, requests and whether it is uniform.
+One of vLLM's own dispatchers makes the keys of each set, on a copy of the configuration with the sizes of that set.
+vLLM profiles memory and captures from one list with the keys of all sets. Keys of two sets never collide: a key has
+tokens, requests and whether it is uniform.
 
-vLLM keeps: which modes the attention backend supports (`resolve_cudagraph_mode_and_sizes`), capturing, and the
-drafter's graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs. So the target
-keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, and the drafter has
-no graphs: `compat.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they are put back to the
-configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets some.
+Unchanged in vLLM: the modes that the attention backend supports (`resolve_cudagraph_mode_and_sizes`), capturing, and
+the drafter's graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs. So the
+target keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, and the
+drafter has no graphs: `compat.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they are put
+back to the configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets some.
 
 Hybrid models keep vLLM's dispatcher: their recurrent layers expect K_max drafts in each uniform step.
 """
@@ -47,14 +47,14 @@ from specpilot.engine_adapter.vllm.compat import is_steered, mode_note
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS, query_lengths
 
 ANY_MIX = 0
-"""Stands for "any query lengths" where graphs are listed by query length."""
+"""The key of graphs for any mix where graphs are listed by query length."""
 _GROWTH = 4
-"""The next number of requests that a uniform graph is captured for is larger by a quarter at most.
+"""Uniform graphs are captured for numbers of requests that grow by a quarter at most.
 
-So a step of few requests is padded by 10 % in the mean, at 18 graphs for up to 64 requests.
+So a step of few requests is padded by 10 % on average, with 18 graphs for up to 64 requests.
 """
 MEMORY_RATIO = 0.1
-"""Share of the accelerator's memory that graphs may take before those for K other than 0 and K_max are left out."""
+"""Share of the accelerator's memory above which only K = 0 and K_max get uniform graphs."""
 _MIB = 1 << 20
 
 logger = logging.getLogger("vllm.specpilot")
@@ -62,7 +62,7 @@ logger = logging.getLogger("vllm.specpilot")
 
 @dataclass(slots=True)
 class Taken:
-    """What capturing FULL graphs of one set took."""
+    """Time and memory of capturing the FULL graphs of one set."""
 
     graphs: int = 0
     seconds: float = 0.0
@@ -74,8 +74,8 @@ class StepDispatcher(CudagraphDispatcher):
 
     `uniform_lengths` are the query lengths with FULL graphs of their own; 1 is always one of them. `any_mix`: whether
     the attention backend supports FULL graphs for any mix of query lengths. `step_length` is the query length of the
-    step to be dispatched; it counts where the caller says that the step is uniform. `capturing` is the mode of the
-    graph that is being captured, `None` outside of a capture. `taken`: what capturing took, by query length.
+    step to be dispatched; it counts if the caller states that the step is uniform. `capturing` is the mode of the
+    graph that is being captured, `None` outside of a capture. `taken`: the cost of capturing, by query length.
     """
 
     def __init__(self, vllm_config: Any, uniform_lengths: Iterable[int], *, any_mix: bool) -> None:
@@ -95,7 +95,7 @@ class StepDispatcher(CudagraphDispatcher):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Query lengths that have FULL graphs of their own."""
+        """Query lengths with FULL graphs of their own."""
         return tuple(self._uniform)
 
     @property
@@ -104,7 +104,7 @@ class StepDispatcher(CudagraphDispatcher):
         return self._has_mixed
 
     def keep_fewest(self, k_max: int) -> bool:
-        """Capture no more uniform graphs than those for K = 0 and K_max; return whether that are fewer than before."""
+        """Capture uniform graphs for K = 0 and K_max only; return whether these are fewer than before."""
         before, self._wanted = self._wanted, sorted({1, 1 + k_max} & {*self._wanted})
         return self._wanted != before
 
@@ -131,7 +131,7 @@ class StepDispatcher(CudagraphDispatcher):
             self._has_mixed = True
 
     def _add(self, sizes: list[int], mode: Any, length: int) -> CudagraphDispatcher:
-        """Return a dispatcher of vLLM's for these `sizes`, after its FULL keys are added to the list of all."""
+        """Return a dispatcher of vLLM's for these `sizes`, and add its FULL keys to the list of all."""
         own = copy(self.vllm_config)
         own.compilation_config = compilation = copy(self.compilation_config)
         compilation.compile_sizes = None  # those sizes are of PIECEWISE steps
@@ -181,12 +181,11 @@ def replace_dispatcher(runner: Any, attention_backends: Any, kv_cache_groups: An
 def may_mix(vllm_config: Any) -> bool:
     """Whether one graph may serve any mix: the mode has graphs for mixed steps, and these read tokens alone.
 
-    A FULL graph keeps the arguments of its capture. Two kinds of attention read a prompt by others:
+    A FULL graph keeps the arguments of its capture. Two kinds of attention need other arguments for a prompt:
 
-    - where images are attended to in both directions, a step's attention is handed their places, so a prompt with an
-      image would be read as text;
-    - MLA's attention reads prompts and decodes by different kernels, and the host says where the one end and the others
-      begin. FLASHINFER_MLA declares `ALWAYS` for decodes of any lengths; a prompt would be read by the decodes' kernel.
+    - attention to images in both directions gets their places, so a replay would read a prompt with an image as text;
+    - MLA reads prompts and decodes with different kernels, and the host decides where the prompts begin. FLASHINFER_MLA
+      declares `ALWAYS` for decodes of any lengths; a replay would read a prompt with the decodes' kernel.
     """
     mode, model = vllm_config.compilation_config.cudagraph_mode, vllm_config.model_config
     reads_more = getattr(model, "is_mm_prefix_lm", False) or getattr(model, "use_mla", False)
@@ -205,7 +204,7 @@ def supports_any_mix(vllm_config: Any, attention_backends: Any, kv_cache_groups:
 
 
 def is_graphed(vllm_config: Any) -> bool:
-    """Whether the graphs of an engine are made for the query lengths that K takes."""
+    """Whether the graphs of an engine are captured for the query lengths that K makes."""
     return (
         vllm_config.speculative_config is not None
         and is_steered(vllm_config)
@@ -216,7 +215,7 @@ def is_graphed(vllm_config: Any) -> bool:
 
 @contextmanager
 def captured(runner: Any, key: Any, mode: Any) -> Iterator[None]:
-    """Let the runner capture the graph of `key` and `mode`, and note what a FULL one takes."""
+    """Let the runner capture the graph of `key` and `mode`, and note the cost of a FULL one."""
     dispatcher = runner.cudagraph_dispatcher
     if not isinstance(dispatcher, StepDispatcher):
         yield
@@ -236,9 +235,9 @@ def captured(runner: Any, key: Any, mode: Any) -> Iterator[None]:
 
 
 def capture_length(runner: Any, key: Any) -> int | None:
-    """Return the length of the sequences over which the graph of `key` is to be captured; `None`: as vLLM has it.
+    """Return the length of the sequences for the capture of the graph of `key`; `None`: vLLM's own.
 
-    vLLM takes as many tokens for each request as the whole mixed step has. Where that is more than the model takes, the
+    vLLM uses as many tokens for each request as the whole mixed step has. If the model's limit is smaller, the
     warm-up's attention would read block numbers beyond the block table.
     """
     own, longest = isinstance(runner.cudagraph_dispatcher, StepDispatcher), runner.max_model_len
@@ -246,7 +245,7 @@ def capture_length(runner: Any, key: Any) -> int | None:
 
 
 def is_too_much(runner: Any, estimate_bytes: int) -> bool:
-    """Whether graphs of this size are to be made fewer; they are by the time that this returns true."""
+    """Reduce the graphs to those for K = 0 and K_max if they are too large; return whether they were reduced."""
     dispatcher = runner.cudagraph_dispatcher
     if not isinstance(dispatcher, StepDispatcher) or not torch.accelerator.is_available():
         return False
@@ -262,7 +261,7 @@ def is_too_much(runner: Any, estimate_bytes: int) -> bool:
 
 
 def say_captured(runner: Any) -> None:
-    """Log which steps have FULL graphs, what these took, and from where on steps have none, after the capture."""
+    """Log the steps with FULL graphs, the cost of these, and the size above which steps have none."""
     dispatcher = runner.cudagraph_dispatcher
     if not isinstance(dispatcher, StepDispatcher):
         return
@@ -307,9 +306,9 @@ def _uniform_sizes(vllm_config: Any, length: int) -> list[int]:
 
 
 def _full_batch(vllm_config: Any, length: int) -> set[int]:
-    """Return the size of a step of all requests that may run, where keys of FULL graphs end; none if it is too large.
+    """Return the size of a step of all requests that may run, where keys of FULL graphs end; empty if too large.
 
-    Without it the last few batch sizes below `max_num_seqs` would be padded beyond, to a size without such a graph.
+    Without it the last few batch sizes below `max_num_seqs` would be padded to a size without such a graph.
     """
     size = length * vllm_config.scheduler_config.max_num_seqs
     return {size} if size <= vllm_config.compilation_config.max_cudagraph_capture_size else set()

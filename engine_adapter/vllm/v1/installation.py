@@ -1,25 +1,25 @@
-"""Where vLLM's classes are changed for model runner V1: every wrapper that the adapter puts around their methods.
+"""Every wrapper of the adapter around methods of vLLM's classes for model runner V1.
 
 Installed in every vLLM process by the `vllm.general_plugins` entry point, because runner and drafter may live in a
-worker process. Each wrapper asks first whether the drafter is steered (`engine_adapter.vllm.v1.drafting`); engines with
-other schedulers, and drafters of other kinds, are left as they are.
+worker process. Each wrapper first checks whether the drafter is steered (`vllm.v1.drafting`). Engines with other
+schedulers, and drafters of other kinds, run unchanged.
 
-Of vLLM's model runner, which all of its runners derive from:
+Wrapped methods of vLLM's model runner, the base of all its runners:
 
-- `execute_model` begins a step: rows of requests that ended are dropped, a plain step is run as without speculation;
+- `execute_model` begins a step: rows of requests that ended are dropped, a plain step runs as without speculation;
 - `_prepare_inputs`: a step that verifies nothing is laid out as without speculation;
-- `sample_tokens`, `_sample`: after sampling, before drafting, the drafter catches up and rows are kept; what vLLM's
-  sampling gets wrong is put right (`sampling`);
-- `_input_fits_in_drafter`: in a step of width 0 nothing does;
+- `sample_tokens`, `_sample`: after sampling and before drafting, the drafter catches up and rows are kept; a fault of
+  vLLM's sampling is repaired (`sampling`);
+- `_input_fits_in_drafter`: no, in a step of width 0;
 - `_check_and_update_cudagraph_mode`, `profile_cudagraph_memory`, `capture_model`, `_warmup_and_capture`,
-  `_determine_batch_execution_and_padding`: CUDA graphs are made and found for the steps that K makes (`graphs`).
+  `_determine_batch_execution_and_padding`: CUDA graphs are captured and found for the steps that K makes (`graphs`).
 
-Of its outputs in the asynchronous loop, `AsyncGPUModelRunnerOutput`: they bring the device's time (`device_time`).
+Wrapped outputs of the asynchronous loop, `AsyncGPUModelRunnerOutput`: they get the device's time (`device_time`).
 
-Of its drafters:
+Wrapped methods of its drafters:
 
 - `load_model`: a steered drafter gets its backlog;
-- `propose`: it lays out as many positions as the step is wide, for those alone who are not left out.
+- `propose`: it lays out as many positions as the step is wide, only for requests that are not left out.
 
 A wrapper names the parameters that it reads as vLLM does, so it does not matter which of them vLLM passes by keyword.
 """
@@ -77,7 +77,7 @@ def _wrap_drafters() -> None:
     def init_at_every_width(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         if is_steered(self.vllm_config):
-            draft_width.warm_up(self)  # here: vLLM takes registrations while it makes the runner, and no later
+            draft_width.warm_up(self)  # here: vLLM accepts registrations only while it creates the runner
 
     @wraps(load)
     def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:

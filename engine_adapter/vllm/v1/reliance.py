@@ -1,6 +1,6 @@
-"""What of vLLM's model runner V1 the adapter relies on, beside what it relies on for any runner.
+"""The parts of vLLM's model runner V1 that the adapter relies on, in addition to those of either runner.
 
-Checked as the other list is (`engine_adapter.vllm.reliance`), for an engine that runs V1.
+Checked like the other list (`engine_adapter.vllm.reliance`), for an engine that runs V1.
 """
 
 from specpilot.engine_adapter.vllm.reliance_items import Attributes, Item, Method, Names, Reads, Record
@@ -18,7 +18,7 @@ RELIANCE_V1: tuple[Item, ...] = (
         "v1/sample/thinking_budget_state.py", "ThinkingBudgetStateHolder", "_apply_forcing_to_logits",
         ("in_spec_mode",),
     ),
-    # draft_width.py, subset.py: how wide the drafter drafts, and for whom
+    # draft_width.py, subset.py: how wide the drafter drafts, and for which requests
     Names("v1/spec_decode/utils.py"),
     Method(
         _PROPOSER, "SpecDecodeBaseProposer", "__init__", ("vllm_config", "device"), Use.WRAP,

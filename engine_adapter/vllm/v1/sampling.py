@@ -1,7 +1,7 @@
-"""What model runner V1's sampling gets wrong in an engine that speculates: thinking budgets.
+"""A repair of model runner V1's sampling in a speculating engine: thinking budgets.
 
-An engine that speculates finds a request's rows of logits by the drafts of those before it. Where a step has none it
-takes the first row for everybody's: the end of one request's thinking would be forced upon another.
+A speculating engine finds a request's rows of logits by counting the drafts of the requests before it. In a step
+without drafts it uses the first row for all requests: the end of one request's thinking would be forced upon another.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 @contextmanager
 def one_row_each(runner: Any, metadata: SpecDecodeMetadata | None) -> Iterator[None]:
-    """Let thinking budgets know that each request of the `runner` has one row of logits, if a step verifies nothing.
+    """Make thinking budgets use one row of logits for each request of the `runner`, if a step verifies nothing.
 
-    `metadata` says what it verifies, `None` for nothing.
+    `metadata` describes the drafts to verify, `None`: there are none.
     """
     budgets = runner.input_batch.thinking_budget_state_holder if metadata is None else None
     if budgets is None:

@@ -1,13 +1,12 @@
-"""A part of a batch: the drafter runs over the requests alone for which a draft is wanted.
+"""A part of a batch on model runner V1: the drafter runs only over the requests with K > 0.
 
-vLLM hands its drafter the whole batch of a step. `chosen` cuts the arguments of `SpecDecodeBaseProposer.propose` down
-to the requests at some places of it, and `spread` puts their drafts back to these places. So the code after the drafter
-sees the whole batch; the other requests have zeros, which are cut off (K = 0).
+vLLM passes its drafter the whole batch of a step. `chosen` reduces the arguments of `SpecDecodeBaseProposer.propose` to
+the requests at some places of the batch, and `spread` puts their drafts back to these places. So the code after the
+drafter has drafts of the whole batch; the other requests have zeros, which are cut off (K = 0).
 
-The host knows which rows these are (`query_start_loc_cpu`), so nothing waits for the accelerator. All indices are made
-on the host, by numpy, and handed over in one piece: each operation of torch that is saved here saves 5 to 10
-microseconds of the host's time in a step. How many of a request's drafts were rejected is only known on the
-accelerator, and is picked out there.
+The host knows the rows of these requests (`query_start_loc_cpu`), so nothing waits for the accelerator. All indices are
+computed on the host, by numpy, and copied in one piece: each avoided torch operation saves 5 to 10 microseconds of the
+host's time in a step. Only the accelerator knows how many drafts of a request were rejected; these are selected there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +31,7 @@ def chosen(
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """Return the `arguments` of `propose`, by name, for the requests at `places` of the batch alone.
 
-    The `places` come beside them, on the `device`: [requests].
+    The `places` are returned too, on the `device`: [requests].
     """
     metadata: CommonAttentionMetadata = arguments["common_attn_metadata"]
     count = len(places)
@@ -58,7 +57,7 @@ def chosen(
     if given.get("token_indices_to_sample") is not None:
         given["token_indices_to_sample"] = given["token_indices_to_sample"].index_select(0, requests) - moved_there
     sampling = given["sampling_metadata"]
-    if sampling.temperature is not None:  # all that drafters read of it
+    if sampling.temperature is not None:  # drafters read no more of it
         given["sampling_metadata"] = replace(sampling, temperature=sampling.temperature.index_select(0, requests))
     if given.get("mm_embed_inputs") is not None:
         embeddings, is_embedding_cpu = given["mm_embed_inputs"]
@@ -84,9 +83,9 @@ def chosen(
 def _embeddings_of(
     tokens_cpu: torch.Tensor, embeddings: Sequence[torch.Tensor], is_embedding_cpu: torch.Tensor, device: torch.device
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-    """Return the image embeddings that lie at these positions of the step, and at which of them one lies.
+    """Return the image embeddings at these positions of the step, and which of the positions have one.
 
-    The last position of a prompt may be an image's, of a request that is left out.
+    The last position of a prompt may belong to an image, also of a request that is left out.
     """
     chosen_cpu = is_embedding_cpu[tokens_cpu]
     if int(chosen_cpu.sum()) < int(is_embedding_cpu.sum()):

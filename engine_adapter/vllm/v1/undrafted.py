@@ -1,19 +1,19 @@
-"""Steps without drafts: run as in an engine without speculation, and kept for the drafter.
+"""Steps without drafts run as in an engine without speculation; the positions that the drafter misses are kept.
 
-vLLM treats every step of a speculating engine alike: it lays out the drafts to verify, samples against them and
-prepares the drafter's input even when there is nothing to verify and nothing to draft. At K = 0 that would be all that
-is left of speculation, and for a small model a tenth of the step. So, in an engine with the adapter's scheduler:
+vLLM treats every step of a speculating engine alike: it lays out drafts to verify, samples against them and prepares
+the drafter's input even if there is nothing to verify and nothing to draft. At K = 0 this would be the whole cost of
+speculation, for a small model a tenth of the step. In an engine with the adapter's scheduler:
 
-- a *plain* step, which has one token of each request and neither verifies, drafts nor catches up, is run by vLLM's code
-  for engines without speculation: for its time the runner has no `speculative_config`;
-- another step that verifies nothing is laid out so, and therefore sampled so. Older versions of vLLM do that by
-  themselves;
-- another step whose drafts nobody wants (width 0) is handled as one whose tokens do not fit into the drafter: vLLM then
-  keeps the sampled tokens for the next step and neither prepares nor runs the drafter.
+1. a *plain* step has one token of each request, and neither verifies, drafts nor catches up. vLLM's code for engines
+   without speculation runs it: during the step the runner has no `speculative_config`;
+2. another step that verifies nothing is laid out, and therefore sampled, in the same way. Older versions of vLLM do
+   that themselves;
+3. another step of width 0 is handled like one whose tokens do not fit into the drafter: vLLM keeps the sampled tokens
+   for the next step, and neither prepares nor runs the drafter.
 
-All give what vLLM would have given. The recurrent layers of hybrid models count on a layout with drafts in every step,
-so only the last holds for them. Which CUDA graphs the target's pass finds is seen to in `graphs`. What the drafter
-misses, here and where vLLM cannot draft, goes to its `backlog`.
+The results are those of vLLM. The recurrent layers of hybrid models expect a layout with drafts in every step, so only
+3 applies to them. `graphs` chooses the CUDA graphs of these steps. Positions that the drafter misses, here and where
+vLLM cannot draft, go to its `backlog`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from specpilot.engine_adapter.vllm.v1.drafting import Drafting
 
 
 def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata | None, sampled: torch.Tensor) -> None:
-    """Let the drafter catch up, and keep what it misses of the step, which verified what `metadata` says, if anything.
+    """Let the drafter catch up, and keep the rows that it misses of the step; `metadata` describes verified drafts.
 
     `sampled` [requests, tokens].
     """
@@ -47,11 +47,11 @@ def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata
 
 
 def reads_ahead(drafting: Drafting, runner: Any, state: Any) -> bool:
-    """Whether the drafter runs before something of what the target left of a step is read.
+    """Whether the drafter runs before some of the target's outputs of a step are read.
 
-    So it does over rows, or over positions of the step, before vLLM's drafting reads these. And vLLM's own drafting
-    runs before the probabilities of a prompt's tokens are taken. `state` is the runner's between the target's pass and
-    sampling.
+    Passes over rows, or over positions of the step, run before vLLM's drafting reads these outputs. vLLM's own drafting
+    runs before the log-probabilities of a prompt's tokens are computed. `state` is the runner's between the target's
+    pass and sampling.
     """
     if drafting.is_plain or drafting.plan is None:
         return False
@@ -79,7 +79,7 @@ def is_plain(runner: Any, scheduler_output: Any) -> bool:
 
 
 def is_undrafted(runner: Any, scheduler_output: Any) -> bool:
-    """Whether a step that the adapter's scheduler planned verifies nothing, and the model can be told so."""
+    """Whether a step that the adapter's scheduler planned verifies nothing, and the model allows such a layout."""
     return (
         plan_of(scheduler_output) is not None
         and not scheduler_output.scheduled_spec_decode_tokens

@@ -1,4 +1,4 @@
-"""What attention is told of a pass of the head that the adapter lays out itself."""
+"""The attention metadata of a pass of the head that the adapter lays out itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 class Pass:
     """Rows of some requests, each request's beside one another.
 
-    `starts` [requests + 1] is where they begin, also on the host (`starts_cpu`); `seq_lens` [requests] where each
-    request's sequence ends with its last row, `bound_cpu` an upper bound that the host knows. `block_tables` are by
-    KV cache group, [requests, blocks], and `slots` [groups, rows] is where each row's KV cache goes. Padding for a
-    CUDA graph is included: requests without rows, and rows without slots. `longest` is the most rows of a request, or
-    what the graph promises.
+    `starts` [requests + 1] are their first rows, also on the host (`starts_cpu`). `seq_lens` [requests] are the lengths
+    of the sequences up to their last row, `bound_cpu` upper bounds of these on the host. `block_tables` are by KV cache
+    group, [requests, blocks]; `slots` [groups, rows] are the KV slots of the rows. Padding for a CUDA graph is
+    included: requests without rows, and rows without slots. `longest` is the largest number of rows of a request, or of
+    the graph.
     """
 
     starts: torch.Tensor

@@ -1,17 +1,16 @@
-"""What the drafter has not seen yet on model runner V2, and how it catches up when it is wanted again.
+"""The positions that the drafter has not seen, and how it catches up, on model runner V2.
 
-The rules are those of model runner V1 (`engine_adapter.vllm.backlog`): a request that is not drafted for leaves one row
-in each step, what the target left at its last position and the token that follows. Of a short prompt that the plan
-holds back (`StepPlan.held`) all positions are rows. Before the request's next draft its rows go through the head in one
-pass. What differs comes from the runner:
+The rules are those of model runner V1 (`vllm.v1.backlog`). A request that is left out leaves one row in each step: the
+target's states at its last position, and the token that follows. All positions of a held prompt (`StepPlan.held`) are
+rows. Before the request's next draft its rows go through the head in one pass. The runner makes these differences:
 
-- The token that follows a position is known when the speculator is called, so a row has it.
+- The token that follows a position is known when the speculator is called, so a row contains it.
 - Block tables are kept by request slot, so a pass finds its KV slots by the slots of its requests. It has tables and
-  slot mappings of its own: the step's are read again after it.
+  slot mappings of its own, because the step's are read again after it.
 - Passes run without a CUDA graph. Graphs share one pool of memory, and the replay of a drafter's PIECEWISE graph could
-  write over what the target's left; a pass that replays none writes over nothing, so nothing is copied for it.
+  overwrite the target's outputs. Without a replay nothing is overwritten, so nothing is copied.
 
-vLLM on V2 knows no limit of the drafter's own length. The adapter's scheduler drafts nothing beyond it, and positions
+vLLM's V2 has no limit of the drafter's own length. The adapter's scheduler drafts nothing beyond it, and positions
 beyond it are left out here.
 """
 
@@ -25,14 +24,13 @@ from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 
 from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
 from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, row_size, states_stay
-from specpilot.engine_adapter.vllm.rows import Rows, handed_over, indices
-from specpilot.engine_adapter.vllm.tuning import SPARE_ROWS, TAKEN_IN_TOGETHER
+from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, Rows, handed_over, indices
 from specpilot.engine_adapter.vllm.v2.attention import Pass
 from specpilot.engine_adapter.vllm.v2.step import Step
 
 
 class Backlog:
-    """What one speculator has not seen: `catch_up` before it drafts, `keep` for the requests that it leaves out.
+    """The backlog of one speculator: `catch_up` before it drafts, `keep` for the requests that it leaves out.
 
     `rows` are those that wait.
     """
@@ -48,9 +46,9 @@ class Backlog:
         self._slots: torch.Tensor | None = None
 
     def keep(self, step: Step, held: Collection[str] = ()) -> None:
-        """Keep the last row of each request of a step that drafts nothing; the head takes in its other positions.
+        """Keep the last row of each request of a step that drafts nothing; the head reads its other positions.
 
-        Of the requests in `held` the other positions are kept too.
+        All positions of the requests in `held` are kept.
         """
         last: Any = slice(step.batch.num_reqs)
         if step.batch.num_tokens > step.batch.num_reqs:
@@ -60,7 +58,7 @@ class Backlog:
         self.rows.add(step.requests, [layer[last] for layer in step.states], step.following, step.requests)
 
     def keep_of(self, left_out: Collection[str], step: Step) -> None:
-        """Keep the row of each request that a step which drafts for others has `left_out`; each has one position."""
+        """Keep the row of each request that a drafting step has `left_out`; each has one position."""
         out = frozenset(left_out)
         places = [place for place, request in enumerate(step.requests) if request in out]
         chosen = indices(places, self._speculator.device)
@@ -69,7 +67,7 @@ class Backlog:
         self.rows.add([step.requests[place] for place in places], states, step.following[chosen], step.requests)
 
     def catch_up(self, step: Step, wanted: Collection[str]) -> None:
-        """Run the head over the rows of the requests `wanted`, and forget these rows."""
+        """Run the head over the rows of the requests `wanted`, and drop these rows."""
         rows_of = self.rows.by_request() if wanted else None
         if not rows_of:
             return
@@ -93,7 +91,7 @@ class Backlog:
     def _take_in(self, step: Step, held: Collection[str]) -> None:
         """Run the head over all positions of the step except the last of each request, some at a time.
 
-        Those in `held` are left out.
+        Requests in `held` are left out.
         """
         self._take_in_cut(step)
         own = Lag([], [])
@@ -102,7 +100,7 @@ class Backlog:
                 own.places.append(place)
                 own.rows.append(rows)
         own, ends = within(own, [end - 1 for end in step.ends], self._length)
-        limit = min(self._speculator.max_num_tokens, TAKEN_IN_TOGETHER)
+        limit = min(self._speculator.max_num_tokens, POSITIONS_PER_PASS)
         for part, part_ends in passes(own, ends, limit):
             on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
             rows = handed_over(on_host, self._speculator.device)
@@ -137,10 +135,10 @@ class Backlog:
         states: torch.Tensor,
         known: tuple[torch.Tensor, int] | None = None,
     ) -> None:
-        """Run the head over the rows of `part`, which end at `part_ends`, as the host knows it.
+        """Run the head over the rows of `part`, whose ends on the host are `part_ends`.
 
-        `tokens` [rows] follow them, `states` [rows, row_size] are the target's. `known` is where each request's rows
-        begin, [requests + 1], and the most rows of one, where the lengths in `part` are not exact.
+        `tokens` [rows] are those that follow them, `states` [rows, row_size] the target's. `known`, if the lengths in
+        `part` are not exact: the first row of each request, [requests + 1], and the most rows of one.
         """
         speculator, device, count = self._speculator, self._speculator.device, len(tokens)
         lengths = [len(rows) for rows in part.rows]

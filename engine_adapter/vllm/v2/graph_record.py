@@ -1,4 +1,4 @@
-"""What the CUDA graphs of an engine on model runner V2 are, for the record that the controller reads."""
+"""The CUDA graphs of an engine on model runner V2, for the record that the controller reads."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from specpilot.policy.graphs import Graphs
 
 
 def of_runner(runner: Any) -> Graphs | None:
-    """Return the graphs of a model runner whose speculator is steered; `None` where it has none."""
+    """Return the graphs of a model runner whose speculator is steered; `None` without graphs."""
     manager = runner.cudagraph_manager
     if of_speculator(runner.speculator) is None or not manager.needs_capture():
         return None

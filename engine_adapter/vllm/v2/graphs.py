@@ -1,18 +1,18 @@
 """CUDA graphs on model runner V2 for the steps that K makes: any mix of lengths in one graph, where attention can.
 
-vLLM's V2 captures FULL graphs of decodes for 1 + K_max positions of each request alone; every other step is PIECEWISE.
-It has graphs of variable length (`varlen_decode`), and makes them for adaptive verification alone. Here a steered
-engine gets, in place of vLLM's managers and before anything is captured:
+vLLM's V2 captures FULL graphs of decodes only for 1 + K_max positions of each request; every other step is PIECEWISE.
+It has graphs of variable length (`varlen_decode`), and captures them for adaptive verification only. Before the capture
+a steered engine gets, in place of vLLM's managers:
 
 - *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, where every attention backend can
   (`get_varlen_cudagraph_unsupported_backend`) and is one of `ANY_MIX_BACKENDS`. An engine with adaptive verification
-  has them in any case: vLLM starts it on no other backend. In any case graphs for each length of
-  `query_lengths`: for one position of each request, K = 0, kernels are faster when they know;
+  always has them: vLLM starts it on no other backend. Every engine has graphs for each length of `query_lengths`:
+  kernels are faster for a known length, such as one position of each request, K = 0;
 - *a sequential head's first pass*: the same lengths, as it runs over the target's step;
-- *its further passes*: one graph of all passes for each width. vLLM's own has K_max passes whatever the width.
+- *its further passes*: one graph of all passes for each width. vLLM's own has K_max passes at any width.
 
-Graphs exist where the mode has FULL graphs of decodes apart from mixed steps (`FULL_AND_PIECEWISE`,
-`FULL_DECODE_ONLY`). Mode `FULL` has one set of graphs for any step, and is left alone.
+Graphs exist in modes with FULL graphs of decodes separate from mixed steps (`FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`).
+Mode `FULL` has one set of graphs for any step, and stays unchanged.
 """
 
 import logging
@@ -33,10 +33,10 @@ logger = logging.getLogger("vllm.specpilot")
 
 
 class _OfLengths(CudaGraphManager):
-    """Adds FULL graphs for steps in which each request has as many positions, one of `lengths`.
+    """Adds FULL graphs for steps in which all requests have the same number of positions, one of `lengths`.
 
-    They are found before those of variable length. `longest` is the most positions of a request in the step, for a
-    caller that does not pass it to `dispatch`; `None` where the step is no decode.
+    They are preferred to those of variable length. `longest` is the largest number of positions of a request in the
+    step, for a caller that does not pass it to `dispatch`; `None` if the step is no decode.
     """
 
     def __init__(self, *args: Any, lengths: Iterable[int], **kwargs: Any) -> None:
@@ -83,7 +83,7 @@ class _OfLengths(CudaGraphManager):
         )
 
     def _add(self, graphs: list[BatchExecutionDescriptor]) -> None:
-        """Capture `graphs`, smallest first, too; offer them first for the steps that they take."""
+        """Capture `graphs` too, smallest first; prefer them for their steps."""
         known = self._capture_descs.setdefault(CUDAGraphMode.FULL, list[BatchExecutionDescriptor]())
         known.extend(graph for graph in graphs if graph not in known)
         known.sort(key=lambda graph: graph.num_tokens, reverse=True)
@@ -122,9 +122,9 @@ class FurtherPassGraphs(SpeculatorCudaGraphManager):
 
 
 def replace_managers(runner: Any) -> None:
-    """Give a steered runner managers for the steps that K makes, in place of those that vLLM has just made.
+    """Replace the managers that vLLM has just made for a steered runner by managers for the steps that K makes.
 
-    Hybrid models keep vLLM's: their recurrent layers count on a layout with K_max drafts in each uniform step.
+    Hybrid models keep vLLM's: their recurrent layers expect a layout with K_max drafts in each uniform step.
     """
     if runner.model_config.is_hybrid:
         return
@@ -133,8 +133,8 @@ def replace_managers(runner: Any) -> None:
     is_varlen = runner.adaptive_verification is not None or can_mix(runner)
     if target.cudagraph_mode.separate_routine() and not is_varlen:
         logger.warning(
-            "SpecPilot: this attention has graphs for decodes of one length alone: a step of different K has no FULL "
-            "CUDA graph; where the GPU has it, choose --attention-backend FLASH_ATTN (3), or TRITON_ATTN"
+            "SpecPilot: this attention has graphs for decodes of one length only: a step of different K has no FULL "
+            "CUDA graph; if the GPU supports it, choose --attention-backend FLASH_ATTN (3), or TRITON_ATTN"
         )
     lengths = query_lengths(k_max, any_mix=is_varlen)
     runner.cudagraph_manager = TargetGraphs(
@@ -165,14 +165,14 @@ def replace_managers(runner: Any) -> None:
 
 
 def note_longest(speculator: Any, batch: Any) -> None:
-    """Let a sequential head's first pass over `batch` find graphs of variable length: vLLM does not say how long."""
+    """Let a sequential head's first pass over `batch` find graphs of variable length: vLLM does not pass its length."""
     manager = speculator.prefill_cudagraph_manager
     if isinstance(manager, _OfLengths):
         manager.longest = None if batch.has_prefill else int(batch.num_scheduled_tokens.max())
 
 
 def can_mix(runner: Any) -> bool:
-    """Whether the FULL graphs of every attention backend take decodes of any lengths up to 1 + K_max in one step."""
+    """Whether the FULL graphs of every attention backend allow decodes of any lengths up to 1 + K_max in one step."""
     return (
         are_known(runner.attn_groups)
         and get_varlen_cudagraph_unsupported_backend(runner.attn_groups, runner.vllm_config, runner.decode_query_len)
@@ -181,5 +181,5 @@ def can_mix(runner: Any) -> bool:
 
 
 def are_known(attn_groups: Any) -> bool:
-    """Whether graphs of variable length are made for these attention backends."""
+    """Whether graphs of variable length are captured for these attention backends."""
     return all(group.backend.get_name() in ANY_MIX_BACKENDS for groups in attn_groups for group in groups)

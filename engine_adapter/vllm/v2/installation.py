@@ -1,19 +1,19 @@
-"""Where vLLM's classes are changed for model runner V2: every wrapper that the adapter puts around their methods.
+"""Every wrapper of the adapter around methods of vLLM's classes for model runner V2.
 
-Installed in every vLLM process that may run V2, by the `vllm.general_plugins` entry point. Each wrapper asks first
-whether the speculator is steered; engines with other schedulers, and speculators of other kinds, are left as they are.
+Installed in every vLLM process that may run V2, by the `vllm.general_plugins` entry point. Each wrapper first checks
+whether the speculator is steered. Engines with other schedulers, and speculators of other kinds, run unchanged.
 
 - `GPUModelRunner.execute_model` begins a step: rows of requests that ended are dropped, the step's plan is noted;
-- `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are made for the steps that K makes, and attention
-  reads a step as the graph that was found for it promises (`graphs`);
-- `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to nothing is the
+- `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are captured for the steps that K makes, and
+  attention reads a step with the lengths of its graph (`graphs`);
+- `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to 0 tokens is the
   uniform step of K = 0, and finds its graphs;
 - `AsyncOutput`: an engine with adaptive verification reports how many draft tokens it verified (`verified_tokens`);
 - `TargetDependentARSpeculator.load_model`: a steered speculator gets its backlog;
 - `TargetDependentARSpeculator.propose`: it drafts for the requests and at the width of the plan (`proposal`);
 - `init_speculator`: a P-EAGLE head gets the speculator that vLLM lacks (`parallel_speculator`);
-- `VllmConfig._get_v2_model_runner_unsupported_features`: so P-EAGLE is none of them, where the environment asks for V2.
-  Where it says nothing, vLLM goes on running P-EAGLE on V1.
+- `VllmConfig._get_v2_model_runner_unsupported_features`: P-EAGLE is removed from them if the environment selects V2. By
+  default vLLM still runs P-EAGLE on V1.
 """
 
 from functools import cache, wraps
@@ -39,9 +39,9 @@ from specpilot.engine_adapter.vllm.v2.steered import Steered, attach, of_specula
 from specpilot.engine_adapter.vllm.verified_tokens import report
 
 _PARALLEL_EAGLE = "parallel drafting for EAGLE speculative decoding"
-"""vLLM's words for what its own V2 lacks."""
+"""vLLM's name of the feature that its own V2 lacks."""
 _IS_ADAPTIVE = [False]
-"""Whether the steered engine of this process verifies adaptively: an output does not know its runner."""
+"""Whether the steered engine of this process verifies adaptively: an output has no reference to its runner."""
 
 
 @cache

@@ -1,18 +1,17 @@
-"""How P-EAGLE's rows are laid out on model runner V2: one pass drafts all positions.
+"""The layout of P-EAGLE's rows on model runner V2: one pass drafts all positions.
 
-A request with q positions in the step, of which the last `rejected` fell away, gets q + width - 1 rows:
+A request with q positions in the step, of which the last `rejected` were rejected, gets q + width - 1 rows:
 
-    row             token                  hidden state            what it gives
+    row             token                  hidden state            result
     0 .. v - 1      the position's next    the target's            the KV cache of accepted positions
     v               the token sampled now  the target's            draft token 1
     v + 1 ..        the mask token         the mask's, learned     draft tokens 2 .. width
     the rest        0                      any                     nothing: no KV slot, not sampled
 
-with v = q - 1 - rejected. The rows that give nothing stand at the end, so the causal mask of the others is right. It is
-the layout of vLLM's model runner V1 (`copy_and_expand_eagle_inputs_kernel`); the tests compare the two.
+with v = q - 1 - rejected. The rows without a result are the last ones, so the causal mask of the others is right.
+vLLM's model runner V1 has the same layout (`copy_and_expand_eagle_inputs_kernel`); the tests compare the two.
 
-In place of copying hidden states, `sources` names for each row the one that it reads: a position of the step, or
-`mask_source`.
+Hidden states are not copied: `sources` names the state that each row reads, a position of the step or `mask_source`.
 """
 
 from dataclasses import dataclass
@@ -22,16 +21,16 @@ import torch
 from vllm.triton_utils import tl, triton
 
 _BLOCK = 256
-"""Rows that one program of the kernel writes: as many as vLLM's kernel of the same purpose does."""
+"""Rows that one program of the kernel writes, as in vLLM's kernel of the same purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The buffers that a layout is written to, of the largest step each.
+    """The buffers of a layout, each for the largest step.
 
-    `sources` [rows] and `is_unused` [rows] are by row. `samples`, `sample_positions` and `sample_slots` are
-    [requests, K_max]: the row that a draft token is sampled from, the position before the token, and the request's slot
-    in the runner's state; beyond the width, and for padding, row 0 and slot -1, which vLLM's sampling leaves out.
+    `sources` [rows] and `is_unused` [rows] are by row. `samples`, `sample_positions` and `sample_slots` are [requests,
+    K_max]: the row from which a draft token is sampled, the position before the token, and the request's slot in the
+    runner's state. Beyond the width, and for padding, they are row 0 and slot -1, which vLLM's sampling skips.
     """
 
     sources: torch.Tensor
@@ -65,8 +64,8 @@ def lay_out(  # noqa: PLR0913, PLR0917 - what a layout is made of
 ) -> None:
     """Write the rows of a step that drafts `width` tokens for each request to `layout`, and to the drafter's `buffers`.
 
-    `batch` is the step's `InputBatch`; `following` [requests] are the tokens sampled now, or next of a prompt that goes
-    on; `rejected` [requests] says how many draft tokens were rejected. No position reaches `max_length`.
+    `batch` is the step's `InputBatch`; `following` [requests] are the tokens sampled now, or the next ones of prompts
+    that go on; `rejected` [requests] are the numbers of rejected draft tokens. No position reaches `max_length`.
     """
     count = batch.num_reqs
     longest = int(batch.num_scheduled_tokens.max()) + width - 1

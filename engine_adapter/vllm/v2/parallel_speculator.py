@@ -1,13 +1,13 @@
 """P-EAGLE on model runner V2, which vLLM does not have: an EAGLE head that drafts all positions in one pass.
 
-vLLM's V2 runs EAGLE heads one draft token at a time and refuses `parallel_drafting` for them. This speculator is what
-the adapter makes there in its place. It lays the step's rows out as vLLM's model runner V1 does (`parallel_layout`), as
-wide as the step asks for, and runs the head once. All the rest, loading, KV cache, sampling, is vLLM's.
+vLLM's V2 runs EAGLE heads one draft token at a time and rejects `parallel_drafting` for them. The adapter replaces that
+speculator by this one. It lays the step's rows out as vLLM's model runner V1 does (`parallel_layout`), at the step's
+width, and runs the head once. Loading, KV cache and sampling are vLLM's.
 
-*CUDA graphs.* The head's pass and the sampling are one FULL graph, where the head's attention takes requests of any
+*CUDA graphs.* The head's pass and the sampling are one FULL graph if the head's attention supports requests of any
 length (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton): for any mix of lengths and widths, by rows. Elsewhere
-there are graphs for the uniform step at K_max alone, of 2 K_max rows for each request. A graph samples K_max tokens for
-each request whatever the width; those beyond it are dropped. Other steps run without a graph.
+there are graphs for the uniform step at K_max only, with 2 K_max rows for each request. A graph samples K_max tokens
+for each request at any width; those beyond it are dropped. Other steps run without a graph.
 """
 
 from inspect import signature
@@ -52,7 +52,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self._steps = torch.arange(k_max, dtype=torch.int32, device=device).repeat(self.max_num_reqs, 1)
 
     def load_model(self, target_model: Any) -> None:
-        """Load the head, and work out the hidden state of its masks."""
+        """Load the head, and compute the hidden state of its masks."""
         super().load_model(target_model)
         self.supports_mm_inputs = False
         mask = self.model.mask_hidden.view(-1)
@@ -60,7 +60,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self._read[-1].copy_(combine(mask))
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Decide which graphs there are to be; they are captured later."""
+        """Decide which graphs will be captured later."""
         support = self.attn_cg_support.min_cg_support
         is_full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         is_full &= support.value >= AttentionCGSupport.UNIFORM_BATCH.value
@@ -99,7 +99,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         count, width = batch.num_reqs, given.get("num_speculative_tokens")
         width = self.num_speculative_steps if width is None else width
         drafts: torch.Tensor = self.draft_tokens[:count]
-        if width == 0:  # another scheduler's: vLLM keeps the head in step there, which this one does not know
+        if width == 0:  # another scheduler's step: vLLM keeps the head complete there, which this speculator does not
             return drafts.fill_(-1)
         self._copy_request_inputs(count, batch.idx_mapping, given["temperature"], given["seeds"], dummy_run=is_dummy)
         step = Step.of(given)
@@ -128,7 +128,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         return drafts
 
     def _pass(self, batch: Any, starts: Any, width: int, graph: BatchExecutionDescriptor, longest: int) -> Pass:
-        """Return the pass over the rows that are laid out, which begin at `starts`, padded to its `graph`."""
+        """Return the pass over the laid out rows, which begin at `starts`, padded to its `graph`."""
         count, rows, padded = batch.num_reqs, int(starts[-1]), graph.num_reqs or batch.num_reqs
         buffers = self.input_buffers
         slots = self.block_tables.compute_slot_mappings(
@@ -151,7 +151,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         )
 
     def _graph(self, given: dict[str, Any], rows: int, longest: int) -> BatchExecutionDescriptor:
-        """Return the descriptor of the graph for so many rows, the `longest` request's among them."""
+        """Return the descriptor of the graph for so many rows; `longest`: the most rows of one request."""
         count, manager = given["input_batch"].num_reqs, self.prefill_cudagraph_manager
         if manager is None or given.get("is_profile", False):
             return BatchExecutionDescriptor(CUDAGraphMode.NONE, rows, count)
@@ -182,7 +182,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE,
         width: int | None = None,
     ) -> None:
-        """Run the head over the rows that are laid out, and sample `width` tokens for each request; `None`: K_max."""
+        """Run the head over the laid out rows, and sample `width` tokens for each request; `None`: K_max."""
         width = width or self.num_speculative_steps
         hidden, _ = self._run_model(
             num_tokens, attn_metadata, slot_mappings, num_tokens_across_dp, cudagraph_runtime_mode

@@ -1,9 +1,9 @@
-"""How a steered speculator of model runner V2 drafts in one step: for whom, how deep, and what it is told first.
+"""How a steered speculator of model runner V2 drafts in one step: for which requests, how deep, and after which rows.
 
-vLLM's speculator runs its first pass in every step, so that its KV cache stays complete, and at width 0 throws the rest
-away. Here the plan of the step (`engine_adapter.plan.planner`) decides:
+vLLM's speculator runs its first pass in every step, so that its KV cache stays complete, and at width 0 drops the rest.
+Here the plan of the step (`engine_adapter.plan.planner`) decides:
 
-- requests in `catch_up` catch up first, whatever else the step does;
+- requests in `catch_up` catch up first, in any step;
 - width 0: the speculator does not run; each request leaves a row;
 - requests in `left_out` leave a row, and the speculator runs over the others alone.
 """

@@ -1,6 +1,6 @@
-"""What of vLLM's model runner V2 the adapter relies on, beside what it relies on for any runner.
+"""The parts of vLLM's model runner V2 that the adapter relies on, in addition to those of either runner.
 
-Checked as the other list is (`engine_adapter.vllm.reliance`), for an engine that runs V2.
+Checked like the other list (`engine_adapter.vllm.reliance`), for an engine that runs V2.
 """
 
 from specpilot.engine_adapter.vllm.reliance_items import Attributes, Item, Method, Names, Reads

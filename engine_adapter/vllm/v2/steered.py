@@ -1,7 +1,7 @@
-"""What the adapter keeps of one speculator of model runner V2: its backlog, and the plan of the step under way.
+"""The adapter's state of one speculator of model runner V2: its backlog, and the plan of the step under way.
 
-The one object that the wrappers (`engine_adapter.vllm.v2.installation`) share. It belongs to the speculator and ends
-with it; nothing is hung on vLLM's own objects.
+The wrappers (`vllm.v2.installation`) share this object. It lives as long as the speculator; vLLM's own objects get no
+attributes.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from specpilot.engine_adapter.vllm.v2.backlog import Backlog
 
 @dataclass(slots=True)
 class Steered:
-    """A steered speculator's `backlog`; `plan` is the step's, `None` where another scheduler made the step."""
+    """A steered speculator's `backlog`; `plan` is the step's, `None` from another scheduler."""
 
     backlog: Backlog
     plan: StepPlan | None = None
@@ -29,5 +29,5 @@ def attach(speculator: Any, steered: Steered) -> None:
 
 
 def of_speculator(speculator: Any) -> Steered | None:
-    """Return what is kept of a speculator; `None` when it is not steered, or no speculator."""
+    """Return the state of a speculator; `None` when it is not steered, or no speculator."""
     return _OF.get(speculator) if speculator is not None else None

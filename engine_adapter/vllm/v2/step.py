@@ -1,6 +1,6 @@
-"""One step of model runner V2 as its speculator sees it, after sampling: positions, states, tokens, what was rejected.
+"""One step of model runner V2 as input of its speculator, after sampling: positions, states, tokens, rejected drafts.
 
-vLLM calls `propose` with all of it. Names here say what each tensor means to a drafter; nothing is copied.
+These are the arguments of vLLM's `propose`, under names that state their meaning to a drafter; nothing is copied.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ class Step:
     """The arguments of `propose` that the backlog reads.
 
     `batch` is vLLM's `InputBatch`. `states` are the target's hidden states that the head reads, [tokens, hidden size]
-    for each layer. `rejected` [requests] says how many draft tokens of each request were rejected, `following`
-    [requests] which token follows the last position that stays: the one sampled now, or the prompt's next.
+    for each layer. `rejected` [requests] are the numbers of rejected draft tokens, `following` [requests] the tokens
+    after the last position that stays: the one sampled now, or the prompt's next.
     """
 
     batch: Any
@@ -45,16 +45,16 @@ class Step:
 
     @property
     def begins(self) -> list[int]:
-        """Position at which each request's part of the step begins, as the host knows it: an upper bound.
+        """Position at which each request's part of the step begins, on the host: an upper bound.
 
-        Where drafts were rejected it is too large, by as much as `overshoot`.
+        After rejected drafts it is too large, by `overshoot`.
         """
         found: list[int] = self.batch.num_computed_tokens_np.tolist()
         return found
 
     @property
     def ends(self) -> list[int]:
-        """Position after each request's last in the step, as the host knows it: an upper bound like `begins`."""
+        """Position after each request's last in the step, on the host: an upper bound like `begins`."""
         found: list[int] = self.batch.seq_lens_cpu_upper_bound[: self.batch.num_reqs].tolist()
         return found
 
@@ -86,6 +86,6 @@ class Step:
         return handed_over(bound, device) - self.batch.seq_lens[handed_over(chosen, device)]
 
     def last(self) -> torch.Tensor:
-        """Return where the last position of each request that stays stands in the step: [requests]."""
+        """Return the place in the step of each request's last position that stays: [requests]."""
         found: torch.Tensor = self.batch.query_start_loc[1 : self.batch.num_reqs + 1].long() - 1 - self.rejected
         return found

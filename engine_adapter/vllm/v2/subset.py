@@ -1,14 +1,14 @@
-"""A part of a step on model runner V2: the speculator runs over the requests alone for which K > 0.
+"""A part of a step on model runner V2: the speculator runs only over the requests with K > 0.
 
-`chosen` cuts the arguments of `propose` down to the requests at some places of the batch, and `spread` puts their
-drafts back to these places; the others get -1, vLLM's sign for no draft.
+`chosen` reduces the arguments of `propose` to the requests at some places of the batch, and `spread` puts their drafts
+back to these places; the others get -1, vLLM's sign for no draft.
 
-The head's first pass reads the step through the runner's persistent buffers: a FULL CUDA graph has their addresses. So
-the part is laid out in them as the runner lays a step out, padded to the graph that it will find: query starts,
-sequence lengths, block tables, slot mappings. Nothing after the speculator reads the whole step's, and the next step
-writes them anew. A speculator that `lays_out_itself` gets the block tables alone.
+The head's first pass reads the step from the runner's persistent buffers, whose addresses a FULL CUDA graph contains.
+So the part is laid out in them like a step of the runner, padded to its graph: query starts, sequence lengths, block
+tables, slot mappings. Nothing after the speculator reads those of the whole step, and the next step writes them again.
+A speculator that `lays_out_itself` gets the block tables only.
 
-Which tokens these are is known on the host, so nothing waits for the accelerator.
+The host knows the tokens of the part, so nothing waits for the accelerator.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ from specpilot.engine_adapter.vllm.v2.graphs import note_longest
 
 
 def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
-    """Return where in the `batch` the requests stand that are not `left_out`."""
+    """Return the places in the `batch` of the requests that are not `left_out`."""
     out = frozenset(left_out)
     return [place for place, request in enumerate(batch) if request not in out]
 
@@ -80,7 +80,7 @@ def spread(drafts: torch.Tensor, places: Sequence[int], count: int, elsewhere: f
 
 
 def _on_host(whole: Any, at: np.ndarray) -> Any:
-    """Return the `InputBatch` of the requests `at` these places, as far as the host knows it."""
+    """Return the `InputBatch` of the requests `at` these places, with the fields that the host knows."""
     lengths = np.diff(whole.query_start_loc_np[: whole.num_reqs + 1])[at]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     prefilling, as_decode = whole.is_prefilling_np[at], whole.prefill_runs_as_decode_np

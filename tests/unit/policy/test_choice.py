@@ -111,7 +111,7 @@ def test_a_large_backlog_does_not_hold_requests_at_k_0_that_drafting_pays_for() 
 
 
 def test_leaving_out_has_a_price() -> None:
-    """A step by itself would leave a few out, who then catch up in a later one."""
+    """A single step would leave a few requests out, which then catch up in a later one."""
     groups, al = [Group(30, 1, 1.0, 0, K), Group(2, 0, 1.0, 0, K)], lengths(0.1, 0.9)
     found = [choose(groups, al, prices(left_s=left_s, drafter=6e-3, token=1e-4)) for left_s in (0.0, 2e-4)]
     assert found == [[K, 0], [K, 1]]

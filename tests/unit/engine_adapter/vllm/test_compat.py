@@ -266,7 +266,7 @@ def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfi
         (None, None, []),
         (128, 4096, ["sliding window"]),
         (None, 2048, ["reads 2048 tokens at most and the model 4096: while a request of more than 2041 runs"]),
-        (128, 2048, ["sliding window", "nobody speculates"]),
+        (128, 2048, ["sliding window", "no request speculates"]),
     ],
 )
 def test_what_keeps_speculation_back_is_said_at_start(

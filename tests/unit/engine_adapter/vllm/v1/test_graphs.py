@@ -81,7 +81,7 @@ def runner(
     backend: type = _Backend,
     largest: int = SIZES[-1],
 ) -> Any:
-    """vLLM's runner as far as it finds graphs; its configuration is a stub, its dispatcher and methods are real."""
+    """The part of vLLM's runner that finds graphs; its configuration is a stub, its dispatcher and methods are real."""
     compilation = CompilationConfig(
         mode=3,
         cudagraph_mode=mode,
@@ -397,7 +397,7 @@ def test_a_mode_that_the_backend_does_not_support_is_said_once(caplog: pytest.Lo
 
 
 class _Drafter:
-    """A drafter as far as its graphs go."""
+    """The part of a drafter that concerns its graphs."""
 
     def __init__(self, made: Any, *, is_parallel: bool) -> None:
         self.parallel_drafting = is_parallel

@@ -21,8 +21,8 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     from specpilot.engine_adapter.plan.step_plan import StepPlan
+    from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS
     from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
-    from specpilot.engine_adapter.vllm.tuning import TAKEN_IN_TOGETHER
     from specpilot.engine_adapter.vllm.v1 import backlog as module
     from specpilot.engine_adapter.vllm.v1.backlog import Backlog
     from specpilot.engine_adapter.vllm.v1.drafting import Drafting, use_plain_embeddings
@@ -315,8 +315,8 @@ def test_only_what_a_graph_left_is_copied(
 
 def test_a_long_prompt_is_taken_in_by_bounded_passes(drafter: Drafter) -> None:
     """However many tokens a pass of the drafter takes: what a pass gathers is beyond the memory that vLLM measured."""
-    length = 2 * TAKEN_IN_TOGETHER + 100
-    drafter.max_num_tokens = 4 * TAKEN_IN_TOGETHER
+    length = 2 * POSITIONS_PER_PASS + 100
+    drafter.max_num_tokens = 4 * POSITIONS_PER_PASS
     drafter.input_ids = torch.zeros(drafter.max_num_tokens, dtype=torch.int32, device=META)
     drafter.hidden_states = torch.zeros(drafter.max_num_tokens, HIDDEN, device=META)
     drafter.vllm_config.speculative_config.draft_model_config.max_model_len = 2 * length
@@ -325,7 +325,7 @@ def test_a_long_prompt_is_taken_in_by_bounded_passes(drafter: Drafter) -> None:
     with Apart():
         step.run(Drafting(Backlog(drafter)), StepPlan(0))
     assert sum(drafter.passes) == length - 1
-    assert max(drafter.passes) <= TAKEN_IN_TOGETHER == 4096
+    assert max(drafter.passes) <= POSITIONS_PER_PASS == 4096
 
 
 def test_a_drafter_shares_the_targets_embeddings_without_lora() -> None:
