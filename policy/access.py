@@ -57,13 +57,13 @@ class AdminToken:
 
 def roles_in(text: str) -> dict[str, Role]:
     """Return the roles in `text`, such as `sre=operator,platform=admin`; raises `ValueError` for any other text."""
-    found = {}
+    roles = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
         value, equals, role = part.rpartition("=")
         if not equals or not value or role not in tuple(Role):
             raise ValueError(f"{part!r} must be VALUE=ROLE, the role one of {', '.join(Role)}")
-        found[value] = Role(role)
-    return found
+        roles[value] = Role(role)
+    return roles
 
 
 def sha256_of(text: str) -> str:
@@ -73,8 +73,8 @@ def sha256_of(text: str) -> str:
 
 def id_of(token: str) -> str | None:
     """Return the id in `token`; `None` when it cannot be a named token."""
-    found = _TOKEN.fullmatch(token)
-    return found[1] if found else None
+    match = _TOKEN.fullmatch(token)
+    return match[1] if match else None
 
 
 def is_token_name(name: str) -> bool:

@@ -64,8 +64,8 @@ class AuditEntry:
 
 def bounded(changes: Sequence[Difference]) -> tuple[tuple[Difference, ...], int]:
     """Return as many of `changes` as an entry holds, long values cut, and how many are left out."""
-    kept = tuple(Difference(item.field, _cut(item.before), _cut(item.after)) for item in changes[:CHANGES_LIMIT])
-    return kept, len(changes) - len(kept)
+    shown = tuple(Difference(item.field, _cut(item.before), _cut(item.after)) for item in changes[:CHANGES_LIMIT])
+    return shown, len(changes) - len(shown)
 
 
 def _cut(value: object) -> object:

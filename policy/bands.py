@@ -60,9 +60,9 @@ def serving_rows(names: Iterable[str]) -> list[str]:
 
     The row `default` is left out if `default` has a row for every band.
     """
-    found = sorted(set(names))
-    has_all = all(row_name(_DEFAULT, band) in found for band in range(BANDS))
-    return [name for name in found if name != _DEFAULT or not has_all]
+    rows = sorted(set(names))
+    has_all = all(row_name(_DEFAULT, band) in rows for band in range(BANDS))
+    return [name for name in rows if name != _DEFAULT or not has_all]
 
 
 def classes_in(rows: Iterable[str]) -> set[str]:

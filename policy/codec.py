@@ -49,13 +49,13 @@ def decode(kind: type[T], data: bytes | str) -> T:
 
 def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | InvalidDocumentError]:
     """Return each of `texts` as a document, or its faults, in order of their names."""
-    found: dict[str, T | InvalidDocumentError] = {}
+    documents: dict[str, T | InvalidDocumentError] = {}
     for name, text in sorted(texts.items()):
         try:
-            found[name.decode(errors="replace")] = decode(kind, text)
+            documents[name.decode(errors="replace")] = decode(kind, text)
         except InvalidDocumentError as error:
-            found[name.decode(errors="replace")] = error
-    return found
+            documents[name.decode(errors="replace")] = error
+    return documents
 
 
 def _is_removed(plain: Any, path: tuple[int | str, ...]) -> bool:

@@ -36,7 +36,7 @@ class Freeze:
 def freeze_of(freezes: Mapping[str, Freeze], model: str, at: float) -> Freeze | None:
     """Return the freeze that holds for `model` at `at`: its own, else the one for everything; `None` without one."""
     for name in (model, EVERYTHING):
-        found = freezes.get(name)
-        if found is not None and found.holds(at):
-            return found
+        freeze = freezes.get(name)
+        if freeze is not None and freeze.holds(at):
+            return freeze
     return None

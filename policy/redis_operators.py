@@ -79,19 +79,19 @@ class OperatorRecords(OperatorStore):
 
     def _readable(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[T]:
         """Return the documents that can be read, in order of their names; log each other one once."""
-        found = self._each(kind, what, texts, "is left out; repair or delete it")
-        return [document for document in found.values() if not isinstance(document, InvalidDocumentError)]
+        documents = self._each(kind, what, texts, "is left out; repair or delete it")
+        return [document for document in documents.values() if not isinstance(document, InvalidDocumentError)]
 
     def _each(
         self, kind: type[T], what: str, texts: Mapping[bytes, bytes], then: str
     ) -> Mapping[str, T | InvalidDocumentError]:
         """Return each document by its name; log each one that cannot be read once, and the consequence `then`."""
-        found = decode_each(kind, texts)
-        for (name, document), (_, text) in zip(found.items(), sorted(texts.items()), strict=True):
+        documents = decode_each(kind, texts)
+        for (name, document), (_, text) in zip(documents.items(), sorted(texts.items()), strict=True):
             if isinstance(document, InvalidDocumentError) and text not in self._unreadable:
                 self._unreadable = {*list(self._unreadable)[-100:], text}
                 _log.error("%s %s cannot be read and %s: %s", what, name, then, document)
-        return found
+        return documents
 
     def _in_order(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
         """Return the documents that can be read with their names, in the order of `texts`.
@@ -99,11 +99,11 @@ class OperatorRecords(OperatorStore):
         One line is logged for all others: their number, and the fault of the first. They may be a whole history that
         another version wrote, and which is read again and again.
         """
-        found = decode_each(kind, texts)
+        documents = decode_each(kind, texts)
         read: list[tuple[bytes, T]] = []
         faults: list[tuple[bytes, InvalidDocumentError]] = []
         for name in texts:
-            document = found[name.decode(errors="replace")]
+            document = documents[name.decode(errors="replace")]
             if isinstance(document, InvalidDocumentError):
                 faults.append((name, document))
             else:
@@ -142,9 +142,11 @@ class OperatorRecords(OperatorStore):
     @guarded
     def put_model_routes(self, routes: ModelRoutes, expected_version: int, now: float) -> VersionedModelRoutes:
         written = VersionedModelRoutes(expected_version + 1, now, routes.routes)
-        found = self._put_model_routes(keys=[keys.MODEL_ROUTES, keys.CHANGES], args=[expected_version, encode(written)])
-        if found != expected_version:
-            raise VersionConflictError("the document of model routes", expected_version, int(found))
+        stored_version = self._put_model_routes(
+            keys=[keys.MODEL_ROUTES, keys.CHANGES], args=[expected_version, encode(written)]
+        )
+        if stored_version != expected_version:
+            raise VersionConflictError("the document of model routes", expected_version, int(stored_version))
         return written
 
     @override
@@ -156,16 +158,16 @@ class OperatorRecords(OperatorStore):
     @guarded
     def admin_token(self, token_id: str) -> AdminToken | None:
         text = self._redis.hget(keys.ADMIN_TOKENS, token_id)
-        found = {} if text is None else {token_id.encode(): text}
-        return next(iter(self._readable(AdminToken, "the admin token", found)), None)
+        texts = {} if text is None else {token_id.encode(): text}
+        return next(iter(self._readable(AdminToken, "the admin token", texts)), None)
 
     @override
     @guarded
     def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
-        found = self._redis.hget(keys.ADMIN_TOKENS, token.token_id)
-        if (None if found is None else decode(AdminToken, found)) != before:
+        stored = self._redis.hget(keys.ADMIN_TOKENS, token.token_id)
+        if (None if stored is None else decode(AdminToken, stored)) != before:
             return False
-        return bool(self._put_token(keys=[keys.ADMIN_TOKENS], args=[token.token_id, found or "", encode(token)]))
+        return bool(self._put_token(keys=[keys.ADMIN_TOKENS], args=[token.token_id, stored or "", encode(token)]))
 
     @override
     @guarded
@@ -176,10 +178,10 @@ class OperatorRecords(OperatorStore):
     @guarded
     def freezes(self) -> Mapping[str, Freeze]:
         texts = self._redis.hgetall(keys.FREEZES)
-        found = self._each(Freeze, "the freeze of", texts, "holds the current K; lift or replace it")
+        freezes = self._each(Freeze, "the freeze of", texts, "holds the current K; lift or replace it")
         return {
             model: _unreadable_freeze(model) if isinstance(item, InvalidDocumentError) else item
-            for model, item in found.items()
+            for model, item in freezes.items()
         }
 
     @override
@@ -207,7 +209,7 @@ class OperatorRecords(OperatorStore):
     def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
         newest = "+" if before is None else f"{max(0, before - 1)}-0"
         oldest = "-" if after is None else f"{after + 1}-0"
-        found: list[AuditEntry] = []
+        merged: list[AuditEntry] = []
         for key in (keys.AUDIT, keys.AUDIT_REFUSED):
             if after is None:
                 rows = self._redis.xrevrange(key, max=newest, min=oldest, count=limit)
@@ -215,31 +217,31 @@ class OperatorRecords(OperatorStore):
                 rows = self._redis.xrange(key, min=oldest, max=newest, count=limit)
             stored = {at: fields[b"entry"] for at, fields in rows}
             entries = self._in_order(AuditEntry, "the audit entries", stored)
-            found += [replace(entry, number=_number(at)) for at, entry in entries]
-        return sorted(found, key=lambda entry: entry.number, reverse=after is None)[:limit]
+            merged += [replace(entry, number=_number(at)) for at, entry in entries]
+        return sorted(merged, key=lambda entry: entry.number, reverse=after is None)[:limit]
 
     @override
     @guarded
     def add_gain(self, model: str, pool: str, at: float, log_gain: LogGain, lease: Lease) -> DailyGain:
         day, last_dropped = day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
         gains = (_THROUGHPUT, repr(log_gain.throughput), _ITL, repr(log_gain.itl))
-        found = self._add_gain(
+        sums = self._add_gain(
             keys=[keys.gains(model, pool), keys.FENCE],
             args=[lease.fence, day, last_dropped, keys.GAINS_EXPIRE_S, *gains],
         )
-        if not found:
+        if not sums:
             raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
-        return DailyGain(day, _sums(found[:3]), _sums(found[3:]))
+        return DailyGain(day, _sums(sums[:3]), _sums(sums[3:]))
 
     @override
     @guarded
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
-        found = {name.decode(): text for name, text in self._redis.hgetall(keys.gains(model, pool)).items()}
+        stored = {name.decode(): text for name, text in self._redis.hgetall(keys.gains(model, pool)).items()}
 
         def sums(prefix: str) -> GainSums:
-            return _sums([found.get(prefix + name, b"0") for name in ("windows", "log_sum", "log_square_sum")])
+            return _sums([stored.get(prefix + name, b"0") for name in ("windows", "log_sum", "log_square_sum")])
 
-        days = sorted({name.partition(":")[0] for name in found}, reverse=True)
+        days = sorted({name.partition(":")[0] for name in stored}, reverse=True)
         return [DailyGain(day, sums(day + _THROUGHPUT), sums(day + _ITL)) for day in days]
 
 
@@ -248,8 +250,8 @@ def _unreadable_freeze(model: str) -> Freeze:
     return Freeze(model, Hold.CURRENT, since=0.0, author="unknown", comment="its document cannot be read")
 
 
-def _sums(found: Sequence[Any]) -> GainSums:
-    return GainSums(int(found[0]), float(found[1]), float(found[2]))
+def _sums(values: Sequence[Any]) -> GainSums:
+    return GainSums(int(values[0]), float(values[1]), float(values[2]))
 
 
 def _number(stream_id: bytes) -> int:

@@ -78,10 +78,10 @@ class RedisStore(OperatorRecords, Store):
     @override
     @guarded
     def memory(self) -> StoreMemory | None:
-        found = info_of_each(self._redis, "memory")
-        if not found or any(name not in server for server in found for name in ("used_memory", "maxmemory")):
+        reports = info_of_each(self._redis, "memory")
+        if not reports or any(name not in server for server in reports for name in ("used_memory", "maxmemory")):
             return None
-        servers = [StoreMemory(server["used_memory"], server["maxmemory"]) for server in found]
+        servers = [StoreMemory(server["used_memory"], server["maxmemory"]) for server in reports]
         return max(servers, key=lambda server: (server.used_ratio, server.used_bytes))
 
     @override
@@ -139,7 +139,7 @@ class RedisStore(OperatorRecords, Store):
         promotes = experiment.outcome is not None and experiment.outcome.is_promotion
         policy = encode(experiment.canary.policy) if promotes else b""
         fence = "" if lease is None else lease.fence
-        outcome, found = self._put_canary(
+        outcome, stored = self._put_canary(
             keys=[
                 *(keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES, keys.DELETED_POLICIES),
                 keys.policy_versions(model),
@@ -150,11 +150,11 @@ class RedisStore(OperatorRecords, Store):
             ],
         )
         if outcome == -1:
-            raise FencedError(f"lease {fence} was followed by lease {found}")
+            raise FencedError(f"lease {fence} was followed by lease {stored}")
         if outcome == 0:
-            raise VersionConflictError(f"the canary of {model}", expected, found)
+            raise VersionConflictError(f"the canary of {model}", expected, stored)
         if outcome == 2:  # noqa: PLR2004 - the script's third answer
-            raise VersionConflictError(f"the policy of {model}", base, found)
+            raise VersionConflictError(f"the policy of {model}", base, stored)
 
     @override
     @guarded
@@ -177,14 +177,14 @@ class RedisStore(OperatorRecords, Store):
     @guarded
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
         field = keys.schedule_field(schedule.model, schedule.pool)
-        outcome, found = self._publish_schedule(
+        outcome, stored = self._publish_schedule(
             keys=[keys.SCHEDULES, keys.FENCE, keys.pool_changes(schedule.model, schedule.pool)],
             args=[lease.fence, field, schedule.version, encode(schedule)],
         )
         if outcome == -1:
-            raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by lease {found}")
+            raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by lease {stored}")
         if outcome == 0:
-            raise VersionConflictError(f"the schedule of {field}", schedule.version - 1, found)
+            raise VersionConflictError(f"the schedule of {field}", schedule.version - 1, stored)
 
     @override
     @guarded
@@ -196,11 +196,11 @@ class RedisStore(OperatorRecords, Store):
 
     def _fresh(self, kind: type[T], members: str, ids: Sequence[str], key_of: Callable[[str], str]) -> list[T]:
         """Return the documents of the set `members` whose own key has not expired; drop the other members."""
-        found = self._redis.mget([key_of(item) for item in ids])
-        silent = [item for item, text in zip(ids, found, strict=True) if text is None]
+        stored = self._redis.mget([key_of(item) for item in ids])
+        silent = [item for item, text in zip(ids, stored, strict=True) if text is None]
         if silent:
             self._redis.srem(members, *silent)
-        texts = {item.encode(): text for item, text in zip(ids, found, strict=True) if text is not None}
+        texts = {item.encode(): text for item, text in zip(ids, stored, strict=True) if text is not None}
         return self._readable(kind, "the record of", texts)
 
     @override
@@ -251,14 +251,14 @@ class RedisStore(OperatorRecords, Store):
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
         rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
-        found = self._decisions(rows)
-        if len(found) < limit:
+        decisions = self._decisions(rows)
+        if len(decisions) < limit:
             # A decision in both streams was added to them at almost the same time, under ids of their own.
             newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
             rows = self._redis.xrevrange(keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN)
-            lasting = [item for item in self._decisions(rows) if not found or item.at < found[-1].at]
-            found += lasting[: limit - len(found)]
-        return found
+            lasting = [item for item in self._decisions(rows) if not decisions or item.at < decisions[-1].at]
+            decisions += lasting[: limit - len(decisions)]
+        return decisions
 
     def _decisions(self, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Decision]:
         texts = {at: _decompressed(fields[b"decision"]) for at, fields in rows}
@@ -283,11 +283,11 @@ class RedisStore(OperatorRecords, Store):
     @override
     @guarded
     def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
-        found = self._redis.hget(keys.API_KEYS, before.key_id)
-        if found is None or decode(ApiKey, found) != before:
+        stored = self._redis.hget(keys.API_KEYS, before.key_id)
+        if stored is None or decode(ApiKey, stored) != before:
             return False
         # The stored text is compared: a document of an older version lacks later fields.
-        arguments = (before.key_id, found, encode(after))
+        arguments = (before.key_id, stored, encode(after))
         return bool(self._change(keys=[keys.API_KEYS, keys.CHANGES], args=arguments))
 
     @override

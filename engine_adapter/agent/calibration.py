@@ -147,16 +147,16 @@ class Calibration:
 
     def _take_steps(self, n: int, batches: Sequence["_Batch"], until: float, stopped: threading.Event) -> bool:
         """Wait for the steps of a setting with `n` requests and export them; return whether there were enough."""
-        began, count, found = time.monotonic(), 0, Evidence()
+        began, count, evidence = time.monotonic(), 0, Evidence()
         while count < STEPS and not stopped.is_set():
             time.sleep(_POLL_S)
             now = time.monotonic()
             if now > until:
                 break
-            found = self._scheduler.meter.take()
+            evidence = self._scheduler.meter.take()
             self._scheduler.law.learn(self._scheduler.meter.take_steps())
-            count += sum(sums.steps for sums in found.cells.values() if 2 * sums.decodes >= n * sums.steps)
-            self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
+            count += sum(sums.steps for sums in evidence.cells.values() if 2 * sums.decodes >= n * sums.steps)
+            self._exporter.add(replace(Evidence(), cells=evidence.cells, catch_ups=evidence.catch_ups))
             for batch in batches:
                 batch.go_on()
             if count == 0 and now - began > ANSWER_S:

@@ -45,8 +45,8 @@ class Draining:
         inner = app.router.lifespan_context
 
         @asynccontextmanager
-        async def lifespan(found: FastAPI) -> AsyncIterator[Any]:
-            async with inner(found) as state:
+        async def lifespan(application: FastAPI) -> AsyncIterator[Any]:
+            async with inner(application) as state:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.on_signal)
                 yield state
 
@@ -80,5 +80,5 @@ class Draining:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def _is_running(self) -> bool | None:
-        found: bool | None = json.loads(await self._begin())
-        return found
+        is_running: bool | None = json.loads(await self._begin())
+        return is_running

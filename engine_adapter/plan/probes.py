@@ -176,22 +176,22 @@ class Probes:
             return width
         for state in sorted(due, key=backlog_of):
             k = depth_of(state)
-            own = prices.of_draft(state.backlog, max(width, k), k)
-            if fixed + own > self.budget:
+            draft_cost = prices.of_draft(state.backlog, max(width, k), k)
+            if fixed + draft_cost > self.budget:
                 break
             if reads_prompts and state.positions > 1:
-                if fixed + own > self._prompt_budget:
+                if fixed + draft_cost > self._prompt_budget:
                     continue
-                self._prompt_budget -= fixed + own
-            self._charge(state, fixed, own)
+                self._prompt_budget -= fixed + draft_cost
+            self._charge(state, fixed, draft_cost)
             fixed = 0.0  # paid once a step
             state.k = k
             width = max(width, k)
         return width
 
-    def _charge(self, state: DraftState, fixed: float, own: float) -> None:
-        self.budget -= fixed + own
-        self._charges[state.request_id] = own
+    def _charge(self, state: DraftState, fixed: float, draft_cost: float) -> None:
+        self.budget -= fixed + draft_cost
+        self._charges[state.request_id] = draft_cost
 
 
 def may_probe(state: DraftState, table: KTable) -> bool:

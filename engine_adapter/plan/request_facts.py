@@ -1,5 +1,6 @@
 """What the planner reads of vLLM's request objects. Pure: attributes only."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.plan.draft_state import DraftState
@@ -66,3 +67,19 @@ def reads_text_prompt(state: DraftState, request: Any, drafted: int) -> bool:
     is taken from the one after it. That is right for text, not for an image where positions have three dimensions.
     """
     return not (state.decoding or drafted or request.mm_features)
+
+
+def waiting_decodes(running: Sequence[Any], scheduled: Mapping[str, int], states: Mapping[str, DraftState]) -> int:
+    """Return how many of the `running` requests decode and have no token in the step that is `scheduled`.
+
+    A request whose last tokens are under way has none in the next step either, and does not count.
+    """
+    if len(running) <= len(scheduled):
+        return 0
+    waiting = [
+        states.get(request.request_id)
+        for request in running
+        if request.request_id not in scheduled
+        and request.num_output_tokens + request.num_output_placeholders < request.max_tokens
+    ]
+    return sum(state is not None and state.decoding for state in waiting)

@@ -24,7 +24,13 @@ from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.probes import may_probe
-from specpilot.engine_adapter.plan.request_facts import draftable_tokens, min_tokens, reads_text_prompt, stated
+from specpilot.engine_adapter.plan.request_facts import (
+    draftable_tokens,
+    min_tokens,
+    reads_text_prompt,
+    stated,
+    waiting_decodes,
+)
 from specpilot.engine_adapter.plan.scheduled_step import ScheduledDraft, ScheduledStep, UnderWay
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_clock import StepClock
@@ -118,7 +124,7 @@ class Steps:
             table,
             can_draft=longest <= self._longest_to_draft,
             prefilling=prefilling,
-            waiting=self._waiting(output.num_scheduled_tokens, running),
+            waiting=waiting_decodes(running, output.num_scheduled_tokens, self.states),
         )
         if output.num_scheduled_tokens:
             shape = StepShape(len(plain) + len(drafts), verified, plan.slots, prefill, plan.read, len(lengths) <= 1)
@@ -307,21 +313,6 @@ class Steps:
                 state.restart()
                 state.stated_ceiling = stated(request).ceiling
                 state.min_tokens = min_tokens(request)
-
-    def _waiting(self, scheduled: Mapping[str, int], running: Sequence[Any]) -> int:
-        """Return how many of the `running` requests decode and have no token in the step.
-
-        A request whose last tokens are under way has none in the next step either, and does not count.
-        """
-        if len(running) <= len(scheduled):
-            return 0
-        states = [
-            self.states.get(request.request_id)
-            for request in running
-            if request.request_id not in scheduled
-            and request.num_output_tokens + request.num_output_placeholders < request.max_tokens
-        ]
-        return sum(state is not None and state.decoding for state in states)
 
     def _state_of(self, request_id: str, request: Any) -> DraftState:
         state = self.states.get(request_id)
