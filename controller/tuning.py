@@ -2,7 +2,7 @@
 
 Those of a numerical method alone (rounds of a search, smoothness of a fit) stand beside it. An operator never needs
 these: site-dependent settings are in the policy. They are one value so that a simulation can change one
-(`bench.simulation.ablations`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair.
+(`bench.ablations`). "Replay" is the closed-loop replay of 24,064 drafts of the demo pair.
 """
 
 from dataclasses import dataclass, replace

@@ -1,12 +1,12 @@
 """`python -m specpilot.bench.control.partial_controller IDEAS ...`: a controller without ideas of its law.
 
-IDEAS are names of `bench.simulation.ablations`, by commas; the controller's flags follow.
+IDEAS are names of `bench.ablations`, by commas; the controller's flags follow.
 """
 
 import sys
 from unittest.mock import patch
 
-from specpilot.bench.simulation.ablations import without
+from specpilot.bench.ablations import without
 from specpilot.controller import __main__ as controller
 from specpilot.controller import app
 

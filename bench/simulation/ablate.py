@@ -1,7 +1,7 @@
 """`specpilot bench ablate`: what each idea of the control law is worth. SIMULATION.
 
 The real control law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
-(`ablations`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
+(`bench.ablations`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
 where the engines choose K themselves. The table says how many tokens per second are left without the idea: below 1, it
 pays. An idea that is worth nothing on any trace has no place in the law.
 """
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.ablations import IDEAS, without
 from specpilot.bench.chosen import chosen
 from specpilot.bench.report import markdown
 from specpilot.bench.report.output import say
-from specpilot.bench.simulation.ablations import IDEAS, without
 from specpilot.bench.simulation.traces import Trace, traces
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.policy.settings import ProgramSettings, load

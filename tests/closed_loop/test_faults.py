@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.ablations import IDEAS, without
+from specpilot.bench.ablations import IDEAS, without
 from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine, uniform
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specpilot.bench.simulation.ablations import without
+from specpilot.bench.ablations import without
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source

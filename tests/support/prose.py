@@ -29,7 +29,7 @@ REPLACEMENTS = {
     r"\bstanding (?:schedule|rows?|table)\b": "baseline schedule",
     r"\bhold-outs?\b(?!-ratio)": "control group",
     r"\b(?:step(?:s|ped|ping)?) back\b": "fall back",
-    r"(?<!in the )\bevening\b": "smoothing",
+    r"(?<!in the )(?<![\"`])\bevening\b(?![\"`,])": "smoothing",
     r"\bmend(?:s|ed|ing)?\b": "works around, repairs or fixes",
 }
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from specpilot.bench.ablations import CONSTANTS
 from specpilot.bench.control import partial_controller
-from specpilot.bench.simulation.ablations import CONSTANTS
 from specpilot.controller import __main__ as controller
 from specpilot.controller import app
 from specpilot.controller.law.hold_out import HoldOut

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specpilot.bench.ablations import IDEAS
 from specpilot.bench.simulation import ablate
-from specpilot.bench.simulation.ablations import IDEAS
 from specpilot.bench.simulation.traces import traces
 
 
