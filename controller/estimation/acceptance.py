@@ -1,18 +1,18 @@
-"""How likely each draft token of one model is to be accepted, by band and position; all its engines together.
+"""The acceptance of one model's draft tokens by band and position, from all its engines together.
 
-A draft that was verified to depth K tells about positions up to K and says nothing about deeper ones; counting trials
-and accepts per position and multiplying the conditional acceptances a_i (the product limit of Kaplan and Meier 1958) is
-therefore exact however K varies:
+A draft that was verified to depth K is a trial of the positions up to K and none of deeper ones. So the product of the
+conditional acceptances a_i, from trials and accepts per position (the product limit of Kaplan and Meier 1958), is
+unbiased however K varies:
 
     a_i = (accepts_i + w p) / (trials_i + w)          w = `prior_trials`
     S_i = a_1 ... a_i                                  AL(K) = 1 + S_1 + ... + S_K
 
-p is the band's mean over all its positions, itself drawn to the middle of the band: a band is by definition where a
-request's own conditional acceptance lies, so that even a band without a draft is known roughly. Deep positions are
-mostly tried by high bands, so no shape is carried over from one band to another.
+p is the band's mean over all its positions, shrunk towards the middle of the band: a band is the interval of a
+request's own conditional acceptance, so even a band without a draft has a rough estimate. Deep positions are mostly
+tried by high bands, so no shape is carried over from one band to another.
 
-Forgetting is by evidence only: older counts lose weight with new trials of the same position. Silence ages nothing.
-There is no change detector: when traffic turns, requests change bands, and what a band means stays the same.
+Older counts lose weight with new trials of the same position, not with time. There is no change detector: when the
+traffic changes, requests move to other bands, and the acceptance of a band stays.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ MIDDLES: Vector = np.array([(low + high) / 2 for low, high in pairwise(_BOUNDS)]
 
 
 class ModelAcceptance:
-    """What is remembered of one model's drafts: trials and accepts [bands, positions]."""
+    """The counts of one model's drafts: trials and accepts [bands, positions]."""
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
@@ -41,7 +41,7 @@ class ModelAcceptance:
         self._accepts = np.zeros((BANDS, K_LIMIT))
 
     def learn(self, trials: Mapping[tuple[int, int], float], accepts: Mapping[tuple[int, int], float]) -> None:
-        """Take in what was newly tried and accepted, by (band, position)."""
+        """Add new trials and accepts by (band, position)."""
         tried = _table(trials)
         keep = np.exp(-tried / self._tuning.memory_trials)
         self._trials = self._trials * keep + tried
@@ -62,7 +62,7 @@ class ModelAcceptance:
         return found
 
     def described(self, k_max: int) -> list[dict[str, Any]]:
-        """Return the numbers of each band as plain data; a band that never drafted has only its prior, unsaid."""
+        """Return the numbers of each band as plain data; a band without a draft has none, as it has only its prior."""
         conditional = self.conditional(k_max)
         survival = np.cumprod(conditional, axis=1)
         return [

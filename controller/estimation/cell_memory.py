@@ -1,8 +1,8 @@
-"""What is remembered of the steps of one cell, in two parts: the newest ones, and all before.
+"""The memory of the steps of one cell, in two parts: the newest steps, and all older ones.
 
-The machine's pace is not the same at all times (`pace`). The newest steps, of `cell_span_s` at most, are of one time.
-Those of before are told as at the time of the first of them: what joins them later is taken back to the pace of that
-time. So the two show how the pace has changed between, however the cost of such steps is explained.
+The machine's slowdown factor varies over time (`pace`). The newest steps span `cell_span_s` at most, so they have one
+slowdown factor. The older ones are corrected to the factor at the time of the first of them. So the ratio of the two
+parts is the change of the slowdown factor between them, whatever the cost model.
 """
 
 import math
@@ -18,9 +18,9 @@ Vector = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Measured:
-    """Steps of one cell at about one time: how many count, the mean of what was in them, and when they ran.
+    """Steps of one cell at about one time: their effective number, their mean content, and their time.
 
-    `took` is the logarithm of their seconds, `pace` that of the machine's pace at the time.
+    `took` is the logarithm of their seconds, `pace` that of the slowdown factor at the time.
     """
 
     steps: float
@@ -30,7 +30,7 @@ class Measured:
     pace: float
 
     def take(self, newer: "Measured", kept: float) -> None:
-        """Take in `newer` steps; `kept` of those of before count on."""
+        """Add `newer` steps; `kept` of the older ones still count."""
         share = newer.steps / (kept + newer.steps)
         self.took += share * (newer.took - self.took)
         self.mean = self.mean + share * (newer.mean - self.mean)
@@ -38,7 +38,7 @@ class Measured:
 
 
 class CellMemory:
-    """What is remembered of one cell: `newest` steps, those `before`, and when it was visited last, `seen_s`."""
+    """One cell: the `newest` steps, those `before`, and the time of the last visit, `seen_s`."""
 
     def __init__(self, newest: Measured, seen_s: float) -> None:
         self.newest = newest
@@ -48,11 +48,11 @@ class CellMemory:
 
     @property
     def parts(self) -> list[Measured]:
-        """The newest, and where there is more, what was before."""
+        """The newest part, and the older one if there is one."""
         return [self.newest] if self.before is None else [self.newest, self.before]
 
     def at_pace_1(self) -> Measured:
-        """Return the mean of all that is remembered, with the paces taken out."""
+        """Return the mean of both parts, divided by their slowdown factors."""
         whole = replace(self.newest, took=self.newest.took - self.newest.pace, pace=0.0)
         if self.before is not None:
             before = self.before
@@ -63,7 +63,7 @@ class CellMemory:
         return whole
 
     def take(self, newer: Measured, tuning: Tuning) -> None:
-        """Take in the steps of a look."""
+        """Add the steps of a snapshot."""
         self.seen_s = newer.at
         if newer.at - self._begun_at < tuning.cell_span_s:
             self.newest.take(newer, self.newest.steps)

@@ -1,19 +1,19 @@
-"""What a step comes to on an engine with CUDA graphs: what it is padded to, and whether it has a graph.
+"""The shape of a step on an engine with CUDA graphs: its padded size, and whether it has a graph.
 
 A step of n decodes, m tokens to verify and P prefilled ones runs as
 
     FULL graph          without prefill, if all decodes have q = m / n positions and q has sizes: the next one from m on
     FULL, any length    without prefill, where the engine has graphs of variable length: the next size from m on
     piecewise graphs    else, the next size from m + P on (FULL ones where the engine's mode is `FULL`)
-    without a graph     beyond the largest size, as it is
+    without a graph     beyond the largest size, unpadded
 
-A drafter that lays out its slots D in one pass runs over the drafts that were verified and the slots, m - n + D + P
-tokens, likewise. Steps are known on average only, so `Shape` has expected sizes and the shares of each kind of step:
+A drafter that lays out its slots D in one pass runs over the verified drafts and the slots, m - n + D + P tokens, by
+the same rules. Only averages of steps are known, so `Shape` has expected sizes and the shares of each kind of step:
 
 - of a mix of K, drawn independently for each of n requests with shares p_K (`of_mix`): all have the same K with
-  probability p_K^n, and otherwise m has the variance n Var(K), which five points stand for;
-- of steps that were measured together (`of_cell`): those in which not all decodes have q positions differ from n q by a
-  token at least, so that their share is at most |m - n q|; what is left unknown is where in its cell such a step lay.
+  probability p_K^n, and otherwise m has the variance n Var(K), approximated by five points;
+- of steps that were measured together (`of_cell`): a step in which not all decodes have q positions differs from n q by
+  one token or more, so the share of such steps is at most |m - n q|; their place within the cell stays unknown.
 
 Prefill differs from step to step by about half its mean.
 """
@@ -35,7 +35,7 @@ FULL_MODE = "FULL"
 
 
 class Shape(NamedTuple):
-    """A step as it runs: `tokens` of the target's pass, `slots` of the drafter's, padding included.
+    """A step with padding: `tokens` of the target's pass, `slots` of the drafter's.
 
     `piecewise` and `graphless` are the shares (0..1) of such steps of the target, `drafter_graphless` of the drafter's.
     """
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step before it is padded, or the mean of several: what is in it; `runs`: how likely the drafter does."""
+    """The content of a step before padding, or the mean of several; `runs` is the probability of a drafter's pass."""
 
     decodes: Vector
     verified: Vector
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 def unpadded(step: Step) -> Shape:
-    """Return the shape of a step on an engine without graphs: it runs as it is, and nothing is missing."""
+    """Return the shape of a step on an engine without graphs: no padding, and no missing graph."""
     none = np.zeros(())
     return Shape(step.verified + step.prefill, step.slots, none, none, none)
 
@@ -91,7 +91,7 @@ def of_mix(graphs: Graphs, step: Step, shares: Vector) -> Shape:
 
 
 def cliffs(graphs: Graphs, k_max: int) -> set[int]:
-    """Return the numbers of decodes from which on a K for all has a graph less, of the target or of the drafter."""
+    """Return the numbers of decodes from which on some uniform K loses a graph of the target or of the drafter."""
     found = set()
     for k in range(k_max + 1):
         kinds = (graphs.mixed, graphs.varlen, graphs.uniform.get(1 + k, ()))
@@ -103,7 +103,7 @@ def cliffs(graphs: Graphs, k_max: int) -> set[int]:
 
 
 def _shape(graphs: Graphs, step: Step, share_of: Callable[[float], Vector], spread: Vector) -> Shape:
-    """Return the shape of a step with `share_of` a query length, and tokens with this standard deviation else."""
+    """Return the shape of a step: uniform with probability `share_of` a query length, else tokens vary by `spread`."""
     n, m, p = step.decodes, step.verified, step.prefill
     left, full = np.ones(()), np.zeros(())
     rest = m + p
@@ -134,14 +134,14 @@ def _shape(graphs: Graphs, step: Step, share_of: Callable[[float], Vector], spre
 
 
 def _expected(sizes: tuple[int, ...], mean: Vector, spread: Vector) -> tuple[Vector, Vector]:
-    """Return the mean padded size of passes of `mean` tokens that vary by `spread`, and how many have a graph."""
+    """Return the mean padded size of passes of `mean` tokens that vary by `spread`, and the share with a graph."""
     points = np.maximum(mean[..., None] + spread[..., None] * _POINTS, 0.0)
     padded, has_graph = _padded(sizes, points)
     return padded.mean(axis=-1), has_graph.mean(axis=-1)
 
 
 def _padded(sizes: tuple[int, ...], tokens: Vector) -> tuple[Vector, Vector]:
-    """Return the size to which so many tokens are padded, and whether there is a graph of it (1 or 0)."""
+    """Return the padded size of `tokens`, and whether there is a graph of it (1 or 0)."""
     if not sizes:
         return tokens, np.zeros_like(tokens)
     ladder = np.array(sizes, dtype=np.float64)

@@ -1,10 +1,10 @@
-"""What one scrape of one engine said, and what happened between two scrapes.
+"""The values of one scrape of an engine, and the differences between two scrapes.
 
-Counters only ever grow while an engine lives. When one of an engine's counters fell, or its start time changed, it was
-started anew: everything it counts now happened since then, which is what Prometheus' `rate` assumes too. A series that
-vanished says nothing: it is taken for what it was last, so that its lifetime is no fresh evidence when it is back. The
-first scrape of an engine is a starting line and no evidence, but for its table of step times: those do not age as
-traffic does, and they let a new controller know the cost of every K that its predecessor tried.
+Counters only grow while an engine lives. When one of them fell, or the start time changed, the engine was restarted,
+and all its counts are since then, as Prometheus' `rate` assumes too. A series that vanished keeps its last value, so
+that its total is not counted again when it is back. The first scrape of an engine gives no evidence except its table of
+step times: step times do not age like traffic, and a new controller learns from the table the cost of every K that its
+predecessor tried.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,10 +35,10 @@ class Cell(NamedTuple):
 
 
 class CellSums(NamedTuple):
-    """What steps of a cell come to: their number, seconds, and the exact sums of what was in them.
+    """Sums over the steps of a cell: their number, their seconds, and the exact sums of their content.
 
-    That is running decodes, verified tokens, drafter slots, tokens of context, prefilled tokens (0 where it caught up)
-    and positions that the drafter read to catch up (0 where it did not).
+    The content is running decodes, verified tokens, drafter slots, tokens of context, prefilled tokens (0 in steps that
+    caught up) and positions that the drafter read to catch up (0 in others).
     """
 
     steps: float
@@ -73,7 +73,7 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_CATCH_UP_METRICS, names.CATCH_UP_LABELS),
     names.RUNNING_DECODES: _CLASS,
 }
-"""The metrics that the law reads, and the labels that tell their series apart."""
+"""The metrics that the law reads, and the labels of their series."""
 
 _GAUGES = frozenset({names.RUNNING_DECODES})
 
@@ -92,12 +92,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What happened between two readings, in one engine or in several together.
+    """The counts between two scrapes of one engine, or the sums over several engines.
 
     `trials` and `accepts` are by (band, position), positions from 1; `drafts` by (class, band, K); `decode_tokens` by
-    (class, band), and so are the decodes of requests `cold`, of which no draft was verified yet. `running` are the
-    requests that decode now, by class. `catch_ups` are the decode-only steps in which the drafter also caught up; they
-    are not in `cells`.
+    (class, band), and so are the decodes of unprobed requests, which have no verified draft yet (`cold`). `running` are
+    the requests that decode now, by class. `catch_ups` are the decode-only steps in which the drafter also caught up;
+    they are not in `cells`.
     """
 
     trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Evidence:
 
     @property
     def steps(self) -> float:
-        """Steps, but for those that caught up."""
+        """Steps, without those that caught up."""
         return sum(cell.steps for cell in self.cells.values())
 
     @property
@@ -121,12 +121,12 @@ class Evidence:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of all steps, of those that caught up too."""
+        """Seconds of all steps, including those that caught up."""
         return sum(cell.seconds for table in (self.cells, self.catch_ups) for cell in table.values())
 
     @property
     def drafts_of(self) -> dict[tuple[str, int], float]:
-        """Decodes times steps by (class, band): who ran."""
+        """Decodes summed over steps, by (class, band)."""
         totals: dict[tuple[str, int], float] = {}
         for (name, band, _), count in self.drafts.items():
             totals[name, band] = totals.get((name, band), 0.0) + count
@@ -139,16 +139,16 @@ class Evidence:
 
     @property
     def drafted_ratio(self) -> float:
-        """The share of the decodes at K > 0; 0 where nothing decoded."""
+        """The share of the decodes at K > 0; 0 without decodes."""
         whole = sum(self.drafts.values())
         return 1.0 - self.undrafted / whole if whole else 0.0
 
 
 class Look(NamedTuple):
-    """The evidence of the `elapsed_s` seconds before `at`, on the clock of whoever asks.
+    """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock.
 
-    `busy_s` are the seconds that its decodes cost: those of its steps (`cells`), without what their prefilled tokens
-    took, and with what its decodes at K = 0 leave to be caught up, by the fitted cost.
+    `busy_s` is the cost of its decodes in seconds: the time of its steps (`cells`), less the time of their prefilled
+    tokens, plus the catch-up of its decodes at K = 0, the last two by the fitted cost.
     """
 
     at: float
@@ -158,7 +158,7 @@ class Look(NamedTuple):
 
     @property
     def counted_decodes(self) -> float:
-        """The decodes that were in steps of `cells`: steps that caught up are left out, as in `busy_s`."""
+        """The decodes in steps of `cells`: steps that caught up are left out, as in `busy_s`."""
         return sum(cell.decodes for cell in self.evidence.cells.values())
 
 
@@ -166,10 +166,10 @@ NO_EVIDENCE = Evidence()
 
 
 class Compared(NamedTuple):
-    """What happened between two scrapes of an engine, and what the next one is to be compared with.
+    """The differences between two scrapes of an engine, and the baseline of the next comparison.
 
-    `gained` has what each counter gained, and each gauge as it is; series that gained nothing are left out. `kept` is
-    the newer scrape with the counters that vanished since the one before as they were last.
+    `gained` has the increase of each counter, without series that did not grow, and the value of each gauge. `kept` is
+    the newer scrape, plus the last values of the counters that vanished.
     """
 
     gained: dict[Series, float]
@@ -179,8 +179,7 @@ class Compared(NamedTuple):
 def compare(before: Observation | None, after: Observation) -> Compared:
     """Compare two scrapes of an engine.
 
-    With `before` unknown only the table of step times counts (see the module's text). In a repeated scrape no counter
-    gained anything.
+    Without `before` only the table of step times counts (see the module). In a repeated scrape no counter grows.
     """
     if before is None:
         return Compared({key: value for key, value in after.values.items() if key.metric in _TABLE_METRICS}, after)
@@ -192,7 +191,7 @@ def compare(before: Observation | None, after: Observation) -> Compared:
             gained[series] = value
         elif value > old:
             gained[series] = value - old
-        elif value < old:  # the engine was started anew
+        elif value < old:  # the engine was restarted
             return compare(replace(before, values={}), after)
     if earlier.keys() <= after.values.keys():
         return Compared(gained, after)
@@ -201,13 +200,13 @@ def compare(before: Observation | None, after: Observation) -> Compared:
 
 
 def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
-    """Return the changes of several engines as one `Evidence`; malformed label values are skipped."""
+    """Return the sum of several engines' changes; malformed label values are skipped."""
     totals: dict[Series, float] = {}
     for part in parts:
         for series, value in part.items():
             totals[series] = totals.get(series, 0.0) + value
     found = Evidence()
-    placed: dict[str, tuple[Any, int]] = {  # where a metric's series go, and how many of its labels are text
+    placed: dict[str, tuple[Any, int]] = {  # the target of a metric's series, and its number of text labels
         names.TRIALS: (found.trials, 0),
         names.ACCEPTS: (found.accepts, 0),
         names.DRAFTS: (found.drafts, 1),
@@ -230,6 +229,6 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     cells: dict[Cell, CellSums] = {}
     catch_ups: dict[Cell, CellSums] = {}
     for cell, sums in sums_of.items():
-        if sums.get("steps", 0.0) > 0 and sums.get("seconds", 0.0) > 0:  # else there is nothing to say
+        if sums.get("steps", 0.0) > 0 and sums.get("seconds", 0.0) > 0:  # else the cell has no mean
             (catch_ups if cell.catches_up else cells)[cell] = CellSums(**sums)
     return replace(found, cells=cells, catch_ups=catch_ups)

@@ -1,23 +1,23 @@
-"""The pace of a machine: by how much its steps of every kind take longer now than they do on average.
+"""The slowdown factor of a machine: how many times longer than on average its steps of every kind take now.
 
-A noisy neighbour, or a clock that was lowered, strikes all steps alike; a cost whose form does not fit strikes some. A
-look at a load that was never seen shows both at once. They are told apart by how they hold together. For a cell of like
-steps that were measured at time t, with x what was in them,
+A noisy neighbour or a lower clock rate affects all steps alike; an error of the cost model affects some. A snapshot at
+a new load shows both at once. Their correlations separate them. For a cell of like steps that were measured at time t,
+with the content x,
 
     log seconds = log T(x) + f(x) + d(t) + noise
 
-f, what the form of T misses, is alike for steps that are alike, whenever they ran; d, the logarithm of the pace, is the
-same for all steps of one time, whatever was in them. Both are Gaussian processes of mean 0:
+f, the error of the model T, is similar for steps of similar content at any time; d, the logarithm of the slowdown
+factor, is the same for all steps of one time, whatever their content. Both are Gaussian processes of mean 0:
 
     cov(f, f') = shape_spread_ratio^2 exp(-|x - x'|^2 / 2)     x = (log n, log(m + P), log(1 + D)) / log(near_ratio)
     cov(d, d') = pace_spread_ratio^2 exp(-|t - t'| / pace_time_s)
     noise      = _STEP_RATIO^2 / steps + _LEAST_RATIO^2 (variance)
 
-and what is wanted are the means of d given all residuals (Rasmussen and Williams, Gaussian Processes for Machine
-Learning, 2006, equation 2.23). n, m, P and D are those of `step_cost`.
+and the estimate is the mean of d given all residuals (Rasmussen and Williams, Gaussian Processes for Machine Learning,
+2006, equation 2.23). n, m, P and D are those of `step_cost`.
 
-Limits: T is fitted first and takes in some of the pace, so a change is seen somewhat too small: 1.3 as 1.2, where one
-kind of steps runs. At a load that is new and like no other, nothing tells f from d but their variances.
+Limits: T is fitted first and absorbs a part of the slowdown, so a change is underestimated: 1.3 as 1.2 when one kind of
+steps runs. At a new load that is like no other, only the variances of f and d separate them.
 """
 
 import numpy as np
@@ -31,10 +31,10 @@ _LEAST_RATIO = 0.04
 
 
 def paces(means: Vector, residuals: Vector, steps: Vector, ages: Vector, tuning: Tuning) -> Vector:
-    """Return the logarithm of the pace [cells + 1] at the time of each cell, then at present.
+    """Return the logarithm of the slowdown factor [cells + 1] at the time of each cell, then at present.
 
-    `means` [cells, `step_cost.COLUMNS`] is what was in the cells' steps, `residuals` [cells] the logarithms of what
-    these took over what T says, `steps` [cells] how many were measured, `ages` [cells] how long ago, in seconds.
+    `means` [cells, `step_cost.COLUMNS`] is the mean content of the cells' steps, `residuals` [cells] the logarithms of
+    their measured seconds over T, `steps` [cells] their number, `ages` [cells] their age in seconds.
     """
     n, m, d, _, p, _ = means.T
     x = np.log(np.maximum(np.column_stack([n, m + p, 1.0 + d]), 0.5)) / np.log(tuning.near_ratio)

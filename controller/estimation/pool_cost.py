@@ -1,30 +1,30 @@
-"""What is remembered of the steps that one pool's engines measured, and the cost that follows from it (`step_cost`).
+"""The memory of the steps that one pool's engines measured, and the cost fitted to it (`step_cost`).
 
-The memory is a table of means, one for each cell of like steps that the engines count, those that caught up apart. In
-the fit a cell's weight saturates with its steps. Where cells are more than `cells_limit`, those that were not visited
-for longest go.
+The memory is a table of means, one for each cell of like steps that the engines count; steps that caught up have cells
+of their own. In the fit a cell's weight saturates with its steps. Beyond `cells_limit` cells the least recently visited
+ones are dropped.
 
-s, the factor on all of T, is the machine's pace (`pace`). T is fitted to what the cells took with the paces of their
-times taken out. The paces are then found anew by what T leaves unexplained, of the cells that were visited last, each
-in two parts (`cell_memory`). Measurements tell T and the paces of all times but for a common factor, so that one stays
-as it was at the look before. A new load shows the present pace by the cells that are like its own; old cells keep their
-relation to the others when the pace changes.
+s, the factor on all of T, is the machine's slowdown factor (`pace`). T is fitted to the cells' seconds divided by the
+slowdown factors of their times. The factors are then estimated again from the residuals of T, over the cells that were
+visited last, each in two parts (`cell_memory`). A common factor of T and of all slowdown factors cannot be identified,
+so the level of the last snapshot is kept. At a new load, cells with similar content determine the present factor; old
+cells keep their relation to the others when the factor changes.
 
-What a decode at K = 0 leaves for the drafter is caught up if its request is drafted for again, and never where nobody
-is. With Q the share of the decodes at K > 0, the chance of that is taken to be proportional to Q, so that such a decode
-costs left_s Q seconds, whenever they are spent, and
+A decode at K = 0 leaves a row for the drafter, which is caught up only if the request is drafted for again. With Q the
+share of the decodes at K > 0, the probability of that is assumed to be proportional to Q. So such a decode costs
+left_s Q seconds, whenever they are spent, with
 
-    left_s = sum over steps that caught up of (c6 + c7 R) s / sum over looks of Q (decodes at K = 0)
+    left_s = sum over steps that caught up of (c6 + c7 R) s / sum over snapshots of Q (decodes at K = 0)
 
-both sums fading alike. A charge that did not depend on Q would keep K = 0 for all out of force for what mixed K costs.
-Looks with Q below `_LEAST_DRAFTED` are left out: what is caught up there is for probes, which have a budget of their
-own whatever K is, and by so small a Q it would seem to make every mixed K expensive.
+where both sums fade at the same rate. A charge independent of Q would add the cost of mixed K to K = 0 for all, and so
+keep it out of force. Snapshots with Q below `_LEAST_DRAFTED` are left out: their catch-up is for probes, which have a
+budget of their own at every K, and dividing by so small a Q would make every mixed K seem expensive.
 
-A look that is off by more than `pause_jump` is set aside, and when the next one is off the same way it is believed: a
-pause in some steps is no pace.
+A snapshot with an error above `pause_jump` is set aside; when the next one has a similar error, it is accepted. So a
+pause of some steps is not taken for a slowdown.
 
-The table of an engine that was not seen before is of all its times: as for the pace, it counts as one of long ago, and
-tells of cells only that are not known.
+The table of a new engine covers its whole life. For the slowdown factor it counts as measured long ago, and it fills
+only cells that are not known yet.
 """
 
 import math
@@ -47,24 +47,24 @@ _LEAST_DRAFTED = 0.05
 
 
 class PoolCost:
-    """What is remembered of one pool's steps."""
+    """The memory of one pool's steps."""
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
         self._cells: dict[Cell, CellMemory] = {}
         self._traffic_s = 0.0
-        self._pace = 0.0  # its logarithm
-        self._off_by = 0.0  # logarithm of how far the look that was set aside was off
+        self._pace = 0.0  # logarithm of the slowdown factor
+        self._off_by = 0.0  # logarithmic error of the snapshot that was set aside
         self._left_rows = 0.0
         self._left_s = 0.0
         self._fit: StepCost | None = None
         self._is_fresh = True
         self._graphs: Graphs | None = None
         self.surprise_ratio: float | None = None
-        """Recent relative error of predictions made before the steps were taken in (median of a look, smoothed)."""
+        """Recent relative error of the predictions before learning (median of a snapshot, smoothed)."""
 
     def learn(self, evidence: Evidence, elapsed_s: float, *, is_history: bool = False) -> None:
-        """Take in the steps of one look; `is_history` if they are the table of an engine that was not seen before."""
+        """Add the steps of one snapshot; `is_history`: they are the table of a new engine."""
         looked = _looked(evidence)
         if not looked:
             return
@@ -86,13 +86,13 @@ class PoolCost:
         self._learn_left(evidence, is_history=is_history)
 
     def use(self, graphs: Graphs | None) -> None:
-        """Note which CUDA graphs the pool's engines have; `None` for none, or not known."""
+        """Set the CUDA graphs of the pool's engines; `None` for none, or unknown ones."""
         if graphs != self._graphs:
             self._graphs = graphs
             self._is_fresh = not self._cells
 
     def fit(self) -> StepCost | None:
-        """Return the cost by all that is remembered; `None` before the first step."""
+        """Return the cost fitted to all cells; `None` before the first step."""
         if not self._is_fresh:
             self._fit = self._fitted()
             self._is_fresh = True
@@ -102,7 +102,7 @@ class PoolCost:
         return replace(self._fit, pace_ratio=math.exp(self._pace), left_s=left_s)
 
     def _fitted(self) -> StepCost:
-        """Fit T to what the cells took at a pace of 1, then find the paces anew by what T leaves unexplained."""
+        """Fit T to the cells' seconds at a slowdown factor of 1, then estimate the factors from the residuals of T."""
         tuning = self._tuning
         memories = sorted(self._cells.values(), key=lambda memory: -memory.seen_s)
         cells = [memory.at_pace_1() for memory in memories]
@@ -119,7 +119,7 @@ class PoolCost:
         steps = np.array([part.steps for part in parts])
         ages = self._traffic_s - np.array([part.at for part in parts])
         found = paces(means, took - np.log(fit.cell_s(means)), steps, ages, tuning)
-        if (ages > 0).any():  # what T and all paces could exchange without a difference stays where it is
+        if (ages > 0).any():  # a common factor of T and all slowdowns is not identified: keep its level
             before = np.array([part.pace for part in parts])
             found -= np.median((found[:-1] - before)[ages > 0])
         for part, pace in zip(parts, found[:-1].tolist(), strict=True):
@@ -128,9 +128,9 @@ class PoolCost:
         return fit
 
     def is_measured(self, k: int, decodes: float | None = None) -> bool:
-        """Whether steps like those of a uniform K of `k` were measured: at all, or at about so many `decodes`.
+        """Return whether steps like those of a uniform K of `k` were measured, at any load or near `decodes`.
 
-        Alike are steps without the drafter, or steps with about as many slots for each decode.
+        Steps are alike if both are without the drafter, or if both have about as many slots for each decode.
         """
         steps = 0.0
         for memory in self._cells.values():
@@ -141,7 +141,7 @@ class PoolCost:
         return steps >= self._tuning.trial_steps
 
     def _is_believed(self, looked: Sequence[tuple[Cell, Vector, CellSums]]) -> bool:
-        """Note how far off a look's steps are from what was predicted; return whether they are no mere pause."""
+        """Record the error of a snapshot's predictions; return whether the snapshot is accepted."""
         fit = self.fit()
         if fit is None or not looked:
             return True
@@ -175,13 +175,13 @@ def _looked(evidence: Evidence) -> list[tuple[Cell, Vector, CellSums]]:
 
 
 def _mean(sums: CellSums) -> Vector:
-    """What was in a step of a cell on average: `step_cost.COLUMNS`."""
+    """Return the mean content of a cell's steps: `step_cost.COLUMNS`."""
     verified = max(sums.verified, sums.decodes)
     return np.array([sums.decodes, verified, sums.slots, sums.context, sums.prefill, sums.read]) / sums.steps
 
 
 def is_near(value: float, wanted: float, factor: float) -> bool:
-    """Whether two loads, or widths, differ by at most `factor`."""
+    """Return whether two loads, or widths, differ by at most `factor`."""
     return max(value, wanted) <= factor * min(value, wanted)
 
 

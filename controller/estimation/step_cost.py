@@ -1,29 +1,29 @@
-"""How long a step takes: a value, and how it is fitted to steps that were measured.
+"""The time of a step as a function of its content, and its fit to measured steps.
 
     T = s [ c0 + c1 n + g(m + P) + [D > 0] (c2 + c11 n) + c3 D + c4 P + c5 X
             + [R > 0] c6 + c7 R + c8 W + c9 G + c10 H ]                                     seconds
 
 n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
 lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
-that the drafter read to catch up; s: the machine's pace, which strikes everything alike (`pace`). On an engine with
-CUDA graphs (`graph_shape`) m + P and D are what the passes are padded to, and W, G, H are 1 where the target's pass is
-piecewise, has no graph, and the drafter's has none. Decode-only steps, steps with prefill and steps that caught up are
-all fitted together; each is priced by what was in it. c11: a step with draft tokens costs every running decode
-something, drafted for or not: it is sampled by rejection, and the drafter's inputs are prepared row by row.
+that the drafter read to catch up; s: the machine's slowdown factor (`pace`). On an engine with CUDA graphs
+(`graph_shape`) m + P and D are the padded sizes of the passes; W, G and H are 1 if the target's pass is piecewise, if
+it has no graph, and if the drafter's has none. Decode-only steps, steps with prefill and steps that caught up are
+fitted together, each by its content. c11: in a step with draft tokens every running decode has a cost, drafted for or
+not: it is sampled by rejection, and the drafter's inputs are prepared row by row.
 
-g is piecewise linear and not decreasing, with knots at powers of two and halfway between: a processor that fills up, a
-kernel that pads and one that runs ever more efficiently all fit. Prefilled tokens fill the processor as verified ones
-do: where a step prefills, verification is not free any more; c4 is what they cost besides. No coefficient is negative,
-so T never falls with anything that a step is given to do; but where that makes it find a graph, K_max may be cheaper
-than K_max - 1. Every term is a column of `_features` and a coefficient of `StepCost`.
+g is piecewise linear and not decreasing, with knots at powers of two and halfway between. It fits a processor that
+fills up, a kernel that pads, and one that becomes more efficient with size. Prefilled tokens fill the processor like
+verified ones, so verification is not free in a step that prefills; c4 is their additional cost. No coefficient is
+negative, so T never falls as a step has more work, with one exception: more draft tokens may reach the size of a graph,
+so that K_max is cheaper than K_max - 1. Every term is a column of `_features` and a coefficient of `StepCost`.
 
-Fit: non-negative least squares on the means of cells of like steps, errors relative to what they took at a pace of 1,
-every cell with the weight that it comes with. Two mild penalties make it unique: neighbouring slopes of g are alike,
-and where the data cannot tell two explanations apart, time is put down to the base and to m rather than to n, D or X. A
-small K then looks cheaper than it may be, so it is chosen and measured; the opposite error would never be found,
-because what looks expensive is not tried.
+Fit: non-negative least squares on the means of cells of like steps, with errors relative to their seconds at a slowdown
+factor of 1 and the weights of the cells. Two mild penalties make it unique: neighbouring slopes of g are similar, and
+when the data do not separate two explanations, time is assigned to the base and to m rather than to n, D or X. A small
+K may then seem cheaper than it is, so it is chosen and measured. The opposite error would persist, because a K that
+seems expensive is not tried.
 
-Limits: T is a mean, and says nothing of how far it was extrapolated (`PoolCost.is_measured` does).
+Limits: T is a mean, without a measure of extrapolation (`PoolCost.is_measured` has one).
 """
 
 from dataclasses import dataclass
@@ -47,9 +47,9 @@ _DOUBT = np.array([0.1, 5.0, 5.0, 3.0, 1.0, 5.0, 1.0, 1.0, 5.0, 5.0, 5.0, 20.0] 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A fitted T. `left_s`, no part of it, is what a decode at K = 0 leaves to be caught up (`pool_cost`), in seconds.
+    """A fitted T. `left_s`, not a part of it, is the catch-up cost of a decode at K = 0 in seconds (`pool_cost`).
 
-    `graphs` are the engine's, `None` where it has none, or none are known: there nothing is padded.
+    `graphs` are the engine's; `None` when it has none or they are unknown: then sizes are not padded.
     """
 
     base_s: float
@@ -80,11 +80,11 @@ class StepCost:
         context: Vector | float = 0.0,
         shares: Vector | None = None,
     ) -> Vector:
-        """Seconds of a step that catches up with nothing; the arguments are broadcast.
+        """Return the seconds of a step without catch-up; the arguments are broadcast.
 
-        `drafts` is the probability that the drafter runs, of a step known on average only; by default it runs where it
-        has slots. `shares` [..., K_max + 1] are those of each K among the decodes, where it is a mean over mixes;
-        without it the step is one that was measured, or in which all have the same K.
+        `drafts` is the probability that the drafter runs, for a mean over steps; by default it runs if it has slots.
+        `shares` [..., K_max + 1] are the shares of each K among the decodes, for a mean over mixes; without it the step
+        was measured, or all its decodes have the same K.
         """
         n, d = np.asarray(decodes, dtype=np.float64), np.asarray(slots, dtype=np.float64)
         runs = (d > 0).astype(np.float64) if drafts is None else np.asarray(drafts, dtype=np.float64)
@@ -101,14 +101,14 @@ class StepCost:
         return total
 
     def cell_s(self, means: Vector) -> Vector:
-        """Seconds of steps that were measured, those that caught up too, by what was in them: [cells, COLUMNS]."""
+        """Return the seconds of measured steps, also with catch-up, from their content [cells, COLUMNS]."""
         n, m, d, x, p, r = means.T
         read_s = np.where(r > 0, self.read_s, 0.0) + self.per_read_s * r
         total: Vector = self.step_s(n, m, d, prefill=p, context=x) + self.pace_ratio * read_s
         return total
 
     def prefill_s(self, tokens: float) -> float:
-        """Seconds that prefilling so many tokens adds to a step that verifies nothing."""
+        """Return the seconds that `tokens` prefilled tokens add to a step without verification."""
         return self.pace_ratio * (self.per_prefill_s * tokens + float(np.interp(tokens, _EDGES, self.verify_s)))
 
     def described(self) -> dict[str, Any]:
@@ -125,24 +125,24 @@ COEFFICIENTS = (
     "base_s", "per_decode_s", "drafter_s", "per_slot_s", "per_prefill_s", "per_context_s", "read_s", "per_read_s",
     "piecewise_s", "graphless_s", "drafter_graphless_s", "drafting_per_decode_s",
 )  # fmt: skip
-"""The coefficients of T but for g's, in the order of `_features`."""
+"""The coefficients of T without g's, in the order of `_features`."""
 COLUMNS = ("decodes", "verified", "slots", "context", "prefill", "read")
-"""What the means of a cell state, in this order."""
+"""The columns of a cell's means."""
 
 
 def fit_cells(means: Vector, seconds: Vector, weight: Vector, graphs: Graphs | None = None) -> StepCost:
-    """Return the cost that says best what cells of like steps took.
+    """Return the cost that fits cells of like steps best.
 
-    `means` [cells, COLUMNS] is what was in their steps on average, `seconds` [cells] what these took at a pace of 1,
-    `weight` [cells] how much each squared relative error counts, 1 for a cell that is fully believed. There is one cell
-    at least. `graphs` are the engine's.
+    `means` [cells, COLUMNS] is their mean content, `seconds` [cells] their time at a slowdown factor of 1, `weight`
+    [cells] the weight of each squared relative error, 1 at full weight. There is at least one cell. `graphs` are the
+    engine's.
     """
     features = _features(means, graphs)
     size = np.sqrt(weight)
     penalties = _penalties(features, float((means[:, 1] + means[:, 4]).max()), float(np.average(seconds, weights=size)))
     rows = np.vstack([features * (size / seconds)[:, None], penalties])
     target = np.concatenate([size, np.zeros(len(penalties))])
-    # Columns of one size: the tolerance of the solver then means the same for each coefficient.
+    # Columns are scaled to one size, so that the solver's tolerance is the same for each coefficient.
     size_of = np.linalg.norm(rows, axis=0)
     found = nnls.solve(rows / size_of, target) / size_of
     plain = len(found) - len(KNOTS)
@@ -158,7 +158,7 @@ def _shape(graphs: Graphs | None, step: Step, shares: Vector | None = None) -> S
 
 
 def _features(means: Vector, graphs: Graphs | None) -> Vector:
-    """What c0 to c11 and the slopes of g are multiplied by: [cells, coefficients]."""
+    """Return the factors of c0 to c11 and of the slopes of g: [cells, coefficients]."""
     n, m, d, x, p, r = means.T
     runs, reads = (d > 0).astype(np.float64), (r > 0).astype(np.float64)
     shape = _shape(graphs, Step(n, m, d, p, runs))
@@ -169,7 +169,7 @@ def _features(means: Vector, graphs: Graphs | None) -> Vector:
 
 
 def _penalties(features: Vector, most_verified: float, typical_s: float) -> Vector:
-    """Rows that want slopes of g like their neighbours' up to `most_verified`, then those that want little of all."""
+    """Return the rows of the penalties: differences of g's slopes up to `most_verified`, then all coefficients."""
     plain = features.shape[1] - len(KNOTS)
     widths = np.minimum(np.diff(_EDGES), max(most_verified, 1.0))
     smooth = np.zeros((len(KNOTS) - 1, features.shape[1]))

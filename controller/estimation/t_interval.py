@@ -6,7 +6,7 @@ of Mathematical Functions, 26.7.3 and 26.7.4); with theta = atan(t / sqrt(v)):
     v odd:   A = 2/pi (theta + sin(theta) (cos(theta) + 2/3 cos^3(theta) + ... up to cos^(v-2)))
     v even:  A = sin(theta) (1 + 1/2 cos^2(theta) + 1*3/(2*4) cos^4(theta) + ... up to cos^(v-2))
 
-Above 200 degrees the form of 200 serves: its quantile is larger by less than 1 %, to the safe side.
+Above 200 degrees the form of 200 is used: its quantile is larger by less than 1 %, on the safe side.
 """
 
 import math
@@ -20,7 +20,7 @@ _HALVINGS = 80
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with the bounds that hold it, each with the same probability of error."""
+    """A mean with its lower and upper bound, each with the same probability of error."""
 
     low: float
     mean: float
@@ -58,14 +58,14 @@ def quantile(tail: float, degrees: int) -> float:
 
 
 def interval(values: Sequence[float], tail: float) -> Interval:
-    """Return the mean of `values`, two or more, and its bounds; each is wrong with probability `tail`."""
+    """Return the mean of two or more `values` and its bounds; each is wrong with probability `tail`."""
     count = len(values)
     mean = math.fsum(values) / count
     return interval_of(count, mean, math.fsum((value - mean) ** 2 for value in values), tail)
 
 
 def interval_of(count: int, mean: float, squares: float, tail: float) -> Interval:
-    """Return the interval of a mean of `count` values, two or more; `squares` sums those of their distances to it."""
+    """Return the interval of a mean of two or more values; `squares` is the sum of their squared deviations."""
     variance = max(0.0, squares) / (count - 1)
     half = quantile(tail, count - 1) * math.sqrt(variance / count)
     return Interval(mean - half, mean, mean + half)

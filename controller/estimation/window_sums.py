@@ -1,13 +1,13 @@
-"""What one window of time came to, by two scores: the hold-out and canaries compare windows in which another K ran.
+"""Two scores of one window of time, with which the control group and canaries compare windows of different K.
 
-With t_c tokens and d_c decodes of class c, weights w_c, and D decodes in all, over the S steps of a window, which took
-B busy seconds,
+With t_c tokens and d_c decodes of class c, weights w_c, and D decodes in all, over the S steps and B busy seconds of a
+window,
 
     throughput:  sum_c w_c t_c / B          weighted tokens per busy second
     itl:  1 / (B / S sum_c w_c (d_c / D) (d_c / t_c))      the inverse of the mean time per token of a request
 
-In a closed loop, where the number of running requests is given, both say the same of one class. Where requests arrive
-by themselves, a faster K lets that number fall, and only latency shows it.
+In a closed loop, with a given number of running requests, both agree for one class. With open arrivals a faster K
+lowers the number of running requests, and only latency shows it.
 """
 
 import math
@@ -19,12 +19,12 @@ from specpilot.policy.gain import LogGain
 from specpilot.policy.types import DEFAULT_CLASS
 
 ROUNDING_S = 0.01
-"""A look that began so little before a window's evidence counts is not older than that."""
+"""Tolerance of the begin of a snapshot: one that begins less than this before a window's evidence belongs to it."""
 
 
 @dataclass(slots=True)
 class WindowSums:
-    """Sums over the looks of a window. `counted` are the decodes of the steps counted; tokens, decodes are by class."""
+    """Sums over the snapshots of a window. `counted` are the decodes of counted steps; tokens, decodes are by class."""
 
     steps: float = 0.0
     busy_s: float = 0.0
@@ -33,7 +33,7 @@ class WindowSums:
     decodes: dict[str, float] = field(default_factory=dict)
 
     def take(self, look: Look) -> None:
-        """Add a look."""
+        """Add a snapshot."""
         evidence = look.evidence
         self.steps += evidence.steps
         self.busy_s += look.busy_s
@@ -43,9 +43,9 @@ class WindowSums:
                 sums[name] = sums.get(name, 0.0) + count
 
     def log_scores(self, fewest_steps: float, weights: Mapping[str, float] | None = None) -> LogGain | None:
-        """Return the logarithms of both scores; `None` where too little ran.
+        """Return the logarithms of both scores; `None` with fewer steps than `fewest_steps`.
 
-        Classes that `weights` does not name have that of `default`; without any all count alike.
+        Classes that are not in `weights` have the weight of `default`; without any all have the same.
         """
         weight_of, tokens, times = weights or {}, 0.0, 0.0
         for name, decodes in self.decodes.items():

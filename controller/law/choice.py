@@ -1,18 +1,18 @@
-"""The choice: for every number of running decodes n, the K of each row that yields the most.
+"""The choice: for every number of running decodes n, the K of each row with the best predicted score.
 
-A *stream* is the traffic of one class in one band. It is served by a row of the schedule. The number of requests in a
-stream may answer to K: where each client sends its next request when one is done it stays (given concurrency), where
-requests come from a queue who is done sooner leaves, and who runs at K = 0 lingers (given work). What engines report
-does not tell which it is while K stays, so the law takes the middle. With AL_i = AL_band(K_row) and the stream's
-part w_i of the mix (`load`), which K does not change, the share of the running decodes in stream i is
+A *stream* is the traffic of one class in one band. A row of the schedule serves it. The number of requests in a stream
+may depend on K. If each client sends its next request when one is done, it does not (given concurrency). With a queue,
+requests with a large K finish sooner, so requests at K = 0 make up more of the batch (given work). The engines' reports
+do not show which of both holds while K stays, so the law takes the middle. With AL_i = AL_band(K_row) and the stream's
+part w_i of the mix (`load`), which does not depend on K, the share of the running decodes in stream i is
 
     q_i = w_i AL_i^-beta / sum_j w_j AL_j^-beta             beta = `answer_ratio`: 0 given concurrency, 1 given work
 
     throughput:  G = n sum_i (weight_i q_i AL_i) / T             weighted tokens per second
-    latency:  L = T sum_g weight_g p_g / AL_g                    the mean time per token of a request, to be made small
+    latency:  L = T sum_g weight_g p_g / AL_g                    the mean time per token of a request, to minimise
 
-with a *group* of streams for each class, p_g its share of the running decodes now, and AL_g the mean of AL_i by q_i
-within it. For throughput classes of one weight are one group.
+with a *group* of streams for each class, p_g its present share of the running decodes, and AL_g the mean of AL_i within
+it, weighted by q_i. For throughput, classes of one weight are one group.
 
 T is the mean over steps that n requests, drawn independently from q, make up: the drafter runs with probability
 1 - F(0)^n and lays out, for those with K > 0, as many slots as the largest K in the step, with F(w) = sum of q with
@@ -20,18 +20,18 @@ K <= w:
 
     E[slots] = n sum_w [ Q - F(w)^(n-1) (Q - Q_w) ],    Q = 1 - F(0),  Q_w = 1 - F(w),  w = 0 .. K_max - 1
 
-Steps that also prefill are averaged in with those that do not (`Setting.prefill`), and what prefilling alone takes is
-taken off T: it comes with the work, whatever K is. A decode at K = 0 is charged with what it leaves to be caught up,
-in proportion to Q (`pool_cost`), at most with what drafting for it takes.
+T averages steps with and without prefill (`Setting.prefill`), less the time of the prefill itself, which does not
+depend on K. A decode at K = 0 is charged with its catch-up, in proportion to Q (`pool_cost`), but at most with the cost
+of a draft for it.
 
-Search: with the width of the drafter bounded by W, all costs taken as linear and beta as 1, every row is solved alone,
-for every W; the best of these tables and of the one in force is then improved row by row, twice. Where the engine has
-CUDA graphs, the tables of one K for all compete too; and K does not fall from one band to the next. Otherwise, where
-padding makes every saved token count, the search row by row may lower K for requests that draft well.
+Search: with the drafter's width bounded by W, linear costs and beta = 1, the rows are independent, so each is solved
+alone, for every W. The best of these tables and of the one in force is then improved row by row, twice. If the engine
+has CUDA graphs, the tables of a uniform K compete too, and K must not fall from one band to the next: without this
+rule, as padding makes every saved token count, the search row by row may lower K for requests that draft well.
 
-SLO: a bound on a class's mean inter-token latency is held for each of its streams, the low bands too: T / AL_i with
-prefill. A table in which every bound holds beats every one in which some bound breaks; when none holds, the one with
-the smallest worst excess wins.
+SLO: a bound on a class's mean inter-token latency applies to each of its streams, the low bands too: T / AL_i with
+prefill. A table that keeps every bound beats every table that breaks one; when none keeps all, the one with the
+smallest worst excess wins.
 """
 
 from collections.abc import Sequence
@@ -52,9 +52,9 @@ _GAIN = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The traffic of one class in one band: `part` is its share of the mix, 0..1.
+    """The traffic of one class in one band; `part` is its share of the mix (0..1).
 
-    `row` and `group` are indices. `itl_slo_s` bounds its mean inter-token latency, `None` for none.
+    `row` and `group` are indices. `itl_slo_s` is the bound on its mean inter-token latency, `None` without one.
     """
 
     row: int
@@ -66,7 +66,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Streams that count alike: their weight, and their `share` of the running decodes (0..1), for latency."""
+    """Streams of one weight, with their `share` of the running decodes (0..1), for latency."""
 
     share: float = 1.0
     weight: float = 1.0
@@ -74,12 +74,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a choice depends on.
+    """The inputs of a choice.
 
-    `lengths` is AL(K) [bands, K_max + 1]. `low` and `high` [rows] bound K; `bands` [rows] is the band that a row is
-    for, -1 for any. `answer_ratio` is how far the number of requests in a stream answers to its K (0..1). `prefill` are
-    (share of the steps, prefilled tokens in one), together 1. `context_tokens` is the mean length of a running
-    request's sequence.
+    `lengths` is AL(K) [bands, K_max + 1]. `low` and `high` [rows] bound K; `bands` [rows] is the band of a row, -1 for
+    all. `answer_ratio` (0..1) is beta, the dependence of a stream's number of requests on its K. `prefill` has pairs of
+    (share of the steps, prefilled tokens in a step); the shares sum to 1. `context_tokens` is the mean length of a
+    running request's sequence.
     """
 
     streams: Sequence[Stream]
@@ -97,10 +97,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """What tables are predicted to do, one value for each n: weighted tokens per second, seconds, and the score.
+    """The predictions for tables, one value for each n: weighted tokens per second, seconds of a step, and the score.
 
-    `score` orders tables: larger is better; it is negative when an SLO breaks. `step_s` is without what prefilling
-    alone takes.
+    `score` orders tables: larger is better; it is negative when an SLO breaks. `step_s` does not include the time of
+    the prefill itself.
     """
 
     throughput: Vector
@@ -111,9 +111,9 @@ class Yield:
 class Choice:
     """Evaluates and finds tables in one `Setting`.
 
-    All that a table comes to follows from sums over its streams, group by group: of w_i AL_i^-beta, of AL_i times that,
-    of K times that, and of that where K is above each width (`_sums`). A row adds its part to them, so that to try
-    another K for one row takes the row's part out and puts another in, however many rows there are.
+    A table's predictions follow from sums over its streams, group by group: of u_i = w_i AL_i^-beta, of AL_i u_i, of
+    K u_i, and of u_i with K above each width (`_sums`). The sums are additive in the rows, so trying another K for one
+    row replaces this row's part, at a cost independent of the number of rows.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -143,14 +143,14 @@ class Choice:
         self._prefill_s = sum(share * setting.cost.prefill_s(tokens) for share, tokens in setting.prefill)
 
     def evaluate(self, n: Vector, k: Ints) -> Yield:
-        """Return what `k` [..., n, rows] yields at `n` running decodes."""
+        """Return the predictions for `k` [..., n, rows] at `n` running decodes."""
         return self._yields(n, self._sums(k), self._worst(k, self._served))
 
     def prepared(self, n: Vector, in_force: Ints, least_gain: float) -> Ints:
-        """Return `in_force` [n, rows] with the K of rows without traffic that is best if all traffic becomes theirs.
+        """Return `in_force` [n, rows] with the best K for rows without traffic, as if all traffic were theirs.
 
-        Nobody is served by them, so it costs nothing now, and whoever comes need not wait for evidence. A K stays where
-        another takes less than `least_gain` (a ratio) off the time per token.
+        These rows serve no request, so a change costs nothing now, and their first requests need not wait for evidence.
+        A K stays if another one lowers the time per token by less than `least_gain` (a ratio).
         """
         setting = self._setting
         absent = [row for row in np.flatnonzero(setting.bands >= 0).tolist() if row not in self._served]
@@ -163,9 +163,9 @@ class Choice:
         return found
 
     def best(self, n: Vector, in_force: Ints) -> Ints:
-        """Return the best K [n, rows]; where nothing is better, that in force. Rows without traffic stay as they are.
+        """Return the best K [n, rows], else that in force. Rows without traffic stay.
 
-        With CUDA graphs that is the best table found in which no band has less than a lower one.
+        With CUDA graphs it is the best table found in which K does not fall from one band to the next.
         """
         low, high, served = self._setting.low, self._setting.high, self._served
         found = np.clip(in_force, low[None, :], high[None, :])
@@ -175,25 +175,25 @@ class Choice:
         for width in depths:
             starts[width][:, served] = self._times_alone(n, width).argmin(axis=2)[:, served]
         for at, k in enumerate(depths[: len(starts) - len(depths)], start=len(depths)):
-            starts[at][:, served] = np.clip(k, low, high)[served]  # a graph of its own wants the same K for all
+            starts[at][:, served] = np.clip(k, low, high)[served]  # a graph for a uniform K
         scores = self.evaluate(n, starts).score
         widest, top = scores.argmax(axis=0), scores.max(axis=0)
         better = top > score + _GAIN * np.abs(score)
         found = np.where(better[:, None], starts[widest, np.arange(len(n))], found)
         score = np.where(better, top, score)
-        for _ in range(2):  # in 1 of 150 random settings one round loses 10 % of the best score, two 0.3 % at most
+        for _ in range(2):  # in 1 of 150 random settings one round loses 10 % of the best score; two lose at most 0.3 %
             self._improve(n, found, score)
         return found if self._setting.cost.graphs is None else self._rising(n, [found, np.clip(in_force, low, high)])
 
     def even(self, n: Vector, k: Ints, slack: float) -> Ints:
-        """Return `k` [n, rows] with as few changes along n as cost at most `slack` of the score (a ratio) anywhere.
+        """Return `k` [n, rows] with the fewest changes along n that lose at most `slack` of the score anywhere.
 
-        Running decodes vary from step to step, and who goes from K = 0 to another has a row to catch up: where the
-        best K changes to and fro along n for next to nothing, that costs more than it gains. Each range takes the
-        values that `k` has at some n; of those that reach as far, the ones that score most in the sum. Rows without
-        traffic stay as they are: no score tells what they lose.
+        `slack` is a ratio. Running decodes vary from step to step, and a request that leaves K = 0 has rows to catch
+        up. So a best K that changes back and forth along n for almost no gain costs more than it gains. Each range has
+        the values of `k` at some n: those that allow the longest range, and of these the ones with the largest sum of
+        scores. Rows without traffic stay, because no score shows their loss.
         """
-        scores = self.evaluate(n, np.repeat(k[:, None], len(n), axis=1)).score  # of the values at one n, at another
+        scores = self.evaluate(n, np.repeat(k[:, None], len(n), axis=1)).score  # score of one n's values at another n
         own = scores.diagonal()
         is_fine = scores >= own - slack * np.abs(own)
         found, begin = k.copy(), 0
@@ -206,10 +206,10 @@ class Choice:
         return found
 
     def _rising(self, n: Vector, tables: Sequence[Ints]) -> Ints:
-        """Return, for each n, the best table near `tables` [n, rows] in which no band has less than a lower one.
+        """Return, for each n, the best table near `tables` [n, rows] in which K does not fall from band to band.
 
-        That is over the rows with traffic; the others stay. They compete with one K for all rows. Where no such table
-        keeps all SLOs and the first of `tables` does, that one stays.
+        The rule is for rows with traffic; the others stay. Tables of a uniform K compete too. If no such table keeps
+        all SLOs and the first of `tables` does, that one stays.
         """
         low, high, served = self._setting.low, self._setting.high, self._served
         rising = [np.clip(near, low, high) for table in tables for near in self._envelopes(table)]
@@ -223,7 +223,7 @@ class Choice:
         return np.where(keeps[:, None], tables[0], np.stack(rising)[best, np.arange(len(n))])
 
     def _envelopes(self, k: Ints) -> tuple[Ints, Ints]:
-        """Return the lowest rising table that is nowhere below `k` [n, rows], and the highest that is nowhere above."""
+        """Return the smallest rising table that is at least `k` [n, rows], and the largest that is at most `k`."""
         up, down, bands = k.copy(), k.copy(), self._setting.bands
         for begin, end in pairwise([*np.flatnonzero(bands <= 0).tolist(), len(bands)]):  # rows of one class
             own = [row for row in self._served if begin <= row < end]
@@ -233,7 +233,7 @@ class Choice:
         return up, down
 
     def _improve(self, n: Vector, found: Ints, score: Vector) -> None:
-        """Give each row in turn its best K, the others given, in `found` and `score`."""
+        """Replace each row's K by its best, one row after the other, in `found` and `score`."""
         low, high = self._setting.low, self._setting.high
         sums = self._sums(found)
         for row in self._served:
@@ -253,21 +253,21 @@ class Choice:
                 sums = others + parts[found[:, row]]
 
     def _sums(self, k: Ints) -> Vector:
-        """Return what the rows of `k` [..., n, rows] add up to: [..., n, groups, sums]."""
+        """Return the sums over the rows of `k` [..., n, rows]: [..., n, groups, sums]."""
         total = np.zeros((*k.shape[:-1], *self._parts.shape[2:]))
         for row in self._served:
             total += self._parts[row][k[..., row]]
         return total
 
     def _worst(self, k: Ints, rows: Sequence[int]) -> Vector:
-        """Return the largest 1 / (AL times the bound) of any SLO of `rows`, 0 without one: [..., n]."""
+        """Return the largest 1 / (AL times the bound) over the SLOs of `rows`, 0 without one: [..., n]."""
         if not self._has_slo or not rows:
             return np.zeros(k.shape[:-1])
         found: Vector = self._slo_s[rows, k[..., rows]].max(axis=-1)
         return found
 
     def _yields(self, n: Vector, sums: Vector, worst: Vector) -> Yield:
-        """Return what tables yield of which `_sums` and `_worst` are known."""
+        """Return the predictions for tables from their `_sums` and `_worst`."""
         setting, cost = self._setting, self._setting.cost
         per_decode = sums[..., 2:].sum(axis=-2) / np.maximum(sums[..., 0].sum(axis=-1), _EQUAL)[..., None]
         above = per_decode[..., 1:]
@@ -301,13 +301,13 @@ class Choice:
         return Yield(throughput, seconds, score)
 
     def _times_alone(self, n: Vector, width: int | None) -> Vector:
-        """Return the time per token of each row by itself: [n, rows, K], infinite where K is not allowed.
+        """Return the time per token of each row alone: [n, rows, K], infinite for a K that is not allowed.
 
-        The drafter lays out `width` slots for each request; `None`: K of them.
+        The drafter lays out `width` slots for each request; `None`: K slots.
         """
         setting, cost, depths = self._setting, self._setting.cost, np.arange(self._k_max + 1)
         slots = n[:, None] * (depths if width is None else np.where(depths > 0, width, 0))
-        # Where others draft, the drafter runs whatever K a row has.
+        # If other rows draft, the drafter runs at any K of this row.
         drafts = (slots > 0).astype(np.float64) if width is None else np.full((len(n), 1), float(width > 0))
         step = np.zeros((len(n), len(depths)))
         for part, tokens in setting.prefill:

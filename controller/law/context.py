@@ -1,4 +1,4 @@
-"""What the law is given of a pool besides its evidence, and what it answers."""
+"""The law's inputs about a pool besides its evidence, and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +15,19 @@ from specpilot.policy.types import Policy, Schedule, Trial
 
 @dataclass(frozen=True, slots=True)
 class PoolContext:
-    """A pool as registered: what holds for all of its engines that can speculate.
+    """A pool as registered, over all of its engines that can speculate.
 
-    Where they differ, `k_max` and `static_k` are the smallest, `max_num_seqs` is the largest (`pools.pool_contexts`).
-
-    `in_force` is the schedule published last, `None` before the first. While a canary runs, `policy` is the one whose
-    turn it is, and `arm` tells which one that is; `None` without a canary. `remaining_arm` is the arm whose policy
-    stays when a canary has ended. `hold` is what an operator froze the pool at, `None` without a freeze: in mode
-    `advise` engines then have what is in force and not their static K. `graphs` are the CUDA graphs of its engines;
-    `None` for none, or not known.
-    `engines_version` is the latest version that any of them applied, 0 for none: Redis may have lost what they hold.
+    Attributes:
+        k_max: the smallest of the engines (`pools.pool_contexts`), and so is `static_k`.
+        max_num_seqs: the largest of the engines.
+        in_force: the schedule published last, `None` before the first.
+        policy: while a canary runs, the policy of the present window.
+        arm: the arm of the present window; `None` without a canary.
+        remaining_arm: the arm whose policy stays when a canary has ended.
+        hold: what a freeze holds, `None` without a freeze. Under a freeze, engines follow the schedule in force also in
+            mode `advise`.
+        graphs: the CUDA graphs of its engines; `None` for none, or unknown ones.
+        engines_version: the latest version that any engine applied, 0 for none; Redis may have lost this schedule.
     """
 
     model: str
@@ -42,13 +45,13 @@ class PoolContext:
 
     @property
     def fallback_k(self) -> int:
-        """The operator's static K, as far as the engines can follow it."""
+        """The operator's static K, at most the engines' K_max."""
         wanted = self.static_k if self.policy.static_k is None else self.policy.static_k
         return max(0, min(wanted, self.k_max))
 
     @property
     def unsteered_k(self) -> int:
-        """The K of engines to which nothing is published: their own, until the operator's static K was once."""
+        """The K of engines without a schedule: their own, or the operator's static K once that was published."""
         if self.in_force is None and not self.engines_version:
             return max(0, min(self.static_k, self.k_max))
         return self.fallback_k
@@ -66,17 +69,19 @@ class PoolContext:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick decided for one pool.
+    """The decision of one tick for one pool.
 
-    `proposed` are the rows that the law would have, `publish` those that the engines shall have, `None` when nothing is
-    to be published: mode `advise`, which once withdraws by the static K what `act` left. `gain_ratio` is what the best
-    table is predicted to gain at the present load, as a ratio minus 1, over the one that the law goes on from, in what
-    the policy maximises; in mode `advise` and where an SLO breaks, in throughput over what engines have. `None` when
-    unknown.
-    `evidence` holds every number that was looked at, ready for JSON. `log_gain` is what adaptive K gained over the
-    static K in a window of the hold-out, if one could be compared by this tick. `standing` is told of a pool that is
-    frozen at its current K: the rows and the share of probes that were in force when that began, or would have been but
-    for a turn of the hold-out or of a canary; `None` where there were none.
+    Attributes:
+        proposed: the rows that the law chooses.
+        publish: the rows to publish; `None` for none, as in mode `advise` (which once publishes the static K, to
+            withdraw a schedule of mode `act`).
+        gain_ratio: the predicted gain of the best table at the present load, as a ratio minus 1, over the law's own
+            table, in the policy's objective. In mode `advise`, and when an SLO breaks, it is in throughput over the
+            engines' present K. `None` when unknown.
+        evidence: every number that the decision used, ready for JSON.
+        log_gain: the gain of adaptive K over the static K in a window of the control group, if this tick compared one.
+        standing: for a freeze of the current K, the baseline schedule: the rows and the probe ratio that were in force
+            when the freeze began, outside windows of the control group and of a canary; `None` without any.
     """
 
     reason: Reason
@@ -91,12 +96,12 @@ class TickResult:
 
     @property
     def decodes(self) -> int:
-        """Running decodes at the tick, 1 at least."""
+        """Running decodes at the tick, at least 1."""
         return max(1, round(float(self.evidence.get("decodes") or 1)))
 
     @property
     def is_stepped_back(self) -> bool | None:
-        """Whether the hold-out has found that the law loses, also while a window runs the law; `None` if not told."""
+        """Whether the pool has fallen back, also during a window that runs the law; `None` without this evidence."""
         state = self.evidence.get("hold_out")
         return None if state is None else bool(state["is_stepped_back"])
 

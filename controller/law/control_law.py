@@ -1,8 +1,8 @@
-"""All that a controller has learned, and the law over it. The same code runs live, in replays and in simulations.
+"""The estimates of a controller, and the law over them. The same code runs live, in replays and in simulations.
 
-`ControlLaw.observe` takes in what the engines said; `ControlLaw.decide` answers for one pool. Nothing here reads a
+`ControlLaw.observe` learns from the engines' metrics; `ControlLaw.decide` decides for one pool. Nothing here reads a
 clock, a socket or a setting: times are arguments (`now` in seconds on any steady clock, `at` in Unix seconds), and the
-same calls give the same answers. Acceptance is learned per model from all its pools together, cost per pool.
+same calls give the same results. Acceptance is estimated per model from all its pools together, cost per pool.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class ControlLaw:
         self._last: dict[str, Observation] = {}
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Take in one scrape of every engine that answered and can speculate; repeated and older ones are ignored."""
+        """Learn from one scrape of every engine that answered and can speculate; ignores repeated and older ones."""
         gained: dict[PoolKey, dict[str, dict[Series, float]]] = {}
         history: dict[PoolKey, list[dict[Series, float]]] = {}
         elapsed_s: dict[PoolKey, float] = {}
@@ -67,7 +67,7 @@ class ControlLaw:
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 
     def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:
-        """Drop what is remembered of engines, pools and models that are gone."""
+        """Drop the state of engines, pools and models that are gone."""
         alive, kept = set(engines), set(pools)
         models = {model for model, _ in kept}
         self._last = {name: seen for name, seen in self._last.items() if name in alive}
@@ -75,22 +75,22 @@ class ControlLaw:
         self._models = {name: model for name, model in self._models.items() if name in models}
 
     def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
-        """Decide for one pool at `now`; `at` tells which windows of the hold-out it is in."""
+        """Decide for one pool at `now`; `at` determines the window of the control group."""
         pool = self._pool((context.model, context.pool))
         context = replace(context, in_force=pool.begin(context.arm, context.remaining_arm, context.in_force))
         return Tick(context, pool, self._model(context.model), self._tuning, now, at).result()
 
     def resume(self, model: str, pool: str, digest: str) -> None:
-        """Begin stepped back where the leader before had stepped back in the comparison of this `digest`."""
+        """Begin with the pool fallen back, as under the last leader in the comparison of this `digest`."""
         self._pool((model, pool)).hold_out.resume(digest)
 
     def take_over(self, now: float) -> None:
-        """Begin to lead at `now`: keep what was learned, forget what was decided, as another decided till then."""
+        """Begin to lead at `now`: keep the estimates, drop the decisions, which another controller made until now."""
         for pool in self._pools.values():
             pool.take_over(now)
 
     def look(self, model: str, pool: str) -> Look | None:
-        """Return the newest look at a pool; `None` before the first."""
+        """Return the newest snapshot of a pool; `None` before the first."""
         return self._pool((model, pool)).look()
 
     def _pool(self, key: PoolKey) -> PoolMemory:

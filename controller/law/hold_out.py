@@ -1,35 +1,36 @@
-"""The hold-out: what adaptive K gains over the static K, measured on live traffic; and stepping back when it loses.
+"""The control group: the measured gain of adaptive K over the static K on live traffic, and the fall back on a loss.
 
-Time is cut into windows of `hold_out_window_s`. In each, with a probability of the policy's `hold_out_ratio` and drawn
-from the names of model and pool and the window's number, the pool runs the static K. So every controller draws alike,
-and nothing in traffic can depend on the draw. Of every such window, d is the logarithm of the score of the adaptive
-windows near it (up to `hold_out_near` on either side, one on each at least; the mean of their logarithms) over that of
-its own. As the window was drawn at random, d has mean 0 if adaptive K gains nothing, whatever the noise; slow drift and
-slow changes of traffic cancel. The gain is told with a 95 % interval (Student's t over the newest windows).
+Time is cut into windows of `hold_out_window_s`. In each, with the probability `hold_out_ratio` of the policy, the pool
+runs the static K: the control group. A hash of model, pool and window number makes the draw, so that every controller
+draws the same, and traffic cannot depend on the draw. For each window of the control group, d is the logarithm of the
+ratio of two scores: the mean (of the logarithms) over the adaptive windows near it (up to `hold_out_near` on either
+side, at least one on each) and its own. As the window was drawn at random, d has the mean 0 if adaptive K has no gain,
+for any noise; slow drift and slow changes of traffic cancel. The gain is reported with a 95 % interval (Student's t
+over the newest windows).
 
-There are two scores, throughput and latency (`window_sums`). Both are told; the one that the policy has the law
-maximise decides (`Comparison.measure`).
+There are two scores, throughput and latency (`window_sums`). Both are reported; the one of the policy's objective
+decides (`Comparison.measure`).
 
-Limit: where short replies that arrive by themselves keep an engine busy all the time, tokens per second are the rate at
-which they arrive, whatever K is. Throughput then tells no difference, and latency does.
+Limit: when open arrivals of short replies keep an engine busy all the time, tokens per second are the arrival rate,
+whatever K is. Then throughput shows no difference, but latency does.
 
-Stepping back. The law is judged after `hold_out_least` windows and whenever there are two fifths more, from
-`hold_out_memory` windows on whenever a fifth of these is new. It is said to lose if the interval whose upper bound errs
-with probability e / L lies below 0, where L is how often it is judged within `hold_out_memory` windows: so over as many
-windows it errs with probability e = `step_back_error` at most (union bound), and an old hold-out is as sensitive as a
-young one. To judge after every window would cost most of the power. From then on the static K is in force, and the
-windows drawn, now with `stepped_back_ratio`, run the adaptive K; d is told the same way round. The law is back when the
-same test says that it gains. Each change of state begins the count anew, and so does a change of what is compared: the
-static K, or what the policy has the law choose by (`compare`).
+Fall back. The law is judged after `hold_out_least` windows, then whenever there are 40 % more, and from
+`hold_out_memory` windows on whenever a fifth of these is new. The pool falls back to the static K when a confidence
+interval with error e / L lies entirely below 0, where L is the number of judgements within `hold_out_memory` windows.
+By the union bound the error over so many windows is at most e = `step_back_error`, and an old control group is as
+sensitive as a young one. A judgement after every window would cost most of the power. After a fall back the static K is
+in force, and drawn windows, now with the probability `stepped_back_ratio`, run the adaptive K; d keeps its sign. The
+law returns when the same test shows a gain. Each change of state resets the count, and so does a change of the
+comparison: of the static K, or of the policy's objective and bounds (`compare`).
 
 | state        | outside windows | in a window drawn | next state when               |
 |--------------|-----------------|-------------------|-------------------------------|
-| adaptive     | adaptive K      | static K          | the law loses: stepped back   |
-| stepped back | static K        | adaptive K        | the law gains: adaptive       |
+| adaptive     | adaptive K      | static K          | the law loses: fallen back    |
+| fallen back  | static K        | adaptive K        | the law gains: adaptive       |
 
-Which K ran is told by the schedule in force, not by the draw: a window in which both were in force does not count. Of a
-window count the looks that lie between `delivered_s` after its first tick and its end. Looks may come late and from a
-source that is slower than the ticks; windows have room for two of them at least (`Tuning.for_looks`).
+The schedule in force, not the draw, determines which K ran: a window with both does not count. The snapshots between
+`delivered_s` after a window's first tick and its end count. Snapshots may come late and from a source that is slower
+than the ticks; a window has room for at least two (`Tuning.for_looks`).
 """
 
 import math
@@ -50,13 +51,13 @@ _TAIL = 0.025
 
 
 def is_drawn(model: str, pool: str, window: int, ratio: float) -> bool:
-    """Whether window number `window` is one of the share `ratio` that is drawn."""
+    """Return whether window number `window` is drawn, with probability `ratio`."""
     drawn = int.from_bytes(sha256(f"{model} {pool} {window}".encode()).digest()[:8])
     return drawn < ratio * 2.0**64
 
 
 def judgements(least: int, memory: int) -> tuple[int, ...]:
-    """Return after how many windows the law is judged, up to `memory` of them; the first time after `least`."""
+    """Return the numbers of windows at which the law is judged, from `least` to `memory`."""
     found = [least]
     while found[-1] < memory:
         found.append(min(memory, math.ceil(1.4 * found[-1])))
@@ -65,9 +66,9 @@ def judgements(least: int, memory: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a hold-out compares: the static K with what a policy has the law choose by.
+    """The comparison of a control group: the static K, and the parts of a policy that the law's choice depends on.
 
-    `weights` are those of the classes; others have that of `default`. `bounds` is whatever else the choice depends on.
+    `weights` are the classes'; others have the weight of `default`. `bounds` are the other inputs of the choice.
     """
 
     static_k: int
@@ -77,19 +78,19 @@ class Comparison:
 
     @property
     def measure(self) -> str:
-        """Which score decides."""
+        """The score that decides."""
         return "itl" if self.objective is Objective.LATENCY else "throughput"
 
     @property
     def digest(self) -> str:
-        """A short name of it, the same in every controller."""
+        """A short digest, the same in every controller."""
         known = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds)
         return sha256(repr(known).encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True)
 class _Window:
-    """A window of time, from its first tick (`begun_at`). `is_static` is which K was in force, `None` if unknown."""
+    """A window of time, from its first tick (`begun_at`). `is_static`: the static K was in force; `None` if unknown."""
 
     index: int
     begun_at: float
@@ -98,18 +99,18 @@ class _Window:
     sums: WindowSums = field(default_factory=WindowSums)
 
     def note(self, *, is_static: bool) -> None:
-        """Note which K was in force at a tick."""
+        """Record the K in force at a tick."""
         self.is_mixed |= self.is_static is not None and self.is_static is not is_static
         self.is_static = is_static
 
     def log_scores(self, fewest_steps: float, weights: Mapping[str, float]) -> LogGain | None:
-        """Return the logarithms of both scores; `None` where too little ran, or not one K alone."""
+        """Return the logarithms of both scores; `None` with too few steps, or if both K were in force."""
         is_one_k = self.is_static is not None and not self.is_mixed
         return self.sums.log_scores(fewest_steps, weights) if is_one_k else None
 
 
 class HoldOut:
-    """The hold-out of one pool. Times are Unix seconds."""
+    """The control group of one pool. Times are Unix seconds."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -117,21 +118,21 @@ class HoldOut:
         self._windows: deque[_Window] = deque(maxlen=2 * self._near + 2)
         self._gains: deque[LogGain] = deque(maxlen=tuning.hold_out_memory)
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
-        self._taken = 0  # windows compared since the count began
+        self._taken = 0  # compared windows since the last reset
         self._seen_at = -math.inf
         self._compared: Comparison | None = None
-        self._stepped_back_from = ""  # the digest of a comparison that another controller found to lose
+        self._stepped_back_from = ""  # digest of the comparison in which the last leader fell back
         self.is_stepped_back = False
 
     def is_static_due(self, model: str, pool: str, at: float, ratio: float) -> bool:
-        """Whether the static K is due at `at`: in a window drawn, or outside of one if the law stepped back."""
+        """Return whether the static K is due at `at`: in a drawn window, or outside of one after a fall back."""
         if ratio <= 0:
             return False
         share = self._tuning.stepped_back_ratio if self.is_stepped_back else ratio
         return is_drawn(model, pool, self._index(at), share) != self.is_stepped_back
 
     def compare(self, compared: Comparison) -> None:
-        """Say what is compared from now on; begin anew where that is another thing than before."""
+        """Set the comparison; a change resets the count."""
         if compared != self._compared:
             self.reset()
             self._compared = compared
@@ -139,9 +140,9 @@ class HoldOut:
             self._stepped_back_from = ""
 
     def resume(self, digest: str) -> None:
-        """Take over from a leader which found that the law loses in the comparison of this `digest`.
+        """Take over from a leader that fell back in the comparison of this `digest`.
 
-        What was compared in stand-by goes before that where it shows that the law gains.
+        If the windows compared in stand-by show a gain of the law, the pool does not fall back.
         """
         if self._compared is None:
             self._stepped_back_from = digest
@@ -150,10 +151,10 @@ class HoldOut:
             self.is_stepped_back = True
 
     def take(self, look: Look | None, seen_at: float, at: float, *, is_static: bool) -> LogGain | None:
-        """Take in a tick at `at`, until which the static K was in force (`is_static`) or another, and the newest look.
+        """Add a tick at `at` and the newest snapshot; `is_static`: the static K was in force until now.
 
-        `look` ended at `seen_at`; `None` before the first. Both times are Unix seconds. Return d by each score, of the
-        window that could be compared by this tick; `None` where none could.
+        `look` ended at `seen_at`; it is `None` before the first. Both times are Unix seconds. Return d by each score
+        for the window that this tick could compare; `None` without one.
         """
         index, compared = self._index(at), None
         if self._windows and index < self._windows[-1].index:  # the clock was set back
@@ -174,11 +175,11 @@ class HoldOut:
         return compared
 
     def pause(self) -> None:
-        """Let time pass in which nothing is compared; what was found stays."""
+        """Begin a time without comparison; the gains so far stay."""
         self._windows.clear()
 
     def reset(self) -> None:
-        """Begin anew: what is compared is not what it was."""
+        """Drop all gains and windows, after a change of the comparison."""
         self.pause()
         self._gains.clear()
         self._taken = 0
@@ -187,7 +188,7 @@ class HoldOut:
     def described(self) -> dict[str, Any]:
         """Return the state and the gains, ready for JSON; a gain is `None` while windows are too few.
 
-        `measure` names the one that decides, `gain_ratio` is that one's.
+        `measure` is the score that decides, `gain_ratio` the gain by it.
         """
         is_told = len(self._gains) >= self._tuning.hold_out_least
         gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
@@ -211,9 +212,9 @@ class HoldOut:
         return math.floor(at / self._tuning.hold_out_window_s)
 
     def _compare(self) -> LogGain | None:
-        """Compare the window in the middle, if it is the rare kind, with those around it; return d.
+        """Compare the middle window, if it is of the drawn kind, with those around it; return d.
 
-        The newest window has just begun: it is not among them.
+        The newest window has just begun and is not used.
         """
         if len(self._windows) <= 2 * self._near + 1:
             return None
@@ -238,7 +239,7 @@ class HoldOut:
         return gain
 
     def _bounds(self) -> Interval:
-        """Return the interval by which the law is judged, of two windows or more."""
+        """Return the interval of a judgement; needs at least two windows."""
         return interval(self._gains_in(self._measure), self._tuning.step_back_error / len(self._judgements))
 
     def _is_found_to_gain(self) -> bool:
@@ -254,4 +255,4 @@ class HoldOut:
             self.is_stepped_back = not self.is_stepped_back
             self._gains.clear()
             self._taken = 0
-            self.pause()  # which of the windows before were drawn is the other way round now
+            self.pause()  # drawn windows now run the other K

@@ -1,7 +1,7 @@
 """Schedules as tables: for each number of running decodes n of a grid, the K of each named row.
 
-Tables are compared by the names of their rows, never by shape: a row that one of two does not have is looked up in it
-as an engine would (`policy.bands.row_of`).
+Tables are compared by the names of their rows, never by shape. A row that one of them lacks is resolved in it by the
+engines' rule (`policy.bands.row_of`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,9 +21,9 @@ _STEP = 1.15
 
 
 def grid(max_num_seqs: int, cliffs: Collection[int] = ()) -> Vector:
-    """Return the numbers of running decodes to decide for: each up to 16, then in steps of about 15 %.
+    """Return the grid of running decodes: each number up to 16, then steps of about 15 %.
 
-    At `cliffs` the cost of a K jumps, so they are among them.
+    It includes `cliffs`, at which the cost of a K jumps.
     """
     points = list(range(1, min(max_num_seqs, _EACH_UP_TO) + 1))
     while points[-1] < max_num_seqs:
@@ -42,12 +42,12 @@ class KTable:
 
     @classmethod
     def uniform(cls, names: Sequence[str], n: Vector, k: int) -> "KTable":
-        """Return the table that gives everybody `k`."""
+        """Return the table with `k` in every row."""
         return cls(tuple(names), n, np.full((len(n), len(names)), k, dtype=np.int64))
 
     @classmethod
     def of_ranges(cls, ranges: Ranges, names: Sequence[str], n: Vector) -> "KTable":
-        """Return what a schedule's `ranges` give each of `names`, whatever rows it has."""
+        """Return the table of a schedule's `ranges` for the rows `names`."""
         columns = [[k_at(_row(ranges, name), int(decodes)) for decodes in n] for name in names]
         return cls(tuple(names), n, np.array(columns, dtype=np.int64).T.reshape(len(n), len(names)))
 
@@ -60,18 +60,18 @@ class KTable:
         return self.with_k(np.clip(self.k, low[None, :], high[None, :]))
 
     def same_as(self, other: "KTable") -> bool:
-        """Whether both say the same, by name."""
+        """Return whether both have the same K, by name."""
         return self.names == other.names and np.array_equal(self.n, other.n) and np.array_equal(self.k, other.k)
 
     def indices_at(self, decodes: Vector) -> NDArray[np.int64]:
-        """Return the index into `n` that holds at each of `decodes`, means and so maybe no whole numbers."""
+        """Return the index into `n` for each of `decodes`, which are means and need not be whole."""
         found: NDArray[np.int64] = np.clip(
             np.searchsorted(self.n, np.round(decodes), side="right") - 1, 0, len(self.n) - 1
         ).astype(np.int64)
         return found
 
     def to_ranges(self) -> dict[str, tuple[KRange, ...]]:
-        """Return the shortest ranges that say the same."""
+        """Return the shortest equivalent ranges."""
         lows = self.n.astype(int).tolist()
         highs = [low - 1 for low in lows[1:]] + [lows[-1]]
         found: dict[str, tuple[KRange, ...]] = {}
@@ -95,6 +95,6 @@ def k_at(ranges: Sequence[Sequence[int]], decodes: int) -> int:
 
 
 def _row(ranges: Ranges, name: str) -> tuple[KRange, ...]:
-    """The row that holds for what `name` names, in a schedule that may have others."""
+    """Return the row of a schedule that applies to `name`."""
     traffic_class, band = row_parts(name)
     return ranges.get(name, ranges[DEFAULT_CLASS]) if band is None else row_of(ranges, traffic_class, band)

@@ -1,25 +1,25 @@
-"""The present load: who runs, how many decodes at a time, with which prefill and context.
+"""The present load: the mix of classes and bands, the running decodes, prefill and context.
 
-The mix is what stays when K changes: of given concurrency the share of the decodes that each class makes up in each
-band, of given work that of the tokens; the law takes the middle (`choice`), w = decodes^(1 - beta) tokens^beta. It is
-averaged over time, whatever the interval of the scrapes (`mix_time_s`). Who was not seen for `gone_s` is gone at once:
-a trace of traffic that has ended would be charged with the drafter by itself, so its rows would fall to K = 0, and
-others would draft for little because it seems to be paid for already. Who has become fewer than chance explains is
-counted as the newest look found it, not by the mean. For n requests, of which a share s is of a stream that makes up q,
+The mix does not depend on K. With given concurrency it is the share of each class and band in the decodes, with given
+work the share in the tokens; the law takes the middle (`choice`), w = decodes^(1 - beta) tokens^beta. It is averaged
+over time, independent of the interval of the scrapes (`mix_time_s`). A class and band without traffic for `gone_s`
+leaves the mix at once. Otherwise its tiny share would pay the drafter's whole fixed cost, its K would fall to 0, and
+other rows would draft for too little gain, because the drafter seems to be paid for. A stream that has shrunk by more
+than chance explains has its share in the newest snapshot, not the mean. For n requests and a stream with the mean share
+q and the share s in the snapshot,
 
     n KL(s || q) = n [ s ln(s / q) + (1 - s) ln((1 - s) / (1 - q)) ]
 
-is the log of the likelihood ratio of s against q. Added up over looks while s < q (taken off while s > q, and fading as
-the mean does), `gone_nats` of it are too much. A stream that is not seen at all has -n ln(1 - q): the chance of
-that, (1 - q)^n, is then exp(-`gone_nats`). What it gives up goes to those that have become more. Looks at other
-engines than the one before tell nothing of this: engines of a pool may differ in their traffic.
-Running decodes, prefill and context are those of the newest look's steps.
+is the log likelihood ratio of s against q. Its sum over snapshots grows while s < q, falls while s > q, and fades like
+the mean; at `gone_nats` the stream has shrunk. A stream without requests adds -n ln(1 - q): the probability of that,
+(1 - q)^n, is then exp(-`gone_nats`). The streams that have grown get its share. A snapshot of other engines than the
+last one is not used for this, because the engines of a pool may differ in their traffic. Running decodes, prefill and
+context are those of the newest snapshot.
 
-Of a request without a verified draft only the band is known in which its kind begins. Where that is so of most decodes
-of a class (`cold_ratio`), what the others' bands make up says nothing of the whole: then its part is in the bands of
-the cold requests, and the rows of its other bands are as for traffic that is not there (`Choice.prepared`). One of them
-that is found to draft well is so drafted for, and as the engine then drafts for all others once, the next look tells
-what the traffic is.
+An unprobed request has the initial band of its kind. When most decodes of a class are unprobed (`cold_ratio`), the
+bands of the others do not represent the class. Then the class's share is in the bands of the unprobed requests, and the
+rows of its other bands are set as for absent traffic (`Choice.prepared`). When one request turns out predictable, it
+gets drafts by its row. The engine then drafts for all others once, so the next snapshot has the bands of all.
 """
 
 import math
@@ -38,11 +38,12 @@ _PRESENT = 1e-3
 
 @dataclass(slots=True)
 class Load:
-    """Who ran lately. `mix` and `running`, the shares of decodes, are by (class, band), each together 1.
+    """The recent load.
 
-    `points` are running decodes of decode steps, `weights` their shares of the steps; `prefill` (share of the steps,
-    tokens in one) pairs; `context_tokens` the mean length of a running sequence. `unseen_s` are the seconds of traffic
-    since the last that was seen of a (class, band), `shortfall` how unlikely its share was lately, in nats.
+    `mix`, and `running` (shares of the decodes), are by (class, band) and sum to 1. `points` are running decodes of
+    decode steps, `weights` their shares of the steps. `prefill` has pairs (share of the steps, tokens in a step).
+    `context_tokens` is the mean length of a running sequence. `unseen_s` are the seconds of traffic since a (class,
+    band) was last seen, `shortfall` the log likelihood ratio of its recent shares in nats.
     """
 
     mix: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Load:
     shortfall: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def take(self, evidence: Evidence, elapsed_s: float, tuning: Tuning, *, of_same_engines: bool = True) -> None:
-        """Take in what ran in the last `elapsed_s` seconds; `of_same_engines`: as the look before."""
+        """Add the evidence of the last `elapsed_s` seconds; `of_same_engines`: of the same engines as the last one."""
         drafts = evidence.drafts_of
         if drafts and evidence.decode_tokens:
             per_engine = sum(drafts.values()) / max(1.0, evidence.steps + evidence.catch_up_steps)
@@ -89,7 +90,8 @@ class Load:
         if prefilling:
             tokens = sum(item.prefill for item in prefilling) / with_prefill
             self.prefill = ((1 - with_prefill / steps, 0.0), (with_prefill / steps, tokens))
-        # What prefills counts among the context of its step but not among its decodes: such steps serve where all do.
+        # A prefilling request counts in its step's context, but not in its decodes. So steps with prefill are used
+        # only if there are no others.
         measured = [item for item in sums if not item.prefill] or sums
         self.context_tokens = sum(item.context for item in measured) / sum(item.decodes for item in measured)
 
@@ -100,7 +102,7 @@ class Load:
 
 
 def _mix(evidence: Evidence, tuning: Tuning) -> tuple[dict[tuple[str, int], float], set[str]]:
-    """Return the mix by (class, band), and the classes most of whose decodes are cold: their part is in these bands."""
+    """Return the mix by (class, band), and the classes with mostly unprobed decodes, whose share is in their bands."""
     decodes, beta, names = evidence.drafts_of, tuning.answer_ratio, set()
     mix = {key: decodes.get(key, tokens) ** (1 - beta) * tokens**beta for key, tokens in evidence.decode_tokens.items()}
     for name in {name for name, _ in evidence.cold}:
@@ -113,7 +115,7 @@ def _mix(evidence: Evidence, tuning: Tuning) -> tuple[dict[tuple[str, int], floa
 
 
 def _unlikely(seen: float, share: float) -> float:
-    """Return KL(seen || share) of a Bernoulli variable, in nats; negative where more was seen than the share."""
+    """Return KL(seen || share) of a Bernoulli variable in nats; negative if `seen` is above `share`."""
     share = min(max(share, _PRESENT), 1.0 - _PRESENT)
     found = sum(part * math.log(part / whole) for part, whole in ((seen, share), (1 - seen, 1 - share)) if part > 0)
     return found if seen < share else -found
@@ -125,9 +127,9 @@ def _faded(
     keep: float,
     fewer: Collection[tuple[str, int]],
 ) -> dict[tuple[str, int], float]:
-    """Return shares that move from `before` to those of `counts` by 1 - `keep`, those of `fewer` all the way.
+    """Return shares that move from `before` to those of `counts` by 1 - `keep`; those of `fewer` move all the way.
 
-    What these give up goes to those that have become more. A trifle is left out.
+    The shares that `fewer` loses go to streams that have grown. Negligible shares are dropped.
     """
     keep, total = keep if before else 0.0, sum(counts.values())
     seen = {key: counts.get(key, 0.0) / total for key in {*before, *counts}}

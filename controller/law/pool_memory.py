@@ -1,4 +1,4 @@
-"""What the law remembers of one pool between ticks."""
+"""The law's state of one pool between ticks."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from specpilot.policy.types import Schedule
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    """What an arm had when the other one's turn came."""
+    """The state of an arm at the begin of the other arm's window."""
 
     schedule: Schedule | None
     changed_at: float
@@ -25,7 +25,7 @@ class _Parked:
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
-    """A depth that one engine tries since `since`, at about so many running `decodes`."""
+    """A depth that one engine tries since `since`, at about `decodes` running decodes."""
 
     depth: int
     decodes: float
@@ -35,15 +35,16 @@ class RunningTrial:
 
 @dataclass(slots=True)
 class PoolMemory:
-    """One pool: learned cost, load, hold-out, the newest look, and when which kind of look came last.
+    """One pool: the estimated cost, the load, the control group, and the newest snapshot.
 
-    `seen_at` is the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with drafts,
-    `stalled_since` the first of a row of scrapes in which requests ran but no counter moved. `running` are the decodes
-    that run in each engine. `chosen` is what the law chose last: in force, advised, or held back by the hold-out.
-    `tried_at` tells when a depth was last tried at an octave of running decodes. `standing` are rows, and their share
-    of probes: those that a window of the hold-out keeps out of force, and while the current K is frozen those to hold.
+    `seen_at` is the time of the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with
+    decodes, `stalled_since` the first of a series of scrapes in which requests ran but no counter moved. `running` has
+    the running decodes of each engine. `chosen` is the law's last choice: in force, advised, or held by a window of the
+    control group. `tried_at` is the time of the last trial of a depth at an octave of running decodes. `standing` is
+    the baseline schedule with its probe ratio: the one that a window of the control group replaces, or that a freeze of
+    the current K holds.
 
-    While a canary runs, each arm goes on from its own schedule; what was learned of cost and acceptance is common.
+    While a canary runs, each arm goes on from its own schedule; the estimates of cost and acceptance are common.
     """
 
     tuning: Tuning
@@ -66,39 +67,39 @@ class PoolMemory:
 
     @classmethod
     def new(cls, tuning: Tuning) -> "PoolMemory":
-        """Return the memory of a pool that nothing is known of."""
+        """Return the memory of an unknown pool."""
         return cls(tuning, PoolCost(tuning), HoldOut(tuning))
 
-    def begin(self, turn: Arm | None, remaining_arm: Arm, in_force: Schedule | None) -> Schedule | None:
-        """Begin a tick of `turn`, `None` without a canary; return the schedule that its arm goes on from.
+    def begin(self, window: Arm | None, remaining_arm: Arm, in_force: Schedule | None) -> Schedule | None:
+        """Begin a tick in a window of this arm (`None` without a canary); return the schedule that it goes on from.
 
-        That is the arm's own of before; the one in force, where it has none. When a canary has ended the pool goes on
-        as `remaining_arm` did.
+        It is the arm's own last schedule, else the one in force. When a canary has ended, the pool goes on with
+        `remaining_arm`.
         """
-        if turn is None and self.arm is Arm.PRESENT and not self.parked:
+        if window is None and self.arm is Arm.PRESENT and not self.parked:
             return in_force
-        arm = turn or remaining_arm
+        arm = window or remaining_arm
         schedule = in_force if arm is self.arm else self._switch(arm, in_force)
-        if turn is None:
+        if window is None:
             self.arm = Arm.PRESENT
             self.parked.clear()
         return schedule
 
     def _switch(self, arm: Arm, in_force: Schedule | None) -> Schedule | None:
-        """Park the arm whose turn it was, and return the schedule of `arm`."""
+        """Park the arm of the last window, and return the schedule of `arm`."""
         self.parked[self.arm] = _Parked(in_force, self.changed_at)
-        own = self.parked.pop(arm, None) or _Parked(in_force, -math.inf)
-        self.arm, self.changed_at, self.chosen, self.trial = arm, own.changed_at, None, None
+        parked = self.parked.pop(arm, None) or _Parked(in_force, -math.inf)
+        self.arm, self.changed_at, self.chosen, self.trial = arm, parked.changed_at, None, None
         self.standing = None
-        return own.schedule
+        return parked.schedule
 
     def take_over(self, at: float) -> None:
-        """Begin to lead at `at`: what was decided in stand-by was never in force, and what is in force dwells."""
+        """Begin to lead at `at`: drop the decisions of stand-by; the dwell time counts from now."""
         self.changed_at, self.chosen, self.trial, self.standing = at, None, None, None
 
     def take(self, evidence: Evidence, running: Mapping[str, float], elapsed_s: float, at: float) -> None:
-        """Take in one look at the whole pool; `running` are its decodes by engine."""
-        # Where the engines of a pool are scraped at times of their own, several looks fall into the time of one.
+        """Add one snapshot of the whole pool; `running` are its decodes by engine."""
+        # If each engine is scraped at its own time, several snapshots share the time of one.
         passed_s = elapsed_s if self.seen_at is None else max(0.0, min(elapsed_s, at - self.seen_at))
         of_same_engines = running.keys() == self.running.keys()
         self.seen_at, self.elapsed_s = at, elapsed_s
@@ -111,7 +112,7 @@ class PoolMemory:
         self.cost.learn(evidence, passed_s)
 
     def look(self) -> Look | None:
-        """Return the newest look; `None` before the first."""
+        """Return the newest snapshot; `None` before the first."""
         if self.seen_at is None:
             return None
         cost, evidence = self.cost.fit(), self.evidence
@@ -122,20 +123,20 @@ class PoolMemory:
         return Look(self.seen_at, self.elapsed_s, evidence, busy_s)
 
     def is_stale(self, now: float) -> bool:
-        """Whether the evidence is too old to act on: no scrape, or counters that stand still while requests run."""
+        """Return whether the evidence is too old: no scrape, or counters that stand still while requests run."""
         if self.seen_at is None or now - self.seen_at > self.tuning.stale_s:
             return True
         return self.stalled_since is not None and now - self.stalled_since >= self.tuning.stale_s
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing ran in the last looks: a look that is only old is no sign of that (`is_stale`)."""
+        """Return whether the last snapshots had no decode. An old scrape does not mean that the pool is idle."""
         if self.busy_at is None or self.seen_at is None or not self.load.mix:
             return True
         return self.seen_at - self.busy_at > self.tuning.idle_s
 
     def ages(self, now: float) -> dict[str, Any]:
-        """How old the evidence is, in seconds."""
+        """Return the age of the evidence in seconds."""
         return {
             "scrape_age_s": None if self.seen_at is None else now - self.seen_at,
             "traffic_age_s": None if self.busy_at is None else now - self.busy_at,

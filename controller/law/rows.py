@@ -1,8 +1,9 @@
-"""Which rows a schedule has, and whom each is for.
+"""The rows of a schedule, and the classes and bands that each serves.
 
-Acceptance belongs to the band, so that the rows of `default` (`default:0` to `default:7`) serve every class that wants
-what `default` does. A class that differs in weight, bounds or SLO has rows by band of its own. One whose K is fixed has
-a single row without a band: it is not probed. The row `default` is always there; with bands it serves nobody.
+Acceptance belongs to the band, so the rows of `default` (`default:0` to `default:7`) serve every class with the same
+requirements as `default`. A class with another weight, bound or SLO has rows by band of its own. A class with a fixed K
+has a single row without a band, because it is not probed. The row `default` always exists; with bands it serves no
+request.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _SLO_PART = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one pool's schedules: names, the bounds of K, and the band that each is for (-1: whatever band)."""
+    """The rows of one pool's schedules: names, bounds of K, and the band of each (-1: all bands)."""
 
     names: tuple[str, ...]
     low: Ints
@@ -34,7 +35,7 @@ class Rows:
 
     @classmethod
     def of(cls, context: PoolContext) -> "Rows":
-        """Return the rows that the policy of `context` asks for."""
+        """Return the rows that the policy of `context` needs."""
         names: list[str] = []
         usual = requirements(context, DEFAULT_CLASS)
         for name in context.policy.class_names:
@@ -51,7 +52,7 @@ class Rows:
         return cls(tuple(names), low, high, bands)
 
     def setting(self, context: PoolContext, load: Load, lengths: Vector, cost: StepCost, tuning: Tuning) -> Setting:
-        """Return what a choice for the present `load` depends on. The load is not empty."""
+        """Return the inputs of a choice for the present `load`, which is not empty."""
         places = {name: index for index, name in enumerate(self.names)}
         policy, is_latency = context.policy, context.policy.objective is Objective.LATENCY
         known = set(policy.class_names)
@@ -98,7 +99,7 @@ class Rows:
 
 
 def _merged(streams: list[Stream]) -> list[Stream]:
-    """Return streams that differ in nothing but their part of the mix as one."""
+    """Return the streams, with those merged that differ only in their part of the mix."""
     found: dict[tuple[int, int, int, float | None], float] = {}
     for item in streams:
         key = (item.row, item.band, item.group, item.itl_slo_s)

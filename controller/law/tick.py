@@ -1,15 +1,15 @@
-"""One pool, one tick: from what was learned to a result. How it may end is laid out in `reason`.
+"""One tick of one pool: from the estimates to a result. `reason` has the table of its possible ends.
 
-The law's own table goes on from the one in force, or, where that is another's (a window of the hold-out, mode
-`advise`), from what it chose last. Bounds and pins hold for every table that the law chooses and for the static K of
-the hold-out. What the operator asks for by itself is published as it is: the static K of mode `off` and of the
-withdrawal in `advise`, and what a freeze holds. Where nothing is in force yet, the static K takes its place.
+The law's own table goes on from the one in force; if another's is in force (a window of the control group, mode
+`advise`), from the law's last choice. Bounds and pins apply to every table of the law and to the static K of the
+control group. They do not apply to K that an operator sets directly: the static K of mode `off` and of the withdrawal
+in `advise`, and the schedule of a freeze. Before the first schedule the static K counts as in force.
 
-Trials. A cost that was measured with no drafter, or only with one, cannot say what the other would cost, and one that
-was measured at another load is an extrapolation. So one engine of the pool, the one whose running decodes are closest
-to their mean, tries a depth for `trial_steps` steps: one that nobody measured at all; or one that was not measured at
-this load and whose predicted score is close to the best one's. Only in mode `act`, within bounds and pins of the
-classes that run, where no SLO is predicted to break, and not twice in `trial_rest_s`.
+Trials. Costs measured only without the drafter, or only with it, do not determine the cost of the other, and a cost
+measured at another load is an extrapolation. So one engine of the pool, the one whose running decodes are closest to
+the mean, tries a depth for `trial_steps` steps: a depth without any measurement; or one that was not measured at this
+load and whose predicted score is close to the best one's. Trials run only in mode `act`, within bounds and pins of the
+running classes, if no SLO is predicted to break, and not twice in `trial_rest_s`.
 """
 
 import math
@@ -42,7 +42,7 @@ _SIGNIFICANT_DIGITS = 6
 
 
 class Tick:
-    """The working of one tick for one pool. Make one, ask it for its result, drop it."""
+    """The state of one tick for one pool. It is used for one call of `result`."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a tick depends on
         self, context: PoolContext, pool: PoolMemory, model: ModelAcceptance, tuning: Tuning, now: float, at: float
@@ -65,7 +65,7 @@ class Tick:
         self._evidence: dict[str, Any] = pool.ages(now)
 
     def result(self) -> TickResult:
-        """Return what to do and why."""
+        """Return the decision and its reason."""
         context, pool, mode = self._context, self._pool, self._policy.mode
         pool.standing = (pool.standing or self._in_force_rows()) if context.hold is Hold.CURRENT else None
         static = KTable.uniform((DEFAULT_CLASS,), self._n, context.fallback_k)
@@ -79,7 +79,7 @@ class Tick:
         self._measure_hold_out(is_static_in_force=is_static_in_force)
         own = self._own()
         before = own if own is not None and (is_static_in_force or self._followed is None) else self._in_place()
-        if own is not None and not own.same_as(before):  # it was not published: there is no change to dwell on
+        if own is not None and not own.same_as(before):  # it was not published: no dwell time
             pool.changed_at = -math.inf
         inside = before.clipped(self._rows.low, self._rows.high)
         chosen, decided, gain = self._decide(inside)
@@ -107,20 +107,20 @@ class Tick:
         return self._answer(Reason.TRIAL if trial else reason, chosen, publish, gain, trial)
 
     def _in_force_rows(self) -> tuple[Ranges, float] | None:
-        """Return the rows in force and their share of probes; after a canary those of the arm that stays."""
+        """Return the rows in force and their probe ratio; after a canary those of the remaining arm."""
         in_force = self._context.in_force
         return None if in_force is None else (in_force.classes, in_force.probe_ratio)
 
     @property
     def _is_stepped_back(self) -> bool:
-        """Whether the static K is to be in force but for the windows in which the law runs."""
+        """Return whether the static K is in force outside drawn windows, which run the law."""
         is_judged = self._context.arm is not Arm.CANARY and self._policy.hold_out_ratio > 0
         return is_judged and self._pool.hold_out.is_stepped_back
 
     def _withdrawal(self, static: KTable) -> Ranges | None:
-        """Return what ends a schedule of before `advise`, which the engines would hold; `None` where there is none.
+        """Return the rows that replace a schedule from before `advise`, which engines would hold; `None` without one.
 
-        One that Redis lost they hold as well.
+        Engines also hold a schedule that Redis lost.
         """
         context, rows = self._context, static.to_ranges()
         if context.hold is not None:
@@ -130,28 +130,28 @@ class Tick:
         return None if context.in_force.classes == rows else rows
 
     def _own(self) -> KTable | None:
-        """Return what the law chose last; `None` where it chose nothing, or for other rows."""
+        """Return the law's last choice; `None` without one, or if it had other rows."""
         own = self._pool.chosen
         is_alike = own is not None and own.names == self._rows.names and np.array_equal(own.n, self._n)
         return own if is_alike else None
 
     def _in_place(self) -> KTable:
-        """Return what engines follow, and the static K where they follow nothing."""
+        """Return the schedule that engines follow, else the static K."""
         return self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
 
     @property
     def _followed(self) -> Schedule | None:
-        """The schedule in force, if engines follow one; in mode `advise` only a freeze has them do so."""
+        """Return the schedule in force if engines follow it; in mode `advise` they do only under a freeze."""
         is_told = self._policy.mode is Mode.ACT or self._context.hold is not None
         return self._context.in_force if is_told else None
 
     def _in_force(self) -> KTable:
-        """Return what the engines have: the schedule in force, or where nothing is published their static K."""
+        """Return the engines' K: the schedule in force, or their static K if none is published."""
         context, names = self._context, self._rows.names
         if self._followed is None:
             return KTable.uniform(names, self._n, context.unsteered_k)
         found = KTable.of_ranges(self._followed.classes, names, self._n)
-        return found.with_k(np.minimum(found.k, context.k_max))  # an engine that joined may draft less
+        return found.with_k(np.minimum(found.k, context.k_max))  # an engine that joined may have a smaller K_max
 
     def _bounded_static(self) -> KTable:
         """Return the static K by class, moved inside bounds and pins."""
@@ -162,8 +162,8 @@ class Tick:
     def _decide(self, before: KTable) -> tuple[KTable, Reason, float | None]:
         """Return the law's table, the reason, and the predicted gain (`TickResult.gain_ratio`).
 
-        `before` is the table to go on from. Where the cost is known, rows without traffic are set at once: they serve
-        no request.
+        `before` is the table to go on from. If the cost is known, rows without traffic are set at once, because they
+        serve no request.
         """
         pool, now = self._pool, self._now
         if pool.is_stale(now):
@@ -181,13 +181,13 @@ class Tick:
         best = before.with_k(choice.even(self._n, choice.best(self._n, before.k), self._tuning.even_ratio))
         present = before.indices_at(pool.load.points)
         now_gain = float((self._gains(best, before, pool.load.points) * pool.load.weights).sum())
-        if now_gain < 0:  # what evening, or K that has to rise with the band, gave up at the present load
+        if now_gain < 0:  # the loss of smoothing, or of the rule that K rises with the band, at the present load
             best, now_gain = _with_rows(best, before, present), 0.0
         static = self._uniform(self._context.fallback_k)
         predicted = self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
         gain = predicted["best"] / predicted["in_force"] - 1
         if self._policy.mode is Mode.ACT and (self._yield(before, pool.load.points).score > 0).all():
-            gain = now_gain  # what decides; no SLO does
+            gain = now_gain  # the objective decides, not an SLO
         worth = now_gain >= max(self._policy.minimum_gain_ratio, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
         if not worth:  # the present load keeps its K; other loads may change theirs
@@ -204,9 +204,9 @@ class Tick:
         return best, Reason.GAIN, gain
 
     def _gains(self, best: KTable, before: KTable, decodes: Vector) -> Vector:
-        """By how much `best` scores over `before` at `decodes`, as ratios; infinite where an SLO breaks no more.
+        """Return the gains in score of `best` over `before` at `decodes`, as ratios; infinite if an SLO is now kept.
 
-        Where SLOs break in both, it is by how much the worst excess is smaller.
+        If both break SLOs, it is the relative decrease of the worst excess.
         """
         new, old = self._yield(best, decodes).score, self._yield(before, decodes).score
         kept = new / np.maximum(old, 1e-12) - 1
@@ -215,12 +215,12 @@ class Tick:
         return found
 
     def _yield(self, table: KTable, decodes: Vector) -> Yield:
-        """Return what `table` is predicted to yield at `decodes`, which may be no whole numbers."""
+        """Return the predictions for `table` at `decodes`, which need not be whole numbers."""
         assert self._choice is not None
         return self._choice.evaluate(decodes, table.k[table.indices_at(decodes)])
 
     def _trial(self, chosen: KTable) -> Trial | None:
-        """Return what one engine tries, and note it; `None` for nothing."""
+        """Return the trial of one engine, and record it; `None` without one."""
         pool, tuning, load = self._pool, self._tuning, self._pool.load
         if self._choice is None:
             return None
@@ -249,7 +249,7 @@ class Tick:
         return self._trial_of(pool.trial)
 
     def _is_allowed(self, depth: int) -> bool:
-        """Whether a class that runs may have `depth`: bounds and pins of the absent ones do not matter."""
+        """Return whether a running class may have `depth`; bounds and pins of absent classes do not count."""
         present = {name if name in self._policy.class_names else DEFAULT_CLASS for name, _ in self._pool.load.mix}
         return any(low <= depth <= high for low, high in map(self._context.bounds, present))
 
@@ -266,7 +266,7 @@ class Tick:
             return
         required = tuple(requirements(context, name) for name in policy.class_names)
         pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, self._weights, required))
-        if context.arm is not None:  # a canary's policies take turns: neither of them begins the count anew
+        if context.arm is not None:  # a canary's alternating policies do not reset the count
             pool.hold_out.pause()
         elif policy.hold_out_ratio <= 0:
             pool.hold_out.reset()
@@ -279,9 +279,9 @@ class Tick:
     def _static_reason(
         self, reason: Reason, decided: Reason, *, is_static_in_force: bool, breaks_slo: bool
     ) -> Reason | None:
-        """Return why the engines get the static K, `None` if they do not.
+        """Return the reason that the engines get the static K, `None` if they do not.
 
-        Without fresh evidence a pool that stepped back stays as it is.
+        Without fresh evidence a pool that has fallen back keeps it.
         """
         is_stepped_back = self._pool.hold_out.is_stepped_back
         if decided in (Reason.STALE, Reason.IDLE, Reason.COST_UNKNOWN):
@@ -291,13 +291,13 @@ class Tick:
         return Reason.STATIC_BETTER if is_stepped_back else Reason.HOLD_OUT
 
     def _is_static_due(self) -> bool:
-        if self._context.arm is not None:  # no window is drawn; the present policy's turns go on as the pool did
+        if self._context.arm is not None:  # no window is drawn; windows of the present policy keep the pool's state
             return self._is_stepped_back
         name = (self._context.model, self._context.pool)
         return self._pool.hold_out.is_static_due(*name, self._at, self._policy.hold_out_ratio)
 
     def _breaks_slo(self, static: KTable, chosen: KTable) -> bool:
-        """Whether `static` is predicted to break an SLO that `chosen` keeps, at the present load."""
+        """Return whether `static` is predicted to break an SLO that `chosen` keeps, at the present load."""
         if self._choice is None:
             return False
         points = self._pool.load.points
@@ -326,12 +326,12 @@ class Tick:
         }
 
     def _describe_throughput(self, tables: Mapping[str, KTable]) -> dict[str, float]:
-        """Put into the evidence, and return, the predicted throughput of each of `tables` at the present load."""
+        """Return the predicted throughput of each of `tables` at the present load, and put it into the evidence."""
         load, evidence, look = self._pool.load, self._pool.evidence, self._look
         found = {name: self._yield(table, load.points) for name, table in tables.items()}
         times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
-        # The time at each number of decodes is that of now for all: by the steps' shares alone a table that makes
-        # steps with few decodes longer would have more time there, and look worse than it is.
+        # All tables have the present table's time at each number of decodes. With the shares of steps as weights, a
+        # table with longer steps at few decodes would spend more time there and seem worse than it is.
         time_of = load.weights * found["in_force"].step_s / times["in_force"]
         predicted = {name: float((time_of * item.throughput).sum()) for name, item in found.items()}
         scores = None
@@ -371,7 +371,7 @@ class Tick:
         )
 
     def _probe_ratio(self, rows: Ranges | None) -> float:
-        """Return the share of probes under `rows`: only rows of bands have any."""
+        """Return the probe ratio under `rows`: only rows of bands have probes."""
         has_bands = rows is not None and any(row_parts(name)[1] is not None for name in rows)
         return self._policy.probe_ratio if has_bands else 0.0
 

@@ -12,7 +12,7 @@ PLAIN = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *("bench", "deploy", "tests/unit/bench", "tests/unit/deploy"),
+    *("bench", "controller", "deploy", "tests/unit/bench", "tests/unit/controller", "tests/unit/deploy"),
     *(f"docs/{name}" for name in ("README.md", "architecture", "concepts", "decisions", "get-started", "how-to")),
     *(f"docs/{name}" for name in ("measurements", "operations", "runbooks")),
     "docs/reference/gateway",

@@ -30,7 +30,7 @@ def test_a_position_is_its_trials_and_twenty_of_the_bands_mean() -> None:
 
 
 def test_what_a_cut_draft_does_not_say_stays_unsaid() -> None:
-    """Drafts at K = 1 say nothing about position 2 but through the band's mean."""
+    """Drafts at K = 1 affect position 2 only through the band's mean."""
     assert learned(5, [1000.0], [700.0]).described(2)[5]["trials"] == [1000.0, 0.0]
 
 

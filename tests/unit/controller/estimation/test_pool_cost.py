@@ -88,7 +88,7 @@ def test_what_is_left_at_k_0_is_charged_to_those_who_left_it() -> None:
 
 
 def test_what_probes_catch_up_at_k_0_for_all_makes_no_mixed_k_expensive() -> None:
-    """They have a budget of their own, whatever K is; by the 1 % of decodes that are probes it looked a hundredfold."""
+    """Probes have a budget of their own at every K; by the 1 % of decodes that are probes it seemed a hundredfold."""
     cost, plain = PoolCost(), steps(8, 0)
     for k in (0, 7, 0, 7):
         cost.learn(steps(8, k), 1.0)
@@ -115,7 +115,7 @@ def test_cells_are_bounded() -> None:
 
 @pytest.mark.parametrize("pace", [0.6, 1.6])
 def test_a_pace_that_changes_with_the_load_is_seen_at_once(pace: float) -> None:
-    """At 8 decodes the machine was fast, or slow; at 12, which it never had, it is as it was at first."""
+    """At 8 decodes the machine was fast, or slow; at 12, a new load, it is as at first."""
     cost = taught(PoolCost())
     for _ in range(5):
         cost.learn(steps(8, 7, slowdown=pace), 1.0)
@@ -129,7 +129,7 @@ def test_a_pace_that_changes_with_the_load_is_seen_at_once(pace: float) -> None:
 
 
 def test_an_engine_that_joins_tells_nothing_of_the_pace_and_of_what_is_known() -> None:
-    """Its table is of all its times."""
+    """The table of a new engine covers its whole life."""
     cost = taught(PoolCost())
     joined = Evidence(cells={**steps(8, 2, slowdown=3.0).cells, **steps(32, 0).cells})
     cost.learn(joined, 0.0, is_history=True)
@@ -141,7 +141,7 @@ def test_an_engine_that_joins_tells_nothing_of_the_pace_and_of_what_is_known() -
 
 
 def test_the_pace_does_not_wander_while_the_machine_stays_as_it_is() -> None:
-    """T times the pace is what is measured: nothing else holds either of them."""
+    """Only the product of T and the slowdown factor is measured."""
     cost, rng = taught(PoolCost()), np.random.default_rng(1)
     paces = []
     for look in range(400):

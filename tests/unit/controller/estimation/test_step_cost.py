@@ -10,7 +10,7 @@ Truth = Callable[[float, float, float, float, float], float]
 
 
 def points() -> np.ndarray:
-    """Cells as an engine meets them: [cells, COLUMNS]."""
+    """Typical cells of an engine: [cells, COLUMNS]."""
     rng = np.random.default_rng(1)
     found = []
     for n in (2, 4, 8, 12, 16, 24, 32):
@@ -48,7 +48,7 @@ def test_it_never_falls_with_what_a_step_is_given_to_do(truth: Truth) -> None:
 
 
 def test_prefilled_tokens_fill_the_processor_for_verified_ones_too() -> None:
-    """On the GPU 64 tokens more are nearly free in a small step, and not in one that prefills."""
+    """On the GPU 64 more tokens cost almost nothing in a small step, but not in one that prefills."""
     cost = fitted(gpu_step_s, points())
     alone = float(cost.step_s(8.0, 72.0, 0.0) - cost.step_s(8.0, 8.0, 0.0))
     beside = float(cost.step_s(8.0, 72.0, 0.0, prefill=256.0) - cost.step_s(8.0, 8.0, 0.0, prefill=256.0))
@@ -62,7 +62,7 @@ def test_the_drafter_is_charged_by_the_chance_that_it_runs() -> None:
 
 
 def test_a_step_that_drafts_for_few_costs_the_others_too() -> None:
-    """On the demo pair a step of 24 that drafts for one takes 1.7 times as long as one that drafts for nobody."""
+    """On the demo pair a step of 24 that drafts for one takes 1.7 times as long as one without drafts."""
     every = points()
     cost = fitted(demo_pair_step_s, every[::2])
     for n in (8, 16, 24, 32):

@@ -1,4 +1,4 @@
-"""The choice against every table there is."""
+"""The choice, compared with all tables."""
 
 from dataclasses import replace
 from itertools import product
@@ -79,7 +79,7 @@ def test_a_band_is_solved_alone_where_work_is_given_and_t_is_linear() -> None:
 
 
 def test_slots_are_those_of_the_steps_width_for_those_drafted_for_only() -> None:
-    """Against steps that are drawn one by one."""
+    """Compared with steps that are drawn one by one."""
     parts = {1: 0.3, 4: 0.4, 7: 0.3}
     choice = Choice(setting(parts, linear(base=0.0, token=0.0, slot=1.0, drafter=0.0)))
     k, n = np.array([0, 1, 3]), 5
@@ -174,13 +174,13 @@ def test_rows_without_traffic_are_prepared_for_it_and_the_others_stay() -> None:
     found = choice.prepared(n, before, 0.1)
     alone = Choice(setting({7: 1.0})).best(n, before[:, :1])[:, 0]
     assert (alone > 0).all()
-    assert found.tolist() == [[2, k, 5] for k in alone]  # the row without a band is for whoever is not known
+    assert found.tolist() == [[2, k, 5] for k in alone]  # the row without a band is for unknown rows
     assert choice.prepared(n, found, 0.1).tolist() == found.tolist()
     assert choice.prepared(n, before, 100.0).tolist() == before.tolist()
 
 
 def test_k_changes_along_n_where_it_pays_and_nowhere_else() -> None:
-    """A cost with stairs has the best K change to and fro, for less than its own uncertainty."""
+    """A cost with stairs makes the best K change back and forth, for less than its own uncertainty."""
     stairs = np.cumsum(
         1e-4 * np.diff(np.append(KNOTS, 1e7), prepend=0.0) * np.tile([1.2, 0.8], len(KNOTS))[: len(KNOTS) + 1]
     )
@@ -199,7 +199,7 @@ def test_k_changes_along_n_where_it_pays_and_nowhere_else() -> None:
 
 
 def test_ranges_along_n_keep_an_slo() -> None:
-    """A K that breaks a bound is not like one that keeps it, however little it scores less."""
+    """A K that breaks a bound does not replace one that keeps it, however small the loss of score."""
     bounded = setting({1: 0.5, 7: 0.5})
     streams = [replace(item, itl_slo_s=6e-3) for item in bounded.streams]
     choice = Choice(replace(bounded, streams=streams))
@@ -212,7 +212,7 @@ def test_ranges_along_n_keep_an_slo() -> None:
 
 
 def test_rows_without_traffic_are_not_evened() -> None:
-    """No score tells what they lose: they stay as `prepared` has them."""
+    """No score shows their loss: they stay as `prepared` sets them."""
     found = setting({0: 1.0, 4: 0.0, 7: 0.0})
     choice = Choice(replace(found, streams=found.streams[:1]))
     n = np.arange(1.0, 65.0)

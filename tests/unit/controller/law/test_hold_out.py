@@ -1,4 +1,4 @@
-"""When the hold-out's test takes the law for a loser. In every eighth window the rarer of both K runs."""
+"""The error rates of the control group's test. In every eighth window the rarer of both K runs."""
 
 import math
 import random
@@ -18,7 +18,7 @@ NOISE, MUCH_NOISE = 0.1, 0.15
 
 
 def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: float = 8.0) -> Look:
-    """A look at an engine that was busy: tokens per second by class, of `decodes` requests each, in steps of 10 ms."""
+    """A snapshot of a busy engine: tokens per second by class, of `decodes` requests each, in steps of 10 ms."""
     steps = 100 * elapsed_s
     running = decodes * len(throughput)
     cell = CellSums(steps, elapsed_s, steps * running, steps * running)
@@ -31,7 +31,7 @@ def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: flo
 
 
 class Traffic:
-    """Feeds a hold-out windows with noise, in which adaptive K gains what it is told."""
+    """Feeds a control group windows with noise, in which adaptive K has a given gain."""
 
     def __init__(self, seed: int, noise: float = NOISE) -> None:
         self._noise = noise
@@ -41,7 +41,7 @@ class Traffic:
         self._index = 0
 
     def pass_by(self, compared: int, gain: float) -> bool:
-        """Let about so many windows be compared; return whether the law was ever stepped back meanwhile."""
+        """Compare about `compared` windows; return whether the pool ever fell back meanwhile."""
         has_stepped_back = False
         for _ in range(8 * compared):
             is_static = (self._index % 8 == 4) is not self.hold_out.is_stepped_back
@@ -67,7 +67,7 @@ def measured(
 ) -> list[LogGain]:
     """Return the gains over `windows` windows; in every fourth the static K comes into force at its first tick.
 
-    Ticks are `tick_s` apart; looks end `look_s` apart, and are told at the first tick at least `late_s` after that.
+    Ticks are `tick_s` apart; snapshots end `look_s` apart, and arrive at the first tick at least `late_s` later.
     """
     gains, in_force, index, at, is_static = [], False, -1, 0.2, False
     looks: list[tuple[float, dict[str, float]]] = []
@@ -130,7 +130,7 @@ def test_what_a_stand_by_compared_overrules_a_step_back_only_if_it_shows_a_gain(
 
 
 def test_windows_from_before_a_step_back_are_not_compared_after_it() -> None:
-    """Those around the one that decided were not drawn as the rare kind is now."""
+    """The windows around the one that decided were drawn under the old state."""
     traffic = Traffic(1)
     while not traffic.pass_by(1, math.log(0.5)):
         assert traffic.hold_out.described()["windows"] < 20
@@ -160,7 +160,7 @@ def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
 
 
 def test_what_changes_steadily_cancels() -> None:
-    """Throughput grows by a tenth each window, whatever K is: as many windows count before as after."""
+    """Throughput grows by a tenth each window at any K: equally many windows before and after count."""
     hold_out, index = HoldOut(TUNING), [0]
     hold_out.compare(Comparison(7))
 

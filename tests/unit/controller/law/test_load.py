@@ -41,7 +41,7 @@ def test_who_is_gone_leaves_no_trace_and_who_pauses_stays() -> None:
 
 
 def test_who_cannot_be_absent_by_chance_is_gone_at_once() -> None:
-    """Of 32 requests half were of a kind of which there is none now."""
+    """Half of 32 requests were of a kind that has ended."""
     load = Load()
     for _ in range(10):
         load.take(look({"a": 32}, {("a", 7): 160.0, ("a", 0): 160.0}), 0.5, TUNING)
@@ -50,7 +50,7 @@ def test_who_cannot_be_absent_by_chance_is_gone_at_once() -> None:
 
 
 def test_who_has_become_fewer_than_chance_explains_is_counted_as_last_seen() -> None:
-    """Of four requests two were of a kind that ends; its last few tokens do not keep it in the mix."""
+    """Two of four requests were of a kind that ends; its last few tokens do not keep it in the mix."""
     load = Load()
     for _ in range(10):
         load.take(look({"a": 4}, {("a", 7): 20.0, ("a", 0): 20.0}), 0.5, TUNING)
@@ -58,7 +58,7 @@ def test_who_has_become_fewer_than_chance_explains_is_counted_as_last_seen() -> 
     for _ in range(3):
         load.take(look({"a": 4}, {("a", 7): 0.4, ("a", 0): 39.6}), 0.5, TUNING)
         shares.append(load.mix["a", 7])
-    assert shares[0] == pytest.approx(0.01 + 0.49 * np.exp(-0.5 / 3.0), rel=0.01)  # one look may be chance
+    assert shares[0] == pytest.approx(0.01 + 0.49 * np.exp(-0.5 / 3.0), rel=0.01)  # one snapshot may be chance
     last_seen = {("a", 0): pytest.approx(0.99), ("a", 7): pytest.approx(0.01)}
     assert load.running == last_seen
     assert load.mix == last_seen
@@ -85,7 +85,7 @@ def test_while_most_requests_of_a_class_are_cold_what_its_others_are_does_not_co
 
 @pytest.mark.parametrize(("requests", "times"), [(8, 1.8), (16, 1.5), (64, 1.5)])
 def test_chance_alone_leaves_the_mean_in_place(requests: int, times: float) -> None:
-    """Requests that last three looks, each of a kind with a chance of a quarter; beside the mean alone."""
+    """Requests last three snapshots, each of a kind with probability 1/4; compared with the mean alone."""
 
     def spread(tuning: Tuning) -> float:
         rng, load, shares = np.random.default_rng(1), Load(), []
@@ -103,7 +103,7 @@ def test_chance_alone_leaves_the_mean_in_place(requests: int, times: float) -> N
 
 
 def test_looks_at_other_engines_tell_nothing_of_a_change() -> None:
-    """Two engines of unlike traffic; one scrape fails."""
+    """Two engines with different traffic; one scrape fails."""
 
     def taken(*, of_same_engines: bool) -> float:
         load = Load()
@@ -118,7 +118,7 @@ def test_looks_at_other_engines_tell_nothing_of_a_change() -> None:
 
 
 def test_the_requests_of_all_engines_of_a_pool_count() -> None:
-    """A look of four engines with 8 requests each is as sure as one of an engine with 32."""
+    """A snapshot of four engines with 8 requests each has the weight of one of an engine with 32."""
     load, steps = Load(), 10.0
     cells = {Cell(8, 8, 0, 0): CellSums(4 * steps, 0.4, 320.0, 320.0)}
     for shares in ((160.0, 160.0), (64.0, 256.0)):
@@ -138,7 +138,7 @@ def test_prefill_and_context_are_those_of_the_newest_steps() -> None:
 
 def test_context_is_known_where_every_step_prefills() -> None:
     load = Load()
-    for context in (50.0, 90.0):  # the second look must not leave the first one's in place
+    for context in (50.0, 90.0):  # the second snapshot replaces the first
         cells = {Cell(4, 4, 0, 64): CellSums(10.0, 0.3, 40.0, 40.0, 0.0, 40 * context, 600.0)}
         load.take(Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, cells=cells), 1.0, TUNING)
         assert load.context_tokens == pytest.approx(context)
@@ -146,7 +146,7 @@ def test_context_is_known_where_every_step_prefills() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_a_change_of_k_leaves_the_mix_where_traffic_answers_to_it_as_far_as_is_taken(beta: float) -> None:
-    """AL rises from 1 to 6 for one kind of two; who runs follows by AL^-beta."""
+    """AL rises from 1 to 6 for one kind of two; the running requests follow by AL^-beta."""
 
     def taken(length: float) -> Load:
         load, part = Load(), length**-beta
