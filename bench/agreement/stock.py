@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from specpilot.bench.process_end import end
 from specpilot.bench.sweep.endpoint import EndpointError, check_health
 from specpilot.bench.sweep.plan import EAGLE_3
 from specpilot.bench.sweep.systems import (
@@ -43,12 +44,7 @@ def stock_server(folder: Path, port: int, k: int = 0) -> Iterator[str]:
             _wait(url, server, log_path)
             yield url
         finally:
-            server.terminate()
-            try:
-                server.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            end(server, within_s=STOP_WITHIN_S)
 
 
 def _flags(port: int, k: int) -> list[str]:

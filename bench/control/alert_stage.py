@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.process_end import end
 from specpilot.policy.settings import fail
 
 EVERY = "1s"
@@ -95,5 +96,4 @@ def prometheus(
         wait_for(program, f"http://127.0.0.1:{port}/-/ready", 60.0)
         yield Prometheus(f"http://127.0.0.1:{port}")
     finally:
-        process.terminate()
-        process.wait(30.0)
+        end(process)

@@ -44,6 +44,7 @@ from specpilot.bench.control import report
 from specpilot.bench.load.play import Played, Player
 from specpilot.bench.load.system import System, start_own, stop_own, wait_for
 from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
+from specpilot.bench.process_end import end
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
@@ -245,8 +246,7 @@ class _Bench:
             yield
             _check_alive(controller, arm, stage)
         finally:
-            controller.terminate()
-            controller.wait(30.0)
+            end(controller)
 
 
 def changed_round(stages: Mapping[str, T]) -> dict[str, T]:
@@ -280,5 +280,4 @@ def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
         yield _Stage(System(gateway, admin, None, [engine]), redis_url, folder, port)
     finally:
         stop_own(own)
-        redis.terminate()
-        redis.wait(30.0)
+        end(redis)

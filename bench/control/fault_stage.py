@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
 from specpilot import embedded_redis
 from specpilot.bench.control.stepped_clock import SteppedClock
 from specpilot.bench.load.system import start_own, stop_own, wait_for
+from specpilot.bench.process_end import end
 from specpilot.policy.settings import fail
 
 
@@ -74,12 +75,7 @@ class Stage:
 
     def stop_controllers(self) -> None:
         """Stop every controller by SIGTERM."""
-        for process in self._controllers.values():
-            process.terminate()
-        for process in self._controllers.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30.0)
-            process.kill()
+        end(*self._controllers.values())
         self._controllers.clear()
 
     def leads(self, number: int) -> bool:
@@ -174,5 +170,4 @@ def engines_alone(program: str, out: Path, port: int, count: int = 2) -> Iterato
         redis.send_signal(signal.SIGCONT)
         stage.stop_controllers()
         stop_own(own)
-        redis.terminate()
-        redis.wait(30.0)
+        end(redis)

@@ -37,6 +37,7 @@ from specpilot.bench.fleet.balancer import Balancer
 from specpilot.bench.fleet.endpoint_calls import Callers
 from specpilot.bench.fleet.redis_servers import SYSTEM, TOPOLOGIES
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.process_end import end
 from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
@@ -136,16 +137,10 @@ class Fleet:
     def end(self, parts: dict[int, subprocess.Popen[bytes]], port: int) -> None:
         """End a part by SIGTERM; note a status that is not 0."""
         process = parts.pop(port)
-        process.terminate()
-        try:
-            status: int | None = process.wait(GRACE_S + DRAIN_S + 30.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status = None
-        if status:
-            self.faults.append(f"the part on port {port} ended with status {status}")
-        elif status is None:
+        if not end(process, within_s=GRACE_S + DRAIN_S + 30.0):
             self.faults.append(f"the part on port {port} did not end by itself")
+        elif process.returncode:
+            self.faults.append(f"the part on port {port} ended with status {process.returncode}")
 
     @property
     def leaders(self) -> int:
@@ -158,13 +153,7 @@ class Fleet:
 
     def close(self) -> None:
         """End everything."""
-        processes = [*self.gateways.values(), *self.controllers.values(), *self.engines.values()]
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S + 20.0)
-            process.kill()
+        end(*self.gateways.values(), *self.controllers.values(), *self.engines.values(), within_s=GRACE_S + 20.0)
         self.balancer.close()
         self.redis.close()
 

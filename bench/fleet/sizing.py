@@ -36,6 +36,7 @@ from specpilot.bench.fleet.redis_servers import SYSTEM, Node
 from specpilot.bench.fleet.simulated_engines import CLASSES, K_MAX, K, model_of
 from specpilot.bench.fleet.small_calls import calls_for
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.process_end import end
 from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
@@ -135,12 +136,7 @@ class Stage:
         self._ended.set()
         if self._keeping.is_alive():
             self._keeping.join()
-        for process in (*self._started, self._engines):
-            process.terminate()
-        for process in (*self._started, self._engines):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10.0)
-            process.kill()
+        end(*self._started, self._engines, within_s=10.0)
         self.redis.kill()
 
 
@@ -277,8 +273,7 @@ def _controller(stage: Stage) -> dict[str, float]:
     if any(lengths):
         held = sum(int(stage.redis.ask("memory", "usage", key) or 0) for key in streams)
         found["bytes_a_decision"] = held / sum(lengths)
-    process.terminate()
-    process.wait(30.0)
+    end(process)
     return found
 
 
@@ -304,8 +299,7 @@ def _gateway(stage: Stage) -> dict[str, float]:
         "cpu_us_a_request": 1e6 * (loaded - idle * counts.seconds) / max(1, counts.answered),
         **{f"redis_{name}_a_second": value for name, value in per_second(redis, after, seconds).items()},
     }
-    process.terminate()
-    process.wait(30.0)
+    end(process)
     return found
 
 

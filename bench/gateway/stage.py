@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot import embedded_redis
 from specpilot.bench.load.system import wait_for
+from specpilot.bench.process_end import end
 from specpilot.bench.report.process_tree import tree
 from specpilot.policy.settings import fail
 
@@ -127,14 +128,11 @@ class GatewayStage:
 
     def close(self) -> None:
         """Stop everything."""
-        for process in (*self.gateways.values(), *self.engines.values(), self.redis):
+        processes = (*self.gateways.values(), *self.engines.values(), self.redis)
+        for process in processes:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in (*self.gateways.values(), *self.engines.values(), self.redis):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDS_WITHIN_S)
-            _kill(process)
+        end(*processes, within_s=ENDS_WITHIN_S)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

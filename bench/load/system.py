@@ -6,7 +6,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import IO, Any
@@ -15,6 +14,7 @@ from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from specpilot.bench.process_end import end
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.settings import fail
 
@@ -157,9 +157,7 @@ def start_own(arguments: list[str], output: IO[bytes] | None = None) -> subproce
 
 def stop_own(process: subprocess.Popen[bytes]) -> None:
     """Stop a process of `start_own` and wait for it."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(60.0)
+    end(process, within_s=60.0)
 
 
 def wait_for(program: str, url: str, within_s: float, process: subprocess.Popen[bytes] | None = None) -> None:

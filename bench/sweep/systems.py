@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from specpilot.bench.process_end import end
 from specpilot.bench.sweep.endpoint import EndpointError, check_health
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
 from specpilot.bench.sweep.steering import Steering
@@ -79,12 +80,7 @@ class RunningSystem:
             except EndpointError as error:
                 sys.stderr.write(f"the K that {self.url} had before was not put back: {error}\n")
             return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, within_s=STOP_WITHIN_S)
         if self._log is not None:
             self._log.close()
 
