@@ -1,5 +1,6 @@
 """What a probe costs on this engine, in steps that draft nothing: by the engine's own prices. Pure."""
 
+import math
 from typing import NamedTuple
 
 from specpilot.policy.prices import Prices
@@ -13,13 +14,15 @@ class ProbePrices(NamedTuple):
 
     `drafting` is what it takes before any position: a pass of the drafter, and in the step after it what a step takes
     longer that verifies something. `verifying` is the part of that which it takes where the drafter runs in any case,
-    for a prompt. `position` is one that the drafter reads or lays out, `token` one that is verified.
+    for a prompt. `position` is one that the drafter reads or lays out, `token` one that is verified. `second` is how
+    many such steps a second has.
     """
 
     drafting: float
     verifying: float
     position: float
     token: float
+    second: float = math.inf
 
     def of_draft(self, backlog: int, width: int, k: int) -> float:
         """Return what a probe of `k` tokens takes beside what its step takes longer.
@@ -39,4 +42,5 @@ class ProbePrices(NamedTuple):
         token = max(0.0, prices.step_s(n, 2 * n, 0) - prices.step_s(n, n + 1, 0)) / max(1, n - 1)
         slot = max(prices.slot_s, prices.read_s)
         drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot) + prices.reads_s
-        return cls((drafts + verifies) / plain, verifies / plain, max(_LEAST_POSITION, slot / plain), token / plain)
+        position = max(_LEAST_POSITION, slot / plain)
+        return cls((drafts + verifies) / plain, verifies / plain, position, token / plain, 1.0 / plain)

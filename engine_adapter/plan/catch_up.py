@@ -50,12 +50,13 @@ class CatchUp:
 
     `least_width` is above 0 for a drafter that may not fall behind. It runs in every step at that width at least, and
     then `reads_all`: no request is left out, and no prompt is held. A backlog, left by steps in which vLLM does not
-    draft, catches up at once.
+    draft, catches up at once. `drafted_at` is the number of the last step that drafted.
     """
 
     def __init__(self, rows: int, rows_per_step: int, least_width: int = 0) -> None:
         self.least_width = least_width
         self.reads_all = least_width > 0
+        self.drafted_at = 0
         self._rows = rows
         self._rows_per_step = rows_per_step
 
@@ -80,7 +81,7 @@ class CatchUp:
         for state in batch:
             if state.k:
                 width = max(width, state.k)
-                state.drafted_at = step
+                state.drafted_at = self.drafted_at = step
                 state.needs_follow_up = False
         left_out = [] if reads_all else [state for state in batch if state.k == 0 and state.positions == 1]  # A3
         if left_out:

@@ -122,6 +122,7 @@ class Planner:
         if width == 0:
             return self.catch_up.drafting_nothing(batch, self._step)
         plan, postponed = self.catch_up.drafting(batch, self._step)
+        self.probes.drafted_at = self.catch_up.drafted_at
         for request_id in postponed:
             self.probes.refund(request_id)
         return plan

@@ -17,7 +17,7 @@ or the room of the step.
             drafting    else: the drafter's pass, and the longer step that verifies
 
 *Budget.* Each step earns `probe_ratio` of a step, idle time as much as busy time. The budget holds the cost of the
-dearest probe at most, and its debt is limited to the same. While the prices are unknown there are no probes.
+dearest probe at most. While the prices are unknown there are no probes.
 
 `choose` takes three kinds in this order:
 
@@ -26,11 +26,13 @@ dearest probe at most, and its debt is limited to the same. While the prices are
    requests would end before anything is known of them. So when one request turns out predictable, all others get one
    draft too.
 2. *Follow-ups*: the last probe was accepted whole, and the band may still rise. They are charged, and may run the
-   budget into debt.
+   budget into a debt of `_FOLLOW_UP_DEBT` times `drafting`.
 3. *Due probes*: none of the request's drafts was verified for `PROBE_AFTER` steps (a request without a draft is due at
    once). They have to fit into the budget, smallest backlog first, which favours new requests and those that were
    probed lately. A step that drafts for probes alone starts only when the budget holds `_FIXED_COSTS` times the fixed
-   cost, so that one step probes several requests. Prompts may spend `PROMPT_SHARE` of what is earned in steps that
+   cost, so that one step probes several requests. After a second in which nothing was drafted a step starts as soon as
+   the budget is out of debt, and borrows: requests of another kind that arrive are then found within about a second.
+   Prompts may spend `PROMPT_SHARE` of what is earned in steps that
    draft nothing else, so that steady arrivals leave something for running requests, whose text may change.
 """
 
@@ -67,6 +69,14 @@ counts for all requests of its kind; but text that changes while it is written i
 _FREE_STEPS = 1.0
 """Steps' worth of time that free first drafts take in one step at most."""
 
+_FOLLOW_UP_DEBT = 2.0
+"""Times `drafting` up to which follow-ups may run the budget into debt. A larger debt delays the next probe where
+nothing drafts: on the plant of the H200 requests of another kind were then found after 5 s."""
+
+_UNDRAFTED_COSTS = 1.5
+"""Times its fixed cost that a step for probes may spend after a second without drafts, whatever the budget holds: one
+or two probes beside the fixed cost, so that the next such step can follow in about a second."""
+
 _FIXED_COSTS = 2.0
 """Times its fixed cost that the budget holds before a step drafts for probes alone: so at least half of what it spends
 is for the requests."""
@@ -80,12 +90,14 @@ class Probes:
     """The budget of one engine's probes, and the choice of the requests that are probed.
 
     `k_max` and `rows_per_step` bound the dearest probe. `prices` are those of the current step; `None`: unknown.
-    `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt.
+    `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt. `drafted_at` is
+    the number of the last step that drafted, and is set by the planner.
     """
 
     def __init__(self, k_max: int, rows_per_step: int) -> None:
         self.prices: ProbePrices | None = None
         self.budget = 0.0
+        self.drafted_at = 0
         self._k_max = k_max
         self._rows_per_step = rows_per_step
         self._prompt_budget = 0.0  # the part of `budget` that prompts may spend where nothing else is drafted
@@ -93,7 +105,7 @@ class Probes:
 
     @property
     def limit(self) -> float:
-        """The largest budget, and the largest debt: the cost of the dearest probe; 0 without prices."""
+        """The largest budget: the cost of the dearest probe; 0 without prices."""
         prices = self.prices
         if prices is None:
             return 0.0
@@ -129,7 +141,7 @@ class Probes:
             _draft_first(candidates, prices, width, depth_of)  # 1
         width = self._follow_up(candidates, prices, width, depth_of)  # 2
         due = [state for state in candidates if state.k == 0 and step >= _due_at(state)]
-        return self._probe_due(due, prices, width, depth_of)  # 3
+        return self._probe_due(due, prices, step, width, depth_of)  # 3
 
     def refund(self, request_id: str) -> None:
         """Return the charge of a probe that the step postpones."""
@@ -146,7 +158,7 @@ class Probes:
             return most
         until_out_of_debt = most
         if any(state.needs_follow_up for state in probed):
-            until_out_of_debt = _steps_to_earn(-limit - self.budget, probe_ratio, most)
+            until_out_of_debt = _steps_to_earn(self._least(prices) - self.budget, probe_ratio, most)
         until_due = min(_due_at(state) for state in probed) - step - 1
         until_step_starts = _steps_to_earn(min(_FIXED_COSTS * prices.drafting, limit) - self.budget, probe_ratio, most)
         # The next step is planned before a step's position joins the backlog, and each position makes the probe dearer.
@@ -155,12 +167,19 @@ class Probes:
         until_affordable = 0
         if missing > 0:
             until_affordable = math.ceil(missing / gained) - 1 if gained > 0 else most
-        return min(until_out_of_debt, max(until_due, until_step_starts, until_affordable))
+        until_undrafted = max(self.drafted_at + prices.second - step, -self.budget / probe_ratio)
+        until_borrowed = math.ceil(min(until_undrafted, float(most))) - 1
+        until_probe = min(max(until_step_starts, until_affordable), until_borrowed)
+        return min(until_out_of_debt, max(until_due, until_probe))
+
+    def _least(self, prices: ProbePrices) -> float:
+        """Return the budget below which no follow-up starts."""
+        return max(-self.limit, -_FOLLOW_UP_DEBT * prices.drafting)
 
     def _follow_up(self, candidates: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> int:
         """Probe the candidates whose last probe was accepted whole; return the step's width."""
         for state in [state for state in candidates if state.k == 0 and state.needs_follow_up]:
-            if self.budget < -self.limit:
+            if self.budget < self._least(prices):
                 break
             fixed = 0.0 if width else prices.drafting
             state.k = depth_of(state)
@@ -168,22 +187,28 @@ class Probes:
             self._charge(state, fixed, prices.of_draft(state.backlog, width, state.k))
         return width
 
-    def _probe_due(self, due: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> int:
-        """Probe requests that are due, within the budget; return the step's width."""
+    def _probe_due(
+        self, due: Sequence[DraftState], prices: ProbePrices, step: int, width: int, depth_of: DepthOf
+    ) -> int:
+        """Probe requests that are due, within the budget or what may be borrowed; return the step's width."""
         reads_prompts = width == 0 and any(state.positions > 1 and not may_be_held(state) for state in due)
         fixed = 0.0 if width else prices.verifying if reads_prompts else prices.drafting
-        if self.budget < min(_FIXED_COSTS * fixed, self.limit):
-            return width
+        available = self.budget
+        if available < min(_FIXED_COSTS * fixed, self.limit):
+            if available < 0.0 or step - self.drafted_at < prices.second:
+                return width
+            available = max(available, _UNDRAFTED_COSTS * fixed)
         for state in sorted(due, key=backlog_of):
             k = depth_of(state)
             draft_cost = prices.of_draft(state.backlog, max(width, k), k)
-            if fixed + draft_cost > self.budget:
+            if fixed + draft_cost > available:
                 break
             if reads_prompts and state.positions > 1:
                 if fixed + draft_cost > self._prompt_budget:
                     continue
                 self._prompt_budget -= fixed + draft_cost
             self._charge(state, fixed, draft_cost)
+            available -= fixed + draft_cost
             fixed = 0.0  # paid once a step
             state.k = k
             width = max(width, k)

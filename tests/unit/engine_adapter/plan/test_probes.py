@@ -11,7 +11,7 @@ from tests.support.k_tables import table
 from tests.support.planning import K_MAX, ROWS, UP, accept, backlogs, decodes, outcome, plan_at_0, request
 from tests.support.probe_prices import DEMO, Planner
 
-DRAFTING_STEP, VERIFYING_STEP, POSITION_STEP, TOKEN_STEP = DEMO
+DRAFTING_STEP, VERIFYING_STEP, POSITION_STEP, TOKEN_STEP = DEMO[:4]
 OFTEN = 40
 """More steps than pass between two probes of one request, if the budget allows them."""
 
@@ -169,6 +169,30 @@ def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_fixed_cost
     assert probes == 3 * len(probing_steps)  # they share the fixed cost
 
 
+def test_after_a_second_without_drafts_a_probe_borrows() -> None:
+    """Requests of another kind that arrive are found then, and not when the cost of a probe is earned twice."""
+    second, ratio = 50, 0.005
+    planner, states = Planner(K_MAX, ROWS, prices=DEMO._replace(second=second)), decodes("chat", "chat")
+    accept(states, 0.0, 0.0)
+    probed_at: list[int] = []
+    least = 0.0
+    for step in range(1, 3001):
+        repeats = planner.identical_steps_ahead(states, table(ratio, default=UP))
+        plan = planner.plan(states, table(ratio, default=UP))
+        least = min(least, planner.probes.budget)
+        assert not (repeats and plan.width), "no step that repeats the last one probes"
+        if plan.width:
+            probed_at.append(step)
+            for state in states:
+                if state.k:
+                    outcome(state, 0)
+    assert probed_at[0] == second
+    assert least >= -1.5 * DRAFTING_STEP
+    # Each waits until the debt of the one before is paid: the share of time holds.
+    assert len(probed_at) <= 3000 * ratio / DRAFTING_STEP + 1
+    assert len(probed_at) >= 0.6 * 3000 * ratio / (1.5 * DRAFTING_STEP)
+
+
 def test_where_nothing_drafts_a_request_is_probed_for_less_as_its_prompt_is_read() -> None:
     """The drafter runs over the prompt in any case, and the request has no backlog."""
     planner, states = Planner(K_MAX, ROWS), decodes("chat", "chat")
@@ -300,7 +324,7 @@ def test_probes_read_no_more_rows_than_a_step_takes() -> None:
     assert any(plan.width for plan in plans)
 
 
-def test_follow_ups_wait_while_the_debt_is_as_large_as_the_budget_may_grow() -> None:
+def test_follow_ups_wait_while_the_debt_is_two_steps_that_draft() -> None:
     """Requests come and go, each has one free draft, and most of these drafts are accepted."""
     planner, (always,) = Planner(K_MAX, ROWS), decodes("json")
     accept([always], 0.95)
@@ -319,7 +343,7 @@ def test_follow_ups_wait_while_the_debt_is_as_large_as_the_budget_may_grow() -> 
                 new = request("new")
                 accept([new], 0.5)
                 others[place], ages[place] = new, 0
-    assert -2 * planner.probes.limit < least < 0
+    assert -3 * DRAFTING_STEP - 1 < least < 0
 
 
 @pytest.mark.parametrize("ratio", [5e-324, 0.01])
