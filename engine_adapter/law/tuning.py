@@ -23,7 +23,7 @@ CELLS = 400
 SLOWDOWN_SHARE = 0.05
 """What a step adds to the logarithm of the slowdown factor: a memory of 20 steps."""
 
-SLOWDOWN_KEPT = 0.998
+SLOWDOWN_KEPT = 0.99
 """What the logarithm of the slowdown factor keeps of itself at each step: a memory of 500 steps, so that it returns
 to 1 where cells do not say otherwise. What makes only some steps slower, such as a slow host on a GPU, raised it for
 good: on the plants of the H200 to 1.9 within 80 s, and loads that were not run then looked twice as dear (0.965 of the

@@ -39,14 +39,16 @@ def test_steps_of_a_real_engine_are_known_better_by_the_device_than_by_the_updat
     assert device_prompts < 0.5 * updates_prompts
 
 
-def test_a_machine_that_grows_slower_changes_the_slowdown_factor_and_not_the_cost() -> None:
+def test_a_machine_that_grows_slower_changes_the_slowdown_factor_first_and_not_the_cost() -> None:
     cost = StepCost()
-    for slowdown in [1.0] * 300 + [1.5] * 300:
+    for slowdown in [1.0] * 300 + [1.5] * 80:
         cost.note(StepShape(8, 64, 56), 0.010 * slowdown, 800)
-    assert cost.slowdown == pytest.approx(1.5, rel=0.06)
+    assert cost.slowdown == pytest.approx(1.5, rel=0.1)
     coefficients = cost.fit()
     assert coefficients is not None
-    assert step_s(coefficients, features_of(StepShape(8, 64, 56), 800, None)) == pytest.approx(0.010, rel=0.05)
+    usual_s = step_s(coefficients, features_of(StepShape(8, 64, 56), 800, None))
+    assert usual_s == pytest.approx(0.010, rel=0.05)
+    assert usual_s * cost.slowdown == pytest.approx(0.015, rel=0.1)
 
 
 def test_a_host_that_is_slow_again_and_again_does_not_raise_the_slowdown_factor_for_good() -> None:
@@ -64,7 +66,7 @@ def test_a_host_that_is_slow_again_and_again_does_not_raise_the_slowdown_factor_
     for before, n in zip((1, *loads), loads, strict=False):
         play(n, before, 1.0)
         play(n, n, 1.3)
-    assert cost.slowdown < 2.5
+    assert cost.slowdown < 1.6
 
 
 def test_a_pause_is_no_cost() -> None:
