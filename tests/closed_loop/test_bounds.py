@@ -104,7 +104,7 @@ def test_a_trial_is_on_an_engine_that_runs_what_the_pool_runs_on_average() -> No
 
 
 def test_a_trial_goes_on_where_the_engines_of_a_pool_are_read_in_turn() -> None:
-    """A look at another engine tells nothing of the one that tries."""
+    """A scrape of another engine says nothing about the one that tries."""
     law, in_force, tried = ControlLaw(), uniform(7), list[Trial | None]()
     engines = [Engine(f"engine-{index}", np.random.default_rng(index)) for index in range(2)]
     law.observe(engine.observe(0.0) for engine in engines)

@@ -1,4 +1,4 @@
-"""The hold-out: what adaptive K gains over the static K is measured, and a law that loses steps back."""
+"""The control group measures adaptive K against the static K, and a law that loses falls back."""
 
 import math
 

@@ -43,7 +43,7 @@ def test_an_slo_holds_for_low_bands_although_it_costs_throughput(seed: int) -> N
 
 
 def test_an_slo_holds_while_the_machine_is_slow() -> None:
-    """Steps of every kind take longer, as beside another process: what is known of them holds by the pace alone."""
+    """Steps of every kind take longer, as beside another process: the slowdown factor alone corrects the costs."""
     sources, slow_s, settles_s = [Source(0.3, 8, "chat"), Source(0.9, 8, "json")], 20, 3
     phases = [Phase(CHANGED_S, sources), Phase(slow_s, sources, slowdown=1.3)]
     bound = Policy(MODEL, hold_out_ratio=0.0, classes={"chat": ClassPolicy(itl_slo_ms=20.0), "json": ClassPolicy()})

@@ -1,4 +1,4 @@
-"""Canaries, freezes, the hold-out and take-overs at the same time, and what a slow or failing Redis makes of them."""
+"""Canaries, freezes, the control group and take-overs at the same time, also with a slow or failing Redis."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -92,7 +92,7 @@ def test_the_kernel_that_lays_out_drafts_is_compiled_for_every_width_before_the_
     found = outcome(Case(count=1))
     assert found["drafter"]["has_backlog"]
     assert found["drafter"]["widths"] == [1, 2, 7]
-    assert found["drafter"]["others"] == 1  # but for the width they say what vLLM says of K_max
+    assert found["drafter"]["others"] == 1  # except for the width they repeat vLLM's message about K_max
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`specpilot bench gpu-check` on this machine, as far as it means something without a GPU."""
+"""`specpilot bench gpu-check` on this machine, in the parts that need no GPU."""
 
 import json
 import subprocess

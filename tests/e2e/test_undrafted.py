@@ -14,7 +14,7 @@ CONFIG = object()
 
 
 def is_plain(*, is_hybrid: bool = False, **step: Any) -> bool:
-    """Whether a step of two decodes at K = 0 for all is plain, but for what `step` says of it."""
+    """Whether a step of two decodes at K = 0 for all is plain, except where `step` says otherwise."""
     from specpilot.engine_adapter.vllm.v1 import undrafted  # noqa: PLC0415 - imports vLLM, which takes seconds
 
     tokens = {"a": 1, "b": 1}

@@ -104,7 +104,7 @@ class Events:
 
 
 def events_in(data: bytes) -> Events:
-    """Read `data` line by line, as the standard has it but for lone CRs, which no engine sends."""
+    """Read `data` line by line, as the standard says, except for lone CRs, which no engine sends."""
     deltas, is_done, has_error, is_unsure = 0, False, False, False
     kind, openings, others = "", 0, 0
     first: bytes | None = None

@@ -1,4 +1,4 @@
-"""A measurement that is told to end takes down what it started."""
+"""A measurement that receives a signal to end stops the processes that it started."""
 
 import signal
 import socket

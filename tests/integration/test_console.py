@@ -98,7 +98,7 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.sees(f"{MODEL} · cpu")
     browser.until("return document.querySelectorAll('.heat td').length > 1")
     browser.until("return document.querySelectorAll('polygon.interval').length > 0")
-    browser.sees("too few")  # windows of the hold-out
+    browser.sees("too few")  # windows of the control group
     browser.sees(" s ago")
     assert "its clock is" not in browser.text()
     browser.sees("What adaptive K gained over the static K, by day")

@@ -1,4 +1,4 @@
-"""The admin API against its own OpenAPI page: whatever is sent, every reply is one that the page tells of.
+"""The admin API against its own OpenAPI page: whatever is sent, the page describes every reply.
 
 And whatever write is refused, nothing has changed and the audit has one line.
 """

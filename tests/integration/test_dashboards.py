@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (De
 
 
 def held_out() -> str:
-    """What a controller says of a hold-out, which takes a minute to tell: of one in virtual time."""
+    """The metrics of a control group, from one in virtual time, because a real one takes a minute to fill."""
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, hold_out_ratio=0.4), None, 0.0)
     asyncio.run(rig.tick(100))

@@ -46,7 +46,7 @@ def ticks_with_engine(port: int) -> float:
 
 @dataclass
 class Pair:
-    """Two controllers with the default settings, by the name in the lease. No hold-out: it moves K by design."""
+    """Two controllers with the default settings, by the name in the lease. No control group: it moves K by design."""
 
     store: RedisStore
     processes: dict[str, subprocess.Popen[bytes]]

@@ -117,7 +117,7 @@ class Browser:
         self.until(_PRESS_LABELLED, label)
 
     def fill(self, label: str, value: str) -> None:
-        """Type into the field of this label, as a person: what listens to input or change is told."""
+        """Type into the field of this label, as a person does: listeners for input and change receive their events."""
         self.until(_FILL, label, value)
 
     def value(self, label: str) -> str:

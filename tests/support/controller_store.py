@@ -1,4 +1,4 @@
-"""The shared state in memory, for tests that need no Redis; it can be told to fall silent, or to be full."""
+"""The shared state in memory, for tests that need no Redis; a test can make it silent, or full."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class MemoryStore:
 
     def ping(self) -> None:
         if self.is_down:
-            raise StoreUnavailableError("Redis does not answer: it was told not to")
+            raise StoreUnavailableError("Redis does not answer: the test made it silent")
 
     def memory(self) -> StoreMemory | None:
         self.ping()

@@ -1,4 +1,4 @@
-"""Schemas of the resources that Kubernetes itself has none of, as far as the chart uses them.
+"""Schemas of the resources that Kubernetes itself has none of, in the parts that the chart uses.
 
 Written by hand from the public API references of the Gateway API (v1) and of the Prometheus operator (monitoring v1).
 What the references have and the chart does not use is left out, so that a field that is not here is looked up before it

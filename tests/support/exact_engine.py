@@ -10,7 +10,7 @@ The load has every feature that touches the draft cache or the evidence: chunked
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
 strings, least numbers of tokens, sampling with seeds, aborts, requests that reach the length limit, a class that the
 schedule does not know, and prompts of one token, which vLLM pads with placeholders for drafts where they join running
-decodes. It does so for CUDA graphs, and is told that there are some.
+decodes. It reports CUDA graphs, so that plans for graphs are made.
 
 No LoRA: on a CPU, vLLM 0.32's changes the replies of the requests beside it, with speculation and without.
 

@@ -103,7 +103,7 @@ _current = _DEFAULT
 @contextmanager
 def stream(of: Stream) -> Iterator[None]:
     """`torch.cuda.stream`."""
-    global _current  # noqa: PLW0603 - as CUDA's, but for the one thread that begins copies
+    global _current  # noqa: PLW0603 - as CUDA's; only one thread begins copies
     before, _current = _current, of
     try:
         yield

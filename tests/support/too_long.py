@@ -105,7 +105,7 @@ class Watch:
 
 
 Serve = Callable[[Any, Watch, list[str]], dict[str, list[int]]]
-"""Serves texts on an engine while a `Watch` is told each step; returns the token ids of the replies."""
+"""Serves texts on an engine while a `Watch` receives each step; returns the token ids of the replies."""
 
 
 def tell(kind: str, serve: Serve, requests: int, drafter: dict[str, Any], **options: Any) -> None:
@@ -148,7 +148,7 @@ def tell(kind: str, serve: Serve, requests: int, drafter: dict[str, Any], **opti
 
 
 def _serve(engine: Any, watch: Watch, texts: list[str]) -> dict[str, list[int]]:
-    """Return the token ids of the replies, but for that of the request that is too long."""
+    """Return the token ids of the replies, without that of the request that is too long."""
     arrivals = {0: range(LATER, REQUESTS), BEGIN + SPELL // 4: range(LATER)}
     ids: dict[str, list[int]] = {}
     while watch.step == 0 or engine.has_unfinished_requests():

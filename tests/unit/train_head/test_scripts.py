@@ -1,4 +1,4 @@
-"""The other scripts of the recipe, as far as they run without the `speculators` package and without a GPU.
+"""The other scripts of the recipe, in the parts that need neither the `speculators` package nor a GPU.
 
 `datasets` and `speculators` belong to the recipe's own environment. In their place stand a few lines that have what the
 scripts use of them, so that what is tested is the scripts' own work.
