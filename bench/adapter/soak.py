@@ -75,6 +75,7 @@ class SoakSettings(ProgramSettings):
     port: int = Field(default=8190, ge=1, le=65535, description="port of the engine that is started")
     slope_mib: float = Field(default=1.0, ge=0, description="tolerated growth of memory a minute, in MiB")
     seed: int = Field(default=1, description="seed of the load")
+    longest_tokens: int = Field(default=600, ge=1, description="most tokens of a reply; fewer for a slow engine")
     stock: bool = Field(default=False, description="load vLLM without the adapter instead, with K at its largest")
 
 
@@ -160,7 +161,7 @@ class Soak:
         body: dict[str, Any] = {
             "model": "demo",
             "messages": messages,
-            "max_tokens": rng.choice((16, 64, 200, 600)),
+            "max_tokens": min(rng.choice((16, 64, 200, 600)), self._settings.longest_tokens),
             "temperature": rng.choice((0.0, 0.0, 0.8)),
             "vllm_xargs": {"traffic_class": traffic_class},
         }
