@@ -1,6 +1,6 @@
 """Model runner V2: the suites of `test_exact` in vLLM's own kernels, interpreted on a CPU; synchronous, without graphs.
 
-The load is half of the other's (`tests.support.exact_engine`, "short").
+The load is a third of the other's (`tests.support.exact_engine`, "short").
 """
 
 import json
@@ -48,7 +48,7 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, Any], found: dict[str, Any]) -> None:
-    assert len(plain["ids"]) == 30
+    assert len(plain["ids"]) == 20
     assert [key for key, ids in plain["ids"].items() if found["ids"].get(key) != ids] == []
 
 
@@ -83,9 +83,8 @@ def test_nothing_is_left_behind(found: dict[str, Any]) -> None:
     assert (found["seen"]["rows_of_ended"], found["seen"]["rows_of_resumed"]) == (0, 0)
 
 
-@pytest.mark.parametrize("head", ["eagle3", "peagle"])
-def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been(head: str) -> None:
-    found = on_v2("tests.support.caught_up", "eager", head)
+def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
+    found = on_v2("tests.support.caught_up", "eager", "peagle")
     whole, hole = found["whole"], found["hole"]
     held, caught_up, in_turns = (found[way] for way in ("held", "caught up", "left out in turns"))
     assert (whole["catch_ups"], caught_up["catch_ups"], hole["catch_ups"]) == (0, 1, 0)
@@ -96,6 +95,15 @@ def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been(head: str) -
     for way in (held, caught_up, in_turns):
         assert way["accepted"] / way["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
     assert hole["accepted"] / hole["verified"] < 0.97 * whole["accepted"] / whole["verified"]
+
+
+def test_a_sequential_head_that_was_left_out_in_turns_drafts_as_well_as_one_that_never_was() -> None:
+    """Its first pass reads a part of a step through the runner's buffers, which P-EAGLE's speculator does not."""
+    found = on_v2("tests.support.caught_up", "eager", "eagle3", "whole", "left out in turns")
+    whole, in_turns = found["whole"], found["left out in turns"]
+    assert in_turns["catch_ups"] > 80
+    assert in_turns["ids"] == whole["ids"]
+    assert in_turns["accepted"] / in_turns["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
 
 
 def test_p_eagles_rows_are_laid_out_as_on_model_runner_v1() -> None:
@@ -113,7 +121,7 @@ def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
 
 def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
     """The chi-square test of `test_distribution`, on fewer draws of one prompt."""
-    draws = "400"
+    draws = "200"
     plain = run("tests.support.draws", "plain", draws)["counts"]
     speculating = on_v2("tests.support.draws", "peagle", draws)["counts"]
     found = [
@@ -139,31 +147,22 @@ def without_drafts() -> dict[str, Any]:
     return run("tests.support.replayed_graphs", "plain")
 
 
-@pytest.mark.parametrize(
-    ("head", "kinds"),
-    [
-        ("eagle3", {"up to 4", "1 each", "1 each, width 2", "1 each, width 3"}),
-        ("peagle", {"up to 4", "up to 6", "1 each"}),  # the target's, its own, the target's at K = 0
-    ],
-)
-def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(
-    without_drafts: dict[str, Any], head: str, kinds: set[str]
-) -> None:
-    found = on_v2("tests.support.replayed_graphs", head)
+def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(without_drafts: dict[str, Any]) -> None:
+    found = on_v2("tests.support.replayed_graphs", "eagle3")
     assert found["ids"] == without_drafts["ids"]
-    assert set(found["replays"]) == kinds
+    assert set(found["replays"]) == {"up to 4", "1 each", "1 each, width 2", "1 each, width 3"}
     assert sum(found["replays"].values()) > 15
     assert found["seen"]["accepted"] > 0.3 * found["seen"]["verified"] > 5
 
 
-@pytest.mark.parametrize("head", ["eagle3", "peagle"])
 def test_under_adaptive_verification_k_is_the_ceiling_and_the_evidence_is_of_what_was_verified(
-    without_drafts: dict[str, Any], head: str
+    without_drafts: dict[str, Any],
 ) -> None:
-    found = on_v2("tests.support.replayed_graphs", head, "adaptive")
+    """With P-EAGLE, whose graphs and confidences are the adapter's own; a sequential head's confidences are vLLM's."""
+    found = on_v2("tests.support.replayed_graphs", "peagle", "adaptive")
     assert found["ids"] == without_drafts["ids"]
     seen = found["seen"]
     assert 0 < seen["evidence_verified"] < seen["verified"]  # some drafts were cut
     assert seen["evidence_accepted"] == seen["accepted"] > 0.3 * seen["evidence_verified"]
-    assert found["replays"]["up to 4"] > 5  # drafts of different lengths
-    assert found["replays"]["1 each"] > 0  # cut to nothing, all of them: the uniform step of K = 0
+    # Drafts of different lengths, the head's own rows, and all drafts cut to nothing: the uniform step of K = 0.
+    assert set(found["replays"]) == {"up to 4", "up to 6", "1 each"}

@@ -1,10 +1,11 @@
 """A real engine in this process under a mixed load, read at vLLM's own boundary: what it replied, what it counted.
 
-`python -m tests.support.exact_engine plain|sync|async [peagle|eagle3] [short]` runs the same requests (half of them if
-"short", or on model runner V2 through `tests.support.interpreter`) and prints one JSON object: the token ids of every
-reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of each step
-gives beside what the adapter exported. K changes at random, by class and band, every few steps. A reply that a stop
-string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop beside it.
+`python -m tests.support.exact_engine plain|sync|async [peagle|eagle3] [short]` runs the same requests (a third of them,
+and shorter ones, if "short", or on model runner V2 through `tests.support.interpreter`) and prints one JSON object: the
+token ids of every reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force
+reading of each step gives beside what the adapter exported. K changes at random, by class and band, every few steps. A
+reply that a stop string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop
+beside it.
 
 The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
@@ -46,9 +47,10 @@ from tests.support.brute_force import BruteForce, exported
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
-COUNT = 36 if ON_V2 or "short" in sys.argv else 72
-LENGTH = 512
-BLOCKS = 40
+IS_SHORT = ON_V2 or "short" in sys.argv
+COUNT = 24 if IS_SHORT else 72
+LENGTH = 384 if IS_SHORT else 512
+BLOCKS = 30 if IS_SHORT else 40
 """KV blocks of 128 tokens: about half of what the running requests want."""
 OFTEN = list(range(300, 420))
 """Tokens that are seldom far away. Model runner V2 takes 128 stop tokens at most."""
@@ -184,7 +186,7 @@ def _sampling(number: int, traffic_class: str, prompt_tokens: int) -> SamplingPa
         case 6 if number % 24 == 6:
             options |= {"min_tokens": 2 + number % 5, "stop_token_ids": OFTEN}
         case 8 | 10:
-            options["max_tokens"] = 200
+            options["max_tokens"] = 120 if IS_SHORT else 200
         case 11:
             options |= {"max_tokens": LENGTH - prompt_tokens, "ignore_eos": True}
     return SamplingParams(extra_args={"traffic_class": label}, **options)
