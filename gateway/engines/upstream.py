@@ -239,7 +239,7 @@ class EngineConnection:
         if head is None or not head.is_kept_alive or self._buffer or unsent:
             self.transport.abort()
         else:
-            self._pool.keep(self)
+            self._pool.put_back(self)
         reader.complete()
 
 
@@ -252,7 +252,7 @@ class Pool:
         self._idle: list[EngineConnection] = []
         self._is_closed = False
         self._epoch = 0  # connections of earlier epochs are not reused
-        self._now = 0.0  # of the last `take` or `sweep`, so that `keep` needs no clock
+        self._now = 0.0  # of the last `acquire` or `sweep`, so that `put_back` needs no clock
 
     async def connect(self) -> EngineConnection:
         """Open a new connection. Raises `OSError` when that fails, `OutOfFilesError` when this process cannot try."""
@@ -274,7 +274,7 @@ class Pool:
             raise
         return connection
 
-    def take(self, now: float) -> EngineConnection | None:
+    def acquire(self, now: float) -> EngineConnection | None:
         """Return the newest idle connection that is young enough and open; `None` when there is none."""
         self._now = now
         while self._idle:
@@ -284,7 +284,7 @@ class Pool:
             connection.transport.abort()
         return None
 
-    def keep(self, connection: EngineConnection) -> None:
+    def put_back(self, connection: EngineConnection) -> None:
         """Put a connection back, unless the pool is closed or the connection is of an earlier epoch."""
         if self._is_closed or connection.epoch != self._epoch:
             connection.transport.close()

@@ -126,7 +126,7 @@ class Admission(Generic[B]):
                     continue
                 # `proceed` below may call `leave` and `serve`, so the queue is out of the way until it is consistent.
                 queue = self._queues.pop(model, None)
-                place = None if queue is None else queue.take()
+                place = None if queue is None else queue.pop()
                 if queue is None or place is None:
                     continue
                 if len(queue):

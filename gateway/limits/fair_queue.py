@@ -7,7 +7,7 @@ the whole time, the numbers of items taken, each divided by its weight, differ b
 each. A class that returns has no credit and no debt. Equal tags go to the class that began to wait first.
 
 Priorities are strict: while a class of a higher priority waits, no lower one is served. Fairness holds within a
-priority, which has a V of its own. When the queue is empty, all tags are forgotten. `take` is O(classes), the rest
+priority, which has a V of its own. When the queue is empty, all tags are forgotten. `pop` is O(classes), the rest
 O(1).
 """
 
@@ -67,7 +67,7 @@ class FairQueue(Generic[T]):
         line.items[item] = None
         self._size += 1
 
-    def take(self) -> T | None:
+    def pop(self) -> T | None:
         """Remove and return the next item; `None` when the queue is empty."""
         best: _Line[T] | None = None
         for line in self._lines.values():

@@ -204,7 +204,7 @@ class Meter:
             self._demand = max(self._demand, min(DEMAND_MAX, self.unsettled / self._concurrent))
         return self._demand
 
-    def take_share(self, share: float, now: float) -> None:
+    def set_share(self, share: float, now: float) -> None:
         """Change this replica's share of the limits."""
         self.share = share
         for bucket in (self.requests, self.tokens):
@@ -295,7 +295,7 @@ class Rates:
             share = shares.of(key_id)
             meter.lasting_share = min(share, meter.share)  # for places: grows one exchange later
             if share != meter.share:
-                meter.take_share(share, now)
+                meter.set_share(share, now)
 
     def demands(self, now: float) -> dict[str, float]:
         """Return the demand to publish for each key, and forget the keys that are idle at every replica."""

@@ -57,7 +57,7 @@ class Attempt:
         engine.outstanding_requests += 1
         engine.outstanding_tokens += self._work_tokens
         if not is_fresh:
-            self._connection = engine.pool.take(self._context.monotonic())
+            self._connection = engine.pool.acquire(self._context.monotonic())
             if self._connection is not None:
                 self._reader.connected()
                 return

@@ -302,10 +302,10 @@ class Exchange:
         context = self._context
         if self._codings:
             codings, self._codings = self._codings, ()
-            task = self._decode(self._body.take_encoded(), codings)
+            task = self._decode(self._body.finish_encoded(), codings)
             context.spawn(asyncio.get_running_loop().create_task(task))
             return
-        body, outline = self._body.take()
+        body, outline = self._body.finish()
         try:
             prepared = prepare(context, self._path, self._request, self._key, body, outline)
             self._prepared = prepared

@@ -349,7 +349,7 @@ def _facts(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFac
 
 
 def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[RequestFacts, tuple[bytes, ...]]:
-    """Return the facts of a body as `_facts` does, and the body: in UTF-8, as what is added to it is."""
+    """Return the facts of a body as `_facts` does, and the body in UTF-8, because amendments are in UTF-8."""
     try:
         return _facts(path, body, text), body
     except InvalidJsonError:

@@ -377,7 +377,7 @@ class Relay:
         if self.attempt is not None:
             self.attempt.engine.heard_at = now
         has_begun = delivery.has_begun
-        out = delivery.take(raw, payload, now)
+        out = delivery.feed(raw, payload, now)
         if delivery.has_begun and self.attempt is not None:
             self.attempt.engine.content_at = now
         if not has_begun:

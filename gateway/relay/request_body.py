@@ -27,7 +27,7 @@ BLOCK_BYTES: Final = 65_536
 class RequestBody:
     """The bytes so far of a body of at most `limit_bytes`. `head` are the request's header lines.
 
-    `is_encoded`: the body is compressed, and is examined after it is decoded (`take_encoded`).
+    `is_encoded`: the body is compressed, and is examined after it is decoded (`finish_encoded`).
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class RequestBody:
             self._seal()
         return None
 
-    def take(self) -> tuple[tuple[bytes, ...], BodyOutline | None]:
+    def finish(self) -> tuple[tuple[bytes, ...], BodyOutline | None]:
         """Return the whole body, in one part unless it has an outline, and the outline. Both are released here."""
         if self._tail is not None:
             self._seal()
@@ -75,7 +75,7 @@ class RequestBody:
             return tuple(parts), outline
         return (b"".join(parts),), None
 
-    def take_encoded(self) -> tuple[bytes, ...]:
+    def finish_encoded(self) -> tuple[bytes, ...]:
         """Return the whole compressed body; its decoded form is fed next. Both forms count until the answer begins."""
         if self._tail is not None:
             self._seal()

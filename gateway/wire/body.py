@@ -189,7 +189,7 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
 
 
 def in_utf_8(body: bytes) -> bytes | None:
-    """Return a body in UTF-16 or UTF-32, told by its first bytes as vLLM tells it, in UTF-8; `None` for any other."""
+    """Return a body in UTF-16 or UTF-32 in UTF-8; `None` for any other. The first bytes decide, as in vLLM."""
     coding = json.detect_encoding(body)
     if coding.startswith("utf-8"):
         return None

@@ -58,7 +58,7 @@ class Delivery:
     route. `strips_usage`: the client did not ask for the usage that the stream states. `passes_keep_alives`:
     keep-alives are sent before the first content. `is_committed`: the client has status 200 and the beginning of an
     event stream, from this engine or an earlier one. `has_begun`: content was sent. `has_failed_first`: the body begins
-    with an error that is the engine's fault. After each `take`, `gaps` is the number of gaps between events that it
+    with an error that is the engine's fault. After each `feed`, `gaps` is the number of gaps between events that it
     ended, each of `gap_s` seconds.
     """
 
@@ -153,7 +153,7 @@ class Delivery:
         self._tap.end()
         return self._held is not None or self._tap.is_done
 
-    def take(self, raw: bytes, payload: list[bytes], now: float) -> bytes:
+    def feed(self, raw: bytes, payload: list[bytes], now: float) -> bytes:
         """Process a part of the body; return the bytes for the client."""
         self.gaps = 0
         if self._held is not None:
@@ -178,7 +178,7 @@ class Delivery:
         if self._filter is None or self._can_pass(self._filter):
             passed = raw if self._is_raw else b"".join(payload)
         else:
-            passed = self._filter.take(raw, payload, self._framer)
+            passed = self._filter.feed(raw, payload, self._framer)
         if self.has_begun:
             return passed
         return self._judge(passed, payload, now)
@@ -191,7 +191,7 @@ class Delivery:
             self._filter = UsageFilter(is_chunked=False)
 
     def _filtered(self, data: bytes) -> bytes:
-        return data if self._filter is None else self._filter.take(data, [data], self._framer)
+        return data if self._filter is None else self._filter.feed(data, [data], self._framer)
 
     def _framed(self, data: bytes) -> bytes:
         """Return `data` in the framing of a committed stream."""

@@ -31,7 +31,7 @@ class UsageFilter:
         self._is_chunked = is_chunked
         self.is_reframing = False
 
-    def take(self, raw: bytes, payload: list[bytes], framer: Framer) -> bytes:
+    def feed(self, raw: bytes, payload: list[bytes], framer: Framer) -> bytes:
         """Return the output for a read: `raw` is its bytes, `payload` is without chunk framing."""
         is_border = framer.is_between_chunks or framer.is_done
         if not self.is_reframing and not self._held and is_border and _WORD not in raw and _are_whole(payload):

@@ -105,13 +105,13 @@ class _EnginePool(Pool):
     def __init__(self) -> None:
         self.waiting: list[EngineConnection] = []
 
-    def take(self, now: float) -> EngineConnection:
+    def acquire(self, now: float) -> EngineConnection:
         connection = EngineConnection(self, 0)
         connection.connection_made(_Transport())
         self.waiting.append(connection)
         return connection
 
-    def keep(self, connection: EngineConnection) -> None:
+    def put_back(self, connection: EngineConnection) -> None:
         pass
 
     def forget(self, connection: EngineConnection) -> None:

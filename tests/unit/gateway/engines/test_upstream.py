@@ -59,7 +59,7 @@ async def test_who_had_the_connection_before_cannot_close_it_now(server: Scripte
     first, second = Ear(), Ear()
     connection.send(first, (REQUEST,))
     assert await first.over == "end"
-    again = pool.take(0.0)
+    again = pool.acquire(0.0)
     assert again is connection
     again.send(second, (REQUEST,))
     connection.release(first)
@@ -83,15 +83,15 @@ async def test_the_newest_connection_is_taken_and_old_ones_are_closed(server: Sc
     connections = [await pool.connect() for _ in range(3)]
     pool.sweep(10.0)
     for connection in connections[:2]:
-        pool.keep(connection)
+        pool.put_back(connection)
     pool.sweep(13.0)
-    pool.keep(connections[2])
-    assert pool.take(13.5) is connections[2]
-    pool.keep(connections[2])
+    pool.put_back(connections[2])
+    assert pool.acquire(13.5) is connections[2]
+    pool.put_back(connections[2])
     pool.sweep(14.5)  # the first two are 4.5 s old
-    assert pool.take(14.5) is connections[2]
-    assert pool.take(14.5) is None
-    assert pool.take(14.5) is None
+    assert pool.acquire(14.5) is connections[2]
+    assert pool.acquire(14.5) is None
+    assert pool.acquire(14.5) is None
     connections[2].abort()
 
 
@@ -103,7 +103,7 @@ async def test_bytes_nobody_asked_for_close_an_idle_connection(server: ScriptedE
     assert await ear.over == "end"
     async with asyncio.timeout(1):
         await server.seen[0].closed.wait()
-    assert pool.take(0.0) is None
+    assert pool.acquire(0.0) is None
 
 
 async def test_asking_and_sending_do_not_disturb_each_other(server: ScriptedEngine, pool: Pool) -> None:
@@ -119,7 +119,7 @@ async def test_asking_and_sending_do_not_disturb_each_other(server: ScriptedEngi
     async with asyncio.timeout(20):
         for _ in range(500):
             ear = Ear()
-            (pool.take(0.0) or await pool.connect()).send(ear, (REQUEST,))
+            (pool.acquire(0.0) or await pool.connect()).send(ear, (REQUEST,))
             assert await ear.over == "end"
     is_over = True
     await task

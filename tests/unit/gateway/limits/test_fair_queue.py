@@ -23,7 +23,7 @@ def test_work_conserving_and_first_come_first_served_within_a_class(steps: list[
     waiting: dict[str, list[Item]] = {name: [] for name in WEIGHTS}
     for number, step in enumerate(steps):
         if step == "take":
-            taken = queue.take()
+            taken = queue.pop()
             assert (taken is None) == (not any(waiting.values()))
             if taken is not None:
                 assert waiting[taken.name].pop(0) == taken
@@ -56,7 +56,7 @@ def test_classes_that_wait_all_the_time_share_by_weight_within_one_request_each(
     # Others come and go as `steps` says; these two wait from some moment on, and then never stop waiting.
     for number, step in enumerate(steps[:50]):
         if step == "take":
-            queue.take()
+            queue.pop()
         elif step in weights:
             queue.put(Item(step, number), step, weights[step], 0)
     for name in (first, second):
@@ -68,7 +68,7 @@ def test_classes_that_wait_all_the_time_share_by_weight_within_one_request_each(
         if step in weights and step not in served:
             queue.put(Item(step, 5000 + number), step, weights[step], 0)
             continue
-        taken = queue.take()
+        taken = queue.pop()
         assert taken is not None
         if taken.name in served:
             served[taken.name] += 1
@@ -84,14 +84,14 @@ def test_nobody_starves(weights: dict[str, float], late: str, before: int) -> No
     for name in others:
         queue.put(Item(name, number), name, weights[name], 0)
     for number in range(1, before):
-        taken = queue.take()
+        taken = queue.pop()
         if taken is not None:
             queue.put(Item(taken.name, number), taken.name, weights[taken.name], 0)
     queue.put(Item(late, -1), late, weights[late], 0)
     # Between its arrival and its turn, each other class gets at most its share of one turn, and one more.
     turns = sum(weights[name] / weights[late] + 2 for name in others) + 1
     for count in range(10_000):
-        taken = queue.take()
+        taken = queue.pop()
         assert taken is not None
         if taken.name == late:
             assert count <= turns
@@ -107,7 +107,7 @@ def test_priorities_are_strict(arrivals: list[tuple[str, int]]) -> None:
     for number, (name, priority) in enumerate(arrivals):
         priorities.setdefault(name, priority)
         queue.put(Item(name, number), name, WEIGHTS[name], priorities[name])
-    order = [priorities[item.name] for item in iter(queue.take, None)]
+    order = [priorities[item.name] for item in iter(queue.pop, None)]
     assert order == sorted(order, reverse=True)
     assert len(order) == len(arrivals)
 
@@ -117,10 +117,10 @@ def test_a_class_saves_nothing_up_while_it_does_not_wait() -> None:
     for number in range(100):
         queue.put(Item("a", number), "a", 1.0, 0)
     for _ in range(50):
-        queue.take()
+        queue.pop()
     for number in range(50):
         queue.put(Item("b", number), "b", 1.0, 0)
-    taken = [item.name for item in (queue.take() for _ in range(20)) if item is not None]
+    taken = [item.name for item in (queue.pop() for _ in range(20)) if item is not None]
     assert taken.count("b") in {10, 11}
 
 
@@ -129,5 +129,5 @@ def test_shares_follow_a_changed_weight() -> None:
     for number in range(100):
         queue.put(Item("a", number), "a", 1.0, 0)
         queue.put(Item("b", number), "b", 3.0, 0)
-    taken = [item.name for item in (queue.take() for _ in range(40)) if item is not None]
+    taken = [item.name for item in (queue.pop() for _ in range(40)) if item is not None]
     assert taken.count("b") in {29, 30, 31}

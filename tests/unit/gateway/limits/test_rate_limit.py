@@ -73,9 +73,9 @@ def test_an_estimate_is_put_right() -> None:
 def test_a_larger_share_gives_nothing_at_once_and_a_smaller_one_takes() -> None:
     meter = Meter(key(60), 0.5, 0.0)
     assert meter.requests is not None
-    meter.take_share(1.0, 0.0)
+    meter.set_share(1.0, 0.0)
     assert meter.requests.held == 30
-    meter.take_share(0.1, 0.0)
+    meter.set_share(0.1, 0.0)
     assert (meter.requests.held, meter.requests.reset_s) == (6, 0)
 
 

@@ -24,7 +24,7 @@ def filtered(stream: bytes, cuts: list[int]) -> tuple[bytes, list[bytes]]:
     for start, end in pairwise(borders):
         raw = stream[start:end]
         framer.feed(raw)
-        out.append(usage_filter.take(raw, framer.payload, framer))
+        out.append(usage_filter.feed(raw, framer.payload, framer))
     return b"".join(out), out
 
 
@@ -61,4 +61,4 @@ def test_a_client_without_chunks_gets_events_alone() -> None:
     framer, usage_filter = ChunkedFramer(), UsageFilter(is_chunked=False)
     raw = chunk(event("a")) + chunk(usage_event(3)) + chunk(DONE) + LAST_CHUNK
     framer.feed(raw)
-    assert usage_filter.take(raw, framer.payload, framer) == event("a") + DONE
+    assert usage_filter.feed(raw, framer.payload, framer) == event("a") + DONE
