@@ -24,10 +24,10 @@ POSITIONS_PER_PASS = 4096
 what vLLM measured: 96 MiB for a hidden size of 4,096 in bfloat16. A smaller number means more passes for a long
 prompt."""
 
-_STEPS_TOGETHER = 32
+STEPS_TOGETHER = 32
 """Steps for which places are split off at once, at most."""
 
-_ROWS_TOGETHER = 1024
+ROWS_TOGETHER = 1024
 """Rows that are held or moved at once, at most, except those of one step. They are beyond the allocated memory: 24 MiB
 for a hidden size of 4,096 in bfloat16."""
 
@@ -127,7 +127,7 @@ class Rows:
             self._make_room(count, batch)
         steps = 1
         if count == self._count:
-            steps = min(_STEPS_TOGETHER, max(1, _ROWS_TOGETHER // count), (len(self._tokens) - self.used) // count)
+            steps = min(STEPS_TOGETHER, max(1, ROWS_TOGETHER // count), (len(self._tokens) - self.used) // count)
         ahead = slice(self.used, self.used + steps * count)
         self._count = count
         self._places = [*zip(self._states[ahead].split(count), self._tokens[ahead].split(count), strict=True)][::-1]
@@ -146,8 +146,8 @@ class Rows:
         new = {row: place for place, row in enumerate(old)}
         self._by_request = {request: [new[row] for row in rows] for request, rows in kept.items()}
         self.used = len(old)
-        for first in range(0, len(old), _ROWS_TOGETHER):  # no row moves up, so none is overwritten before it moves
-            part = indices(old[first : first + _ROWS_TOGETHER], self._states.device)
+        for first in range(0, len(old), ROWS_TOGETHER):  # no row moves up, so none is overwritten before it moves
+            part = indices(old[first : first + ROWS_TOGETHER], self._states.device)
             for store in (self._states, self._tokens):
                 store[first : first + len(part)] = store[part]
 
