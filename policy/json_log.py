@@ -95,6 +95,6 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _log_unraisable(found: "sys.UnraisableHookArgs") -> None:
-    said = f"{found.err_msg or 'an exception was ignored in'}: {found.object!r}"
+    message = f"{found.err_msg or 'an exception was ignored in'}: {found.object!r}"
     error = found.exc_value
-    logging.getLogger().error(said, exc_info=None if error is None else (found.exc_type, error, found.exc_traceback))
+    logging.getLogger().error(message, exc_info=None if error is None else (found.exc_type, error, found.exc_traceback))

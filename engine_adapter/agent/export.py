@@ -50,7 +50,7 @@ class MetricsExporter:
                 names.COLD_DECODES, "Decodes at K = 0 of requests of which no draft was verified yet", *group
             ),
         }
-        self._probes = self._counter(names.PROBES, "Drafts verified deeper than the schedule says", names.LABEL_CLASS)
+        self._probes = self._counter(names.PROBES, "Drafts verified deeper than scheduled", names.LABEL_CLASS)
         cell = names.CELL_LABELS
         self._steps = {
             "steps": self._counter(names.STEPS, "Steps, except decode-only ones that caught up", *cell),

@@ -8,7 +8,7 @@ from specpilot.engine_adapter.evidence.meter import Draft, Group, Outcome, StepS
 
 
 class ScheduledDraft(NamedTuple):
-    """What the schedule said when a draft was planned."""
+    """The scheduled K of a draft, and the band by which it was chosen."""
 
     k: int
     band: int
@@ -18,9 +18,8 @@ class ScheduledDraft(NamedTuple):
 class ScheduledStep:
     """A step as it was scheduled; steps that repeat it are the same object.
 
-    `tokens` are those of each request. `plain` are the groups of the decodes without a draft to verify, `drafts` what
-    the schedule said about the drafts to verify, both by request. `refused` are the requests whose draft the grammar
-    cut short.
+    By request: `tokens` are those that vLLM scheduled, `plain` is the group of each decode without a draft to verify,
+    `drafts` are the drafts to verify. `refused` are the requests whose draft the grammar cut short.
     """
 
     tokens: Mapping[str, int]

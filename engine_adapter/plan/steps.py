@@ -160,9 +160,8 @@ class Steps:
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int, verified: int | None = None) -> None:
         """Process one draft of `drafted` tokens, of which the grammar cut `invalid` off at the end.
 
-        `verified` is the number of verified tokens, where vLLM's adaptive verification chose a prefix of the draft;
-        `None`: all. A draft of which nothing was verified counts as K = 0, and does not change what is known of
-        acceptance.
+        `verified` is the number of verified tokens, if vLLM's adaptive verification chose a prefix of the draft;
+        `None`: all. A draft without a verified token counts as K = 0, and is no evidence about acceptance.
 
         Only the drafts of requests that decode count. A request that joins running decodes with one token left to
         prefill may have placeholders, so that all have as many positions; no drafter made them.

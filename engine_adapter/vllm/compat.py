@@ -197,12 +197,12 @@ def head_fault(speculative: Any) -> str | None:
 
 
 def full_graph_fault(vllm_config: Any) -> str | None:
-    """Say whether `cudagraph_mode=FULL` would replay prompts that attention reads by more than their tokens.
+    """Return why `cudagraph_mode=FULL` would read prompts wrongly on this model; `None`: it would not.
 
     In that mode vLLM replays one graph for prompts and decodes, with the arguments of its capture. MLA attention reads
-    prompts by another kernel than decodes, and the host says where the prompts begin. Models that attend to images in
-    both directions hand attention the images' places. Backends that declare FULL graphs for any batch all the same
-    (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, without the adapter too.
+    prompts with another kernel than decodes, and the host decides where the prompts begin. Models that attend to images
+    in both directions pass attention the images' places. Backends that still declare FULL graphs for any batch
+    (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, also without the adapter.
     """
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
     model = vllm_config.model_config

@@ -1,11 +1,11 @@
 """How many draft tokens of each request a step verified, where vLLM's adaptive verification may cut drafts short.
 
 The scheduler schedules K draft tokens of a request. Adaptive verification (model runner V2) verifies a prefix of them,
-chosen on the accelerator by the estimated acceptance of each token, and vLLM does not report its length. Taken for K
-tokens, a draft of which 2 were verified and accepted would be a rejection at position 3.
+chosen on the accelerator by the estimated acceptance of each token, and vLLM does not report its length. If such a
+draft counted as K tokens, one of which 2 were verified and accepted would count as a rejection at position 3.
 
-The runner's sampler knows: a request's verified draft tokens are those accepted and those rejected. Both are copied to
-the host with the sampled tokens, and travel as an attribute of vLLM's `ModelRunnerOutput`.
+A request's verified draft tokens are those that the runner's sampler accepted or rejected. Both numbers are copied to
+the host with the sampled tokens, and become an attribute of vLLM's `ModelRunnerOutput`.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,16 +18,16 @@ _REJECTED = "_specpilot_rejected"
 
 
 def of_output(output: Any) -> Mapping[str, int] | None:
-    """Return how many draft tokens of each request were verified; `None` where it is as many as were scheduled."""
+    """Return how many draft tokens of each request were verified; `None`: all that were scheduled."""
     found: Mapping[str, int] | None = getattr(output, ATTRIBUTE, None)
     return found
 
 
 def report(outputs: Any, is_adaptive: Callable[[], bool], copied: Callable[[Any, Any, Any], Any]) -> None:
-    """Let outputs of this class, vLLM's `AsyncOutput` or one like it, bring what a step verified.
+    """Add the verified draft tokens of a step to outputs of this class, vLLM's `AsyncOutput` or a similar one.
 
-    `is_adaptive()` says whether this process's engine verifies adaptively. `copied(tensor, main_stream, copy_stream)`
-    begins the copy of a tensor to the host, before vLLM's own copies on the same stream.
+    `is_adaptive()` returns whether this process's engine verifies adaptively. `copied(tensor, main_stream,
+    copy_stream)` begins the copy of a tensor to the host, before vLLM's own copies on the same stream.
     """
     init, get_output = outputs.__init__, outputs.get_output
     names = [*signature(init).parameters][1:]
