@@ -1,4 +1,4 @@
-"""What `specpilot engine` makes of the environment before it becomes vLLM."""
+"""The command and environment with which `specpilot engine` becomes vLLM."""
 
 import os
 import tempfile
@@ -65,7 +65,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *flags: str, **environment: str
     return AdapterSettings()
 
 
-def test_what_no_flag_says_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_without_a_flag_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found = settings_of(
         monkeypatch,
         SPECPILOT_ENGINE_URL="http://gpu-1:8000",
@@ -233,7 +233,7 @@ def test_other_plugins_load_as_without_the_adapter(
         assert "VLLM_PLUGINS" not in capsys.readouterr().err
 
 
-def test_a_plugin_that_adds_routes_is_not_named_and_one_line_says_so(
+def test_a_plugin_that_adds_routes_is_not_named_and_one_line_reports_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)

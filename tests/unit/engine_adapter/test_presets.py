@@ -1,4 +1,4 @@
-"""Presets: consistent with the adapter's rules, started without their weights, and what is given beside them wins."""
+"""Presets: consistent with the adapter's rules, started without their weights, and replaced by given flags."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_own_sizes_of_graphs_replace_those_of_a_preset(given: str) -> None:
         ("qwen3-8b-p-eagle", {}, [], EAGLE_3, 7),
     ],
 )
-def test_a_folder_says_method_and_k_of_its_head_itself(
+def test_a_folder_states_method_and_k_of_its_head(
     name: str, config: dict[str, Any], more: list[str], method: str, k: int, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -151,7 +151,7 @@ def test_what_a_head_was_trained_for_bounds_k_only_where_it_is_published() -> No
     assert config_of(expanded(["--preset", "gpt-oss-120b-p-eagle", "--k-max", "9"]))["num_speculative_tokens"] == 9
 
 
-def test_a_preset_with_mla_says_what_the_adapter_refuses_and_what_its_head_costs() -> None:
+def test_a_preset_with_mla_states_what_the_adapter_rejects_and_what_its_head_costs() -> None:
     class Builder:
         require_uniform_decodes = True
 
@@ -167,7 +167,7 @@ def test_a_preset_with_mla_says_what_the_adapter_refuses_and_what_its_head_costs
 
 
 @pytest.mark.parametrize("item", PRESETS, ids=lambda item: item.name)
-def test_without_its_weights_a_start_says_what_is_missing_in_one_sentence(
+def test_a_start_without_weights_names_the_missing_model_in_one_sentence(
     item: Preset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -197,7 +197,7 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -
         (json.loads((DEMO_MODEL / "eagle3" / "config.json").read_text()), False, None),
     ],
 )
-def test_a_heads_own_configuration_says_its_method(config: dict[str, Any], is_parallel: bool, k: int | None) -> None:
+def test_a_heads_own_configuration_states_its_method(config: dict[str, Any], is_parallel: bool, k: int | None) -> None:
     assert head_config.read(config, "head") == (is_parallel, k)
 
 

@@ -146,7 +146,7 @@ def test_a_pin_outside_the_bounds_of_its_own_class_is_a_fault(bounds: dict[str, 
         from_plain(Policy, {"model": "m", "classes": {"code": {"pin": 3, **bounds}}})
 
 
-def test_what_is_missing_is_told_plainly() -> None:
+def test_missing_fields_are_reported_plainly() -> None:
     assert faults(Policy, "{}") == {"model": "is missing; it must be given"}
 
 

@@ -60,7 +60,7 @@ def test_a_url_states_where_redis_is_and_how_to_reach_it(url: str, address: Redi
         ("rediss://r?ssl_check_hostname=1", "ssl_check_hostname must be true or false"),
     ],
 )
-def test_a_url_that_states_nothing_usable_says_what_is_wrong_but_no_password(url: str, said: str) -> None:
+def test_a_faulty_url_is_rejected_with_its_faults_and_without_its_password(url: str, said: str) -> None:
     scheme, mark, rest = url.partition("://")
     for text in {url, f"{scheme}{mark}me:hush@{rest}" if mark and scheme != "unix" else url}:
         with pytest.raises(InvalidDocumentError) as caught:

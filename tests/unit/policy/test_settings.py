@@ -1,4 +1,4 @@
-"""What programs take from the environment, and what is shown of settings."""
+"""How programs read settings from the environment, and how they show them."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -69,7 +69,9 @@ LINKS = {
 
 
 @pytest.mark.parametrize("service", ["TOOL", "TOOL_H200", "TOOL_0", "TOOLS"])
-def test_what_kubernetes_adds_for_a_service_is_let_be(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_kubernetes_adds_for_a_service_are_ignored(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in LINKS.items():
         monkeypatch.setenv(f"SPECPILOT_{service}_{name}", value)
     if service != "TOOL":  # whose port it is

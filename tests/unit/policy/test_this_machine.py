@@ -30,7 +30,7 @@ def test_another_address_is_named(peer: str) -> None:
         ({"sec-fetch-site": "cross-site"}, "1.1", "a page of another site calls"),
     ],
 )
-def test_proxies_and_pages_are_told_by_what_they_send(headers: dict[str, str], http_version: str, why: str) -> None:
+def test_proxies_and_pages_show_by_their_headers(headers: dict[str, str], http_version: str, why: str) -> None:
     assert why_foreign("127.0.0.1", HOST | headers, http_version) == why
 
 

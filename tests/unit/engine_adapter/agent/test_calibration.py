@@ -1,4 +1,4 @@
-"""What an engine's calibration does when its server does not play along; that it measures is an end-to-end test."""
+"""Calibration with a server that fails; the measurement itself is an end-to-end test."""
 
 import http.server
 import json
@@ -77,7 +77,7 @@ def scheduler() -> Any:
     ("health", "completions", "word"),
     [(200, 401, "its /v1/completions answered 401"), (503, 200, "its /health does not answer 200")],
 )
-def test_an_engine_that_cannot_be_measured_is_let_be_and_says_why(
+def test_an_engine_that_cannot_be_measured_keeps_its_static_k_and_logs_the_reason(
     health: int,
     completions: int,
     word: str,
@@ -95,7 +95,7 @@ def test_an_engine_that_cannot_be_measured_is_let_be_and_says_why(
 
 
 @pytest.mark.parametrize("url", ["http://no-such-engine.invalid:8000", "https://127.0.0.1:{port}"])
-def test_what_waiting_cannot_mend_does_not_hold_the_engine_up(
+def test_a_fault_that_waiting_cannot_repair_does_not_delay_the_engine(
     url: str, scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(200, 200) as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
@@ -105,7 +105,9 @@ def test_what_waiting_cannot_mend_does_not_hold_the_engine_up(
     assert "cannot be reached from within the engine" in caplog.text
 
 
-def test_a_refusal_is_said_at_once(scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_at_once(
+    scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(200, 401) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         began = time.monotonic()
         Calibration(scheduler, exporter, url, 20.0).run(threading.Event())
@@ -152,7 +154,7 @@ def test_one_that_is_switched_off_asks_nothing(scheduler: Any, exporter: Metrics
 
 
 def test_of_what_is_counted_meanwhile_only_the_steps_are_exported(scheduler: Any, exporter: MetricsExporter) -> None:
-    """The drafts of random tokens say nothing about traffic, and must not reach the controller."""
+    """The drafts of random tokens are no evidence about traffic, and must not reach the controller."""
     stopped, seen = threading.Event(), set()
 
     def run_steps() -> None:

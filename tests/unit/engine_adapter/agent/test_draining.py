@@ -1,4 +1,4 @@
-"""What SIGTERM begins in an engine's API server: the real signal, on a real event loop, before a core that answers."""
+"""Draining at SIGTERM in an engine's API server: the real signal on a real event loop, with a stub of the core."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from specpilot.engine_adapter.agent.draining import Draining
 
 
 class Core:
-    """Says what was asked of it, and `running` for each check, the last for ever."""
+    """Records its calls, and answers each check with the next of `running`, the last one for ever."""
 
     def __init__(self, *running: str) -> None:
         self.running = list(running)
@@ -56,7 +56,9 @@ async def seconds_to_stop(
         return time.monotonic() - began
 
 
-async def test_sigterm_says_so_at_once_waits_for_gateways_and_then_for_what_runs(stopped: asyncio.Event) -> None:
+async def test_sigterm_marks_the_record_at_once_waits_for_gateways_and_then_for_running_requests(
+    stopped: asyncio.Event,
+) -> None:
     core = Core("true", "true", "false", "true", "false")
     began = time.monotonic()
     took_s = await seconds_to_stop(core, stopped, grace_s=0.3, timeout_s=5.0)
@@ -83,7 +85,7 @@ async def test_an_engine_that_is_dead_or_has_no_adapter_stops_at_once(running: s
     assert await seconds_to_stop(Core(running), stopped, grace_s=60.0, timeout_s=60.0) < 1.0
 
 
-def test_the_core_is_marked_and_says_whether_requests_run() -> None:
+def test_the_core_is_marked_and_returns_whether_requests_run() -> None:
     begun: list[bool] = []
     scheduler = SimpleNamespace(begin_drain=lambda: begun.append(True), has_unfinished_requests=lambda: len(begun) < 2)
     core = SimpleNamespace(scheduler=scheduler)

@@ -82,7 +82,7 @@ async def test_which_calls_are_served(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.0.0.7"])
-async def test_without_a_token_nobody_is_let_in_unless_this_machine_is_trusted(
+async def test_without_a_token_every_call_is_rejected_unless_this_machine_is_trusted(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     reply, core = await send(monkeypatch, "PUT", token=None, host=host, trusts=False, content=b"{}")
@@ -121,6 +121,6 @@ async def test_a_refusal_of_the_engine_keeps_its_status_and_words(monkeypatch: p
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "schedule_not_newer")
 
 
-async def test_an_engine_without_the_adapters_scheduler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_without_the_adapters_scheduler_answers_501(monkeypatch: pytest.MonkeyPatch) -> None:
     reply, _ = await send(monkeypatch, "GET", token=None, host="127.0.0.1", answer=False)
     assert reply.status_code == 501

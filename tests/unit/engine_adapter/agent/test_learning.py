@@ -1,4 +1,4 @@
-"""The agent's thread teaches the engine's law, and hands single references to the scheduler's."""
+"""The agent's thread feeds the engine's law, and passes single references to the scheduler's thread."""
 
 from types import SimpleNamespace
 from typing import Any

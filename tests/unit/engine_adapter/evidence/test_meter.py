@@ -67,7 +67,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     assert sum(evidence.probes.values()) == sum(draft.is_probe for draft in every)
 
 
-def test_a_cut_draft_says_nothing_about_the_position_after_the_cut() -> None:
+def test_a_cut_draft_has_no_trial_at_the_position_after_the_cut() -> None:
     meter = Meter()
     meter.commit(StepShape(1, 4, 3), 0.01, 5, Outcome([Draft("code", 5, 3, 3)]))
     assert dict(meter.take().trials) == {(5, 1): 1, (5, 2): 1, (5, 3): 1}

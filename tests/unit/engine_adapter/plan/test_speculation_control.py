@@ -33,7 +33,7 @@ def ranges(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 
 @given(ranges(), st.integers(1, 100))
-def test_the_table_says_what_the_ranges_say(items: list[tuple[int, int, int]], running: int) -> None:
+def test_the_table_equals_its_ranges(items: list[tuple[int, int, int]], running: int) -> None:
     expected = next((k for lo, hi, k in items if lo <= running <= hi), items[-1][2])
     assert table_of(schedule(default=items), max_running=200).k("default", 4, running) == expected
 

@@ -66,7 +66,7 @@ class Engine:
         self.steps.end(output, {0: SimpleNamespace(outputs=items)}, now, goes_on=goes_on)
 
     def prefill(self, *names: str) -> None:
-        """Take in the requests' prompts, and forget what that counted."""
+        """Process the requests' prompts, and drop the counts of that."""
         self.end(self.begin(**dict.fromkeys(names, 9)), **dict.fromkeys(names, 1))
         self.meter.take()
 
@@ -456,7 +456,7 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
         gone = [state.request_id for state in some[:1]] if what.endswith("gone") else []
         tokens = decodes(some)
         for state in [state for state in some[:1] if what.endswith("cut") and state.k]:
-            state.grammar_allows = min(state.scheduled_k, state.k - 1)  # a probe is cut to what the schedule says
+            state.grammar_allows = min(state.scheduled_k, state.k - 1)  # a probe is cut to the scheduled K
             tokens[state.request_id] = 1 + state.grammar_allows
         plans.append(step(engine, tokens, some, gone=gone))
     return plans
@@ -588,11 +588,11 @@ def test_new_requests_begin_where_others_of_their_kind_did() -> None:
     states = engine.steps.states
     assert (states["chat_new"].band, states["chat_new"].k) == (0, 0)
     assert len(engine.steps.priors.known()) == 1
-    assert states["code_new"].band == 0  # of a class never seen: where all begin
+    assert states["code_new"].band == 0  # of a class never seen: the start of all
 
 
 def test_requests_of_which_nothing_was_verified_begin_where_their_kind_does_by_now() -> None:
-    """When traffic turns, what is learned of the first of the new requests holds for those that came with it."""
+    """When traffic changes, the outcomes of the first new request set the start of those that came with it."""
     engine = Engine(table(default=UP))
     engine.prefill("chat_a", "chat_b", "code_c")
     before = engine.steps.states["chat_b"].acceptance.accepts
@@ -823,7 +823,7 @@ def test_a_running_prompt_without_a_token_in_the_step_is_no_decode() -> None:
 
 
 def test_a_steps_time_is_the_devices_where_it_is_known_and_the_engine_was_not_idle() -> None:
-    """In the asynchronous loop the host takes the outcome of a step in after it has launched the next one."""
+    """In the asynchronous loop the host processes the outcome of a step after it has launched the next one."""
     engine = Engine(table(default=0))
     engine.prefill("a")
     engine.steps.pause()

@@ -154,7 +154,7 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
         compat.check_config(config(), is_async_scheduler=True)
 
 
-def test_every_reason_is_said_at_once() -> None:
+def test_every_reason_is_reported_at_once() -> None:
     broken = config(
         "mtp", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading", embeds=1
     )
@@ -269,7 +269,7 @@ def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfi
         (128, 2048, ["sliding window", "no request speculates"]),
     ],
 )
-def test_what_keeps_speculation_back_is_said_at_start(
+def test_limits_of_speculation_are_logged_at_start(
     window: int | None, drafter_length: int | None, said: list[str]
 ) -> None:
     found = config()
@@ -331,7 +331,7 @@ def with_graphs(largest: int, running: int, *, is_parallel: bool = True) -> Any:
         (0, 256, True, ()),  # no graphs
     ],
 )
-def test_a_capture_limit_below_what_may_run_is_said_at_start_with_the_size_that_would_do(
+def test_a_capture_limit_below_the_largest_step_is_logged_at_start_with_the_size_that_suffices(
     largest: int, running: int, is_parallel: bool, said: tuple[str, ...]
 ) -> None:
     notes = compat.graph_notes(with_graphs(largest, running, is_parallel=is_parallel))
@@ -339,7 +339,7 @@ def test_a_capture_limit_below_what_may_run_is_said_at_start_with_the_size_that_
     assert all(words in notes[0] for words in said)
 
 
-def test_a_mode_in_which_the_drafter_has_no_graphs_is_said_at_start_with_the_remedy() -> None:
+def test_a_mode_in_which_the_drafter_has_no_graphs_is_logged_at_start_with_the_remedy() -> None:
     found = with_graphs(4096, 64)
     found.compilation_config.cudagraph_mode = SimpleNamespace(name="FULL")
     [note] = compat.graph_notes(found)

@@ -61,5 +61,5 @@ def test_what_has_not_passed_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("output", [None, object()])
-def test_an_output_that_says_nothing_has_no_time(output: Any) -> None:
+def test_an_output_without_the_attribute_has_no_time(output: Any) -> None:
     assert of_output(output) is None

@@ -60,7 +60,7 @@ def test_what_a_request_is_padded_with_does_not_wait_as_rows(monkeypatch: pytest
     assert [engine.steps.backlog(name) for name in ("first", "second")] == [1, 1]
 
 
-def test_where_the_others_differ_nobody_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_others_differ_no_request_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scheduler(monkeypatch)
     engine.graphs = GRAPHS
     add(engine, "first", [*range(1, 9)])
@@ -74,7 +74,7 @@ def test_where_the_others_differ_nobody_is_padded(monkeypatch: pytest.MonkeyPatc
     assert engine.schedule().num_scheduled_tokens == {"first": 3, "second": 6, "third": 1}
 
 
-def test_without_cuda_graphs_nobody_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_graphs_no_request_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scheduler(monkeypatch)
     offer(engine, 1, 3)
     add(engine, "first", [*range(1, 9)])
@@ -85,7 +85,7 @@ def test_without_cuda_graphs_nobody_is_padded(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("kind", [SpecPilotScheduler, SpecPilotAsyncScheduler])
 @pytest.mark.parametrize(("least", "positions"), [(3, 1), (2, 1), (1, 4), (0, 4)])
-def test_while_somebody_waits_who_may_not_stop_yet_nobody_is_padded(
+def test_while_a_request_waits_that_may_not_stop_yet_no_request_is_padded(
     kind: type, least: int, positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asynchronously vLLM would count the placeholders as tokens, and let a request stop before its `min_tokens`."""

@@ -1,4 +1,4 @@
-"""Requests that a steered engine cannot serve beside drafts are refused by their sampling parameters."""
+"""Requests that a steered engine cannot serve beside drafts are rejected by their sampling parameters."""
 
 import warnings
 from types import SimpleNamespace

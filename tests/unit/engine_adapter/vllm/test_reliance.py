@@ -33,7 +33,7 @@ def test_the_installed_vllm_lacks_nothing() -> None:
 
 
 @pytest.mark.skipif(not wheels(), reason="VLLM_WHEELS names no folder of wheels: make check-vllm-versions")
-def test_the_wheels_lack_what_the_table_says_and_nothing_else() -> None:
+def test_the_wheels_lack_the_parts_in_the_table_and_nothing_else() -> None:
     for wheel in wheels():
         found = lacking(VllmSource(wheel_reader(wheel)), (*RELIANCE, *RELIANCE_V1))
         assert {words.split(".")[0].split("(")[0] for words in found} == LACKS.get(minor(wheel), set()), wheel.name
@@ -169,7 +169,7 @@ def test_what_is_wrapped_is_on_the_list(module: str, owner: str) -> None:
     assert touched <= {name for item, name in named() if getattr(item, "owner", None) == owner}
 
 
-def test_the_page_says_how_each_version_was_tested() -> None:
+def test_the_page_states_how_each_version_was_tested() -> None:
     page = (ROOT / "docs" / "reference" / "engine-vllm.md").read_text()
     rows = dict(re.findall(r"^\| (0\.\d+) \| (.*) \|$", page, re.MULTILINE))
     for version in compat.TESTED_VERSIONS:

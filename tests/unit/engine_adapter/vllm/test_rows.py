@@ -127,7 +127,7 @@ def test_where_no_row_is_left_the_memory_is_used_from_its_beginning() -> None:
 def test_states_are_held_for_some_steps_and_then_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS_TOGETHER", 3)
     rows = room(100)
-    for number in range(5):  # the first by itself: who knows whether the next will leave as many
+    for number in range(5):  # the first alone: the next step may leave another number
         rows.add(["a"], *a_row(number), ["a"])
     assert rows._states[:, 0].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 0.0, 0.0]  # of the fifth nothing is there yet
     assert found(rows) == {"a": [0, 1, 2, 3, 4]}

@@ -390,7 +390,7 @@ def test_graphs_that_would_take_too_much_memory_are_made_fewer_once(
     assert made.cudagraph_dispatcher.lengths == (1, 8)
 
 
-def test_a_mode_that_the_backend_does_not_support_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mode_that_the_backend_does_not_support_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     runner(mode=CUDAGraphMode.FULL)
     said = [line for line in caplog.messages if "cudagraph_mode=FULL, so vLLM runs FULL_AND_PIECEWISE" in line]
     assert len(said) == 1

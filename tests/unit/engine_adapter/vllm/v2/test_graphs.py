@@ -193,7 +193,7 @@ def test_the_further_passes_have_a_graph_for_each_width(monkeypatch: pytest.Monk
     assert (graph.cg_mode, graph.num_speculative_tokens) == (CUDAGraphMode.FULL, 3)
 
 
-def test_the_record_says_which_steps_have_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_lists_the_steps_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = graph_record.of_runner(runner(monkeypatch))
     single = tuple(size for size in SIZES if size <= REQUESTS)
     assert found == Graphs("FULL_AND_PIECEWISE", tuple(SIZES), {1: single}, varlen=tuple(SIZES))
