@@ -22,7 +22,7 @@ from specpilot.policy.bands import row_parts
 
 CONSTANTS: dict[str, dict[str, Any]] = {
     "concurrency": {"answer_ratio": 1.0},
-    "pace": {"pace_spread_ratio": 1e-4, "shape_spread_ratio": 1e-4},
+    "pace": {"slowdown_spread_ratio": 1e-4, "shape_spread_ratio": 1e-4},
     "trials": {"trial_rest_s": math.inf, "trial_steps": 0.0},
     "evening": {"even_ratio": 0.0},
     "cold-start": {"cold_ratio": math.inf},

@@ -65,7 +65,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                law=ControlLaw(Tuning().for_looks(look_s)),
+                law=ControlLaw(Tuning().for_snapshots(look_s)),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,

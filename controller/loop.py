@@ -220,9 +220,9 @@ class ControlLoop:
             experiment = None
         context = in_window(pool, experiment, self._turns_at)
         if experiment is not None and lease is not None:
-            look = self._law.look(context.model, context.pool)
-            look = look._replace(at=at - now + look.at) if look else None
-            self._runner.measure(experiment, context, look, at)
+            snapshot = self._law.snapshot(context.model, context.pool)
+            snapshot = snapshot._replace(at=at - now + snapshot.at) if snapshot else None
+            self._runner.measure(experiment, context, snapshot, at)
         decided = self._decide(context, freeze, now) if is_readable else undecided(context)
         result = held(context, self._runner.reported(experiment, context, decided), freeze)
         self._metrics.show_decision(context.model, context.pool, result)

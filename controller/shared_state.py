@@ -130,10 +130,10 @@ class SharedReader:
         if self._leadership.lease is not None:
             for freeze in ended_within(self.state.freezes.values(), before.at, self.state.at):
                 self._audit(freeze_ended(freeze, self.state.at))
-        self._look_at_memory()
+        self._read_memory()
         return True
 
-    def _look_at_memory(self) -> None:
+    def _read_memory(self) -> None:
         """Read the memory of Redis every `MEMORY_S`."""
         if self._clock.monotonic() - self._memory_at < MEMORY_S:
             return

@@ -32,11 +32,13 @@ class Tuning:
         cell_saturation_steps: steps at which a cell has half of its full weight in the fit of the cost.
         cells_limit: cells in the memory of a pool; bounds time and memory of a fit.
         cell_span_s: seconds of traffic of a cell's newest part, which then joins the older one.
-        pace_spread_ratio: standard deviation of the logarithm of the machine's slowdown factor. With `pace_time_s` the
-            estimate follows 5 % in one second; less follows later, more takes errors of the cost model for a slowdown.
-        pace_time_s: correlation time of the slowdown factor in seconds of traffic.
+        slowdown_spread_ratio: standard deviation of the logarithm of the machine's slowdown factor. With
+            `slowdown_time_s` the estimate follows 5 % in one second; less follows later, more takes errors of the cost
+            model for a slowdown.
+        slowdown_time_s: correlation time of the slowdown factor in seconds of traffic.
         shape_spread_ratio: standard deviation of the logarithmic error of the cost model.
-        pace_parts: parts of cells, those visited last, that estimate the slowdown factor; the time grows with its cube.
+        slowdown_parts: parts of cells, those visited last, that estimate the slowdown factor; the time grows with its
+            cube.
         left_half_life_s: seconds of steps after which a snapshot has half weight in the catch-up cost of K = 0.
         pause_jump: logarithmic error beyond which a snapshot is set aside until the next one agrees.
         trial_steps: steps of a depth that make its cost known; an engine measures 20 of each before traffic.
@@ -47,7 +49,7 @@ class Tuning:
         near_ratio: loads whose running decodes differ by at most this factor count as like.
         stale_s: age of the newest evidence at which a schedule is held.
         idle_s: time without a decode, up to the newest snapshot, after which a pool counts as idle; at least two
-            snapshots (`for_looks`).
+            snapshots (`for_snapshots`).
         urgent_gain_ratio: predicted gain that does not wait for the policy's dwell time, and the least gain at loads
             and in rows without traffic that change alone.
         even_ratio: loss of score at any n that smoothing along n may cause. More loses throughput when n is steady,
@@ -76,10 +78,10 @@ class Tuning:
     cell_span_s: float = 4.0
     cell_saturation_steps: float = 20.0
     cells_limit: int = 400
-    pace_spread_ratio: float = 0.6
-    pace_time_s: float = 300.0
+    slowdown_spread_ratio: float = 0.6
+    slowdown_time_s: float = 300.0
     shape_spread_ratio: float = 0.05
-    pace_parts: int = 150
+    slowdown_parts: int = 150
     left_half_life_s: float = 60.0
     pause_jump: float = 0.4
     trial_steps: float = 15.0
@@ -100,7 +102,7 @@ class Tuning:
     step_back_error: float = 0.05
     stepped_back_ratio: float = 0.05
 
-    def for_looks(self, every_s: float) -> "Tuning":
+    def for_snapshots(self, every_s: float) -> "Tuning":
         """Return the constants for snapshots `every_s` seconds apart.
 
         A window of the control group has room for two snapshots: its first tick comes up to `every_s` after its begin,

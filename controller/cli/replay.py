@@ -61,7 +61,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
     fence: int | None = None
     sightings, runner = Sightings(), Runner()
     for tick in ticks:
-        law = law or ControlLaw(Tuning().for_looks(tick.look_s))
+        law = law or ControlLaw(Tuning().for_snapshots(tick.look_s))
         if tick.fence not in (None, fence):
             fence = tick.fence
             law.take_over(tick.now)

@@ -1,8 +1,8 @@
 """The memory of the steps of one cell, in two parts: the newest steps, and all older ones.
 
-The machine's slowdown factor varies over time (`pace`). The newest steps span `cell_span_s` at most, so they have one
-slowdown factor. The older ones are corrected to the factor at the time of the first of them. So the ratio of the two
-parts is the change of the slowdown factor between them, whatever the cost model.
+The machine's slowdown factor varies over time (`slowdown`). The newest steps span `cell_span_s` at most, so they have
+one slowdown factor. The older ones are corrected to the factor at the time of the first of them. So the ratio of the
+two parts is the change of the slowdown factor between them, whatever the cost model.
 """
 
 import math
@@ -20,21 +20,21 @@ Vector = NDArray[np.float64]
 class Measured:
     """Steps of one cell at about one time: their effective number, their mean content, and their time.
 
-    `took` is the logarithm of their seconds, `pace` that of the slowdown factor at the time.
+    `took` is the logarithm of their seconds, `log_slowdown` that of the slowdown factor at the time.
     """
 
     steps: float
     mean: Vector  # `step_cost.COLUMNS`
     took: float
     at: float
-    pace: float
+    log_slowdown: float
 
     def take(self, newer: "Measured", kept: float) -> None:
         """Add `newer` steps; `kept` of the older ones still count."""
         share = newer.steps / (kept + newer.steps)
         self.took += share * (newer.took - self.took)
         self.mean = self.mean + share * (newer.mean - self.mean)
-        self.steps, self.at, self.pace = kept + newer.steps, newer.at, newer.pace
+        self.steps, self.at, self.log_slowdown = kept + newer.steps, newer.at, newer.log_slowdown
 
 
 class CellMemory:
@@ -51,13 +51,13 @@ class CellMemory:
         """The newest part, and the older one if there is one."""
         return [self.newest] if self.before is None else [self.newest, self.before]
 
-    def at_pace_1(self) -> Measured:
+    def without_slowdown(self) -> Measured:
         """Return the mean of both parts, divided by their slowdown factors."""
-        whole = replace(self.newest, took=self.newest.took - self.newest.pace, pace=0.0)
+        whole = replace(self.newest, took=self.newest.took - self.newest.log_slowdown, log_slowdown=0.0)
         if self.before is not None:
             before = self.before
             share = before.steps / (before.steps + whole.steps)
-            whole.took += share * (before.took - before.pace - whole.took)
+            whole.took += share * (before.took - before.log_slowdown - whole.took)
             whole.mean = whole.mean + share * (before.mean - whole.mean)
             whole.steps += before.steps
         return whole
@@ -72,7 +72,7 @@ class CellMemory:
         if before is None:
             self.before = ended
         else:
-            ended.took += before.pace - ended.pace
-            ended.at, ended.pace = before.at, before.pace
+            ended.took += before.log_slowdown - ended.log_slowdown
+            ended.at, ended.log_slowdown = before.at, before.log_slowdown
             before.take(ended, before.steps * math.exp(-ended.steps / tuning.cell_memory_steps))
         self.newest, self._begun_at = newer, newer.at

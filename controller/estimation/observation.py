@@ -144,7 +144,7 @@ class Evidence:
         return 1.0 - self.undrafted / whole if whole else 0.0
 
 
-class Look(NamedTuple):
+class Snapshot(NamedTuple):
     """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock.
 
     `busy_s` is the cost of its decodes in seconds: the time of its steps (`cells`), less the time of their prefilled

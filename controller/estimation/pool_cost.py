@@ -4,11 +4,11 @@ The memory is a table of means, one for each cell of like steps that the engines
 of their own. In the fit a cell's weight saturates with its steps. Beyond `cells_limit` cells the least recently visited
 ones are dropped.
 
-s, the factor on all of T, is the machine's slowdown factor (`pace`). T is fitted to the cells' seconds divided by the
-slowdown factors of their times. The factors are then estimated again from the residuals of T, over the cells that were
-visited last, each in two parts (`cell_memory`). A common factor of T and of all slowdown factors cannot be identified,
-so the level of the last snapshot is kept. At a new load, cells with similar content determine the present factor; old
-cells keep their relation to the others when the factor changes.
+s, the factor on all of T, is the machine's slowdown factor (`slowdown`). T is fitted to the cells' seconds divided by
+the slowdown factors of their times. The factors are then estimated again from the residuals of T, over the cells that
+were visited last, each in two parts (`cell_memory`). A common factor of T and of all slowdown factors cannot be
+identified, so the level of the last snapshot is kept. At a new load, cells with similar content determine the present
+factor; old cells keep their relation to the others when the factor changes.
 
 A decode at K = 0 leaves a row for the drafter, which is caught up only if the request is drafted for again. With Q the
 share of the decodes at K > 0, the probability of that is assumed to be proportional to Q. So such a decode costs
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from specpilot.controller.estimation.cell_memory import CellMemory, Measured
 from specpilot.controller.estimation.observation import Cell, CellSums, Evidence
-from specpilot.controller.estimation.pace import paces
+from specpilot.controller.estimation.slowdown import slowdowns
 from specpilot.controller.estimation.step_cost import StepCost, fit_cells
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.graphs import Graphs
@@ -53,7 +53,7 @@ class PoolCost:
         self._tuning = tuning or Tuning()
         self._cells: dict[Cell, CellMemory] = {}
         self._traffic_s = 0.0
-        self._pace = 0.0  # logarithm of the slowdown factor
+        self._log_slowdown = 0.0  # logarithm of the slowdown factor
         self._off_by = 0.0  # logarithmic error of the snapshot that was set aside
         self._left_rows = 0.0
         self._left_s = 0.0
@@ -65,16 +65,16 @@ class PoolCost:
 
     def learn(self, evidence: Evidence, elapsed_s: float, *, is_history: bool = False) -> None:
         """Add the steps of one snapshot; `is_history`: they are the table of a new engine."""
-        looked = _looked(evidence)
-        if not looked:
+        cells = _cells_of(evidence)
+        if not cells:
             return
         self._traffic_s += elapsed_s
-        if not is_history and not self._is_believed([item for item in looked if not item[0].catches_up]):
+        if not is_history and not self._is_believed([item for item in cells if not item[0].catches_up]):
             return
-        at = self._traffic_s - (self._tuning.pace_time_s if is_history else 0.0)
-        for cell, mean, sums in looked:
+        at = self._traffic_s - (self._tuning.slowdown_time_s if is_history else 0.0)
+        for cell, mean, sums in cells:
             steps = min(sums.steps, _HISTORY_STEPS) if is_history else sums.steps
-            newer = Measured(steps, mean, math.log(sums.seconds / sums.steps), at, self._pace)
+            newer = Measured(steps, mean, math.log(sums.seconds / sums.steps), at, self._log_slowdown)
             if cell not in self._cells:
                 self._cells[cell] = CellMemory(newer, self._traffic_s)
             elif not is_history:
@@ -99,13 +99,13 @@ class PoolCost:
         if self._fit is None:
             return None
         left_s = self._left_s / self._left_rows if self._left_rows >= 1 else 0.0
-        return replace(self._fit, pace_ratio=math.exp(self._pace), left_s=left_s)
+        return replace(self._fit, pace_ratio=math.exp(self._log_slowdown), left_s=left_s)
 
     def _fitted(self) -> StepCost:
         """Fit T to the cells' seconds at a slowdown factor of 1, then estimate the factors from the residuals of T."""
         tuning = self._tuning
         memories = sorted(self._cells.values(), key=lambda memory: -memory.seen_s)
-        cells = [memory.at_pace_1() for memory in memories]
+        cells = [memory.without_slowdown() for memory in memories]
         steps = np.array([cell.steps for cell in cells])
         fit = fit_cells(
             np.array([cell.mean for cell in cells]),
@@ -113,18 +113,18 @@ class PoolCost:
             steps / (steps + tuning.cell_saturation_steps),
             self._graphs,
         )
-        parts = [part for memory in memories for part in memory.parts][: tuning.pace_parts]
+        parts = [part for memory in memories for part in memory.parts][: tuning.slowdown_parts]
         means = np.array([part.mean for part in parts])
         took = np.array([part.took for part in parts])
         steps = np.array([part.steps for part in parts])
         ages = self._traffic_s - np.array([part.at for part in parts])
-        found = paces(means, took - np.log(fit.cell_s(means)), steps, ages, tuning)
+        found = slowdowns(means, took - np.log(fit.cell_s(means)), steps, ages, tuning)
         if (ages > 0).any():  # a common factor of T and all slowdowns is not identified: keep its level
-            before = np.array([part.pace for part in parts])
+            before = np.array([part.log_slowdown for part in parts])
             found -= np.median((found[:-1] - before)[ages > 0])
-        for part, pace in zip(parts, found[:-1].tolist(), strict=True):
-            part.pace = pace
-        self._pace = float(found[-1])
+        for part, log_slowdown in zip(parts, found[:-1].tolist(), strict=True):
+            part.log_slowdown = log_slowdown
+        self._log_slowdown = float(found[-1])
         return fit
 
     def is_measured(self, k: int, decodes: float | None = None) -> bool:
@@ -140,14 +140,14 @@ class PoolCost:
                 steps += sum(part.steps for part in memory.parts) if alike else 0.0
         return steps >= self._tuning.trial_steps
 
-    def _is_believed(self, looked: Sequence[tuple[Cell, Vector, CellSums]]) -> bool:
+    def _is_believed(self, cells: Sequence[tuple[Cell, Vector, CellSums]]) -> bool:
         """Record the error of a snapshot's predictions; return whether the snapshot is accepted."""
         fit = self.fit()
-        if fit is None or not looked:
+        if fit is None or not cells:
             return True
-        means = np.array([mean for _, mean, _ in looked])
-        steps = [sums.steps for _, _, sums in looked]
-        seconds = np.array([sums.seconds for _, _, sums in looked]) / steps
+        means = np.array([mean for _, mean, _ in cells])
+        steps = [sums.steps for _, _, sums in cells]
+        seconds = np.array([sums.seconds for _, _, sums in cells]) / steps
         predicted = fit.cell_s(means)
         surprise = _weighted_median([*zip(np.abs(predicted / seconds - 1).tolist(), steps, strict=True)])
         self.surprise_ratio = surprise if self.surprise_ratio is None else 0.8 * self.surprise_ratio + 0.2 * surprise
@@ -169,7 +169,7 @@ class PoolCost:
         self._left_s = self._left_s * kept + fit.pace_ratio * spent
 
 
-def _looked(evidence: Evidence) -> list[tuple[Cell, Vector, CellSums]]:
+def _cells_of(evidence: Evidence) -> list[tuple[Cell, Vector, CellSums]]:
     tables = (evidence.cells, evidence.catch_ups)
     return [(cell, _mean(sums), sums) for table in tables for cell, sums in table.items()]
 

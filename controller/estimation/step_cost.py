@@ -5,7 +5,7 @@
 
 n: running decodes; m: tokens to verify, one for each decode and one for each draft token; D: slots that the drafter
 lays out, 0 when it does not run; P: prefilled tokens; X: tokens of context, over all requests of the step; R: positions
-that the drafter read to catch up; s: the machine's slowdown factor (`pace`). On an engine with CUDA graphs
+that the drafter read to catch up; s: the machine's slowdown factor (`slowdown`). On an engine with CUDA graphs
 (`graph_shape`) m + P and D are the padded sizes of the passes; W, G and H are 1 if the target's pass is piecewise, if
 it has no graph, and if the drafter's has none. Decode-only steps, steps with prefill and steps that caught up are
 fitted together, each by its content. c11: in a step with draft tokens every running decode has a cost, drafted for or

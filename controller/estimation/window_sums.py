@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specpilot.controller.estimation.observation import Look
+from specpilot.controller.estimation.observation import Snapshot
 from specpilot.policy.gain import LogGain
 from specpilot.policy.types import DEFAULT_CLASS
 
@@ -32,12 +32,12 @@ class WindowSums:
     tokens: dict[str, float] = field(default_factory=dict)
     decodes: dict[str, float] = field(default_factory=dict)
 
-    def take(self, look: Look) -> None:
+    def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot."""
-        evidence = look.evidence
+        evidence = snapshot.evidence
         self.steps += evidence.steps
-        self.busy_s += look.busy_s
-        self.counted += look.counted_decodes
+        self.busy_s += snapshot.busy_s
+        self.counted += snapshot.counted_decodes
         for sums, counts in ((self.tokens, evidence.decode_tokens), (self.decodes, evidence.drafts_of)):
             for (name, _), count in counts.items():
                 sums[name] = sums.get(name, 0.0) + count

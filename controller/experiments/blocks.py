@@ -18,7 +18,7 @@ Not counted:
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from specpilot.controller.estimation.observation import Look
+from specpilot.controller.estimation.observation import Snapshot
 from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
 from specpilot.controller.experiments.canary import CanaryWindow, window_at
 from specpilot.controller.tuning import Tuning
@@ -81,14 +81,14 @@ class BlockSums:
             lost=dict(Counter({**experiment.lost}) + Counter(lost)),
         )
 
-    def add(self, pool: str, now: CanaryWindow, at: float, look: Look | None) -> None:
+    def add(self, pool: str, now: CanaryWindow, at: float, snapshot: Snapshot | None) -> None:
         """Add the newest snapshot of `pool`, its time in Unix seconds."""
         window = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + _TUNING.delivered_s))
         # With a slow source the newest snapshot may be one that was added before, or one of another window.
-        if look is None or look.at - look.elapsed_s < window.seen_at - ROUNDING_S:
+        if snapshot is None or snapshot.at - snapshot.elapsed_s < window.seen_at - ROUNDING_S:
             return
-        window.seen_at = look.at
-        window.sums.take(look)
+        window.seen_at = snapshot.at
+        window.sums.take(snapshot)
 
     def end_tick(self, at: float) -> None:
         """End the tick at `at`."""

@@ -8,7 +8,7 @@ running block.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from specpilot.controller.estimation.observation import Look
+from specpilot.controller.estimation.observation import Snapshot
 from specpilot.controller.experiments.blocks import BlockSums
 from specpilot.controller.experiments.canary import described, ended, judge, window_at
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -41,12 +41,12 @@ class Runner:
                 changed.append(replace(measured, version=experiment.version + 1))
         return changed
 
-    def measure(self, experiment: Experiment, context: PoolContext, look: Look | None, at: float) -> None:
+    def measure(self, experiment: Experiment, context: PoolContext, snapshot: Snapshot | None, at: float) -> None:
         """Add the newest snapshot of a pool, its time in Unix seconds, before the pool is steered."""
         now, sums = window_at(experiment, context.pool, at), self._sums.get(experiment.experiment_id)
         if now is None or sums is None:
             return
-        sums.add(context.pool, now, at, look)
+        sums.add(context.pool, now, at, snapshot)
 
     def interrupt(self, experiment: Experiment) -> None:
         """Mark the running block as interrupted, because the policies do not alternate: it does not count."""

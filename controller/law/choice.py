@@ -127,6 +127,7 @@ class Choice:
         self._inverse = 1.0 / setting.lengths[setting.bands]  # of each row's AL(K): [rows, K_max + 1]
         self._parts = np.zeros((len(setting.bands), self._k_max + 1, groups, 3 + max(1, self._k_max)))
         self._slo_s = np.zeros((len(setting.bands), self._k_max + 1))  # the row's largest 1 / (AL(K) times bound)
+        # The sums of a row, for each of its K: u_i, AL_i u_i, K u_i, then u_i if K is above width 0, 1, ...
         depths = np.arange(self._k_max + 1)
         above = depths[:, None] > np.arange(max(1, self._k_max))
         for item, length in zip(streams, lengths, strict=True):
@@ -135,11 +136,11 @@ class Choice:
             if item.itl_slo_s is not None:
                 np.maximum(self._slo_s[item.row], 1.0 / (length * item.itl_slo_s), out=self._slo_s[item.row])
         self._has_slo = bool(self._slo_s.any())
-        for row in self._served:
-            own = [
+        for row in self._served:  # a row with several streams has the mean of their 1 / AL(K), by their parts
+            of_row = [
                 (item.part + _EQUAL, length) for item, length in zip(streams, lengths, strict=True) if item.row == row
             ]
-            self._inverse[row] = sum(part / length for part, length in own) / sum(part for part, _ in own)
+            self._inverse[row] = sum(part / length for part, length in of_row) / sum(part for part, _ in of_row)
         self._prefill_s = sum(share * setting.cost.prefill_s(tokens) for share, tokens in setting.prefill)
 
     def evaluate(self, n: Vector, k: Ints) -> Yield:
@@ -170,6 +171,7 @@ class Choice:
         low, high, served = self._setting.low, self._setting.high, self._served
         found = np.clip(in_force, low[None, :], high[None, :])
         score = self.evaluate(n, found).score
+        # Start tables: for each width of the drafter every row alone; with CUDA graphs also each uniform K.
         depths = range(self._k_max + 1)
         starts = np.repeat(found[None], len(depths) * (1 if self._setting.cost.graphs is None else 2), axis=0)
         for width in depths:
@@ -177,9 +179,11 @@ class Choice:
         for at, k in enumerate(depths[: len(starts) - len(depths)], start=len(depths)):
             starts[at][:, served] = np.clip(k, low, high)[served]  # a graph for a uniform K
         scores = self.evaluate(n, starts).score
-        widest, top = scores.argmax(axis=0), scores.max(axis=0)
-        better = top > score + _GAIN * np.abs(score)
-        found = np.where(better[:, None], starts[widest, np.arange(len(n))], found)
+        leader, top = scores.argmax(axis=0), scores.max(axis=0)
+        better = top > score + _GAIN * np.abs(
+            score
+        )  # else the table in force stays, so that equal tables do not alternate
+        found = np.where(better[:, None], starts[leader, np.arange(len(n))], found)
         score = np.where(better, top, score)
         for _ in range(2):  # in 1 of 150 random settings one round loses 10 % of the best score; two lose at most 0.3 %
             self._improve(n, found, score)
@@ -194,10 +198,10 @@ class Choice:
         scores. Rows without traffic stay, because no score shows their loss.
         """
         scores = self.evaluate(n, np.repeat(k[:, None], len(n), axis=1)).score  # score of one n's values at another n
-        own = scores.diagonal()
-        is_fine = scores >= own - slack * np.abs(own)
+        best = scores.diagonal()
+        is_fine = scores >= best - slack * np.abs(best)
         found, begin = k.copy(), 0
-        while begin < len(n):
+        while begin < len(n):  # greedy: from `begin` the longest range in which one n's values are fine everywhere
             ends = np.where(is_fine[:, begin:].all(axis=1), len(n), begin + is_fine[:, begin:].argmin(axis=1))
             end = max(int(ends.max()), begin + 1)
             sums = np.where(ends == end, scores[:, begin:end].sum(axis=1), -np.inf)
@@ -226,10 +230,10 @@ class Choice:
         """Return the smallest rising table that is at least `k` [n, rows], and the largest that is at most `k`."""
         up, down, bands = k.copy(), k.copy(), self._setting.bands
         for begin, end in pairwise([*np.flatnonzero(bands <= 0).tolist(), len(bands)]):  # rows of one class
-            own = [row for row in self._served if begin <= row < end]
-            if bands[begin] == 0 and own:
-                up[:, own] = np.maximum.accumulate(k[:, own], axis=1)
-                down[:, own] = np.minimum.accumulate(k[:, own][:, ::-1], axis=1)[:, ::-1]
+            of_class = [row for row in self._served if begin <= row < end]
+            if bands[begin] == 0 and of_class:
+                up[:, of_class] = np.maximum.accumulate(k[:, of_class], axis=1)
+                down[:, of_class] = np.minimum.accumulate(k[:, of_class][:, ::-1], axis=1)[:, ::-1]
         return up, down
 
     def _improve(self, n: Vector, found: Ints, score: Vector) -> None:
@@ -240,7 +244,7 @@ class Choice:
             if low[row] == high[row]:
                 continue
             parts = self._parts[row]
-            others = sums - parts[found[:, row]]
+            others = sums - parts[found[:, row]]  # the sums without this row; each K that is tried adds its part
             worst = self._worst(found, [other for other in self._served if other != row])
             tried = slice(low[row], high[row] + 1)
             worst = np.maximum(worst, self._slo_s[row, tried][:, None])
@@ -269,15 +273,19 @@ class Choice:
     def _yields(self, n: Vector, sums: Vector, worst: Vector) -> Yield:
         """Return the predictions for tables from their `_sums` and `_worst`."""
         setting, cost = self._setting, self._setting.cost
+        # Per decode: the mean K, and 1 - F(w), the share of the decodes with K above width w.
         per_decode = sums[..., 2:].sum(axis=-2) / np.maximum(sums[..., 0].sum(axis=-1), _EQUAL)[..., None]
         above = per_decode[..., 1:]
-        drafted = above[..., 0]
+        drafted = above[..., 0]  # Q
+        # E[slots] and the probability of a draft, for n independent requests (see the module).
         alone = np.maximum(1.0 - above, 0.0) ** np.maximum(n - 1.0, 0.0)[:, None]
         slots = n * (drafted[..., None] - alone * (drafted[..., None] - above)).sum(axis=-1)
         drafts = 1.0 - np.maximum(1.0 - drafted, 0.0) ** n
         verified = n * (1.0 + per_decode[..., 0])
+        # With CUDA graphs also the share of each K, for the probability of a uniform step.
         edges = np.concatenate([np.ones_like(drafted)[..., None], above, np.zeros_like(drafted)[..., None]], axis=-1)
         shares = np.maximum(edges[..., :-1] - edges[..., 1:], 0.0) if cost.graphs is not None else None
+        # T over steps with and without prefill; then without the prefill itself, with the catch-up of K = 0.
         gross = sum(
             (
                 part
@@ -296,7 +304,7 @@ class Choice:
         if setting.objective is Objective.LATENCY:
             score = self._value.sum() / (seconds * ((sums[..., 0] / np.maximum(sums[..., 1], _EQUAL)) @ self._value))
         if self._has_slo:
-            excess = gross * worst
+            excess = gross * worst  # the largest latency over its bound; a broken SLO makes the score negative
             score = np.where(excess <= 1.0 + _EQUAL, score, -excess)
         return Yield(throughput, seconds, score)
 
@@ -318,7 +326,7 @@ class Choice:
         per_token = (step - self._prefill_s)[:, None, :] * self._inverse[None]  # [n, rows, K]
         low, high = setting.low[:, None], setting.high[:, None]
         allowed = (depths >= low) & (depths <= high)
-        if width is not None:
+        if width is not None:  # a K above the width is not possible, except one that the policy requires
             allowed &= (depths <= width) | (depths == low)
         found: Vector = np.where(allowed[None], per_token, np.inf)
         return found

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.observation import (
-    Look,
     Observation,
     Series,
+    Snapshot,
     compare,
     evidence_of,
 )
@@ -89,9 +89,9 @@ class ControlLaw:
         for pool in self._pools.values():
             pool.take_over(now)
 
-    def look(self, model: str, pool: str) -> Look | None:
+    def snapshot(self, model: str, pool: str) -> Snapshot | None:
         """Return the newest snapshot of a pool; `None` before the first."""
-        return self._pool((model, pool)).look()
+        return self._pool((model, pool)).snapshot()
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:

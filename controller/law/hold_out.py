@@ -30,7 +30,7 @@ comparison: of the static K, or of the policy's objective and bounds (`compare`)
 
 The schedule in force, not the draw, determines which K ran: a window with both does not count. The snapshots between
 `delivered_s` after a window's first tick and its end count. Snapshots may come late and from a source that is slower
-than the ticks; a window has room for at least two (`Tuning.for_looks`).
+than the ticks; a window has room for at least two (`Tuning.for_snapshots`).
 """
 
 import math
@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from specpilot.controller.estimation.observation import Look
+from specpilot.controller.estimation.observation import Snapshot
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
 from specpilot.controller.tuning import Tuning
@@ -150,11 +150,11 @@ class HoldOut:
             self.reset()
             self.is_stepped_back = True
 
-    def take(self, look: Look | None, seen_at: float, at: float, *, is_static: bool) -> LogGain | None:
+    def take(self, snapshot: Snapshot | None, seen_at: float, at: float, *, is_static: bool) -> LogGain | None:
         """Add a tick at `at` and the newest snapshot; `is_static`: the static K was in force until now.
 
-        `look` ended at `seen_at`; it is `None` before the first. Both times are Unix seconds. Return d by each score
-        for the window that this tick could compare; `None` without one.
+        `snapshot` ended at `seen_at`; it is `None` before the first. Both times are Unix seconds. Return d by each
+        score for the window that this tick could compare; `None` without one.
         """
         index, compared = self._index(at), None
         if self._windows and index < self._windows[-1].index:  # the clock was set back
@@ -165,13 +165,13 @@ class HoldOut:
             compared = self._compare()
         else:
             self._windows[-1].note(is_static=is_static)
-        if look is None or seen_at <= self._seen_at:
+        if snapshot is None or seen_at <= self._seen_at:
             return compared
         self._seen_at = seen_at
         for window in self._windows:
-            late_by_s = seen_at - look.elapsed_s - window.begun_at - self._tuning.delivered_s
+            late_by_s = seen_at - snapshot.elapsed_s - window.begun_at - self._tuning.delivered_s
             if window.index == self._index(seen_at) and late_by_s >= -ROUNDING_S:
-                window.sums.take(look)
+                window.sums.take(snapshot)
         return compared
 
     def pause(self) -> None:

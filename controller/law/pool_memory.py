@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specpilot.controller.estimation.observation import NO_EVIDENCE, Evidence, Look
+from specpilot.controller.estimation.observation import NO_EVIDENCE, Evidence, Snapshot
 from specpilot.controller.estimation.pool_cost import PoolCost
 from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.law.k_table import KTable, Ranges
@@ -111,7 +111,7 @@ class PoolMemory:
         self.load.take(evidence, passed_s, self.tuning, of_same_engines=of_same_engines)
         self.cost.learn(evidence, passed_s)
 
-    def look(self) -> Look | None:
+    def snapshot(self) -> Snapshot | None:
         """Return the newest snapshot; `None` before the first."""
         if self.seen_at is None:
             return None
@@ -120,7 +120,7 @@ class PoolMemory:
         if cost is not None:
             busy_s -= sum(cell.steps * cost.prefill_s(cell.prefill / cell.steps) for cell in evidence.cells.values())
             busy_s += cost.left_s * evidence.drafted_ratio * evidence.undrafted
-        return Look(self.seen_at, self.elapsed_s, evidence, busy_s)
+        return Snapshot(self.seen_at, self.elapsed_s, evidence, busy_s)
 
     def is_stale(self, now: float) -> bool:
         """Return whether the evidence is too old: no scrape, or counters that stand still while requests run."""

@@ -56,7 +56,7 @@ class Tick:
         self._at = at
         self._rows = Rows.of(context)
         pool.cost.use(context.graphs)
-        self._look = pool.look()
+        self._snapshot = pool.snapshot()
         steep = cliffs(context.graphs, context.k_max) if context.graphs is not None else ()
         self._n = grid(max(1, context.max_num_seqs), steep)
         self._weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
@@ -70,16 +70,17 @@ class Tick:
         pool.standing = (pool.standing or self._in_force_rows()) if context.hold is Hold.CURRENT else None
         static = KTable.uniform((DEFAULT_CLASS,), self._n, context.fallback_k)
         if context.k_max == 0:
-            is_told = mode is not Mode.ADVISE or context.hold is not None
-            return self._answer(Reason.NO_DRAFTER, static, static.to_ranges() if is_told else None, None)
+            is_steered = mode is not Mode.ADVISE or context.hold is not None
+            return self._answer(Reason.NO_DRAFTER, static, static.to_ranges() if is_steered else None, None)
         static_rows = self._bounded_static().to_ranges()
         is_static_in_force = (
             mode is Mode.ACT and context.in_force is not None and context.in_force.classes == static_rows
         )
         self._measure_hold_out(is_static_in_force=is_static_in_force)
-        own = self._own()
-        before = own if own is not None and (is_static_in_force or self._followed is None) else self._in_place()
-        if own is not None and not own.same_as(before):  # it was not published: no dwell time
+        # The table to go on from: the law's last choice while another's is in force, else the one in force.
+        last = self._last_choice()
+        before = last if last is not None and (is_static_in_force or self._followed is None) else self._in_place()
+        if last is not None and not last.same_as(before):  # it was not published: no dwell time
             pool.changed_at = -math.inf
         inside = before.clipped(self._rows.low, self._rows.high)
         chosen, decided, gain = self._decide(inside)
@@ -95,10 +96,10 @@ class Tick:
             reason, decided, is_static_in_force=is_static_in_force, breaks_slo=breaks_slo
         )
         publish = chosen.to_ranges() if static_reason is None else static_rows
-        usual = static_rows if self._is_stepped_back and not breaks_slo else chosen.to_ranges()
-        if usual != publish:
-            pool.standing = usual, self._probe_ratio(usual)
-        if static_reason is not None:
+        baseline = static_rows if self._is_stepped_back and not breaks_slo else chosen.to_ranges()
+        if baseline != publish:  # a window of the control group replaces it
+            pool.standing = baseline, self._probe_ratio(baseline)
+        if static_reason is not None:  # no trial beside the static K
             pool.trial = None
             return self._answer(static_reason, chosen, publish, gain)
         trial = self._trial(chosen) if reason in (Reason.OPTIMAL, Reason.DWELL) else None
@@ -129,11 +130,11 @@ class Tick:
             return rows if context.engines_version else None
         return None if context.in_force.classes == rows else rows
 
-    def _own(self) -> KTable | None:
+    def _last_choice(self) -> KTable | None:
         """Return the law's last choice; `None` without one, or if it had other rows."""
-        own = self._pool.chosen
-        is_alike = own is not None and own.names == self._rows.names and np.array_equal(own.n, self._n)
-        return own if is_alike else None
+        last = self._pool.chosen
+        is_alike = last is not None and last.names == self._rows.names and np.array_equal(last.n, self._n)
+        return last if is_alike else None
 
     def _in_place(self) -> KTable:
         """Return the schedule that engines follow, else the static K."""
@@ -142,8 +143,8 @@ class Tick:
     @property
     def _followed(self) -> Schedule | None:
         """Return the schedule in force if engines follow it; in mode `advise` they do only under a freeze."""
-        is_told = self._policy.mode is Mode.ACT or self._context.hold is not None
-        return self._context.in_force if is_told else None
+        is_steered = self._policy.mode is Mode.ACT or self._context.hold is not None
+        return self._context.in_force if is_steered else None
 
     def _in_force(self) -> KTable:
         """Return the engines' K: the schedule in force, or their static K if none is published."""
@@ -187,7 +188,7 @@ class Tick:
         predicted = self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
         gain = predicted["best"] / predicted["in_force"] - 1
         if self._policy.mode is Mode.ACT and (self._yield(before, pool.load.points).score > 0).all():
-            gain = now_gain  # the objective decides, not an SLO
+            gain = now_gain  # no SLO breaks, so the gain is in the objective
         worth = now_gain >= max(self._policy.minimum_gain_ratio, 1e-6)
         is_urgent = now_gain >= self._tuning.urgent_gain_ratio
         if not worth:  # the present load keeps its K; other loads may change theirs
@@ -231,6 +232,7 @@ class Tick:
             is_like = is_near(trial.decodes, load.decodes, tuning.near_ratio)
             if not is_over and is_like:
                 return self._trial_of(trial)
+        # A new trial: of no drafter, a third of K_max, and K_max, the most promising depth that may be tried.
         reached = self._yield(chosen, load.points).score
         k_max, promising = self._context.k_max, []
         for depth in dict.fromkeys((0, max(1, k_max // 3), k_max)):
@@ -238,6 +240,7 @@ class Tick:
             if not is_rested or pool.cost.is_measured(depth, load.decodes) or not self._is_allowed(depth):
                 continue
             score = self._yield(self._uniform(depth), load.points).score
+            # A depth without any measurement needs no predicted score; else it must come close to the chosen table's.
             least = 0.0 if not pool.cost.is_measured(depth) else (1 - tuning.trial_slack_ratio) * reached
             if (score > 0).all() and float(((score - least) * load.weights).sum()) >= 0:
                 promising.append((float((score * load.weights).sum()), depth))
@@ -273,8 +276,8 @@ class Tick:
         elif policy.mode is not Mode.ACT:
             pool.hold_out.pause()
         elif context.in_force is not None and context.in_force.trial is None:
-            seen_at = self._at if self._look is None else self._at - self._now + self._look.at
-            self._log_gain = pool.hold_out.take(self._look, seen_at, self._at, is_static=is_static_in_force)
+            seen_at = self._at if self._snapshot is None else self._at - self._now + self._snapshot.at
+            self._log_gain = pool.hold_out.take(self._snapshot, seen_at, self._at, is_static=is_static_in_force)
 
     def _static_reason(
         self, reason: Reason, decided: Reason, *, is_static_in_force: bool, breaks_slo: bool
@@ -327,7 +330,7 @@ class Tick:
 
     def _describe_throughput(self, tables: Mapping[str, KTable]) -> dict[str, float]:
         """Return the predicted throughput of each of `tables` at the present load, and put it into the evidence."""
-        load, evidence, look = self._pool.load, self._pool.evidence, self._look
+        load, evidence, snapshot = self._pool.load, self._pool.evidence, self._snapshot
         found = {name: self._yield(table, load.points) for name, table in tables.items()}
         times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
         # All tables have the present table's time at each number of decodes. With the shares of steps as weights, a
@@ -335,9 +338,9 @@ class Tick:
         time_of = load.weights * found["in_force"].step_s / times["in_force"]
         predicted = {name: float((time_of * item.throughput).sum()) for name, item in found.items()}
         scores = None
-        if look is not None:
+        if snapshot is not None:
             sums = WindowSums()
-            sums.take(look)
+            sums.take(snapshot)
             scores = sums.log_scores(1.0, self._weights)
         self._evidence["throughput"] = {
             **{f"predicted_{name}": throughput for name, throughput in predicted.items()},
@@ -345,7 +348,7 @@ class Tick:
         }
         self._evidence["step_s"] = {
             "predicted": times["in_force"],
-            "measured": look.busy_s / evidence.steps if look and evidence.steps else None,
+            "measured": snapshot.busy_s / evidence.steps if snapshot and evidence.steps else None,
         }
         return predicted
 

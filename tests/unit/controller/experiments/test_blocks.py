@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from specpilot.controller.estimation.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Look
+from specpilot.controller.estimation.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Snapshot
 from specpilot.controller.experiments.blocks import GAP_S, BlockSums
 from specpilot.controller.experiments.canary import window_at
 from specpilot.controller.tuning import Tuning
@@ -29,8 +29,8 @@ def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
     )
 
 
-def look(at: float, found: Evidence, left_s: float = 0.0) -> Look:
-    return Look(at, 1.0, found, found.step_seconds + left_s)
+def snapshot(at: float, found: Evidence, left_s: float = 0.0) -> Snapshot:
+    return Snapshot(at, 1.0, found, found.step_seconds + left_s)
 
 
 def written(before: Experiment, after: Experiment) -> Experiment:
@@ -59,7 +59,7 @@ def play(
             now, seen = window_at(found, pool, at), window_at(found, pool, at - delay_s)
             assert now is not None
             assert seen is not None
-            sums.add(pool, now, at, look(at - delay_s, by_arm[seen.arm], left_s.get(seen.arm, 0.0)))
+            sums.add(pool, now, at, snapshot(at - delay_s, by_arm[seen.arm], left_s.get(seen.arm, 0.0)))
         sums.end_tick(at)
     return found
 

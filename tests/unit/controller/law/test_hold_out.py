@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Look
+from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Snapshot
 from specpilot.controller.law.hold_out import Comparison, HoldOut, is_drawn, judgements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import LogGain
@@ -17,7 +17,7 @@ NOISE, MUCH_NOISE = 0.1, 0.15
 """Standard deviations of the logarithm of a window's throughput."""
 
 
-def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: float = 8.0) -> Look:
+def snapshot(at: float, elapsed_s: float, throughput: dict[str, float], decodes: float = 8.0) -> Snapshot:
     """A snapshot of a busy engine: tokens per second by class, of `decodes` requests each, in steps of 10 ms."""
     steps = 100 * elapsed_s
     running = decodes * len(throughput)
@@ -27,7 +27,7 @@ def look(at: float, elapsed_s: float, throughput: dict[str, float], decodes: flo
         decode_tokens={(name, 4): rate * elapsed_s for name, rate in throughput.items()},
         cells={Cell(int(running), int(running), 0, 0): cell},
     )
-    return Look(at, elapsed_s, evidence, elapsed_s)
+    return Snapshot(at, elapsed_s, evidence, elapsed_s)
 
 
 class Traffic:
@@ -47,7 +47,7 @@ class Traffic:
             is_static = (self._index % 8 == 4) is not self.hold_out.is_stepped_back
             log_throughput = self._rng.gauss(0.0 if is_static else gain, self._noise)
             begun_at = self._index * TUNING.hold_out_window_s
-            window = look(begun_at + 3.0, 0.5, {"default": 1000.0 * math.exp(log_throughput)})
+            window = snapshot(begun_at + 3.0, 0.5, {"default": 1000.0 * math.exp(log_throughput)})
             self.hold_out.take(None, begun_at, begun_at, is_static=is_static)
             self.hold_out.take(window, window.at, window.at, is_static=is_static)
             has_stepped_back |= self.hold_out.is_stepped_back
@@ -76,7 +76,7 @@ def measured(
         while look_end + look_s <= at - late_s:
             look_end += look_s
             looks.append((look_end, rates(in_force)))
-        newest = look(looks[-1][0], look_s, looks[-1][1]) if looks else None
+        newest = snapshot(looks[-1][0], look_s, looks[-1][1]) if looks else None
         shown = newest.at if newest else shown
         gain = hold_out.take(newest, shown, at, is_static=in_force)
         gains += [gain] if gain is not None else []
@@ -144,7 +144,7 @@ def test_windows_from_before_a_step_back_are_not_compared_after_it() -> None:
 def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
     tick_s: float, look_s: float, late_s: float
 ) -> None:
-    tuning = Tuning().for_looks(look_s)
+    tuning = Tuning().for_snapshots(look_s)
     hold_out = HoldOut(tuning)
     hold_out.compare(Comparison(7))
     gains = measured(
@@ -221,7 +221,7 @@ def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1300.0}
 
-    hold_out.take(look(9e9, 0.5, rates(False)), 9e9, 9e9, is_static=False)
+    hold_out.take(snapshot(9e9, 0.5, rates(False)), 9e9, 9e9, is_static=False)
     assert len(measured(hold_out, TUNING, rates)) >= 8
 
 

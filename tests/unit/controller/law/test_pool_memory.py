@@ -42,7 +42,7 @@ def test_looks_at_one_engine_after_another_take_the_time_that_passes_between_the
 @pytest.mark.parametrize("every_s", [0.5, 2.0, 4.0])
 def test_one_look_at_idle_engines_alone_makes_no_pool_idle(every_s: float) -> None:
     """A server scrapes each engine at its own time, sometimes late: a snapshot may hold one engine's sample alone."""
-    pool = PoolMemory.new(Tuning().for_looks(every_s))
+    pool = PoolMemory.new(Tuning().for_snapshots(every_s))
     cells = {Cell(4, 4, 0, 0): CellSums(10.0, 0.1, 40.0, 40.0)}
     busy = Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, cells=cells, running={"a": 4})
     pool.take(busy, {"one": 4}, every_s, 0.0)

@@ -10,7 +10,7 @@ f, the error of the model T, is similar for steps of similar content at any time
 factor, is the same for all steps of one time, whatever their content. Both are Gaussian processes of mean 0:
 
     cov(f, f') = shape_spread_ratio^2 exp(-|x - x'|^2 / 2)     x = (log n, log(m + P), log(1 + D)) / log(near_ratio)
-    cov(d, d') = pace_spread_ratio^2 exp(-|t - t'| / pace_time_s)
+    cov(d, d') = slowdown_spread_ratio^2 exp(-|t - t'| / slowdown_time_s)
     noise      = _STEP_RATIO^2 / steps + _LEAST_RATIO^2 (variance)
 
 and the estimate is the mean of d given all residuals (Rasmussen and Williams, Gaussian Processes for Machine Learning,
@@ -30,7 +30,7 @@ _STEP_RATIO = 0.15
 _LEAST_RATIO = 0.04
 
 
-def paces(means: Vector, residuals: Vector, steps: Vector, ages: Vector, tuning: Tuning) -> Vector:
+def slowdowns(means: Vector, residuals: Vector, steps: Vector, ages: Vector, tuning: Tuning) -> Vector:
     """Return the logarithm of the slowdown factor [cells + 1] at the time of each cell, then at present.
 
     `means` [cells, `step_cost.COLUMNS`] is the mean content of the cells' steps, `residuals` [cells] the logarithms of
@@ -40,8 +40,8 @@ def paces(means: Vector, residuals: Vector, steps: Vector, ages: Vector, tuning:
     x = np.log(np.maximum(np.column_stack([n, m + p, 1.0 + d]), 0.5)) / np.log(tuning.near_ratio)
     apart = ((x[:, None] - x[None]) ** 2).sum(axis=2)
     between_s = np.abs(np.append(ages, 0.0)[:, None] - ages[None])  # [cells + 1, cells]
-    pace = tuning.pace_spread_ratio**2 * np.exp(-between_s / tuning.pace_time_s)
-    covariance = pace[:-1] + tuning.shape_spread_ratio**2 * np.exp(-0.5 * apart)
+    of_time = tuning.slowdown_spread_ratio**2 * np.exp(-between_s / tuning.slowdown_time_s)
+    covariance = of_time[:-1] + tuning.shape_spread_ratio**2 * np.exp(-0.5 * apart)
     covariance[np.diag_indices(len(ages))] += _STEP_RATIO**2 / steps + _LEAST_RATIO**2
-    found: Vector = pace @ np.linalg.solve(covariance, residuals)
+    found: Vector = of_time @ np.linalg.solve(covariance, residuals)
     return found
