@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 
+from specpilot.bench.load.asker import is_ready
+
 LOOK_EVERY_S = 0.5
 """Seconds between two requests for `/ready`: a drain's grace must be longer."""
 
@@ -64,7 +66,7 @@ class Balancer:
     async def _look(self) -> None:
         while True:
             backends = list(self._backends)
-            found = await asyncio.gather(*(_is_ready(port) for port in backends))
+            found = await asyncio.gather(*(is_ready(port) for port in backends))
             self._ready = [port for port, is_ready in zip(backends, found, strict=True) if is_ready]
             self._started.set()
             await asyncio.sleep(LOOK_EVERY_S)
@@ -99,17 +101,3 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
     with suppress(OSError):
         writer.close()
-
-
-async def _is_ready(port: int) -> bool:
-    try:
-        async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                writer.write(b"GET /ready HTTP/1.1\r\nhost: balancer\r\nconnection: close\r\n\r\n")
-                line = await reader.readline()
-            finally:
-                writer.transport.abort()
-    except OSError:
-        return False
-    return line.startswith(b"HTTP/1.1 200 ")

@@ -5,12 +5,8 @@ import itertools
 import json
 import time
 from dataclasses import dataclass
-from typing import cast
 
-import httptools
-from typing_extensions import override
-
-_OK = 200
+from specpilot.bench.load.asker import Asker
 
 
 @dataclass(slots=True)
@@ -20,42 +16,6 @@ class Counts:
     answered: int = 0
     failed: int = 0
     seconds: float = 0.0
-
-
-class _Client(asyncio.Protocol):
-    """One connection: sends a request and reads the answer's status."""
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is one in all but name
-        self._answer: asyncio.Future[int] | None = None
-
-    async def ask(self, request: bytes) -> int:
-        """Return the status of the whole answer; 0 when the connection ends early."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return await self._answer
-
-    def close(self) -> None:
-        """End the connection."""
-        self._transport.close()
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    @override
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._end(0)
-
-    def on_message_complete(self) -> None:
-        """The answer is whole."""
-        self._end(self._parser.get_status_code())
-
-    def _end(self, status: int) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(status)
 
 
 def _request(model: str, number: int) -> bytes:
@@ -71,14 +31,16 @@ async def calls_for(port: int, models: int, clients: int, seconds: float) -> Cou
     began = time.monotonic()
 
     async def run() -> None:
-        _, client = await asyncio.get_running_loop().create_connection(_Client, "127.0.0.1", port)
+        loop = asyncio.get_running_loop()
+        _, client = await loop.create_connection(Asker, "127.0.0.1", port)
         while time.monotonic() - began < seconds:
             number = next(numbers)
-            status = await client.ask(_request(f"model-{number % models}", number))
-            counts.answered += status == _OK
-            counts.failed += status != _OK
-            if not status:
-                break
+            try:
+                await client.ask(_request(f"model-{number % models}", number))
+                counts.answered += 1
+            except ConnectionError:
+                counts.failed += 1
+                _, client = await loop.create_connection(Asker, "127.0.0.1", port)
         client.close()
 
     await asyncio.gather(*(run() for _ in range(clients)))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from specpilot.bench.gateway.call_mix import Mix
 from specpilot.bench.gateway.judged_call import Caller, Verdict, connect
+from specpilot.bench.load.asker import is_ready
 
 LOOK_EVERY_S = 0.1
 REFUSED_PAUSE_S = 0.05
@@ -99,18 +100,6 @@ class SteadyCalls:
         if len(self._ports) == 1:
             return
         while True:
-            found = await asyncio.gather(*map(_is_ready, self._ports))
-            self._ready = [port for port, is_ready in zip(self._ports, found, strict=True) if is_ready]
+            found = await asyncio.gather(*map(is_ready, self._ports))
+            self._ready = [port for port, answers in zip(self._ports, found, strict=True) if answers]
             await asyncio.sleep(LOOK_EVERY_S)
-
-
-async def _is_ready(port: int) -> bool:
-    try:
-        async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /ready HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")
-            line = await reader.readline()
-            writer.close()
-    except OSError:
-        return False
-    return line.startswith(b"HTTP/1.1 200 ")
