@@ -285,4 +285,4 @@ def _is_like(counts: Counter[int], choice: _Choice, n: int) -> bool:
     before = choice.counts
     if not counts.keys() <= (choice.k_of.keys() if choice.width else before.keys()):
         return False
-    return sum([abs(count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n
+    return sum([max(0, count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n

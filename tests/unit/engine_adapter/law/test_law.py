@@ -69,7 +69,7 @@ def test_each_request_gets_the_k_of_its_band() -> None:
 def test_k_is_chosen_anew_when_many_changed_their_group() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     batch = [request(HIGH) for _ in range(8)] + [request(LOW) for _ in range(8)]
-    for moved, choices in ((0, 1), (1, 1), (2, 2)):
+    for moved, choices in ((0, 1), (2, 1), (3, 2)):
         law.k_of([request(LOW) if at < moved else item for at, item in enumerate(batch)])
         assert law.choices == choices
 
