@@ -69,9 +69,10 @@ counts for all requests of its kind; but text that changes while it is written i
 _FREE_STEPS = 1.0
 """Steps' worth of time that free first drafts take in one step at most."""
 
-_FOLLOW_UP_DEBT = 2.0
+_FOLLOW_UP_DEBT = 3.0
 """Times `drafting` up to which follow-ups may run the budget into debt. A larger debt delays the next probe where
-nothing drafts: on the plant of the H200 requests of another kind were then found after 5 s."""
+nothing drafts: with one as large as the budget 12 JSON requests after code were found after 0 to 5 s on the demo pair's
+plant, with 3 after 0 to 2 s. A smaller one delays the follow-ups: with 2 after 1 to 4 s."""
 
 _UNDRAFTED_COSTS = 1.5
 """Times its fixed cost that a step for probes may spend after a second without drafts, whatever the budget holds: one

@@ -324,7 +324,7 @@ def test_probes_read_no_more_rows_than_a_step_takes() -> None:
     assert any(plan.width for plan in plans)
 
 
-def test_follow_ups_wait_while_the_debt_is_two_steps_that_draft() -> None:
+def test_follow_ups_wait_while_the_debt_is_three_steps_that_draft() -> None:
     """Requests come and go, each has one free draft, and most of these drafts are accepted."""
     planner, (always,) = Planner(K_MAX, ROWS), decodes("json")
     accept([always], 0.95)
@@ -343,7 +343,7 @@ def test_follow_ups_wait_while_the_debt_is_two_steps_that_draft() -> None:
                 new = request("new")
                 accept([new], 0.5)
                 others[place], ages[place] = new, 0
-    assert -3 * DRAFTING_STEP - 1 < least < 0
+    assert -4 * DRAFTING_STEP - 1 < least < 0
 
 
 @pytest.mark.parametrize("ratio", [5e-324, 0.01])
