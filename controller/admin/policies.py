@@ -108,8 +108,8 @@ class PolicyWriter:
             item for item in await asyncio.to_thread(self.store.policy_versions, model, 50) if item.version > seen
         ]
         before = await asyncio.to_thread(self.store.policy_version, model, seen)
-        told = _since(before, versions) if versions else ""
-        return ApiError(412, "version_conflict", message + told, param="If-Match")
+        since = _since(before, versions) if versions else ""
+        return ApiError(412, "version_conflict", message + since, param="If-Match")
 
     async def _next_version(self, model: str, found: VersionedPolicy | None) -> int:
         if found is not None:

@@ -84,10 +84,14 @@ def audit_line(entry: Mapping[str, Any]) -> str:
     line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {who}{source}"
     if entry["message"]:
         line += f": {entry['message']}"
-    told = [f"{field} {shown(before)} -> {shown(after)}" for field, before, after in entry["changes"]]
+    changed = [f"{field} {shown(before)} -> {shown(after)}" for field, before, after in entry["changes"]]
     if entry["changes_left_out"]:
-        told.append(f"{entry['changes_left_out']} more")
-    return line + (f"  [{'; '.join(told)}]" if told else "") + (f"  # {entry['comment']}" if entry["comment"] else "")
+        changed.append(f"{entry['changes_left_out']} more")
+    return (
+        line
+        + (f"  [{'; '.join(changed)}]" if changed else "")
+        + (f"  # {entry['comment']}" if entry["comment"] else "")
+    )
 
 
 def _pool(found: Mapping[str, Any]) -> str:

@@ -216,7 +216,7 @@ class Choice:
         all SLOs and the first of `tables` does, that one stays.
         """
         low, high, served = self._setting.low, self._setting.high, self._served
-        rising = [np.clip(near, low, high) for table in tables for near in self._envelopes(table)]
+        rising = [np.clip(envelope, low, high) for table in tables for envelope in self._envelopes(table)]
         for k in range(self._k_max + 1):
             uniform = tables[0].copy()
             uniform[:, served] = np.clip(k, low, high)[served]

@@ -223,16 +223,16 @@ class HoldOut:
         if middle.is_static is not is_rare_static:
             return None
         weights, fewest = (self._compared or Comparison(0)).weights, self._tuning.window_steps
-        own = middle.log_scores(fewest, weights)
+        drawn = middle.log_scores(fewest, weights)
         sides: list[list[LogGain]] = [[], []]
         for window in self._windows:
-            found, away = window.log_scores(fewest, weights), window.index - middle.index
-            if found is not None and window.is_static is not is_rare_static and abs(away) <= self._near:
-                sides[away > 0].append(found)
-        if own is None or not all(sides):
+            scores, away = window.log_scores(fewest, weights), window.index - middle.index
+            if scores is not None and window.is_static is not is_rare_static and abs(away) <= self._near:
+                sides[away > 0].append(scores)
+        if drawn is None or not all(sides):
             return None
-        near, sign = mean([mean(side) for side in sides]), 1 if is_rare_static else -1
-        gain = LogGain(*(sign * (other - one) for other, one in zip(near, own, strict=True)))
+        around, sign = mean([mean(side) for side in sides]), 1 if is_rare_static else -1
+        gain = LogGain(*(sign * (other - one) for other, one in zip(around, drawn, strict=True)))
         self._gains.append(gain)
         self._taken += 1
         self._judge()

@@ -63,9 +63,12 @@ class Load:
             requests = max(1.0, per_engine, sum(evidence.running.values()))
             keep = math.exp(-elapsed_s / tuning.mix_time_s)
             seen = {key: drafts.get(key, 0.0) / sum(drafts.values()) for key in self.mix}
-            told = requests if of_same_engines else 0.0
+            # Other engines of the pool may have other traffic, so their snapshot is no evidence of a change.
+            counted = requests if of_same_engines else 0.0
             self.shortfall = {
-                key: max(0.0, keep * self.shortfall.get(key, 0.0) + told * _unlikely(share, self.running.get(key, 0.0)))
+                key: max(
+                    0.0, keep * self.shortfall.get(key, 0.0) + counted * _unlikely(share, self.running.get(key, 0.0))
+                )
                 for key, share in seen.items()
             }
             self.unseen_s = {

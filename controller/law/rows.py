@@ -37,10 +37,10 @@ class Rows:
     def of(cls, context: PoolContext) -> "Rows":
         """Return the rows that the policy of `context` needs."""
         names: list[str] = []
-        usual = requirements(context, DEFAULT_CLASS)
+        of_default = requirements(context, DEFAULT_CLASS)
         for name in context.policy.class_names:
             required = requirements(context, name)
-            if name != DEFAULT_CLASS and required == usual:
+            if name != DEFAULT_CLASS and required == of_default:
                 continue
             low, high = required[:2]
             is_banded = low != high
